@@ -1,4 +1,4 @@
-"""A model that reads rows of tokens by itself: what the engine does for its lanes, without an engine."""
+"""A model that reads rows of tokens by itself: what the engine does for its slots, without an engine."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Reader:
     """
 
     def __init__(self, decoder, prompts: Sequence[Sequence[int]], more: int = 0, images: int = 0, places=None):
-        slots = max(map(len, prompts)) + more
-        self.decoder, self.rows = decoder, Rows(prompts, slots, decoder.embedding, images, places=places)
-        self.cache = KVCache(decoder.config, len(prompts), slots, decoder.embedding)
+        cache_length = max(map(len, prompts)) + more
+        self.decoder, self.rows = decoder, Rows(prompts, cache_length, decoder.embedding, images, places=places)
+        self.cache = KVCache(decoder.config, len(prompts), cache_length, decoder.embedding)
         self.rope = rope_tables(decoder.config, decoder.embedding, places and places.table)
         self.features = decoder(self.rows.ids, self.rows.prefill(), self.cache, self.rope, inputs=self.rows.features)
 

@@ -22,7 +22,7 @@ from ..rules.noise import NOISE_VERSION
 from ..version import VERSION
 
 STRETCH = 8
-"""Prompts of one decoding, per image at work: many, so that lanes are filled again; not too many for the memory."""
+"""Prompts of one decoding, per image at work: many, so that slots are filled again; not too many for the memory."""
 WARM_UP = 3
 """Rounds that are decoded and thrown away before a method is timed: the first calls are slow."""
 

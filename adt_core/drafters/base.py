@@ -19,7 +19,7 @@ from ..policies import DraftSettings, Shape, Source
 from ..rules.noise import Noise
 from ..rules.settings import Sampling
 from ..rules.tree import DraftTree
-from ..rules.verify import Verdict
+from ..rules.verify import Acceptance
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Verified:
     tree: DraftTree
     features: Tensor
     perturbed: Tensor
-    verdict: Verdict
+    acceptance: Acceptance
     finite: Tensor
     roots: Roots
     substitutes: Tensor | None = None
@@ -123,10 +123,10 @@ class Verified:
     @cached_property
     def following(self) -> Tensor:
         """Codes [B, D + 1] after the nodes of the accepted paths, the new root at last; padding behind it."""
-        verdict = self.verdict
-        drafts = self.tree.tokens.gather(1, verdict.path[:, 1:])
-        codes = torch.cat([drafts, verdict.next_root[:, None]], 1)
-        return codes.scatter_(1, verdict.accepted[:, None], verdict.next_root[:, None])
+        acceptance = self.acceptance
+        drafts = self.tree.tokens.gather(1, acceptance.path[:, 1:])
+        codes = torch.cat([drafts, acceptance.next_root[:, None]], 1)
+        return codes.scatter_(1, acceptance.accepted[:, None], acceptance.next_root[:, None])
 
 
 class Proposer:
@@ -137,14 +137,14 @@ class Proposer:
     They follow the images as these enter and leave. Nothing is shared between images, so that each has the trees that
     it would have alone.
 
-    A GPU replays rounds. So ``propose`` and ``observe`` keep three rules. Sizes depend on the shapes and on
+    A GPU replays rounds. So ``propose`` and ``on_verified`` keep three rules. Sizes depend on the shapes and on
     ``session.size`` alone. Nothing waits for the device. Tensors of the state are changed in place.
     """
 
     by_image: ClassVar[tuple[str, ...]] = ()
     by_row: ClassVar[tuple[str, ...]] = ()
     idles: ClassVar[bool] = False
-    """A round without drafts is a plain step, after which ``passed`` is called in place of ``observe``."""
+    """A round without drafts is a plain step, after which ``on_plain_step`` is called in place of ``on_verified``."""
     forwards: int = 0
 
     def __init__(self, session: Session):
@@ -163,15 +163,15 @@ class Proposer:
         """A tree for every image. One whose depth is 0 gets a lone root."""
         raise NotImplementedError
 
-    def observe(self, verified: Verified) -> None:
+    def on_verified(self, verified: Verified) -> None:
         """Learn what became of the tree."""
 
-    def passed(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
+    def on_plain_step(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
         """The codes [B] were drawn after the roots in a plain step, from the logits z [B, 1, V]."""
 
-    def select(self, lanes: Tensor, rows: Rows) -> None:
-        """Go on with the images of these lanes alone. rows: theirs."""
-        for name, index in self._places(lanes, self.rows):
+    def select(self, slots: Tensor, rows: Rows) -> None:
+        """Go on with the images of these slots alone. rows: theirs."""
+        for name, index in self._places(slots, self.rows):
             part = getattr(self, name)
             if isinstance(part, Tensor):
                 setattr(self, name, part[index])
@@ -181,12 +181,12 @@ class Proposer:
                 part.select(index)
         self.sees(rows)
 
-    def admit(self, lanes: Tensor, others: Any, rows: Rows) -> None:
-        """Put the images of ``others``, a proposer of the same class, into these lanes.
+    def admit(self, slots: Tensor, others: Any, rows: Rows) -> None:
+        """Put the images of ``others``, a proposer of the same class, into these slots.
 
-        rows: of all lanes. They and the noise have been changed in their places.
+        rows: of all slots. They and the noise have been changed in their places.
         """
-        for name, index in self._places(lanes, rows):
+        for name, index in self._places(slots, rows):
             part, new = getattr(self, name), getattr(others, name)
             if isinstance(part, Tensor):
                 place: tuple[Any, ...] = (index, *map(slice, new.shape[1:]))  # others may have fewer columns
@@ -208,10 +208,10 @@ class Proposer:
                 tensors += part.state()
         return tensors
 
-    def _places(self, lanes: Tensor, rows: Rows) -> list[tuple[str, Tensor]]:
-        """The names of the state, each with the places of these lanes in it."""
-        numbers = rows.of(lanes)
-        return [(name, lanes) for name in self.by_image] + [(name, numbers) for name in self.by_row]
+    def _places(self, slots: Tensor, rows: Rows) -> list[tuple[str, Tensor]]:
+        """The names of the state, each with the places of these slots in it."""
+        numbers = rows.of(slots)
+        return [(name, slots) for name in self.by_image] + [(name, numbers) for name in self.by_row]
 
 
 class Drafter:
@@ -240,11 +240,11 @@ class Drafter:
         """A fresh proposer. Raises AdtError if it can't draft what the session asks for."""
         raise NotImplementedError
 
-    def slots(self, largest: Shape) -> int:
+    def uncommitted(self, largest: Shape) -> int:
         """Slots of its own KV cache that a round may need behind the committed ones."""
         return 0
 
-    def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
+    def cache_bytes(self, rows: int, cache_length: int, itemsize: int) -> int:
         """Bytes of a proposer's KV cache and of its tables of features. What else it keeps is small beside them.
 
         itemsize: bytes of a number of the model's dtype.

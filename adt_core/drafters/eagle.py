@@ -66,11 +66,11 @@ class EagleDrafter(nn.Module, Drafter):
     def proposer(self, session: Session) -> EagleProposer:
         return EagleProposer(self, session)
 
-    def slots(self, largest: Shape) -> int:
+    def uncommitted(self, largest: Shape) -> int:
         return largest.depth * largest.width  # every level feeds at most ``width`` nodes
 
-    def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
-        return KVCache.num_bytes(self.config, rows, slots, itemsize)
+    def cache_bytes(self, rows: int, cache_length: int, itemsize: int) -> int:
+        return KVCache.num_bytes(self.config, rows, cache_length, itemsize)
 
 
 def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
@@ -132,12 +132,12 @@ class EagleProposer(Proposer):
         ids = paired_ids(self._drafter.pairing, ids, self._decoder.image_ids)
         self.root_feature = self._run(ids, prefill.features, step)[:, -1:].clone()
 
-    def observe(self, verified: Verified) -> None:
+    def on_verified(self, verified: Verified) -> None:
         """Pair the features of the accepted path with the tokens that follow them."""
         tokens = torch.cat([verified.tree.tokens[:, :1], verified.following], 1)
-        features = self.rows.gather(verified.features, verified.verdict.path)
+        features = self.rows.gather(verified.features, verified.acceptance.path)
         out = self.read_ahead(tokens, features, self.step_ahead(verified.roots, features.shape[1]))
-        self.root_feature.copy_(self.rows.gather(out, verified.verdict.accepted[:, None]))
+        self.root_feature.copy_(self.rows.gather(out, verified.acceptance.accepted[:, None]))
 
     def catch_up(self, tokens: Tensor, features: Tensor, first: Roots, counts: Tensor) -> None:
         """Read pairs that are late, ``counts`` [B, 1] of each image. tokens, features: as for :meth:`read_ahead`.
@@ -165,19 +165,19 @@ class EagleProposer(Proposer):
 
         Returns the features [R, N + 1, h] that the network expected of the tree's nodes.
         """
-        tree, verdict = verified.tree, verified.verdict
-        accepted, last = verdict.accepted[:, None], verdict.last[:, None]
+        tree, acceptance = verified.tree, verified.acceptance
+        accepted, last = acceptance.accepted[:, None], acceptance.last[:, None]
         parents = torch.cat([tree.parents[:, 1:], last], 1)
         lineage = tree.ancestors.gather(1, last[..., None].expand(-1, -1, tree.size))[..., 1:]
         own = F.pad(torch.cat([tree.ancestors[:, 1:, 1:], lineage], 1), (0, 1))
         own[:, -1, -1] = True
         offsets = torch.cat([(tree.depths[:, 1:] - 1).clamp_min(0), accepted], 1)
-        following = torch.cat([tree.tokens[:, 1:], verdict.next_root[:, None]], 1)
+        following = torch.cat([tree.tokens[:, 1:], acceptance.next_root[:, None]], 1)
         ids = self._fed(following, tree.tokens.gather(1, parents))
         pairs = self.rows.gather(verified.features, parents)
         out = self._run(ids, pairs, self.rows.step(verified.roots, 0, offsets, own))
-        path = F.pad((verdict.path[:, 1:] - 1).clamp_min(0), (0, 1)).scatter(1, accepted, tree.size - 1)
-        starts = self.rows.spread(verified.roots.at) + self.rows.first_slot
+        path = F.pad((acceptance.path[:, 1:] - 1).clamp_min(0), (0, 1)).scatter(1, accepted, tree.size - 1)
+        starts = self.rows.spread(verified.roots.at) + self.rows.cache_offset
         self._cache.compact(starts, self.rows.spread(path))
         expected = torch.cat([self.root_feature, out[:, :-1]], 1)
         self.root_feature.copy_(out[:, -1:])

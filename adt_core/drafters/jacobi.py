@@ -103,10 +103,10 @@ class JacobiProposer(Proposer):
             perturbed = self._unperturbed(perturbed, at)
         return perturbed.max(-1, keepdim=True) if self.width == 1 else perturbed.topk(self.width, -1)
 
-    def observe(self, verified: Verified) -> None:
+    def on_verified(self, verified: Verified) -> None:
         self.refresh(verified)
 
-    def passed(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
+    def on_plain_step(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
         at = (roots.at + 1).clamp_max(self.length)
         self._codes.scatter_(1, at, codes[:, None])
         self._hear(at, z)
@@ -134,7 +134,7 @@ class JacobiProposer(Proposer):
         perturbed = self._expected(verified.perturbed, best, second, at, distance)
         last = torch.where(spoken_of < self.length, steps, 0).amax(1, keepdim=True)
         self._hear(root + last, self._unperturbed(_pick(perturbed, last), root + last))
-        undecided = steps > verified.verdict.accepted[:, None] + 1
+        undecided = steps > verified.acceptance.accepted[:, None] + 1
         at_or_spare = torch.where(undecided, spoken_of, self.length)
         self._write(at_or_spare, *self._best(perturbed, at))
         distance = steps - self._last_change(tree, at).gather(1, best)  # of now
@@ -173,7 +173,7 @@ class JacobiProposer(Proposer):
         emitted, root = verified.following, verified.roots.at
         self._codes.scatter_(1, root, verified.roots.codes[:, None])
         steps = torch.arange(1, emitted.shape[1] + 1, device=root.device)
-        decided = steps <= verified.verdict.accepted[:, None] + 1
+        decided = steps <= verified.acceptance.accepted[:, None] + 1
         self._codes.scatter_(1, torch.where(decided, root + steps, self.length).clamp_max(self.length), emitted)
 
     def _last_change(self, tree: DraftTree, at: Tensor) -> Tensor:

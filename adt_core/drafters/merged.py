@@ -65,9 +65,11 @@ class MergedDrafter(Drafter):
     def proposer(self, session: Session) -> MergedProposer:
         return MergedProposer(self.eagle, session)
 
-    def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
-        features = 2 * rows * slots * self.eagle.config.hidden_size * max(itemsize, 4)  # ``_read`` and ``_drafted``
-        return self.eagle.cache_bytes(rows, slots, itemsize) + features
+    def cache_bytes(self, rows: int, cache_length: int, itemsize: int) -> int:
+        features = (
+            2 * rows * cache_length * self.eagle.config.hidden_size * max(itemsize, 4)
+        )  # ``_read`` and ``_drafted``
+        return self.eagle.cache_bytes(rows, cache_length, itemsize) + features
 
 
 class MergedProposer(Proposer):
@@ -174,8 +176,8 @@ class MergedProposer(Proposer):
         window.replace(use, codes, scores)
         return codes, scores
 
-    def observe(self, verified: Verified) -> None:
-        roots, steps = verified.roots, verified.verdict.accepted[:, None] + 1
+    def on_verified(self, verified: Verified) -> None:
+        roots, steps = verified.roots, verified.acceptance.accepted[:, None] + 1
         expected = verified.features  # as if the network had known them, where it was not asked
         if self._asks:
             expected = self._network.read_tree(verified).to(self._drafted.dtype)
@@ -186,7 +188,7 @@ class MergedProposer(Proposer):
             table.scatter_(1, at[..., None].expand_as(index), features.gather(1, index))
         if not self._asks:
             self._is_late = True
-            roots = replace(roots, codes=verified.verdict.next_root, at=roots.at + steps)
+            roots = replace(roots, codes=verified.acceptance.next_root, at=roots.at + steps)
             longest = min(self.session.largest.depth, self.session.largest.nodes) + 1  # tokens of a round
             if self.session.size(lambda: roots.at - self._late, self._room) + longest > self._room:
                 self._catch_up(roots)

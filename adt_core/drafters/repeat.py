@@ -24,7 +24,7 @@ class RepeatDrafter(Drafter):
 
 
 class RepeatProposer(Proposer):
-    """Has nothing to learn, so ``begin`` and ``observe`` stay empty.
+    """Has nothing to learn, so ``begin`` and ``on_verified`` stay empty.
 
     State would be named in ``by_image`` or ``by_row``.
     """

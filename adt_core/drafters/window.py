@@ -59,14 +59,14 @@ class Calibration:
     def state(self) -> list[Tensor]:
         return [self._temperature, self._hits, self._seen]
 
-    def select(self, lanes: Tensor) -> None:
+    def select(self, slots: Tensor) -> None:
         """Go on with these images alone."""
-        self._temperature, self._hits, self._seen = (part[lanes] for part in self.state())
+        self._temperature, self._hits, self._seen = (part[slots] for part in self.state())
 
-    def admit(self, lanes: Tensor, others: Calibration) -> None:
-        """Put the images of ``others`` into these lanes."""
+    def admit(self, slots: Tensor, others: Calibration) -> None:
+        """Put the images of ``others`` into these slots."""
         for part, new in zip(self.state(), others.state()):
-            part[lanes] = new
+            part[slots] = new
 
     def expect(self, classes: Tensor, candidates: Tensor, scores: Tensor) -> tuple[Forecast, Tensor]:
         """What to expect of positions of ``classes`` [B, m] with these candidates and perturbed logits [B, m, K].
@@ -91,7 +91,7 @@ class Calibration:
         emitted = verified.following[:, :m]
         missed = (verified.tree.tokens[:, 1 : m + 1] != emitted).cumsum(1)
         counts = F.pad(missed, (1, 0))[:, :-1] == 0
-        counts &= torch.arange(m, device=counts.device) <= verified.verdict.accepted[:, None]
+        counts &= torch.arange(m, device=counts.device) <= verified.acceptance.accepted[:, None]
         counts &= verified.tree.valid[:, 1 : m + 1]  # an image whose window is shorter than the longest
         for forecast in forecasts:
             classes, codes, predicted = (values[:, :m] for values in forecast)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ..rules.settings import Lantern
 from ..rules.trace import ImageRound
-from .slots import Lanes
+from .slots import Slots
 
 
 class Budget:
@@ -15,12 +15,12 @@ class Budget:
     def __init__(self, lantern: Lantern | None, images: int):
         self._lantern, self._substituted = lantern, [0] * images
 
-    def allowed(self, lanes: Lanes) -> list[int]:
-        """Substitutions that the image of every lane may still make."""
+    def allowed(self, slots: Slots) -> list[int]:
+        """Substitutions that the image of every slot may still make."""
         if self._lantern is None:
-            return [0] * len(lanes)
-        emitted = [position + 1 - lanes.task.start for position in lanes.positions]
-        return [self._lantern.allowed(count, self._substituted[image]) for count, image in zip(emitted, lanes.images)]
+            return [0] * len(slots)
+        emitted = [position + 1 - slots.task.start for position in slots.positions]
+        return [self._lantern.allowed(count, self._substituted[image]) for count, image in zip(emitted, slots.images)]
 
     def spend(self, share: ImageRound) -> None:
         """A round of an image is over."""

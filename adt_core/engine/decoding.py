@@ -12,18 +12,18 @@ from torch import Tensor
 from ..drafters import Drafter
 from ..errors import AdtError, Check, is_out_of_memory
 from ..models.target import Prompt, Target
-from ..policies import NO_DRAFTS, CostProfile, Drafting, Lane, Shape
+from ..policies import NO_DRAFTS, CostProfile, Drafting, Shape, Slot
 from ..rules.settings import Lantern, Sampling
 from ..rules.trace import ImageRound, Round, Trace
 from . import pool
 from .budget import Budget
 from .device.costs import Costs
-from .device.invariance import Verdict, settle
+from .device.invariance import InvarianceReport, establish
 from .device.memory import check_room
 from .device.threads import at_most
 from .queue import ImageQueue
 from .round import Outcome, run_round
-from .slots import Lanes
+from .slots import Slots
 from .task import Task, prefix_tokens, rows_of
 
 
@@ -80,7 +80,7 @@ class Decoding:
         self.trace = Trace(settings, target.grid, self.images, start=self.start, row_end=ends, small=small)
         self._costs, self._budget = Costs(self._task, profile), Budget(lantern, self.images)
         self._threads = self._task.threads
-        self.exact = Verdict()
+        self.exact = InvarianceReport()
         self._queue: ImageQueue | None = None
 
     # ---- what callers read -----------------------------------------------------------------
@@ -96,8 +96,8 @@ class Decoding:
     @property
     def at_work(self) -> list[int]:
         """Numbers of the images at work."""
-        lanes = self._queue.lanes if self._queue else None
-        return [image for image, at_work in zip(lanes.images, lanes.at_work) if at_work] if lanes else []
+        slots = self._queue.slots if self._queue else None
+        return [image for image, at_work in zip(slots.images, slots.at_work) if at_work] if slots else []
 
     @property
     def profile(self) -> CostProfile | None:
@@ -139,7 +139,7 @@ class Decoding:
                 yield round
         except (MemoryError, RuntimeError) as error:
             if is_out_of_memory(error):
-                queue.lanes = None
+                queue.slots = None
             raise
         finally:
             self._queue = None
@@ -149,7 +149,7 @@ class Decoding:
         """What holds for the whole decoding, where the weights are now: ComfyUI may have moved them."""
         check_room(self._task, self.at_once)
         with at_most(self._task.threads):
-            self.exact = settle(self._task)
+            self.exact = establish(self._task)
         self._costs.settle(self.at_once)
         self._threads = self._task.threads
         self.trace.settings |= self._task.settings() | self.conditions()
@@ -164,15 +164,15 @@ class Decoding:
         while True:
             try:
                 with at_most(self._threads):
-                    lanes = queue.refill()
-                    if lanes is not None and self._task.check is not None:
+                    slots = queue.refill()
+                    if slots is not None and self._task.check is not None:
                         self._task.check()
-                    return None if lanes is None else self._round(lanes)
+                    return None if slots is None else self._round(slots)
             except (MemoryError, RuntimeError) as error:
                 is_least = self.at_once == 1 and not pool.held_bytes(self.target.decoder)
                 if is_least or not is_out_of_memory(error):
                     raise
-            lanes = None  # so that nothing here holds on to what is in memory, nor does the error any more
+            slots = None  # so that nothing here holds on to what is in memory, nor does the error any more
             self._free_memory(queue)
 
     def _free_memory(self, queue: ImageQueue) -> None:
@@ -189,27 +189,27 @@ class Decoding:
         self._budget.forget(unfinished)
         self.trace.forget(unfinished)
 
-    def _entered(self, lanes: Lanes, seconds: float) -> None:
+    def _entered(self, slots: Slots, seconds: float) -> None:
         """Images have begun: their first token is drawn."""
-        self.codes[lanes.images, self.start] = lanes.roots.codes.cpu()
-        self.trace.entered(lanes.images, seconds)
+        self.codes[slots.images, self.start] = slots.roots.codes.cpu()
+        self.trace.entered(slots.images, seconds)
 
     @torch.inference_mode()
-    def _round(self, lanes: Lanes) -> Round:
+    def _round(self, slots: Slots) -> Round:
         """One target forward. Inference mode ends with it: a generator must not leave it on between rounds."""
-        began, drafting, attempts = time.perf_counter(), lanes.proposer is not None, lanes.graphs.attempts
-        outcome = run_round(lanes, self._shapes(lanes), self._budget.allowed(lanes))
+        began, drafting, attempts = time.perf_counter(), slots.proposer is not None, slots.graphs.attempts
+        outcome = run_round(slots, self._shapes(slots), self._budget.allowed(slots))
         shares = self._enter_codes(outcome)  # last, when no memory is asked for: a round counts as a whole
         seconds, index = time.perf_counter() - began, len(self.trace.rounds)
         steps = self._policy.steps if drafting else 1.0
-        prepared = lanes.graphs.attempts > attempts
+        prepared = slots.graphs.attempts > attempts
         round = Round(index, seconds, outcome.drafting, outcome.forwards, shares, prepared)
         if not prepared:
             self._costs.note(steps, seconds)
         if drafting:
-            self._policy.observe(round)
+            self._policy.on_verified(round)
             if not self._policy.drafts:
-                lanes.stop_drafting()
+                slots.stop_drafting()
         return round
 
     def _enter_codes(self, outcome: Outcome) -> tuple[ImageRound, ...]:
@@ -220,11 +220,11 @@ class Decoding:
             self._budget.spend(share)
         return tuple(share for share, _ in outcome.images)
 
-    def _shapes(self, lanes: Lanes) -> list[Shape]:
+    def _shapes(self, slots: Slots) -> list[Shape]:
         """The policy's choice."""
-        if lanes.proposer is None:
-            return [NO_DRAFTS] * len(lanes)
-        every = zip(lanes.images, lanes.positions, lanes.at_work)
-        seen = [Lane(image, position) for image, position, at_work in every if at_work]
+        if slots.proposer is None:
+            return [NO_DRAFTS] * len(slots)
+        every = zip(slots.images, slots.positions, slots.at_work)
+        seen = [Slot(image, position) for image, position, at_work in every if at_work]
         chosen = map(self._task.cut, self._policy.choose(seen))
-        return [next(chosen) if at_work else NO_DRAFTS for at_work in lanes.at_work]
+        return [next(chosen) if at_work else NO_DRAFTS for at_work in slots.at_work]

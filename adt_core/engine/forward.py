@@ -1,4 +1,4 @@
-"""The target at work on the lanes: tokens in, processed logits out. Nothing here waits for the device."""
+"""The target at work on the slots: tokens in, processed logits out. Nothing here waits for the device."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from torch import Tensor
 from ..models.rows import Step
 from ..models.target import guidance_at, with_grammar
 from ..rules.sampling import process_logits
-from .slots import Lanes
+from .slots import Slots
 from .task import PREFIX_AT_ONCE
 
 
-def forward(lanes: Lanes, codes: Tensor, step: Step) -> Tensor:
+def forward(slots: Slots, codes: Tensor, step: Step) -> Tensor:
     """Codes [B, n] through the target: features [R, n, h]. step: of tokens from the roots on."""
-    task, decoder, rows = lanes.task, lanes.task.target.decoder, lanes.rows
+    task, decoder, rows = slots.task, slots.task.target.decoder, slots.rows
     ids = rows.spread(decoder.image_ids[codes])
     if decoder.tile:
-        step = rows.near_apart(step, rows.spread(lanes.roots.at) + rows.first_slot, task.near)
+        step = rows.near_apart(step, rows.spread(slots.roots.at) + rows.cache_offset, task.near)
     check = None if task.replayed else task.check  # nothing may be raised in the middle of a capture
-    return decoder(ids, step, lanes.cache, lanes.tables.rope, check)
+    return decoder(ids, step, slots.cache, slots.tables.rope, check)
 
 
-def prefill(lanes: Lanes, step: Step) -> Tensor:
+def prefill(slots: Slots, step: Step) -> Tensor:
     """The prompts and the prefixes through the target: features [R, n, h].
 
     In the exact mode prefixes are read as if they were drawn: apart from the prompts, and a few at a time. So are
     prompts where all keys are near: else their padding would show.
     """
-    task, rows, decoder = lanes.task, lanes.rows, lanes.task.target.decoder
-    exact = rows.length if not decoder.tile else rows.first_slot if task.near is not None else 0
+    task, rows, decoder = slots.task, slots.rows, slots.task.target.decoder
+    exact = rows.length if not decoder.tile else rows.cache_offset if task.near is not None else 0
     starts = [*([0] if exact else []), *range(exact, rows.length, PREFIX_AT_ONCE)]
     features = []
     for start, end in zip(starts, [*starts[1:], rows.length]):
@@ -37,16 +37,16 @@ def prefill(lanes: Lanes, step: Step) -> Tensor:
         if start >= exact:
             part = rows.near_apart(part, start, task.near)
         inputs = None if rows.features is None else rows.features[:, start:end]
-        features.append(decoder(rows.ids[:, start:end], part, lanes.cache, lanes.tables.rope, task.check, inputs))
+        features.append(decoder(rows.ids[:, start:end], part, slots.cache, slots.tables.rope, task.check, inputs))
     return features[0] if len(features) == 1 else torch.cat(features, 1)
 
 
-def logits(lanes: Lanes, features: Tensor, depths: Tensor | int) -> Tensor:
+def logits(slots: Slots, features: Tensor, depths: Tensor | int) -> Tensor:
     """Features [R, n, h] of nodes -> processed logits z [B, n, V] of the tokens after them.
 
     depths: [B, n], of the nodes below their roots, or one number for all.
     """
-    task, tables, at = lanes.task, lanes.tables, lanes.roots.at + 1 + depths
+    task, tables, at = slots.task, slots.tables, slots.roots.at + 1 + depths
     z = task.target.decoder.logits(features, guidance_at(tables.guidance, at))
     return with_grammar(process_logits(z, task.sampling), tables.grammar, at)
 
@@ -65,6 +65,6 @@ def emitted_by(scores: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scores.gather(-1, codes[..., None])[..., 0].isfinite()
 
 
-def perturbed(lanes: Lanes, z: Tensor, depths: Tensor | int) -> Tensor:
+def perturbed(slots: Slots, z: Tensor, depths: Tensor | int) -> Tensor:
     """z + g of the tokens after nodes, [B, n, V]. depths: as for :func:`logits`."""
-    return z if lanes.noise is None else z + lanes.noise.at(lanes.roots.at + 1 + depths)
+    return z if slots.noise is None else z + slots.noise.at(slots.roots.at + 1 + depths)

@@ -2,7 +2,7 @@
 
 A round launches some hundreds of kernels, and Python takes longer to launch many of them than the GPU takes to run
 them. A captured round is launched at once. It needs no Triton, but fixed sizes and fixed memory: all that a round reads
-and changes stays in its place (:mod:`.lanes`), and what the host decides reaches it as numbers in that memory.
+and changes stays in its place (:mod:`.slots`), and what the host decides reaches it as numbers in that memory.
 
 The first round of its sizes is launched the usual way, then captured, and the replay is compared with the usual way.
 If it differs, or if the driver refuses, this model goes on the usual way for the rest of the process, and a log line
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ..errors import is_out_of_memory
 
 MOST = 48
-"""Rounds that are captured over one set of lanes. Others are launched the usual way."""
+"""Rounds that are captured over one set of slots. Others are launched the usual way."""
 SWITCH = "ADT_TREE_GRAPHS"
 """Environment variable; "0" switches graphs off."""
 
@@ -220,7 +220,7 @@ class _Graph(NamedTuple):
 
 
 class Graphs:
-    """Captured rounds over one set of lanes, by the model of this decoder."""
+    """Captured rounds over one set of slots, by the model of this decoder."""
 
     def __init__(self, recorder: Recorder | None, decoder: nn.Module):
         self._recorder, self._decoder = recorder, decoder

@@ -32,12 +32,12 @@ class Report(NamedTuple):
     @classmethod
     def of(cls, verified: Verified) -> Report:
         """Of a tree that was checked."""
-        tree, verdict, substitutes = verified.tree, verified.verdict, verified.substitutes
-        path = verdict.path
+        tree, acceptance, substitutes = verified.tree, verified.acceptance, verified.substitutes
+        path = acceptance.path
         return cls(
-            accepted=verdict.accepted[:, None],
+            accepted=acceptance.accepted[:, None],
             depth=tree.realised_depth()[:, None],
-            root=verdict.next_root[:, None],
+            root=acceptance.next_root[:, None],
             levels=tree.levels(),
             codes=tree.tokens.gather(1, path),
             ranks=tree.ranks.gather(1, path),

@@ -1,4 +1,4 @@
-"""One round, from top to bottom: propose, check, settle, report.
+"""One round, from top to bottom: propose, check, commit, report.
 
 A drafter proposes a tree of tokens for every image. The target reads all of it in one forward and says which token it
 draws behind each node, so checking is comparing. The longest path that passes is settled: its keys and values move
@@ -9,7 +9,7 @@ A device only says how this is launched: piece by piece on a CPU, and on a GPU a
 round of the same sizes comes again (:mod:`.graphs`). The code is the same, and only sizes differ. Some depend on what
 was computed, such as the length of the longest accepted path. They are asked of ``Session.size``: on a CPU it gives the
 number itself, and on a GPU, whose numbers the host may not read in the middle of a round, the most that is possible. On
-a CPU a finished image leaves its lane. On a GPU its lane may be computed on, but the image does not move.
+a CPU a finished image leaves its slot. On a GPU its slot may be computed on, but the image does not move.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..rules.tree import DraftTree
 from ..rules.verify import exact_agreement, longest_path, relaxed_agreement
 from .forward import emitted_by, forward, logits, perturbed
 from .report import Report
-from .slots import Lanes
+from .slots import Slots
 
 WAIT_SHARE = 0.05
 """Plain images that are ahead wait for those behind, if the gap is at most this share of the tokens that they still
@@ -50,29 +50,29 @@ class Outcome(NamedTuple):
     forwards: int = 0
 
 
-def run_round(lanes: Lanes, shapes: Sequence[Shape], allowed: Sequence[int]) -> Outcome:
+def run_round(slots: Slots, shapes: Sequence[Shape], allowed: Sequence[int]) -> Outcome:
     """One round with trees of these shapes at most. allowed: substitutes that each image may still take."""
     # Drafts stand behind the root. The last place is for the token that the target draws behind them.
-    rooms = [lanes.task.target.length - 2 - position for position in lanes.positions]
+    rooms = [slots.task.target.length - 2 - position for position in slots.positions]
     fitting = [_within(shape, room) for shape, room in zip(shapes, rooms)]
     launch: Callable[[], tuple[Tensor, _Launched]]
     key: Hashable
-    proposer, replayed = lanes.proposer, lanes.task.replayed
+    proposer, replayed = slots.proposer, slots.task.replayed
     if proposer is not None and _drafts(proposer, fitting, max(rooms)):
-        moves = [int(at_work) for at_work in lanes.at_work]
+        moves = [int(at_work) for at_work in slots.at_work]
         # A replayed round has the sizes that the policy asked for, because these repeat. The limits cut each tree to
         # what fits.
-        sizes = Shapes(shapes if replayed else fitting, lanes.limits, may_be_cut=replayed)
-        key, launch = sizes.key, partial(_drafted, lanes, proposer, sizes)
+        sizes = Shapes(shapes if replayed else fitting, slots.limits, may_be_cut=replayed)
+        key, launch = sizes.key, partial(_drafted, slots, proposer, sizes)
     else:
-        moves = _plain_moves(lanes)
+        moves = _plain_moves(slots)
         # With a drafter it is another round than without: its graph reads memory that is freed with the drafter.
-        key, launch = ("plain", proposer is not None), partial(_plain, lanes)
-    lanes.order(fitting, moves, allowed)
-    packed, launched = lanes.graphs((key, lanes.roots.columns), launch, lanes.state)  # launched, or replayed
-    lanes.prepare_noise()  # of the next round, while the device is at work
+        key, launch = ("plain", proposer is not None), partial(_plain, slots)
+    slots.order(fitting, moves, allowed)
+    packed, launched = slots.graphs((key, slots.roots.columns), launch, slots.state)  # launched, or replayed
+    slots.prepare_noise()  # of the next round, while the device is at work
     reports = [Report.unpacked(row, launched.widths) for row in packed.tolist()]  # the one wait
-    images = [_read(lanes, lane, reports[lane], fitting[lane]) for lane, moved in enumerate(moves) if moved]
+    images = [_read(slots, slot, reports[slot], fitting[slot]) for slot, moved in enumerate(moves) if moved]
     return Outcome(images, launched.drafting, launched.forwards)
 
 
@@ -90,66 +90,68 @@ class _Launched(NamedTuple):
     forwards: int = 0
 
 
-def _drafted(lanes: Lanes, proposer: Proposer, shapes: Shapes) -> tuple[Tensor, _Launched]:
+def _drafted(slots: Slots, proposer: Proposer, shapes: Shapes) -> tuple[Tensor, _Launched]:
     """A round with a tree for every image."""
     started, before = time.perf_counter(), proposer.forwards
-    tree = proposer.propose(lanes.roots, shapes)
-    drafting = 0.0 if lanes.task.replayed else time.perf_counter() - started
-    verified = check(lanes, proposer, tree, shapes.width)
-    report = Report.of(verified)  # first: the tree's tokens may be those of the roots, which ``settle`` changes
-    settle(lanes, proposer, verified)
+    tree = proposer.propose(slots.roots, shapes)
+    drafting = 0.0 if slots.task.replayed else time.perf_counter() - started
+    verified = check(slots, proposer, tree, shapes.width)
+    report = Report.of(verified)  # first: the tree's tokens may be those of the roots, which ``commit`` changes
+    commit(slots, proposer, verified)
     packed, widths = report.packed()
     return packed, _Launched(widths, drafting, proposer.forwards - before)
 
 
-def _plain(lanes: Lanes) -> tuple[Tensor, _Launched]:
+def _plain(slots: Slots) -> tuple[Tensor, _Launched]:
     """A round without drafts: the target reads the roots alone, and every image that moves gets one token."""
-    roots, moves = lanes.roots, lanes.moves
-    z = logits(lanes, forward(lanes, roots.codes[:, None], lanes.rows.step(roots, 0, 0, None)), 0)
-    emitted, finite = emitted_by(perturbed(lanes, z, 0))
+    roots, moves = slots.roots, slots.moves
+    z = logits(slots, forward(slots, roots.codes[:, None], slots.rows.step(roots, 0, 0, None)), 0)
+    emitted, finite = emitted_by(perturbed(slots, z, 0))
     following = torch.where(moves[:, 0] > 0, emitted[:, 0], roots.codes)
-    if lanes.proposer is not None:
-        lanes.proposer.passed(roots, following, z)
+    if slots.proposer is not None:
+        slots.proposer.on_plain_step(roots, following, z)
     roots.advance(following, moves)
     packed, widths = Report.of_plain(following, finite[:, 0]).packed()
     return packed, _Launched(widths)
 
 
-def check(lanes: Lanes, proposer: Proposer, tree: DraftTree, width: int) -> Verified:
+def check(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Verified:
     """Read a whole tree in one forward and find the longest path that passes. width: most children of a node."""
-    task, lantern, neighbours = lanes.task, lanes.task.lantern, lanes.tables.neighbours
-    features = forward(lanes, tree.tokens, lanes.rows.step(lanes.roots, 0, tree.depths, tree.ancestors))
-    z = logits(lanes, features, tree.depths)
-    scores = perturbed(lanes, z, tree.depths)
+    task, lantern, neighbours = slots.task, slots.task.lantern, slots.tables.neighbours
+    features = forward(slots, tree.tokens, slots.rows.step(slots.roots, 0, tree.depths, tree.ancestors))
+    z = logits(slots, features, tree.depths)
+    scores = perturbed(slots, z, tree.depths)
     emitted, finite = emitted_by(scores)
     substitutes = None
     if lantern is None or neighbours is None:  # without LANTERN there is neither
         agrees = exact_agreement(tree, emitted)
     else:
         agrees, substitutes = relaxed_agreement(
-            tree, emitted, z, neighbours, lantern, greedy=task.sampling.greedy, width=width, allowed=lanes.allowed
+            tree, emitted, z, neighbours, lantern, greedy=task.sampling.greedy, width=width, allowed=slots.allowed
         )
-    verdict = longest_path(tree, agrees, emitted)
-    longest = proposer.session.size(lambda: verdict.accepted, tree.height)
-    verdict = verdict.cut(longest)
-    return Verified(tree, features, scores, verdict, finite.gather(1, verdict.path).all(1), lanes.roots, substitutes)
+    acceptance = longest_path(tree, agrees, emitted)
+    longest = proposer.session.size(lambda: acceptance.accepted, tree.height)
+    acceptance = acceptance.cut(longest)
+    return Verified(
+        tree, features, scores, acceptance, finite.gather(1, acceptance.path).all(1), slots.roots, substitutes
+    )
 
 
-def settle(lanes: Lanes, proposer: Proposer, verified: Verified) -> None:
+def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
     """Move the accepted paths together in the cache, let the drafter learn, and go on to the new roots."""
-    verdict, roots, moves = verified.verdict, lanes.roots, lanes.moves
-    if proposer.session.size(verdict.is_scattered, 1):  # 0 or 1: on a GPU always 1
-        starts = lanes.rows.spread(roots.at) + lanes.rows.first_slot
-        lanes.cache.compact(starts, lanes.rows.spread(verdict.path))
-    proposer.observe(verified)
-    following = torch.where(moves[:, 0] > 0, verdict.next_root, roots.codes)
-    roots.advance(following, (verdict.accepted[:, None] + 1) * moves)
+    acceptance, roots, moves = verified.acceptance, slots.roots, slots.moves
+    if proposer.session.size(acceptance.is_scattered, 1):  # 0 or 1: on a GPU always 1
+        starts = slots.rows.spread(roots.at) + slots.rows.cache_offset
+        slots.cache.compact(starts, slots.rows.spread(acceptance.path))
+    proposer.on_verified(verified)
+    following = torch.where(moves[:, 0] > 0, acceptance.next_root, roots.codes)
+    roots.advance(following, (acceptance.accepted[:, None] + 1) * moves)
 
 
 # ---- what is read -----------------------------------------------------------------------------
 
 
-def _read(lanes: Lanes, lane: int, report: Report, shape: Shape) -> tuple[ImageRound, list[int]]:
+def _read(slots: Slots, slot: int, report: Report, shape: Shape) -> tuple[ImageRound, list[int]]:
     """An image's share of a round, and its codes. Its position goes on.
 
     In the lists of a report number 0 stands for the root, which is no draft.
@@ -158,12 +160,12 @@ def _read(lanes: Lanes, lane: int, report: Report, shape: Shape) -> tuple[ImageR
         AdtError: If the target's logits are no finite numbers: no image comes from them.
     """
     if not report.finite[0]:
-        raise not_finite(lanes.task.target)
+        raise not_finite(slots.task.target)
     (accepted,), (depth,) = report.accepted, report.depth
     levels = tuple(report.levels[1 : depth + 1])
     share = ImageRound(
-        image=lanes.images[lane],
-        position=lanes.positions[lane],
+        image=slots.images[slot],
+        position=slots.positions[slot],
         depth_asked=shape.depth,
         width_asked=shape.width,
         depth=depth,
@@ -174,7 +176,7 @@ def _read(lanes: Lanes, lane: int, report: Report, shape: Shape) -> tuple[ImageR
         width=max(levels, default=0),
         levels=levels,
     )
-    lanes.positions[lane] += accepted + 1
+    slots.positions[slot] += accepted + 1
     return share, [*report.codes[1 : accepted + 1], *report.root]
 
 
@@ -211,9 +213,9 @@ def _drafts(proposer: Proposer, shapes: Sequence[Shape], room: int) -> bool:
     return any(shape.nodes > 0 for shape in shapes) or (room > 0 and not proposer.idles)
 
 
-def _plain_moves(lanes: Lanes) -> list[int]:
+def _plain_moves(slots: Slots) -> list[int]:
     """Which images take a step: all at work. Where the gap is small, those furthest ahead wait."""
-    positions = [position for position, at_work in zip(lanes.positions, lanes.at_work) if at_work]
+    positions = [position for position, at_work in zip(slots.positions, slots.at_work) if at_work]
     first, last = min(positions), max(positions)
-    waits = lanes.proposer is None and 0 < last - first <= WAIT_SHARE * (lanes.task.target.length - last)
-    return [int(at_work and not (waits and at == last)) for at, at_work in zip(lanes.positions, lanes.at_work)]
+    waits = slots.proposer is None and 0 < last - first <= WAIT_SHARE * (slots.task.target.length - last)
+    return [int(at_work and not (waits and at == last)) for at, at_work in zip(slots.positions, slots.at_work)]

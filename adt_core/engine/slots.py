@@ -1,4 +1,4 @@
-"""The images at work: their state, one lane for each image."""
+"""The images at work: their state, one slot for each image."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .task import COLUMNS, Tables, Task
 
 
 @dataclass
-class Lanes:
-    """State of the images at work, by lane.
+class Slots:
+    """State of the images at work, by slot.
 
-    images: number of each lane's image. rows, cache: of the target. tables: what forwards look up. noise: None at
+    images: number of each slot's image. rows, cache: of the target. tables: what forwards look up. noise: None at
     temperature 0. roots: the last decided tokens. positions: theirs, on the host. graphs: captured rounds. proposer:
-    what drafts; None for nothing. plan: what ``Task.plan`` says of these lanes; None if their memory can't be used
-    again. at_work: False for a lane whose image is finished, and which runs along.
+    what drafts; None for nothing. plan: what ``Task.plan`` says of these slots; None if their memory can't be used
+    again. at_work: False for a slot whose image is finished, and which runs along.
 
     What is in the device's memory stays in its place.
     """
@@ -57,49 +57,49 @@ class Lanes:
     # ---- who is at work ---------------------------------------------------------------------
 
     def finished(self) -> list[int]:
-        """Lanes at work whose image is whole."""
+        """Slots at work whose image is whole."""
         last = self.task.target.length - 1
-        return [lane for lane, at in enumerate(self.positions) if at == last and self.at_work[lane]]
+        return [slot for slot, at in enumerate(self.positions) if at == last and self.at_work[slot]]
 
-    def select(self, lanes: list[int]) -> None:
-        """Go on with these lanes alone."""
-        index = torch.tensor(lanes, device=self.rows.device)
+    def select(self, slots: list[int]) -> None:
+        """Go on with these slots alone."""
+        index = torch.tensor(slots, device=self.rows.device)
         self.cache.select(self.rows.of(index))
         self.rows = self.rows.select(index)
         if self.noise is not None:
             self.noise.select(index)
         self.roots = Roots(self.roots.codes[index], self.roots.at[index])
-        self.images, self.positions = ([values[lane] for lane in lanes] for values in (self.images, self.positions))
-        self.at_work = [self.at_work[lane] for lane in lanes]
+        self.images, self.positions = ([values[slot] for slot in slots] for values in (self.images, self.positions))
+        self.at_work = [self.at_work[slot] for slot in slots]
         self.orders, self._orders, self.plan = self.orders[index], [], None
         if self.proposer is not None:
             self.proposer.select(index, self.rows)
 
-    def retire(self, lanes: list[int]) -> None:
-        """The images of these lanes are finished. The lanes stay and run along: with fewer lanes, rounds would have
+    def retire(self, slots: list[int]) -> None:
+        """The images of these slots are finished. The slots stay and run along: with fewer slots, rounds would have
         other sizes, and would have to be captured anew."""
-        for lane in lanes:
-            self.at_work[lane] = False
+        for slot in slots:
+            self.at_work[slot] = False
 
     def stop_drafting(self) -> None:
         """Decode plainly from now on. The proposer is dropped, so nothing has to keep it up to date."""
         self.proposer = self.plan = None
 
-    def admit(self, lanes: list[int], others: Lanes) -> None:
-        """Put the images of ``others``, whose first token is drawn, in the place of those of ``lanes``."""
-        index = torch.tensor(lanes, device=self.rows.device)
+    def admit(self, slots: list[int], others: Slots) -> None:
+        """Put the images of ``others``, whose first token is drawn, in the place of those of ``slots``."""
+        index = torch.tensor(slots, device=self.rows.device)
         self.rows.admit(index, others.rows)
         self.cache.admit(self.rows.of(index), others.cache)
         if self.noise is not None and others.noise is not None:
             self.noise.admit(index, others.noise)
         self.roots.codes.index_copy_(0, index, others.roots.codes)
         self.roots.at.index_copy_(0, index, others.roots.at)
-        for lane, image, position in zip(lanes, others.images, others.positions, strict=True):
-            self.images[lane], self.positions[lane], self.at_work[lane] = image, position, True
+        for slot, image, position in zip(slots, others.images, others.positions, strict=True):
+            self.images[slot], self.positions[slot], self.at_work[slot] = image, position, True
         if self.proposer is not None:
             self.proposer.admit(index, others.proposer, self.rows)
 
-    def restart(self, others: Lanes) -> None:
+    def restart(self, others: Slots) -> None:
         """Begin with the images of ``others``, which has the same plan, in the same memory."""
         self.task = others.task
         self.admit(list(range(len(self))), others)
@@ -129,7 +129,7 @@ class Lanes:
 
     def _columns(self) -> int:
         """How many columns of the KV cache a replayed round reads."""
-        used = max(self.positions) + self.rows.first_slot + self.task.uncommitted
+        used = max(self.positions) + self.rows.cache_offset + self.task.uncommitted
         return min(COLUMNS << (-(-used // COLUMNS) - 1).bit_length(), len(self.rows.columns))
 
     @property

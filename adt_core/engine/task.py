@@ -188,14 +188,14 @@ class Task:
     @property
     def uncommitted(self) -> int:
         """Slots of a KV cache that a round may need from its root on."""
-        return max(self.largest.nodes + 1, self.active_drafter.slots(self.largest) if self.active_drafter else 1)
+        return max(self.largest.nodes + 1, self.active_drafter.uncommitted(self.largest) if self.active_drafter else 1)
 
     @property
-    def slots(self) -> int:
+    def cache_length(self) -> int:
         """Of the KV caches: the longest prompt, an image, a tree, and one to spare."""
-        return self._slots(self.replayed)
+        return self._cache_length(self.replayed)
 
-    def _slots(self, replayed: bool) -> int:
+    def _cache_length(self, replayed: bool) -> int:
         return -(-(self._padded(replayed) + self.target.length + self.uncommitted + 1) // ALIGNED) * ALIGNED
 
     @property
@@ -221,7 +221,7 @@ class Task:
         """What the memory of so many images at work depends on, and what is done in it: where the weights are, too."""
         weights = [self.target.decoder, *([drafter.network] if drafter is not None and drafter.network else [])]
         places = tuple(part.data_ptr() for module in weights for part in (*module.parameters(), *module.buffers()))
-        sizes = count, self.groups, self.padded, self.start, self.slots, self.target.grid, self.largest
+        sizes = count, self.groups, self.padded, self.start, self.cache_length, self.target.grid, self.largest
         return sizes, self.target.decoder.trust, self.recipe.memory(), drafter and drafter.kind, places
 
     @property
@@ -244,10 +244,10 @@ class Task:
     def memory_required(self, at_once: int, device: torch.device | None = None) -> int:
         """As :meth:`.Decoding.memory_required`, with so many images at work."""
         pixels = self.target.grid[0] * self.target.grid[1] * self.target.downsample**2
-        return self.lanes_bytes(at_once, device) + self.target.codec.working_bytes(pixels)
+        return self.slots_bytes(at_once, device) + self.target.codec.working_bytes(pixels)
 
-    def lanes_bytes(self, at_once: int, device: torch.device | None = None) -> int:
-        """The same without the codec's work: what lanes and their graphs take."""
+    def slots_bytes(self, at_once: int, device: torch.device | None = None) -> int:
+        """The same without the codec's work: what slots and their graphs take."""
         graphs = self._forward_bytes(at_once, device) + self._captured_bytes if self._replayed_on(device) else 0
         return self.state_bytes(at_once, device) + graphs
 
@@ -258,17 +258,19 @@ class Task:
     @property
     def _captured_bytes(self) -> int:
         """Bytes of graphs beside their activations."""
-        lengths = 1 + (-(-self.slots // COLUMNS) - 1).bit_length()
+        lengths = 1 + (-(-self.cache_length // COLUMNS) - 1).bit_length()
         sizes = 1 if self.active_drafter is None else CAPTURED
         return WORKSPACE_BYTES + min(sizes * lengths, MOST) * GRAPH_BYTES
 
     def state_bytes(self, at_once: int, device: torch.device | None = None) -> int:
         """The same without graphs: caches, noise, and the largest forward."""
-        target, decoder, slots = self.target, self.target.decoder, self._slots(self._replayed_on(device))
+        target, decoder, cache_length = self.target, self.target.decoder, self._cache_length(self._replayed_on(device))
         config, itemsize = decoder.config, decoder.embedding.element_size()
         rows, held = self.groups * at_once, min(2 * at_once, self.images)  # images that enter meet those that leave
-        drafting = self.active_drafter.cache_bytes(self.groups * held, slots, itemsize) if self.active_drafter else 0
-        caches = KVCache.num_bytes(config, rows, slots, itemsize) + drafting
+        drafting = (
+            self.active_drafter.cache_bytes(self.groups * held, cache_length, itemsize) if self.active_drafter else 0
+        )
+        caches = KVCache.num_bytes(config, rows, cache_length, itemsize) + drafting
         shared = self.together if self.sampling.noise == UPSTREAM and self.images > 1 else 0
         wide = decoder.wide_dtype.itemsize
         noise = Noise.num_bytes(held + shared, target.length, target.num_tokens, self.noise_ahead, wide)
@@ -278,15 +280,15 @@ class Task:
         """Bytes of the activations of the largest forward, and of a matrix that is converted."""
         target, decoder, config = self.target, self.target.decoder, self.target.decoder.config
         rows, replayed = self.groups * at_once, self._replayed_on(device)
-        slots, prompt = self._slots(replayed), self._padded(replayed) + self.start
+        cache_length, prompt = self._cache_length(replayed), self._padded(replayed) + self.start
         tokens = max(prompt, self.largest.nodes + 1)
-        numbers = 2 * config.intermediate_size + 8 * config.hidden_size + slots + target.num_codes
+        numbers = 2 * config.intermediate_size + 8 * config.hidden_size + cache_length + target.num_codes
         where, matrix = device or decoder.embedding.device, decoder.layers[0].get_parameter("gate_up")
         converts = decoder.weights is not None and where.type == "cuda" and not is_able(where, matrix.dtype)
-        near = self._near_bytes(slots, prompt, where)
+        near = self._near_bytes(cache_length, prompt, where)
         return decoder.wide_dtype.itemsize * rows * tokens * numbers + rows * near + 2 * converts * matrix.numel()
 
-    def _near_bytes(self, slots: int, prompt: int, where: torch.device) -> int:
+    def _near_bytes(self, cache_length: int, prompt: int, where: torch.device) -> int:
         """Bytes of a row's attention to near keys, in float64: keys and values, and three tables of scores."""
         decoder, config = self.target.decoder, self.target.decoder.config
         if not decoder.tile:
@@ -295,7 +297,7 @@ class Task:
         near = self.near if stays else near_on(where, decoder.dtype, config.head_dim)
         read = self.start if near is not None else prompt
         tokens = max(self.largest.nodes + 1, min(read, PREFIX_AT_ONCE))
-        width = slots if near is None else near + tokens
+        width = cache_length if near is None else near + tokens
         return 8 * width * (2 * config.num_kv_heads * config.head_dim + 3 * config.num_heads * tokens)
 
 

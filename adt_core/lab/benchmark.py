@@ -179,7 +179,7 @@ class Benchmark:
 
 def _commit() -> str | None:
     """The commit of this pack, if it is a git checkout itself, and not only lies in one."""
-    pack = Path(__file__).parents[1]
+    pack = Path(__file__).parents[2]
     if not (pack / ".git").exists():
         return None
     try:

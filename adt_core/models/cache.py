@@ -12,24 +12,24 @@ from .config import DecoderConfig
 
 
 class KVCache:
-    """Keys and values of all layers: [layers, 2, rows, kv heads, slots, head dim], allocated once.
+    """Keys and values of all layers: [layers, 2, rows, kv heads, cache_length, head dim], allocated once.
 
     It is zeroed, because a masked NaN would still be a NaN. That takes a while for many rows, so ``check`` is called
     before every layer.
     """
 
-    def __init__(self, config: DecoderConfig, rows: int, slots: int, like: Tensor, check: Check | None = None):
+    def __init__(self, config: DecoderConfig, rows: int, cache_length: int, like: Tensor, check: Check | None = None):
         """like: gives dtype and device."""
-        self.data = like.new_empty(config.num_layers, 2, rows, config.num_kv_heads, slots, config.head_dim)
+        self.data = like.new_empty(config.num_layers, 2, rows, config.num_kv_heads, cache_length, config.head_dim)
         for layer in self.data:
             if check is not None:
                 check()
             layer.zero_()
 
     @staticmethod
-    def num_bytes(config: DecoderConfig, rows: int, slots: int, itemsize: int) -> int:
+    def num_bytes(config: DecoderConfig, rows: int, cache_length: int, itemsize: int) -> int:
         """Bytes of a cache. itemsize: bytes of a number."""
-        return 2 * config.num_layers * rows * config.num_kv_heads * slots * config.head_dim * itemsize
+        return 2 * config.num_layers * rows * config.num_kv_heads * cache_length * config.head_dim * itemsize
 
     def select(self, rows: Tensor) -> None:
         """Go on with these rows alone, in the same memory."""
@@ -41,13 +41,13 @@ class KVCache:
         self.data = kept
 
     def admit(self, rows: Tensor, others: KVCache) -> None:
-        """Put the rows of ``others``, which may have fewer slots, in the place of ``rows``."""
+        """Put the rows of ``others``, which may have fewer cache_length, in the place of ``rows``."""
         self.data[:, :, rows, :, : others.data.shape[4]] = others.data
 
     def compact(self, start: Tensor, path: Tensor) -> None:
         """Move the entries of an accepted path together.
 
-        start: [rows, 1] slot of each row's root. path: [rows, m] node numbers; node ``path[r, j]`` moves from slot
+        start: [rows, 1] slot of each row's root. path: [rows, m] node numbers; node ``path[r, j]`` moves from position
         ``start + path[r, j]`` to ``start + j``.
         """
         layers, two, rows, heads, _, dim = self.data.shape

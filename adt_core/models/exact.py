@@ -61,7 +61,7 @@ def near_on(device: torch.device, dtype: torch.dtype, width: int) -> int | None:
     return NEAR
 
 
-class Trust(NamedTuple):
+class FallbackConfig(NamedTuple):
     """What the exact mode builds on here: rows of a product, and whether far keys may go through torch's kernel."""
 
     tile: int
@@ -114,7 +114,7 @@ class NearKeys(NamedTuple):
         return self._replace(mask=mask.flatten(0, 1))  # made once, where every layer would copy it
 
     def take(self, cache: Tensor, end: int) -> Tensor:
-        """The entries of a layer's cache [2, R, heads, slots, d] in float64: [2, R, heads, w, d]."""
+        """The entries of a layer's cache [2, R, heads, cache_length, d] in float64: [2, R, heads, w, d]."""
         if self.columns is None:
             return cache.narrow(3, 0, end).double()
         index = self.columns[None, :, None, :, None].expand(2, -1, cache.shape[2], -1, cache.shape[4])

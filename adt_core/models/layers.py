@@ -16,7 +16,7 @@ from ..rules.sampling import guide
 from .cache import KVCache
 from .config import ACTIVATIONS, DecoderConfig
 from .digits import byte_product, sums_whole_numbers
-from .exact import HALF, NearKeys, Trust, filled, grouped, in_tiles, near_attention, tile_for
+from .exact import HALF, FallbackConfig, NearKeys, filled, grouped, in_tiles, near_attention, tile_for
 from .kernels import far_attention, has_half_products, onednn_product
 from .rotary import Rope, Turn, rope_tables
 from .rows import Step
@@ -33,7 +33,7 @@ class Frame(NamedTuple):
     rows: int
     tile: int
     turn: Turn
-    slots: Tensor | slice
+    cache_position: Tensor | slice
     mask: Tensor
     near_keys: NearKeys | None
 
@@ -47,7 +47,7 @@ class Frame(NamedTuple):
         group, near_keys = config.num_heads // config.num_kv_heads, step.near_keys
         if near_keys is not None:
             near_keys = near_keys.of_layers(config.num_kv_heads, group)
-        return cls(len(step.positions), tile, turn, step.slots, grouped(step.mask, group), near_keys)
+        return cls(len(step.positions), tile, turn, step.cache_position, grouped(step.mask, group), near_keys)
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def without_cudnn() -> Iterator[None]:
 
 
 def attention(q: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | None) -> Tensor:
-    """Queries q [R, heads, m, d] over a layer's cache [2, R, heads, slots, d] -> [R, heads, m, d].
+    """Queries q [R, heads, m, d] over a layer's cache [2, R, heads, cache_length, d] -> [R, heads, m, d].
 
     mask: [R, 1, m, end], of all keys; of the far ones where near keys stand apart. Then the result is float64.
     """
@@ -172,8 +172,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, frame: Frame, cache: Tensor) -> Tensor:
         """x: [N, h], the residual stream of R * n tokens, row after row, and what fills up the last tile.
 
-        It is written over, unless gradients are asked for. cache: [2, R, kv heads, slots, d], written at
-        ``frame.slots``.
+        It is written over, unless gradients are asked for. cache: [2, R, kv heads, cache_length, d], written at
+        ``frame.cache_position``.
         """
         tile, heads = frame.tile, self._rotated(x, frame)
         x = self._added(x, self._attention(heads, frame, cache), self.out, self.out_scale, self.out_norm, tile)
@@ -216,10 +216,10 @@ class Layer(nn.Module):
         qkv = qkv[:tokens].view(rows, -1, *qkv.shape[1:])
         q, n = qkv[:, :, :heads].transpose(1, 2), qkv.shape[1]
         new = qkv[:, :, heads:].view(rows, n, 2, shared, dim).permute(2, 0, 3, 1, 4)
-        if isinstance(frame.slots, slice):
-            cache.narrow(3, frame.slots.start, n).copy_(new)
+        if isinstance(frame.cache_position, slice):
+            cache.narrow(3, frame.cache_position.start, n).copy_(new)
         else:
-            cache.scatter_(3, frame.slots[None, :, None, :, None].expand_as(new), new)
+            cache.scatter_(3, frame.cache_position[None, :, None, :, None].expand_as(new), new)
         # heads that share keys are further queries of one head: torch's fast kernels know no grouped heads with a mask
         y = attention(q.reshape(rows, shared, -1, dim), cache, frame.mask, frame.near_keys)
         y = y.unflatten(2, (-1, n)).permute(0, 3, 1, 2, 4)  # [R, n, shared, group, d]
@@ -245,7 +245,7 @@ class Decoder(nn.Module):
     image_ids: Tensor
     exact: bool = True
     """In half precision: do a token's features not depend on the forward that it is in (:mod:`.exact`)?"""
-    trust: Trust | None = None
+    trust: FallbackConfig | None = None
     """What the exact mode builds on, where that was found to be other than usual."""
 
     def __init__(self, config: DecoderConfig, image_ids: Tensor, num_codes: int | None = None):
@@ -308,10 +308,10 @@ class Decoder(nn.Module):
         x = filled(x.flatten(0, 1), self.tile)
         frame = Frame.of(step, rope, self.config, self.tile)
         with without_cudnn():
-            for layer, slot in zip(self.layers, cache.data):
+            for layer, layer_cache in zip(self.layers, cache.data):
                 if check is not None:
                     check()
-                x = layer(x, frame, slot)
+                x = layer(x, frame, layer_cache)
         return self._by_rows(self._normed, x[: shape[0] * shape[1]].view(shape))
 
     def _normed(self, x: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Geometry of a batch: where its tokens are in the KV cache and what they may attend to.
 
 Guidance gives every image two rows: [cond_0 .. cond_B-1, uncond_0 .. uncond_B-1]. Prompts are left-padded to a common
-length, so the token at raster position p is in slot ``first_slot + p`` in all rows. A row's position id is slot - pad;
+length, so the token at raster position p is at cache position
+``cache_offset + p`` in all rows. A row's position id is its cache position - pad;
 where tokens have places (:class:`.rotary.Places`), it is the number of theirs.
 """
 
@@ -24,14 +25,14 @@ from .rotary import Places
 class Step:
     """Where one forward's tokens go and what they may attend to.
 
-    positions: [R, n] position ids. slots: [R, n] cache slots, or a slice when all rows agree.
-    mask: [R, 1, n, end], added to attention scores, in the compute dtype; ``end`` slots of the cache are read.
+    positions: [R, n] position ids. cache_length: [R, n] cache cache_length, or a slice when all rows agree.
+    mask: [R, 1, n, end], added to attention scores, in the compute dtype; ``end`` cache positions are read.
     near_keys: in the exact mode (:mod:`.exact`); ``mask`` is that of the far ones then. places: [R, n, 3], where a
     prompt's tokens are in others than those of their position ids.
     """
 
     positions: Tensor
-    slots: Tensor | slice
+    cache_position: Tensor | slice
     mask: Tensor
     near_keys: NearKeys | None = None
     places: Tensor | None = None
@@ -72,7 +73,7 @@ class Roots:
 
 
 class Rows:
-    """One or two rows for every image of a batch, and ``slots`` columns of the KV cache.
+    """One or two rows for every image of a batch, and ``cache_length`` positions of the KV cache.
 
     ``ids`` and ``features`` are those that a prefill reads, of the rows that the batch began with.
     """
@@ -82,7 +83,7 @@ class Rows:
     def __init__(
         self,
         prompts: Sequence[list[int]],
-        slots: int,
+        cache_length: int,
         like: Tensor,
         images: int = 0,
         length: int = 0,
@@ -95,20 +96,20 @@ class Rows:
         to, if none is longer. prefix: image tokens at the end of every prompt. places: of a model that has some.
         """
         self.length = max(length, *map(len, prompts))
-        self.first_slot = self.length - prefix
+        self.cache_offset = self.length - prefix
         self.count, self.images = len(prompts), images or len(prompts)
         self.device = like.device
         pads = [self.length - len(prompt) for prompt in prompts]
         ids = [[prompt[0]] * pad + prompt for prompt, pad in zip(prompts, pads)]
         self.ids, self.pads = torch.tensor(ids, device=self.device), torch.tensor(pads, device=self.device)
-        self._shifts = self.pads if places is None else torch.full_like(self.pads, self.first_slot - places.origin)
+        self._shifts = self.pads if places is None else torch.full_like(self.pads, self.cache_offset - places.origin)
         self._table = None if places is None else places.table
         own = [(row, pad, getattr(prompt, "places", None)) for row, (prompt, pad) in enumerate(zip(prompts, pads))]
         self._own_places = [(row, pad, places) for row, pad, places in own if places is not None]
         self.features = _left_padded([getattr(prompt, "features", None) for prompt in prompts], self.length, like)
         hidden = [pad + getattr(prompt, "hidden", 0) for prompt, pad in zip(prompts, pads)]
         self._blind = torch.tensor(hidden, device=self.device)  # columns before these are never seen
-        self.columns = torch.arange(slots, device=self.device)
+        self.columns = torch.arange(cache_length, device=self.device)
         self._open, self._shut = like.new_zeros(()), like.new_full((), -math.inf)
         self._prompt_mask = self._additive(self.columns >= self._blind[:, None])[:, None, None]
 
@@ -117,22 +118,22 @@ class Rows:
 
     # ---- which rows -------------------------------------------------------------------------
 
-    def of(self, lanes: Tensor) -> Tensor:
-        """Numbers of the rows of some lanes."""
-        return (torch.arange(0, self.count, self.images, device=self.device)[:, None] + lanes).flatten()
+    def of(self, slots: Tensor) -> Tensor:
+        """Numbers of the rows of some slots."""
+        return (torch.arange(0, self.count, self.images, device=self.device)[:, None] + slots).flatten()
 
-    def select(self, lanes: Tensor) -> Rows:
-        """The rows of these lanes alone."""
-        chosen, numbers = copy(self), self.of(lanes)
-        chosen.count, chosen.images = len(numbers), len(lanes)
+    def select(self, slots: Tensor) -> Rows:
+        """The rows of these slots alone."""
+        chosen, numbers = copy(self), self.of(slots)
+        chosen.count, chosen.images = len(numbers), len(slots)
         for name in self._BY_ROW:
             setattr(chosen, name, getattr(self, name)[numbers])
         return chosen
 
-    def admit(self, lanes: Tensor, others: Rows) -> None:
-        """Put ``others``, of the same length and slots, into these lanes, in the same memory."""
+    def admit(self, slots: Tensor, others: Rows) -> None:
+        """Put ``others``, of the same length and cache length, into these slots, in the same memory."""
         for name in self._BY_ROW:
-            getattr(self, name).index_copy_(0, self.of(lanes), getattr(others, name))
+            getattr(self, name).index_copy_(0, self.of(slots), getattr(others, name))
 
     def unhidden(self) -> Rows:
         """The same rows with every token of the prompts in sight, ``Prompt.hidden`` or not."""
@@ -177,7 +178,7 @@ class Rows:
         return places
 
     def step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
-        """A forward of n tokens for each image, behind its committed slots, which end where its root's slot begins.
+        """A forward of n tokens for each image, after its committed cache positions, which end at its root's.
 
         first: distance of the first token's slot from the root's. offsets: position of each token relative to the
         root, [B, n], or one number for all. own: [B, n, w] bool, which of the w uncommitted slots each token sees,
@@ -186,14 +187,14 @@ class Rows:
         positions = [] if roots.columns else roots.at[:, 0].tolist()
         if len(set(positions)) != 1:
             return self._ragged_step(roots, max(positions, default=0), first, offsets, own)
-        start, n = self.first_slot + positions[0], 1 if own is None else own.shape[1]
+        start, n = self.cache_offset + positions[0], 1 if own is None else own.shape[1]
         offsets = self.spread(offsets + start) if isinstance(offsets, Tensor) else offsets + start
-        slots = slice(start + first, start + first + n)
+        cache_position = slice(start + first, start + first + n)
         if own is None:
-            return Step(offsets - self._shifts[:, None], slots, self._prompt_mask[..., : slots.stop])
+            return Step(offsets - self._shifts[:, None], cache_position, self._prompt_mask[..., : cache_position.stop])
         committed = self._prompt_mask[..., :start].expand(-1, -1, n, -1)
         mask = torch.cat([committed, self.spread(self._additive(own)[:, None])], -1)
-        return Step((offsets - self._shifts[:, None]).expand(-1, n), slots, mask)
+        return Step((offsets - self._shifts[:, None]).expand(-1, n), cache_position, mask)
 
     def causal_step(self, roots: Roots, n: int) -> Step:
         """A forward of n successive tokens for each image, the root's slot the first."""
@@ -211,7 +212,7 @@ class Rows:
         if near is None:
             return replace(step, near_keys=NearKeys(None, step.mask.double()))
         seen, end = step.mask[:, 0], step.end
-        far_until = (step.positions + self._shifts[:, None] - near).clamp_min(self.first_slot)[..., None]  # [R, n, 1]
+        far_until = (step.positions + self._shifts[:, None] - near).clamp_min(self.cache_offset)[..., None]  # [R, n, 1]
         columns = start - near + torch.arange(near + seen.shape[1], device=self.device)
         columns = columns.expand(self.count, -1)  # [R, w]
         there = (columns >= 0) & (columns < end)
@@ -229,9 +230,9 @@ class Rows:
         if own is None:
             own = self.columns.new_ones(len(roots.at), 1, first + 1, dtype=torch.bool)
         n, width = own.shape[1:]
-        start = self.spread(roots.at) + self.first_slot  # [R, 1]
+        start = self.spread(roots.at) + self.cache_offset  # [R, 1]
         positions = start + (self.spread(offsets) if isinstance(offsets, Tensor) else offsets) - self._shifts[:, None]
-        columns = self.columns[: roots.columns or last + self.first_slot + width]
+        columns = self.columns[: roots.columns or last + self.cache_offset + width]
         distance = columns - start
         committed = (distance < 0) & (columns >= self._blind[:, None])
         index = (distance.clamp(-1, width) + 1)[:, None].expand(-1, n, -1)

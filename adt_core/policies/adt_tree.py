@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import AdtError
 from ..rules.settings import choice, share, whole
 from ..rules.trace import Round
-from .base import Lane, Policy, Scene, Shape
+from .base import Policy, Scene, Shape, Slot
 from .fixed import FixedSettings
 
 HORIZONTAL, VERTICAL, RANDOM = INITS = ("horizontal", "vertical", "random")
@@ -90,9 +90,9 @@ class AdtTree(Policy):
         self._images = {}  # images that are begun anew have forgotten what they had
         return True
 
-    def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
-        self._images = {lane.image: self._images.get(lane.image) or self._new(lane.image) for lane in lanes}
-        return [self._next(self._images[lane.image], lane.position) for lane in lanes]
+    def choose(self, slots: Sequence[Slot]) -> list[Shape]:
+        self._images = {slot.image: self._images.get(slot.image) or self._new(slot.image) for slot in slots}
+        return [self._next(self._images[slot.image], slot.position) for slot in slots]
 
     def _new(self, image: int) -> _Image:
         key = np.array(self.scene.keys[image], dtype=np.uint64)
@@ -113,7 +113,7 @@ class AdtTree(Policy):
             image.chosen = self._first if wrapped and s.wrap == RESET else left
         return image.chosen
 
-    def observe(self, round: Round) -> None:
+    def on_verified(self, round: Round) -> None:
         """Write the next shape to the positions that the round emitted."""
         s = self.settings
         for seen in round.images:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..rules.trace import Round
-from .base import NO_DRAFTS, DraftSettings, Lane, Policy, Scene, Shape, Source
+from .base import NO_DRAFTS, DraftSettings, Policy, Scene, Shape, Slot, Source
 
 SIZES = (4, 8, 12, 16, 24, 31, 63)
 """Numbers of drafts to choose from. The largest leave room for the root: in the exact mode a GPU multiplies 64 rows at
@@ -103,8 +103,8 @@ class Auto(Policy):
         self._images, self.drafts = {}, self.expectation() >= WORTH_TRYING
         return self.drafts
 
-    def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
-        images = [self._images.setdefault(lane.image, _Image()) for lane in lanes]
+    def choose(self, slots: Sequence[Slot]) -> list[Shape]:
+        images = [self._images.setdefault(slot.image, _Image()) for slot in slots]
 
         choices = self._plain, *self._affordable(images)
         sources = {choice.shape.source for choice in choices}
@@ -115,7 +115,7 @@ class Auto(Policy):
 
         self._chosen = max(choices, key=pace)
         self.steps = self._chosen.cost
-        return [self._chosen.shape] * len(lanes)
+        return [self._chosen.shape] * len(slots)
 
     def _affordable(self, images: Sequence[_Image]) -> list[Choice]:
         """What all images can pay for: the last one decides when a batch is done. If that is nothing, drafting ends."""
@@ -125,7 +125,7 @@ class Auto(Policy):
         most = max(STAKE * room, smallest)
         return [choice for choice in self._choices if self.drafts and choice.cost - 1 <= most]
 
-    def observe(self, round: Round) -> None:
+    def on_verified(self, round: Round) -> None:
         for share in round.images:
             self._images[share.image].learn(share.accepted, self._chosen)
 

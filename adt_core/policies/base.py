@@ -64,8 +64,8 @@ class DraftSettings(Settings):
     keep_above: float = share(0.0, "Do not verify drafts that are less probable than this; 0 is off.")
 
 
-class Lane(NamedTuple):
-    """A lane, as a policy sees it. image: number of the image in it. position: of the image's last decided token."""
+class Slot(NamedTuple):
+    """A slot, as a policy sees it. image: number of the image in it. position: of the image's last decided token."""
 
     image: int
     position: int
@@ -119,9 +119,9 @@ class Policy:
         """A new set of images begins. Are there drafts for them?"""
         return self.needs_drafter
 
-    def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
-        """A shape for the next tree of every lane."""
-        return [self.largest(self.settings)] * len(lanes)
+    def choose(self, slots: Sequence[Slot]) -> list[Shape]:
+        """A shape for the next tree of every slot."""
+        return [self.largest(self.settings)] * len(slots)
 
-    def observe(self, round: Round) -> None:
+    def on_verified(self, round: Round) -> None:
         """Learn from the round whose shapes were chosen last."""

@@ -92,10 +92,10 @@ class Noise:
         self._rows = list(map(kind or Own(vocabulary, like), keys))
         self._made = [0] * len(keys)  # of each image, the position before which nothing is left to make
         self.ring = like.new_zeros(len(keys), width, vocabulary)
-        self._number_lanes()
+        self._number_slots()
 
-    def _number_lanes(self) -> None:
-        self._lanes = torch.arange(len(self.ring), device=self.ring.device)[:, None]
+    def _number_slots(self) -> None:
+        self._slots = torch.arange(len(self.ring), device=self.ring.device)[:, None]
 
     @staticmethod
     def num_bytes(images: int, length: int, vocabulary: int, ahead: int, itemsize: int = 4) -> int:
@@ -114,42 +114,42 @@ class Noise:
         constructor unless told, and never more. Rows before a root may be overwritten. The device is not waited for.
         """
         ahead = self.ahead if ahead is None else ahead
-        for lane, position in enumerate(positions):
-            first = max(self._made[lane], position // self._chunk * self._chunk)
+        for slot, position in enumerate(positions):
+            first = max(self._made[slot], position // self._chunk * self._chunk)
             for start in range(first, min(position + ahead + 1, self.length), self._chunk):
-                self._make(lane, range(start, min(start + self._chunk, self.length)))
+                self._make(slot, range(start, min(start + self._chunk, self.length)))
 
-    def _make(self, lane: int, positions: range) -> None:
+    def _make(self, slot: int, positions: range) -> None:
         """Make one chunk. It never wraps, since the ring is a whole number of chunks, or as long as an image."""
         if self._check is not None:
             self._check()
         first = positions.start % self.ring.shape[1]
         # Nobody has to wait for a copy to a GPU.
-        self.ring[lane, first : first + len(positions)].copy_(self._rows[lane](positions), non_blocking=True)
-        self._made[lane] = positions.stop
+        self.ring[slot, first : first + len(positions)].copy_(self._rows[slot](positions), non_blocking=True)
+        self._made[slot] = positions.stop
 
     def at(self, positions: Tensor) -> Tensor:
         """Noise [B, n, V] of the raster positions [B, n] int64; beyond the image's last position, that of the last.
 
         What was not prepared is finite and means nothing. The device is not waited for.
         """
-        return self.ring[self._lanes, positions.clamp_max(self.length - 1) % self.ring.shape[1]]
+        return self.ring[self._slots, positions.clamp_max(self.length - 1) % self.ring.shape[1]]
 
-    def select(self, lanes: Tensor) -> None:
-        """Go on with the images of these lanes alone."""
-        self.ring = self.ring[lanes]
-        kept = lanes.tolist()
-        self._rows, self._made = [self._rows[lane] for lane in kept], [self._made[lane] for lane in kept]
-        self._number_lanes()
+    def select(self, slots: Tensor) -> None:
+        """Go on with the images of these slots alone."""
+        self.ring = self.ring[slots]
+        kept = slots.tolist()
+        self._rows, self._made = [self._rows[slot] for slot in kept], [self._made[slot] for slot in kept]
+        self._number_slots()
 
-    def admit(self, lanes: Tensor, others: Noise) -> None:
-        """Put the images of ``others``, of the same sizes, in these lanes. The ring's memory stays.
+    def admit(self, slots: Tensor, others: Noise) -> None:
+        """Put the images of ``others``, of the same sizes, in these slots. The ring's memory stays.
 
         ``check`` is that of ``others`` from now on.
         """
-        self.ring.index_copy_(0, lanes, others.ring)
-        for number, lane in enumerate(lanes.tolist()):
-            self._rows[lane], self._made[lane] = others._rows[number], others._made[number]
+        self.ring.index_copy_(0, slots, others.ring)
+        for number, slot in enumerate(slots.tolist()):
+            self._rows[slot], self._made[slot] = others._rows[number], others._made[number]
         self._check = others._check
 
 

@@ -22,7 +22,7 @@ _ROWS_AT_ONCE = 1024  # of the matrix of distances between codes
 
 
 @dataclass
-class Verdict:
+class Acceptance:
     """The path of a tree that is accepted.
 
     accepted: [B] drafts accepted. path: [B, D + 1] node numbers from the root down, meaningful up to ``accepted``.
@@ -34,7 +34,7 @@ class Verdict:
     last: Tensor
     next_root: Tensor
 
-    def cut(self, drafts: int) -> Verdict:
+    def cut(self, drafts: int) -> Acceptance:
         """The same with paths of so many drafts, which is enough for ``accepted``."""
         return replace(self, path=self.path[:, : drafts + 1])
 
@@ -55,7 +55,7 @@ def exact_agreement(tree: DraftTree, emitted: Tensor) -> Tensor:
     return agrees
 
 
-def longest_path(tree: DraftTree, agrees: Tensor, emitted: Tensor) -> Verdict:
+def longest_path(tree: DraftTree, agrees: Tensor, emitted: Tensor) -> Acceptance:
     """The deepest path of nodes that agree, bool [B, N + 1], and what is emitted after it.
 
     No loop over candidates, and no wait for the device.
@@ -66,7 +66,7 @@ def longest_path(tree: DraftTree, agrees: Tensor, emitted: Tensor) -> Verdict:
     column = torch.where(lineage, tree.depths, tree.height + 1)  # nodes off the path go to a spare column
     path = torch.zeros(len(last), tree.height + 2, dtype=torch.long, device=last.device)
     path.scatter_(1, column, torch.arange(tree.size, device=last.device).expand_as(column))
-    return Verdict(accepted, path[:, : tree.height + 1], last, emitted.gather(1, last[:, None])[:, 0])
+    return Acceptance(accepted, path[:, : tree.height + 1], last, emitted.gather(1, last[:, None])[:, 0])
 
 
 @dataclass

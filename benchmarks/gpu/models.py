@@ -269,10 +269,10 @@ def forwards_of(target: Target, sizes: Sequence[int]) -> dict[int, Callable[[], 
     """By size, a forward over a chain of so many tokens in the middle of an image: layers, head and nothing else."""
     decoder = target.decoder
     where, prompt = decoder.embedding.device, target.encode_prompt("A picture.")
-    slots = len(prompt) + target.length + max(sizes) + 1
-    rows = Rows([prompt, target.unconditional(prompt)], slots, decoder.embedding, images=1)
+    cache_length = len(prompt) + target.length + max(sizes) + 1
+    rows = Rows([prompt, target.unconditional(prompt)], cache_length, decoder.embedding, images=1)
     roots = Roots.all_at(torch.zeros(1, dtype=torch.long, device=where), target.length // 2)
-    cache = KVCache(decoder.config, rows.count, slots, decoder.embedding)
+    cache = KVCache(decoder.config, rows.count, cache_length, decoder.embedding)
     rope = rope_tables(decoder.config, decoder.embedding)
 
     def of(size: int) -> Callable[[], Tensor]:

@@ -43,7 +43,7 @@ class Context(Reader):
         """Features [R, n, h] of codes [B, n] from the roots on."""
         rows, step = self.rows, self.rows.step(roots, 0, depths, own)
         if self.decoder.tile:
-            step = rows.near_apart(step, rows.spread(roots.at) + rows.first_slot, self.near)
+            step = rows.near_apart(step, rows.spread(roots.at) + rows.cache_offset, self.near)
         return self.read(rows.spread(self.decoder.image_ids[codes]), step)
 
 

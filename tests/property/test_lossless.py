@@ -65,11 +65,11 @@ def test_random_trees_over_random_models_reproduce_plain_decoding(seed, nodes, s
     while len(tokens) < LENGTH:
         tree, paths = random_tree(model, tokens, draw, nodes, skill)
         emitted = torch.tensor([[model.emit(path) for path in paths]])
-        verdict = longest_path(tree, exact_agreement(tree, emitted), emitted)
-        accepted = int(verdict.accepted)
-        path = verdict.path[0, : accepted + 1].tolist()
-        assert path[-1] == int(verdict.last) and tree.depths[0, path].tolist() == list(range(accepted + 1))
-        tokens += [int(tree.tokens[0, node]) for node in path[1:]] + [int(verdict.next_root)]
+        acceptance = longest_path(tree, exact_agreement(tree, emitted), emitted)
+        accepted = int(acceptance.accepted)
+        path = acceptance.path[0, : accepted + 1].tolist()
+        assert path[-1] == int(acceptance.last) and tree.depths[0, path].tolist() == list(range(accepted + 1))
+        tokens += [int(tree.tokens[0, node]) for node in path[1:]] + [int(acceptance.next_root)]
         rounds += 1
     assert tokens[:LENGTH] == truth
     if skill == 1 and nodes:
@@ -79,5 +79,5 @@ def test_random_trees_over_random_models_reproduce_plain_decoding(seed, nodes, s
 def test_padding_nodes_are_never_accepted():
     tree = tree_of([0, 3], [0, 0], valid=[True, False])
     emitted = torch.tensor([[3, 1]])
-    verdict = longest_path(tree, exact_agreement(tree, emitted), emitted)
-    assert int(verdict.accepted) == 0 and int(verdict.next_root) == 3
+    acceptance = longest_path(tree, exact_agreement(tree, emitted), emitted)
+    assert int(acceptance.accepted) == 0 and int(acceptance.next_root) == 3

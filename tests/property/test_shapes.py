@@ -27,8 +27,8 @@ def uneven(shapes: list[Shape]) -> type[Policy]:
         def largest(cls, settings):
             return LARGEST
 
-        def choose(self, lanes):
-            return [shapes[(lane.image + lane.position) % len(shapes)] for lane in lanes]
+        def choose(self, slots):
+            return [shapes[(slot.image + slot.position) % len(shapes)] for slot in slots]
 
     return Uneven
 

@@ -44,9 +44,9 @@ class Resting(Policy):
     def largest(cls, settings):
         return cls.CHAIN
 
-    def choose(self, lanes):
+    def choose(self, slots):
         self.rounds += 1
-        return [self.CHAIN if self.rounds % 3 == 0 else NO_DRAFTS] * len(lanes)
+        return [self.CHAIN if self.rounds % 3 == 0 else NO_DRAFTS] * len(slots)
 
 
 WINDOW = dict(method="eagle2", depth=20, width=4, nodes=24)

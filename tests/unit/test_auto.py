@@ -7,7 +7,7 @@ import pytest
 
 from adt_core.drafters.jacobi import CHAIN, WINDOW
 from adt_core.drafters.merged import BOTH
-from adt_core.policies import NO_DRAFTS, CostProfile, DraftSettings, Lane, Scene, Shape, auto
+from adt_core.policies import NO_DRAFTS, CostProfile, DraftSettings, Scene, Shape, Slot, auto
 from adt_core.policies.auto import LOSS, SIZES, WIDTH, Auto, sizes_of, spine_length
 from adt_core.rules.trace import ImageRound, Round
 from tests.drafted import costs
@@ -40,14 +40,14 @@ def started_policy(profile, length=256) -> Auto:
 
 def chosen(policy: Auto, position=100, image=0) -> Shape:
     """Of the next tree."""
-    (shape,) = policy.choose([Lane(image, position)])
+    (shape,) = policy.choose([Slot(image, position)])
     return shape
 
 
 def tell(policy: Auto, accepted: int, shape: Shape, position=100, image=0, seconds=0.01) -> None:
     """The round is over: so many drafts of a tree of this shape were accepted."""
     share = ImageRound(image, position, *shape[:2], shape.depth, shape.nodes, accepted, (0,) * accepted)
-    policy.observe(Round(0, seconds, 0.0, 0, (share,)))
+    policy.on_verified(Round(0, seconds, 0.0, 0, (share,)))
 
 
 def cost_of(profile: CostProfile, shape: Shape) -> float:
@@ -194,7 +194,7 @@ def rounds_of_two(policy: Auto, accepts, rounds=80) -> tuple[list[list[Shape]], 
     plain steps more than its tokens image 1 has cost."""
     lost, every = 0.0, []
     for number in range(rounds):
-        shapes = policy.choose([Lane(0, number), Lane(1, number)])
+        shapes = policy.choose([Slot(0, number), Slot(1, number)])
         every.append(shapes)
         if not policy.drafts:
             break
@@ -203,7 +203,7 @@ def rounds_of_two(policy: Auto, accepts, rounds=80) -> tuple[list[list[Shape]], 
             ImageRound(image, number, *shape[:2], shape.depth, shape.nodes, taken[image], (0,) * taken[image])
             for image, shape in enumerate(shapes)
         )
-        policy.observe(Round(0, 0.01, 0.0, 0, shares))
+        policy.on_verified(Round(0, 0.01, 0.0, 0, shares))
         lost += cost_of(policy.scene.profile, shapes[1]) - taken[1] - 1
     return every, lost
 

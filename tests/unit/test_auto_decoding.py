@@ -61,9 +61,9 @@ def test_no_deeper_tree_is_chosen_or_measured_than_is_drafted(models, monkeypatc
     """The exact mode on a GPU cuts trees: what is drafted of 16 is then what is drafted of 8."""
     depths, run_round = [], measuring.run_round
 
-    def watched(lanes, shapes, *more):
+    def watched(slots, shapes, *more):
         depths.extend(shape.depth for shape in shapes)
-        return run_round(lanes, shapes, *more)
+        return run_round(slots, shapes, *more)
 
     monkeypatch.setattr(Task, "near", 5)
     monkeypatch.setattr(measuring, "run_round", watched)
@@ -101,8 +101,8 @@ class GivesUp(Auto):
 
     seen = 0
 
-    def observe(self, round):
-        super().observe(round)
+    def on_verified(self, round):
+        super().on_verified(round)
         self.seen += 1
         self.drafts = self.seen < 3
 

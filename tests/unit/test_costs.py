@@ -258,9 +258,9 @@ def test_a_reading_in_which_a_round_was_captured_is_taken_again(models, monkeypa
     task = run(target, drafter, drafting=Drafting("auto"))._task
     plain, rounds = measuring._Rounds(task, None, 1), []
 
-    def captured_at_first(lanes, *_):
-        lanes.graphs.attempts += not rounds
-        rounds.append(lanes)
+    def captured_at_first(slots, *_):
+        slots.graphs.attempts += not rounds
+        rounds.append(slots)
 
     monkeypatch.setattr(measuring, "run_round", captured_at_first)
     plain.seconds(0)

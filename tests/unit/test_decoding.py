@@ -137,13 +137,13 @@ def test_where_memory_runs_out_fewer_images_go_on(models, monkeypatch, caplog, a
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 @pytest.mark.parametrize("drafting", [Drafting(PLAIN), TREE], ids=lambda d: d.method)
 def test_memory_may_run_out_when_the_last_image_enters(models, monkeypatch, drafting, guidance):
-    """Then more lanes are free than images wait."""
+    """Then more slots are free than images wait."""
     target, drafter = models
     options = {"prompts": FIVE, "drafter": drafter, "drafting": drafting, "sampling": Sampling(5, guidance=guidance)}
     roomy, forward, entered = run(target, **options), type(target.decoder).forward, []
 
     def crowded(self, ids, step, *rest, **named):
-        if isinstance(step.slots, slice) and step.slots.start == 0:
+        if isinstance(step.cache_position, slice) and step.cache_position.start == 0:
             entered.append(len(ids))
             if len(entered) == 2:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory")
@@ -162,11 +162,11 @@ def test_memory_that_runs_out_in_the_last_round_leaves_a_whole_trace(models, mon
     calls = []
 
     class Crowded(EagleProposer):
-        def observe(self, verified):
+        def on_verified(self, verified):
             calls.append(verified)
             if len(calls) == len(roomy.trace.rounds) - 1:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-            super().observe(verified)
+            super().on_verified(verified)
 
     monkeypatch.setattr("adt_core.drafters.eagle.EagleProposer", Crowded)
     decoding = run(target, **options)
@@ -189,13 +189,13 @@ def test_too_little_memory_for_one_image_is_said(models, monkeypatch):
 def test_numbers_of_twice_the_size_take_twice_the_memory(tiny, drafting):
     """But those of the codec, which is in float32 whatever the decoder is in."""
 
-    def lanes_bytes(dtype):
+    def slots_bytes(dtype):
         target = load_target(tiny / "target", dtype=dtype)
         drafter = load_drafter(tiny / "drafter", target)
         decoding = Decoding(target, [target.encode_prompt("a cat")], drafting=drafting, drafter=drafter)
         return decoding.memory_required() - target.codec.working_bytes(32 * 32)
 
-    assert lanes_bytes(torch.float64) == 2 * lanes_bytes(torch.float32)
+    assert slots_bytes(torch.float64) == 2 * slots_bytes(torch.float32)
 
 
 def test_bad_requests_are_refused(models):

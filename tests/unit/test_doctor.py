@@ -24,7 +24,7 @@ TITLES += ["How to make it faster", "For a bug report"]
 def short(monkeypatch, tmp_path):
     monkeypatch.setattr(examination, "TOKENS", 24)
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(invariance, "verdicts", {})
+    monkeypatch.setattr(invariance, "reports", {})
 
 
 def page_of(target, check=None) -> str:

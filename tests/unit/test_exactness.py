@@ -11,7 +11,7 @@ from adt_core.engine.device import invariance
 from adt_core.engine.device.invariance import CHAIN, COLUMNS, COMPANY, TREE
 from adt_core.engine.task import Task
 from adt_core.models import layers
-from adt_core.models.exact import NEAR, TILE, Trust
+from adt_core.models.exact import NEAR, TILE, FallbackConfig
 from adt_core.models.rows import Rows
 from adt_core.policies import PLAIN
 
@@ -31,7 +31,7 @@ def half():
 def nothing_known(monkeypatch, tmp_path):
     """As on a machine that has drawn nothing yet."""
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
-    monkeypatch.setattr(invariance, "verdicts", {})
+    monkeypatch.setattr(invariance, "reports", {})
 
 
 def decoding_of(target, guidance: float = 2.0, drafter=None) -> Decoding:
@@ -136,7 +136,7 @@ def test_products_of_fewer_rows_take_the_place_of_those_that_are_not_exact(targe
     """Plain images have them, too: a drafted image is the plain one."""
     broken(monkeypatch, odd_by_rows)
     drafted, _ = draw(target)
-    assert drafted.exact.trust == Trust(tile=1, far=True) and drafted.trace.report()["tau"] > 1
+    assert drafted.exact.trust == FallbackConfig(tile=1, far=True) and drafted.trace.report()["tau"] > 1
     assert (
         drafted.exact.remark
         == "To keep the image unchanged, this device uses smaller matrix products, which is slower."
@@ -166,13 +166,13 @@ def by_queries(queries):
 
 def test_a_kernel_for_far_keys_that_is_exact_is_used(half, far_keys):
     far_keys()
-    assert draw(half)[0].exact == invariance.Verdict()
+    assert draw(half)[0].exact == invariance.InvarianceReport()
 
 
 def test_attention_goes_without_a_kernel_that_is_not_exact(half, far_keys, caplog):
     far_keys(by_queries)
     drafted, _ = draw(half)
-    assert drafted.exact.trust == Trust(TILE["cpu"], far=False) and drafted.trace.report()["tau"] > 1
+    assert drafted.exact.trust == FallbackConfig(TILE["cpu"], far=False) and drafted.trace.report()["tau"] > 1
     remark = "To keep the image unchanged, this device uses attention without the fast kernel, which is slower."
     assert drafted.exact.remark == remark and caplog.text.count(remark) == 1
 
@@ -181,7 +181,7 @@ def test_products_and_attention_may_both_have_to_be_replaced(half, far_keys, mon
     far_keys(by_queries)
     broken(monkeypatch, odd_by_rows)
     drafted, _ = draw(half)
-    assert drafted.exact.trust == Trust(tile=1, far=False) and drafted.trace.report()["tau"] > 1
+    assert drafted.exact.trust == FallbackConfig(tile=1, far=False) and drafted.trace.report()["tau"] > 1
     assert "smaller matrix products and attention without the fast kernel" in drafted.exact.remark
 
 
@@ -199,7 +199,7 @@ def test_where_company_shows_alone_nothing_is_switched_off(half, monkeypatch, ca
     remark = (
         "On this device, an image may depend on the other prompts in its batch; use a batch size of 1 to avoid this."
     )
-    assert drafted.exact == invariance.Verdict(differing=(COMPANY,), remark=remark)
+    assert drafted.exact == invariance.InvarianceReport(differing=(COMPANY,), remark=remark)
     assert drafted.trace.report()["tau"] > 1 and caplog.text.count(remark) == 1
 
 
@@ -216,24 +216,24 @@ def test_a_device_without_the_mode_is_told_where_somebody_relies_on_it(monkeypat
     monkeypatch.setattr("adt_core.models.exact.TILE", {})
     target = load_target(dtype=dtype, exact=exact)
     drafted = decode(decoding_of(target, drafter=load_drafter("jacobi", target)))
-    expected = invariance.NO_MODE if dtype == torch.bfloat16 and exact else invariance.Verdict()
+    expected = invariance.NO_MODE if dtype == torch.bfloat16 and exact else invariance.InvarianceReport()
     assert drafted.exact == expected and drafted.trace.report()["tau"] > 1
     assert caplog.text.count("has no batch-invariant mode") == bool(expected.remark)
 
 
 def test_where_all_is_well_nothing_is_said(target):
-    assert decode(decoding_of(target)).exact == invariance.Verdict()
+    assert decode(decoding_of(target)).exact == invariance.InvarianceReport()
 
 
 def test_a_verdict_is_remembered_for_the_weights_and_what_they_are_multiplied_by(target, monkeypatch, tmp_path):
     """By the next process, too. A file that says something else counts for nothing."""
     task, tries = decoding_of(target)._task, []
-    found = invariance.Verdict(invariance.Trust(1), True, (CHAIN, TREE), "This device is slow.")
+    found = invariance.InvarianceReport(invariance.FallbackConfig(1), True, (CHAIN, TREE), "This device is slow.")
     monkeypatch.setattr(invariance, "_find", lambda task: tries.append(task) or found)
 
     def settled():
-        monkeypatch.setattr(invariance, "verdicts", {})
-        return invariance.settle(task)
+        monkeypatch.setattr(invariance, "reports", {})
+        return invariance.establish(task)
 
     assert settled() == settled() == found and len(tries) == 1
     (file,) = tmp_path.glob("exact-*.json")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.engine.device import invariance
-from adt_core.engine.device.invariance import COMPANY, Verdict
+from adt_core.engine.device.invariance import COMPANY, InvarianceReport
 from adt_core.engine.task import Task
 from adt_core.models import exact, layers
 from tests.drafted import METHODS, run
@@ -91,7 +91,7 @@ def test_a_kernel_to_which_it_matters_in_which_columns_an_image_is_would_be_foun
         return (out * (1 + first * 2**-9)).to(q.dtype), log_sum
 
     monkeypatch.setattr(layers, "far_attention", by_place)
-    monkeypatch.setattr(invariance, "verdicts", {})
+    monkeypatch.setattr(invariance, "reports", {})
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
     tried = run(wide, prompts=("a cat",), sampling=Sampling(guidance=3.0)).exact
     assert tried.differing == (COMPANY,) and tried.remark
@@ -99,7 +99,7 @@ def test_a_kernel_to_which_it_matters_in_which_columns_an_image_is_would_be_foun
 
 def test_an_image_has_the_same_bits_beside_a_longer_prompt(wide, monkeypatch):
     tried = run(wide, prompts=("a cat",), sampling=Sampling(guidance=3.0))  # before the first image
-    assert tried.exact == Verdict(), "far keys go through the kernel"
+    assert tried.exact == InvarianceReport(), "far keys go through the kernel"
     seen, logits = [], wide.decoder.logits
 
     def noting(features, guidance=1):

@@ -12,7 +12,7 @@ from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.engine import graphs, pool
 from adt_core.engine.device import measuring
 from adt_core.engine.round import run_round
-from adt_core.engine.slots import Lanes
+from adt_core.engine.slots import Slots
 from adt_core.engine.task import Task
 from adt_core.lab.benchmark import sources
 from adt_core.policies.auto import Auto
@@ -119,17 +119,17 @@ def test_rounds_without_a_drafter_leave_its_memory_alone(target, drafters, as_on
     """Plain rounds come before the first drafts, and after drafting has ended: then the drafter's memory is free."""
     ended = []
 
-    def stop(lanes):
-        ended.append((lanes.proposer, [part.clone() for part in lanes.proposer.state()]))
-        stop_drafting(lanes)
+    def stop(slots):
+        ended.append((slots.proposer, [part.clone() for part in slots.proposer.state()]))
+        stop_drafting(slots)
 
     def observe_and_give_up(policy, round):
         observe(policy, round)
         policy.drafts = round.index < 2
 
-    stop_drafting, observe = Lanes.stop_drafting, Auto.observe
-    monkeypatch.setattr(Lanes, "stop_drafting", stop)
-    monkeypatch.setattr(Auto, "observe", observe_and_give_up)
+    stop_drafting, observe = Slots.stop_drafting, Auto.on_verified
+    monkeypatch.setattr(Slots, "stop_drafting", stop)
+    monkeypatch.setattr(Auto, "on_verified", observe_and_give_up)
     as_on_a_gpu(Tape())
     found = run(target, drafters["jacobi"], PROMPTS[:1], drafting=Drafting("auto"), profile=costs("window"))
     assert [share.depth > 0 for round in found.trace.rounds[:4] for share in round.images] == [False, True, True, False]
@@ -377,7 +377,7 @@ def test_columns_double_so_that_few_rounds_are_captured():
     """An image of Emu3 has more than eight thousand tokens."""
     read = set()
     for position in range(8190):
-        rows, task = SimpleNamespace(first_slot=128, columns=range(8400)), SimpleNamespace(uncommitted=64)
-        read.add(Lanes._columns(SimpleNamespace(positions=[position], rows=rows, task=task)))
+        rows, task = SimpleNamespace(cache_offset=128, columns=range(8400)), SimpleNamespace(uncommitted=64)
+        read.add(Slots._columns(SimpleNamespace(positions=[position], rows=rows, task=task)))
         assert max(read) >= position + 128 + 64 and max(read) <= max(512, 2 * (position + 192))
     assert read == {512, 1024, 2048, 4096, 8192, 8400}

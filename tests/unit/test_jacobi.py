@@ -22,7 +22,7 @@ from adt_core.drafters.window import (
 )
 from adt_core.models.rows import Roots, Rows
 from adt_core.policies import DraftSettings, Shape
-from adt_core.rules.verify import Verdict
+from adt_core.rules.verify import Acceptance
 from tests.drafted import run
 from tests.trees import tree_of
 
@@ -83,7 +83,7 @@ def test_every_class_learns_from_its_own_positions_up_to_the_first_miss():
             tree=SimpleNamespace(
                 tokens=tokens, height=3, valid=torch.tensor([[True] * 4] * 2 + [[True] + [False] * 3])
             ),
-            verdict=SimpleNamespace(accepted=torch.tensor([2, 0, 0])),
+            acceptance=SimpleNamespace(accepted=torch.tensor([2, 0, 0])),
         ),
     )
     hits, seen = [{2: 2}, {5: 1}, {}], [{2: 2, 5: 1}, {5: 1}, {}]
@@ -128,10 +128,10 @@ def verified(target, tokens, parents):
     tree = tree_of(tokens, parents)
     emitted = torch.where(tree.depths == tree.height, 20 + torch.arange(tree.size), GUESS)
     perturbed = torch.zeros(1, tree.size, target.num_codes, dtype=torch.float64).scatter_(2, emitted[..., None], 1.0)
-    verdict = Verdict(
+    acceptance = Acceptance(
         torch.tensor([1]), torch.tensor([[0, 1] + [0] * (tree.height - 1)]), torch.tensor([1]), torch.tensor([2])
     )
-    return Verified(tree, torch.empty(0), perturbed, verdict, torch.ones(1, dtype=torch.bool), roots(7, ROOT))
+    return Verified(tree, torch.empty(0), perturbed, acceptance, torch.ones(1, dtype=torch.bool), roots(7, ROOT))
 
 
 def read_on(window):

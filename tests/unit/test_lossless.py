@@ -128,7 +128,7 @@ def prefix_of(target, kept, whole):
 def captures(target, tape):
     """How many rounds were captured: by CUDA, or by the tape, if there is one."""
     if DEVICE == "cuda":
-        return sum(lanes.graphs.attempts for lanes in pool.kept(target.decoder))
+        return sum(slots.graphs.attempts for slots in pool.kept(target.decoder))
     return tape.captured if tape else 0
 
 

@@ -19,10 +19,10 @@ class InTurns(POLICIES["eagle2"]):
 
     rounds = 0
 
-    def choose(self, lanes):
+    def choose(self, slots):
         self.rounds += 1
         source = "both" if self.rounds % self.settings.width == 0 else "chain"
-        return [Shape(self.settings.depth, 3, self.settings.nodes, source=source)] * len(lanes)
+        return [Shape(self.settings.depth, 3, self.settings.nodes, source=source)] * len(slots)
 
 
 class Watched(EagleProposer):
@@ -41,7 +41,7 @@ class Watched(EagleProposer):
         self.expected = self.twin.root_feature
 
     def follow(self, verified):
-        self.twin.observe(verified)
+        self.twin.on_verified(verified)
         self.expected = self.twin.root_feature
 
     def catch_up(self, *pairs):
@@ -57,14 +57,14 @@ class Watched(EagleProposer):
 @pytest.fixture
 def checked(monkeypatch):
     """Every network is watched. The list has one entry a round: by how many different steps its images advanced."""
-    steps, observe = [], MergedProposer.observe
+    steps, observe = [], MergedProposer.on_verified
 
     def observe_and_follow(proposer, verified):
         proposer._network.follow(verified)
-        steps.append(len(set(verified.verdict.accepted.tolist())))
+        steps.append(len(set(verified.acceptance.accepted.tolist())))
         observe(proposer, verified)
 
-    monkeypatch.setattr(MergedProposer, "observe", observe_and_follow)
+    monkeypatch.setattr(MergedProposer, "on_verified", observe_and_follow)
     monkeypatch.setattr(EagleDrafter, "proposer", lambda drafter, session: Watched(drafter, session))
     return steps
 

@@ -5,7 +5,7 @@ import pytest
 from adt_core import AdtError, Drafting
 from adt_core.drafters import drafter_defaults
 from adt_core.models.exact import NEAR, TILE
-from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Lane, Policy, Scene, Shape, Source, options
+from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Policy, Scene, Shape, Slot, Source, options
 from adt_core.rules.trace import ImageRound, Round
 from tests.drafted import costs
 
@@ -28,7 +28,7 @@ def adt_tree(columns=8, **changes) -> Policy:
 
 def size(policy: Policy, position: int, image: int = 0) -> tuple[int, int]:
     """Depth and width of the tree whose root is at ``position``."""
-    (shape,) = policy.choose([Lane(image, position)])
+    (shape,) = policy.choose([Slot(image, position)])
     assert shape.nodes == SETTINGS["nodes"] and not shape.tree
     return shape.depth, shape.width
 
@@ -36,14 +36,14 @@ def size(policy: Policy, position: int, image: int = 0) -> tuple[int, int]:
 def learn(policy: Policy, position: int, accepted: int, depth: int, image: int = 0) -> None:
     """One round rooted at ``position``, over a tree of this realised depth."""
     share = ImageRound(image, position, depth, 1, depth, depth, accepted, (0,) * accepted)
-    policy.observe(Round(0, 0.01, 0.001, 1, (share,)))
+    policy.on_verified(Round(0, 0.01, 0.001, 1, (share,)))
 
 
 # ---- ADT-Tree: adjacency, bisectional refinement, row wrap, every image by itself ----------------
 
 
 def test_starts_from_the_configured_shape():
-    assert adt_tree().choose([Lane(0, 0)]) == [Shape(4, 3, 9)]
+    assert adt_tree().choose([Slot(0, 0)]) == [Shape(4, 3, 9)]
 
 
 def test_the_configured_shape_is_brought_within_the_bounds():
@@ -115,10 +115,10 @@ def test_random_initialisation_is_seeded_and_in_bounds():
 
 def test_every_image_has_shapes_of_its_own():
     p = adt_tree()
-    p.choose([Lane(0, 0), Lane(1, 0)])
+    p.choose([Slot(0, 0), Slot(1, 0)])
     learn(p, 0, accepted=4, depth=4, image=0)
     learn(p, 0, accepted=0, depth=4, image=1)
-    assert [shape[:2] for shape in p.choose([Lane(1, 1), Lane(0, 5)])] == [(3, 4), (5, 2)]
+    assert [shape[:2] for shape in p.choose([Slot(1, 1), Slot(0, 5)])] == [(3, 4), (5, 2)]
 
 
 def test_images_that_are_begun_anew_start_from_the_configured_shape():
@@ -135,7 +135,7 @@ def test_images_that_are_begun_anew_start_from_the_configured_shape():
 def test_eagle2_never_changes():
     p = policy("eagle2", depth=3, width=2, nodes=9)
     learn(p, 0, accepted=3, depth=3)
-    assert p.choose([Lane(0, 4), Lane(1, 0)]) == [Shape(3, 2, 9)] * 2
+    assert p.choose([Slot(0, 4), Slot(1, 0)]) == [Shape(3, 2, 9)] * 2
 
 
 @pytest.mark.parametrize(
@@ -147,12 +147,12 @@ def test_eagle2_never_changes():
 )
 def test_static_trees_are_always_the_published_ones(method, largest):
     p = policy(method)
-    assert p.choose([Lane(0, 0), Lane(1, 7)]) == [largest] * 2 == [p.largest(p.settings)] * 2
+    assert p.choose([Slot(0, 0), Slot(1, 7)]) == [largest] * 2 == [p.largest(p.settings)] * 2
 
 
 def test_plain_decoding_drafts_nothing():
     p = policy(PLAIN)
-    assert not p.begin() and p.choose([Lane(0, 0)]) == [NO_DRAFTS] and not p.needs_drafter
+    assert not p.begin() and p.choose([Slot(0, 0)]) == [NO_DRAFTS] and not p.needs_drafter
 
 
 @pytest.mark.parametrize("method", POLICIES)
@@ -161,7 +161,7 @@ def test_no_shape_is_larger_than_the_largest(method):
     p, settings = policy(method), Drafting(method).settings
     largest = POLICIES[method].largest(settings)
     for position in range(40):
-        for shape in p.choose([Lane(0, position)]):
+        for shape in p.choose([Slot(0, position)]):
             assert all(chosen <= most for chosen, most in zip(shape[:3], largest[:3]))
         learn(p, position, accepted=position % 2, depth=2)
 

@@ -19,7 +19,7 @@ from adt_core import Drafting, cli, load_drafter
 from adt_core.app.images import read_settings
 from adt_core.drafters import DRAFTERS, Drafter, Prefill, Proposer, Session, Shapes, Verified
 from adt_core.models.rows import Roots
-from adt_core.policies import NO_DRAFTS, POLICIES, DraftSettings, Lane, Policy, Scene, Shape, Source, options
+from adt_core.policies import NO_DRAFTS, POLICIES, DraftSettings, Policy, Scene, Shape, Slot, Source, options
 from adt_core.policies.auto import Auto, shape_of
 from adt_core.rules.settings import setting
 from adt_core.rules.trace import Round
@@ -46,9 +46,9 @@ class ToyPolicy(Policy):
     def largest(cls, settings: ToySettings) -> Shape:
         return Shape(DEPTH, 1, DEPTH)
 
-    def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
+    def choose(self, slots: Sequence[Slot]) -> list[Shape]:
         shape = self.largest(self.settings)
-        return [NO_DRAFTS if lane.position % self.settings.stride else shape for lane in lanes]
+        return [NO_DRAFTS if slot.position % self.settings.stride else shape for slot in slots]
 
 
 class Better(Policy):
@@ -63,11 +63,11 @@ class Better(Policy):
         self.accepted: dict[Source, list[int]] = {source: [] for source in scene.sources[:2]}
         self.chosen = scene.sources[0]
 
-    def choose(self, lanes: Sequence[Lane]) -> list[Shape]:
+    def choose(self, slots: Sequence[Slot]) -> list[Shape]:
         self.chosen = max(self.accepted, key=lambda source: mean(self.accepted[source] or [inf]))
-        return [shape_of(self.chosen, 8)] * len(lanes)
+        return [shape_of(self.chosen, 8)] * len(slots)
 
-    def observe(self, round: Round) -> None:
+    def on_verified(self, round: Round) -> None:
         self.accepted[self.chosen] += [share.accepted for share in round.images]
 
 
@@ -77,8 +77,8 @@ def test_a_policy_may_choose_between_sources(models, monkeypatch, drafter):
     chosen = set()
 
     class Watched(Better):
-        def choose(self, lanes):
-            shapes = super().choose(lanes)
+        def choose(self, slots):
+            shapes = super().choose(slots)
             chosen.add(self.chosen.name)
             return shapes
 
@@ -110,10 +110,10 @@ class ToyDrafter:
     def proposer(self, session: Session) -> Proposer:
         return ToyProposer(session)
 
-    def slots(self, largest: Shape) -> int:
+    def uncommitted(self, largest: Shape) -> int:
         return 0
 
-    def cache_bytes(self, rows: int, slots: int, itemsize: int) -> int:
+    def cache_bytes(self, rows: int, cache_length: int, itemsize: int) -> int:
         return 0
 
 
@@ -133,7 +133,7 @@ class ToyProposer(Proposer):
         wanted = torch.arange(shapes.depth, device=roots.at.device) < shapes.lengths
         return chain(torch.cat([roots.codes[:, None], drafts], 1), torch.where(wanted, 0.0, -torch.inf))
 
-    def observe(self, verified: Verified) -> None:
+    def on_verified(self, verified: Verified) -> None:
         codes = verified.following
         at = verified.roots.at + 1 + torch.arange(codes.shape[1], device=codes.device)
         self._codes.scatter_(1, at, codes)  # what stands behind the new root is written over in the next rounds

@@ -65,7 +65,7 @@ MADE = {"model", "decoder", "codec", "drafter", "network", "patcher", "trace", "
 """What an image takes and makes, by the names that the probe has for it."""
 CONSTANTS = {
     *("Continuation", "Drafting", "Engines", "Family", "Kind", "Lantern", "Loading", "Numbers", "Option", "Pairing"),
-    *("Preset", "Published", "Recipe", "Sampling", "Shape", "Verdict"),
+    *("Preset", "Published", "Recipe", "Sampling", "Shape", "Acceptance"),
     *(
         "DraftSettings",
         "Source",

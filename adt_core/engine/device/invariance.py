@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...drafters.jacobi import JacobiDrafter
 from ...errors import is_out_of_memory
-from ...models.exact import ALIGNED, HALF, Trust
+from ...models.exact import ALIGNED, HALF, FallbackConfig
 from ...models.kernels import said_of_products
 from ...models.layers import MATRICES
 from ...models.rows import Roots
@@ -52,14 +52,14 @@ LONGEST_REMARK = 300
 """Characters of what a file may say."""
 
 
-class Verdict(NamedTuple):
+class InvarianceReport(NamedTuple):
     """What was found of a device.
 
     trust: None for the usual one. drafts: do drafts leave the image as it is? differing: what :func:`differences` said
     of the usual trust. remark: in a sentence, what an image has to do without, or "".
     """
 
-    trust: Trust | None = None
+    trust: FallbackConfig | None = None
     drafts: bool = True
     differing: tuple[str, ...] = ()
     remark: str = ""
@@ -69,65 +69,65 @@ class Verdict(NamedTuple):
         return {**self._asdict(), "trust": self.trust and list(self.trust), "differing": list(self.differing)}
 
     @classmethod
-    def from_json(cls, value: Any, tile: int) -> Verdict | None:
+    def from_json(cls, value: Any, tile: int) -> InvarianceReport | None:
         """What :meth:`to_json` gave; None for anything else. tile: the usual rows of a product."""
         match value:
             case {"trust": trust, "drafts": bool(drafts), "differing": [*differing], "remark": str(remark)}:
                 known = all(way in WAYS for way in differing) and len(remark) < LONGEST_REMARK
                 usual = trust is None
                 if known and (usual or row(whole_number(1, tile), SWITCH).fits(trust)):
-                    return cls(None if usual else Trust(*trust), drafts, tuple(differing), remark)
+                    return cls(None if usual else FallbackConfig(*trust), drafts, tuple(differing), remark)
         return None
 
 
-NO_MODE = Verdict(
+NO_MODE = InvarianceReport(
     remark="This device has no batch-invariant mode: in half precision, drafts may change the image; "
     "use float32 to avoid this."
 )
 """For devices that :data:`..models.exact.TILE` does not list, such as Apple's and Intel's GPUs."""
-verdicts: dict[str, Verdict] = {}
+reports: dict[str, InvarianceReport] = {}
 """Of this process, by name."""
 
 
-def settle(task: Task) -> Verdict:
+def establish(task: Task) -> InvarianceReport:
     """Try the exact mode before the first image of these weights on this device, and do without what fails.
 
     Far keys are added like near ones, then products are made smaller; where nothing helps, nothing is drafted. Plain
-    images do without the same, or drafted ones would not be theirs. The remark is logged. The verdict is kept in the
+    images do without the same, or drafted ones would not be theirs. The remark is logged. The report is kept in the
     cache folder.
     """
     decoder = task.target.decoder
     decoder.trust = None
     if not decoder.exact or decoder.dtype not in HALF:
-        return Verdict()
+        return InvarianceReport()
     name = name_of(task)
-    if name not in verdicts:
+    if name not in reports:
         try:
-            verdicts[name] = _verdict(name, task)
+            reports[name] = _report(name, task)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            return Verdict()  # another time
-        if verdicts[name].remark:
-            logging.getLogger(__name__).warning("%s", verdicts[name].remark)
-    decoder.trust = verdicts[name].trust
-    return verdicts[name]
+            return InvarianceReport()  # another time
+        if reports[name].remark:
+            logging.getLogger(__name__).warning("%s", reports[name].remark)
+    decoder.trust = reports[name].trust
+    return reports[name]
 
 
-def _verdict(name: str, task: Task) -> Verdict:
+def _report(name: str, task: Task) -> InvarianceReport:
     """Return what the cache folder has under this name, or else what a trial finds, which is then stored there."""
     tile = task.target.decoder.tile
     if not tile:
         return NO_MODE
-    verdict = Verdict.from_json(profiles.find_verdict(name), tile)
-    if verdict is None:
-        verdict = _find(task)
-        profiles.save_verdict(name, verdict.to_json())
-    return verdict
+    report = InvarianceReport.from_json(profiles.find_report(name), tile)
+    if report is None:
+        report = _find(task)
+        profiles.save_report(name, report.to_json())
+    return report
 
 
 def name_of(task: Task) -> str:
-    """What a verdict is found for: the weights, and all that a library chooses its kernels by."""
+    """What a report is found for: the weights, and all that a library chooses its kernels by."""
     decoder = task.target.decoder
     device, layer = decoder.embedding.device, decoder.layers[0]
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
@@ -136,19 +136,19 @@ def name_of(task: Task) -> str:
     return ", ".join(map(str, (*parts, decoder.config, first, task.groups, task.threads)))
 
 
-def _find(task: Task) -> Verdict:
+def _find(task: Task) -> InvarianceReport:
     differing = tuple(differences(task))
     if not differing:
-        return Verdict()
+        return InvarianceReport()
     if differing == (COMPANY,):
         remark = (
             "On this device, an image may depend on the other prompts in its batch; "
             "use a batch size of 1 to avoid this."
         )
-        return Verdict(differing=differing, remark=remark)
+        return InvarianceReport(differing=differing, remark=remark)
     decoder = task.target.decoder
     usual, smaller = decoder.tile, decoder.tile // SMALLER
-    for trust in (Trust(usual, far=False), Trust(smaller), Trust(smaller, far=False)):
+    for trust in (FallbackConfig(usual, far=False), FallbackConfig(smaller), FallbackConfig(smaller, far=False)):
         decoder.trust = trust
         if not differences(task):
             slower = {
@@ -157,12 +157,12 @@ def _find(task: Task) -> Verdict:
             }
             parts = " and ".join(part for part, is_needed in slower.items() if is_needed)
             remark = f"To keep the image unchanged, this device uses {parts}, which is slower."
-            return Verdict(trust, differing=differing, remark=remark)
+            return InvarianceReport(trust, differing=differing, remark=remark)
     decoder.trust = None
     remark = (
         "On this device, drafts would change the image in half precision, so drafting is off; use float32 to draft."
     )
-    return Verdict(drafts=False, differing=differing, remark=remark)
+    return InvarianceReport(drafts=False, differing=differing, remark=remark)
 
 
 @torch.inference_mode()
@@ -211,10 +211,10 @@ class _Trial:
         self._places = [place for place in PLACES if place <= self._depth]
         queue = ImageQueue(self._task, lambda: False, lambda *_: None)
         queue.begin(list(range(images)), images)
-        lanes = queue.refill()
-        assert lanes is not None
-        self._lanes, self._start = lanes, before
-        self._codes = tokens[:, before : before + self._depth + 1].to(lanes.rows.device).expand(images, -1)
+        slots = queue.refill()
+        assert slots is not None
+        self._slots, self._start = slots, before
+        self._codes = tokens[:, before : before + self._depth + 1].to(slots.rows.device).expand(images, -1)
 
     def one_by_one(self) -> list[Tensor]:
         """Features [rows of an image, m, h] and logits [1, m, V] of the first image at PLACES, each read alone."""
@@ -243,13 +243,13 @@ class _Trial:
         self, codes: Tensor, place: int, depths: Tensor | int, own: Tensor, further: bool = False
     ) -> list[Tensor]:
         """Read codes [B, n] from this place on, as a round does."""
-        lanes, images = self._lanes, len(codes)
-        lanes.roots = roots = Roots.all_at(codes[:, 0], self._start + place)
-        used, columns = self._start + place + lanes.rows.first_slot + codes.shape[1], len(lanes.rows.columns)
+        slots, images = self._slots, len(codes)
+        slots.roots = roots = Roots.all_at(codes[:, 0], self._start + place)
+        used, columns = self._start + place + slots.rows.cache_offset + codes.shape[1], len(slots.rows.columns)
         if further or self._task.replayed:
             roots.columns = columns if further else min(-(-used // ALIGNED) * ALIGNED, columns)
         offsets = depths.expand(images, -1) if isinstance(depths, Tensor) else depths
-        features = forward(lanes, codes, lanes.rows.step(roots, 0, offsets, own.expand(images, -1, -1)))
+        features = forward(slots, codes, slots.rows.step(roots, 0, offsets, own.expand(images, -1, -1)))
         z = self._task.target.decoder.logits(features, self._task.sampling.guidance)
         return [features[::images], z[:1]]
 

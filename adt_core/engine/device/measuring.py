@@ -23,7 +23,7 @@ from .. import pool
 from ..graphs import why_off
 from ..queue import ImageQueue
 from ..round import run_round
-from ..slots import Lanes
+from ..slots import Slots
 from ..task import Task
 from .memory import lack_of_room, lack_on_gpu
 
@@ -33,7 +33,7 @@ product has room for 31 in the exact mode, and two products for 63."""
 READINGS = 9
 """Of every size, at most."""
 SETS = 3
-"""Sets of lanes that are there together: of plain steps, of a source, and of images that are begun anew."""
+"""Sets of slots that are there together: of plain steps, of a source, and of images that are begun anew."""
 ENOUGH_SECONDS = 0.7
 """Of a source: after these no further readings are begun, but each size has one in any case."""
 
@@ -71,7 +71,7 @@ def measure(task: Task, images: int, codes: Tensor) -> CostProfile:
     task = replace(task, prefix=codes[:, : max(task.start, task.target.length // 2)])
     if said := lack_of_room(task, SETS * images) or lack_on_gpu(task, SETS * images):
         raise MemoryError(said)
-    pool.release(task.target.decoder)  # or there might be too little memory for more sets of lanes
+    pool.release(task.target.decoder)  # or there might be too little memory for more sets of slots
     plain = _Rounds(task, None, images)
     costs = {source.name: _curve(plain, _Rounds(task, source, images), source) for source in task.sources}
     profile = CostProfile(name_of(task), images, costs)
@@ -108,18 +108,18 @@ class _Rounds:
 
     def seconds(self, size: int) -> float:
         """Of a round with so many drafts for every image."""
-        lanes = self._ready()
+        slots = self._ready()
         shape = shape_of(self._source, size) if self._source else NO_DRAFTS
-        shapes = [self._task.cut(shape)] * len(lanes)
+        shapes = [self._task.cut(shape)] * len(slots)
         with torch.inference_mode():
-            started, attempts = time.perf_counter(), lanes.graphs.attempts
-            run_round(lanes, shapes, [0] * len(lanes))
+            started, attempts = time.perf_counter(), slots.graphs.attempts
+            run_round(slots, shapes, [0] * len(slots))
             seconds = time.perf_counter() - started
-        return seconds if lanes.graphs.attempts == attempts else self.seconds(size)  # it took the capture's time, too
+        return seconds if slots.graphs.attempts == attempts else self.seconds(size)  # it took the capture's time, too
 
-    def _ready(self) -> Lanes:
-        """Lanes whose images have not reached their last quarter; if they have, they begin again."""
-        lanes, length = self._queue.lanes, self._task.target.length
-        if lanes is None or max(lanes.positions) >= (length + self._task.start) // 2:
-            lanes = self._queue.restart(list(range(self._images)))
-        return lanes
+    def _ready(self) -> Slots:
+        """Slots whose images have not reached their last quarter; if they have, they begin again."""
+        slots, length = self._queue.slots, self._task.target.length
+        if slots is None or max(slots.positions) >= (length + self._task.start) // 2:
+            slots = self._queue.restart(list(range(self._images)))
+        return slots

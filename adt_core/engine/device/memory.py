@@ -45,7 +45,7 @@ def lack_of_room(task: Task, at_once: int) -> str:
 def lack_on_gpu(task: Task, at_once: int) -> str:
     """What is wrong if the weights are on a GPU, and its free memory is too little for so many images; else ""."""
     decoder = task.target.decoder
-    needed, free = task.lanes_bytes(at_once), free_bytes(decoder.embedding.device) + pool.held_bytes(decoder)
+    needed, free = task.slots_bytes(at_once), free_bytes(decoder.embedding.device) + pool.held_bytes(decoder)
     if needed <= free:
         return ""
     return f"it would need {needed / 2**30:.3g} GB of GPU memory, but only {free / 2**30:.3g} GB are free"

@@ -1,4 +1,4 @@
-"""What was found out about a device: where the user's cache folder keeps cost profiles, and verdicts on the exact mode.
+"""What was found out about a device: where the user's cache folder keeps cost profiles, and reports on the exact mode.
 
 Each is a small file, named after what it was found for. What is unreadable, foreign or damaged counts for nothing.
 """
@@ -98,15 +98,15 @@ def _keep(kept: _Record) -> None:
     _write(_path(kept.profile.name, kept.profile.images), content)
 
 
-def find_verdict(name: str) -> Any:
-    """What :func:`save_verdict` has kept under this name, or a stranger in its place; None if there is nothing."""
+def find_report(name: str) -> Any:
+    """What :func:`save_report` has kept under this name, or a stranger in its place; None if there is nothing."""
     kept = _read(_verdict(name))
     return kept.get("verdict") if isinstance(kept, dict) and kept.get("name") == name else None
 
 
-def save_verdict(name: str, verdict: dict) -> None:
-    """Keep a verdict on the exact mode, in plain JSON types, as profiles are kept."""
-    _write(_verdict(name), {"name": name, "verdict": verdict})
+def save_report(name: str, report: dict) -> None:
+    """Keep a report on the exact mode, in plain JSON types, as profiles are kept."""
+    _write(_verdict(name), {"name": name, "verdict": report})
 
 
 def _read(path: Path) -> Any:

@@ -31,7 +31,7 @@ from .stored import Stored, may_overflow, numbers, plain_names, refuse_overflow,
 from .unsound import PICKLES
 from .weight_files import weight_files
 
-_BUNDLED_FOLDER = Path(__file__).parent.parent / BUNDLED
+_BUNDLED_FOLDER = Path(__file__).parents[2] / BUNDLED
 CONFIG, TOKENIZER = "config_json", "tokenizer_json"
 """Tensors of bytes that are the ``config.json`` and the ``tokenizer.json`` of a model in one file."""
 STAGE = "vision_language_encoder"

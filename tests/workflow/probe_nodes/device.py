@@ -58,7 +58,7 @@ class Keep:
             freed = model.patcher.partially_unload(model.patcher.offload_device, squeeze)
             return {"ui": {"text": [str(freed)]}}
         thing = Kept()
-        model.target.decoder.pooled_lanes = {"probe": thing}
+        model.target.decoder.pooled_slots = {"probe": thing}
         kept[:] = [weakref.ref(thing)]
         return {}
 
