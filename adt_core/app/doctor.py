@@ -16,7 +16,7 @@ from torch import nn
 
 from ..drafters import JACOBI
 from ..engine import graphs
-from ..engine.device.memory import free_bytes
+from ..engine.memory import free_bytes
 from ..models.exact import HALF, near_on
 from ..models.kernels import said_of_products
 from ..models.target import suffixed

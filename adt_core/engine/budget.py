@@ -19,7 +19,7 @@ class Budget:
         """Substitutions that the image of every slot may still make."""
         if self._lantern is None:
             return [0] * len(slots)
-        emitted = [position + 1 - slots.task.start for position in slots.positions]
+        emitted = [position + 1 - slots.request.start for position in slots.positions]
         return [self._lantern.allowed(count, self._substituted[image]) for count, image in zip(emitted, slots.images)]
 
     def spend(self, share: ImageRound) -> None:

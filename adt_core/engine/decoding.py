@@ -19,12 +19,12 @@ from . import pool
 from .budget import Budget
 from .device.costs import Costs
 from .device.invariance import InvarianceReport, establish
-from .device.memory import check_room
 from .device.threads import at_most
+from .memory import check_room
 from .queue import ImageQueue
+from .request import Request, prefix_tokens, rows_of
 from .round import Outcome, run_round
 from .slots import Slots
-from .task import Task, prefix_tokens, rows_of
 
 
 class Decoding:
@@ -72,14 +72,14 @@ class Decoding:
         indices = image_indices if image_indices is not None else [0] * self.images
         keys = list(zip(seeds if seeds is not None else [sampling.seed] * self.images, indices, strict=True))
         tokens = prefix_tokens(prefix, self.images, target)
-        self._task = Task(target, rows, keys, tokens, sampling, drafting, drafter, lantern, check)
-        self.start = self._task.start
+        self._request = Request(target, rows, keys, tokens, sampling, drafting, drafter, lantern, check)
+        self.start = self._request.start
         self.codes = torch.full((self.images, self.length), -1)
         self.codes[:, : self.start] = tokens
-        settings, ends, small = self._task.settings(), target.row_end, target.lead
+        settings, ends, small = self._request.settings(), target.row_end, target.lead
         self.trace = Trace(settings, target.grid, self.images, start=self.start, row_end=ends, small=small)
-        self._costs, self._budget = Costs(self._task, profile), Budget(lantern, self.images)
-        self._threads = self._task.threads
+        self._costs, self._budget = Costs(self._request, profile), Budget(lantern, self.images)
+        self._threads = self._request.threads
         self.exact = InvarianceReport()
         self._queue: ImageQueue | None = None
 
@@ -107,7 +107,7 @@ class Decoding:
     @property
     def is_replayed(self) -> bool:
         """Do rounds have fixed sizes, so that a GPU can replay them?"""
-        return self._task.replayed
+        return self._request.replayed
 
     def grid_codes(self) -> Tensor:
         """Codes as [B, rows, columns] int64."""
@@ -118,7 +118,7 @@ class Decoding:
 
         device: on which it will run; where the weights are now unless told.
         """
-        return self._task.memory_required(self.at_once, device)
+        return self._request.memory_required(self.at_once, device)
 
     def learn_costs(self) -> None:
         """Measure what rounds cost here, if that is not known; see :meth:`.costs.Costs.learn`."""
@@ -130,8 +130,10 @@ class Decoding:
         if self.start == self.length:
             return
         self._settle_conditions()
-        self._policy = self._task.policy(self.profile)
-        self._queue = queue = ImageQueue(self._task, lambda: self._policy.begin() and self.exact.drafts, self._entered)
+        self._policy = self._request.policy(self.profile)
+        self._queue = queue = ImageQueue(
+            self._request, lambda: self._policy.begin() and self.exact.drafts, self._entered
+        )
         queue.begin(list(range(self.images)), self.at_once)
         try:
             while (round := self._next(queue)) is not None:
@@ -147,17 +149,21 @@ class Decoding:
 
     def _settle_conditions(self) -> None:
         """What holds for the whole decoding, where the weights are now: ComfyUI may have moved them."""
-        check_room(self._task, self.at_once)
-        with at_most(self._task.threads):
-            self.exact = establish(self._task)
+        check_room(self._request, self.at_once)
+        with at_most(self._request.threads):
+            self.exact = establish(self._request)
         self._costs.settle(self.at_once)
-        self._threads = self._task.threads
-        self.trace.settings |= self._task.settings() | self.conditions()
+        self._threads = self._request.threads
+        self.trace.settings |= self._request.settings() | self.conditions()
 
     def conditions(self) -> dict:
         """What trees and noise depend on beside the settings, as plain JSON types: CPU threads, what rounds cost, and
         who makes the noise."""
-        return {"threads": self._threads, "profile": self.profile and self.profile.to_json(), **self._task.noise_told()}
+        return {
+            "threads": self._threads,
+            "profile": self.profile and self.profile.to_json(),
+            **self._request.noise_told(),
+        }
 
     def _next(self, queue: ImageQueue) -> Round | None:
         """The next round; None when all images are finished."""
@@ -165,8 +171,8 @@ class Decoding:
             try:
                 with at_most(self._threads):
                     slots = queue.refill()
-                    if slots is not None and self._task.check is not None:
-                        self._task.check()
+                    if slots is not None and self._request.check is not None:
+                        self._request.check()
                     return None if slots is None else self._round(slots)
             except (MemoryError, RuntimeError) as error:
                 is_least = self.at_once == 1 and not pool.held_bytes(self.target.decoder)
@@ -226,5 +232,5 @@ class Decoding:
             return [NO_DRAFTS] * len(slots)
         every = zip(slots.images, slots.positions, slots.at_work)
         seen = [Slot(image, position) for image, position, at_work in every if at_work]
-        chosen = map(self._task.cut, self._policy.choose(seen))
+        chosen = map(self._request.cut, self._policy.choose(seen))
         return [next(chosen) if at_work else NO_DRAFTS for at_work in slots.at_work]

@@ -8,17 +8,17 @@ from torch import Tensor
 from ..models.rows import Step
 from ..models.target import guidance_at, with_grammar
 from ..rules.sampling import process_logits
+from .request import PREFIX_AT_ONCE
 from .slots import Slots
-from .task import PREFIX_AT_ONCE
 
 
 def forward(slots: Slots, codes: Tensor, step: Step) -> Tensor:
     """Codes [B, n] through the target: features [R, n, h]. step: of tokens from the roots on."""
-    task, decoder, rows = slots.task, slots.task.target.decoder, slots.rows
+    request, decoder, rows = slots.request, slots.request.target.decoder, slots.rows
     ids = rows.spread(decoder.image_ids[codes])
     if decoder.tile:
-        step = rows.near_apart(step, rows.spread(slots.roots.at) + rows.cache_offset, task.near)
-    check = None if task.replayed else task.check  # nothing may be raised in the middle of a capture
+        step = rows.near_apart(step, rows.spread(slots.roots.at) + rows.cache_offset, request.near)
+    check = None if request.replayed else request.check  # nothing may be raised in the middle of a capture
     return decoder(ids, step, slots.cache, slots.tables.rope, check)
 
 
@@ -28,16 +28,16 @@ def prefill(slots: Slots, step: Step) -> Tensor:
     In the exact mode prefixes are read as if they were drawn: apart from the prompts, and a few at a time. So are
     prompts where all keys are near: else their padding would show.
     """
-    task, rows, decoder = slots.task, slots.rows, slots.task.target.decoder
-    exact = rows.length if not decoder.tile else rows.cache_offset if task.near is not None else 0
+    request, rows, decoder = slots.request, slots.rows, slots.request.target.decoder
+    exact = rows.length if not decoder.tile else rows.cache_offset if request.near is not None else 0
     starts = [*([0] if exact else []), *range(exact, rows.length, PREFIX_AT_ONCE)]
     features = []
     for start, end in zip(starts, [*starts[1:], rows.length]):
         part = step.part(start, end)
         if start >= exact:
-            part = rows.near_apart(part, start, task.near)
+            part = rows.near_apart(part, start, request.near)
         inputs = None if rows.features is None else rows.features[:, start:end]
-        features.append(decoder(rows.ids[:, start:end], part, slots.cache, slots.tables.rope, task.check, inputs))
+        features.append(decoder(rows.ids[:, start:end], part, slots.cache, slots.tables.rope, request.check, inputs))
     return features[0] if len(features) == 1 else torch.cat(features, 1)
 
 
@@ -46,9 +46,9 @@ def logits(slots: Slots, features: Tensor, depths: Tensor | int) -> Tensor:
 
     depths: [B, n], of the nodes below their roots, or one number for all.
     """
-    task, tables, at = slots.task, slots.tables, slots.roots.at + 1 + depths
-    z = task.target.decoder.logits(features, guidance_at(tables.guidance, at))
-    return with_grammar(process_logits(z, task.sampling), tables.grammar, at)
+    request, tables, at = slots.request, slots.tables, slots.roots.at + 1 + depths
+    z = request.target.decoder.logits(features, guidance_at(tables.guidance, at))
+    return with_grammar(process_logits(z, request.sampling), tables.grammar, at)
 
 
 def emitted_by(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """What stays in a GPU's memory from one decoding to the next, with the weights: caches, state and captured rounds.
 
-A decoding with the same plan (:meth:`.task.Task.plan`) goes on in the same memory. Methods that take turns, as in a
+A decoding with the same plan (:meth:`.request.Request.plan`) goes on in the same memory. Methods that take turns, as in a
 comparison, each find their own.
 """
 

@@ -53,11 +53,11 @@ class Outcome(NamedTuple):
 def run_round(slots: Slots, shapes: Sequence[Shape], allowed: Sequence[int]) -> Outcome:
     """One round with trees of these shapes at most. allowed: substitutes that each image may still take."""
     # Drafts stand behind the root. The last place is for the token that the target draws behind them.
-    rooms = [slots.task.target.length - 2 - position for position in slots.positions]
+    rooms = [slots.request.target.length - 2 - position for position in slots.positions]
     fitting = [_within(shape, room) for shape, room in zip(shapes, rooms)]
     launch: Callable[[], tuple[Tensor, _Launched]]
     key: Hashable
-    proposer, replayed = slots.proposer, slots.task.replayed
+    proposer, replayed = slots.proposer, slots.request.replayed
     if proposer is not None and _drafts(proposer, fitting, max(rooms)):
         moves = [int(at_work) for at_work in slots.at_work]
         # A replayed round has the sizes that the policy asked for, because these repeat. The limits cut each tree to
@@ -94,7 +94,7 @@ def _drafted(slots: Slots, proposer: Proposer, shapes: Shapes) -> tuple[Tensor, 
     """A round with a tree for every image."""
     started, before = time.perf_counter(), proposer.forwards
     tree = proposer.propose(slots.roots, shapes)
-    drafting = 0.0 if slots.task.replayed else time.perf_counter() - started
+    drafting = 0.0 if slots.request.replayed else time.perf_counter() - started
     verified = check(slots, proposer, tree, shapes.width)
     report = Report.of(verified)  # first: the tree's tokens may be those of the roots, which ``commit`` changes
     commit(slots, proposer, verified)
@@ -117,7 +117,7 @@ def _plain(slots: Slots) -> tuple[Tensor, _Launched]:
 
 def check(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Verified:
     """Read a whole tree in one forward and find the longest path that passes. width: most children of a node."""
-    task, lantern, neighbours = slots.task, slots.task.lantern, slots.tables.neighbours
+    request, lantern, neighbours = slots.request, slots.request.lantern, slots.tables.neighbours
     features = forward(slots, tree.tokens, slots.rows.step(slots.roots, 0, tree.depths, tree.ancestors))
     z = logits(slots, features, tree.depths)
     scores = perturbed(slots, z, tree.depths)
@@ -127,7 +127,7 @@ def check(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Veri
         agrees = exact_agreement(tree, emitted)
     else:
         agrees, substitutes = relaxed_agreement(
-            tree, emitted, z, neighbours, lantern, greedy=task.sampling.greedy, width=width, allowed=slots.allowed
+            tree, emitted, z, neighbours, lantern, greedy=request.sampling.greedy, width=width, allowed=slots.allowed
         )
     acceptance = longest_path(tree, agrees, emitted)
     longest = proposer.session.size(lambda: acceptance.accepted, tree.height)
@@ -160,7 +160,7 @@ def _read(slots: Slots, slot: int, report: Report, shape: Shape) -> tuple[ImageR
         AdtError: If the target's logits are no finite numbers: no image comes from them.
     """
     if not report.finite[0]:
-        raise not_finite(slots.task.target)
+        raise not_finite(slots.request.target)
     (accepted,), (depth,) = report.accepted, report.depth
     levels = tuple(report.levels[1 : depth + 1])
     share = ImageRound(
@@ -217,5 +217,5 @@ def _plain_moves(slots: Slots) -> list[int]:
     """Which images take a step: all at work. Where the gap is small, those furthest ahead wait."""
     positions = [position for position, at_work in zip(slots.positions, slots.at_work) if at_work]
     first, last = min(positions), max(positions)
-    waits = slots.proposer is None and 0 < last - first <= WAIT_SHARE * (slots.task.target.length - last)
+    waits = slots.proposer is None and 0 < last - first <= WAIT_SHARE * (slots.request.target.length - last)
     return [int(at_work and not (waits and at == last)) for at, at_work in zip(slots.positions, slots.at_work)]

@@ -14,7 +14,7 @@ from ..models.rows import Roots, Rows
 from ..policies import Shape
 from ..rules.noise import Noise
 from .graphs import Graphs
-from .task import COLUMNS, Tables, Task
+from .request import COLUMNS, Request, Tables
 
 
 @dataclass
@@ -23,13 +23,13 @@ class Slots:
 
     images: number of each slot's image. rows, cache: of the target. tables: what forwards look up. noise: None at
     temperature 0. roots: the last decided tokens. positions: theirs, on the host. graphs: captured rounds. proposer:
-    what drafts; None for nothing. plan: what ``Task.plan`` says of these slots; None if their memory can't be used
+    what drafts; None for nothing. plan: what ``Request.plan`` says of these slots; None if their memory can't be used
     again. at_work: False for a slot whose image is finished, and which runs along.
 
     What is in the device's memory stays in its place.
     """
 
-    task: Task
+    request: Request
     images: list[int]
     rows: Rows
     cache: KVCache
@@ -49,7 +49,7 @@ class Slots:
     @property
     def num_bytes(self) -> int:
         """Bytes of the device's memory that this takes, graphs included."""
-        return self.task.state_bytes(len(self)) + self.graphs.num_bytes
+        return self.request.state_bytes(len(self)) + self.graphs.num_bytes
 
     def __len__(self) -> int:
         return len(self.images)
@@ -58,7 +58,7 @@ class Slots:
 
     def finished(self) -> list[int]:
         """Slots at work whose image is whole."""
-        last = self.task.target.length - 1
+        last = self.request.target.length - 1
         return [slot for slot, at in enumerate(self.positions) if at == last and self.at_work[slot]]
 
     def select(self, slots: list[int]) -> None:
@@ -101,7 +101,7 @@ class Slots:
 
     def restart(self, others: Slots) -> None:
         """Begin with the images of ``others``, which has the same plan, in the same memory."""
-        self.task = others.task
+        self.request = others.request
         self.admit(list(range(len(self))), others)
 
     # ---- a round ----------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Slots:
 
         It sets ``roots.columns``, too: how many columns of the cache a replayed round reads.
         """
-        self.roots.columns = self._columns() if self.task.replayed else 0
+        self.roots.columns = self._columns() if self.request.replayed else 0
         orders = [[*shape[:3], move, most] for shape, move, most in zip(shapes, moves, allowed, strict=True)]
         if orders != self._orders:
             words, on_gpu = torch.tensor(orders), self.orders.is_cuda
@@ -129,7 +129,7 @@ class Slots:
 
     def _columns(self) -> int:
         """How many columns of the KV cache a replayed round reads."""
-        used = max(self.positions) + self.rows.cache_offset + self.task.uncommitted
+        used = max(self.positions) + self.rows.cache_offset + self.request.uncommitted
         return min(COLUMNS << (-(-used // COLUMNS) - 1).bit_length(), len(self.rows.columns))
 
     @property

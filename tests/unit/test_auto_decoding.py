@@ -5,7 +5,7 @@ import torch
 
 from adt_core import Drafting, Lantern, load_drafter, load_target
 from adt_core.engine.device import measuring
-from adt_core.engine.task import Task
+from adt_core.engine.request import Request
 from adt_core.policies import POLICIES, CostProfile
 from adt_core.policies.auto import WIDTH, Auto
 from tests.drafted import costs, run
@@ -65,7 +65,7 @@ def test_no_deeper_tree_is_chosen_or_measured_than_is_drafted(models, monkeypatc
         depths.extend(shape.depth for shape in shapes)
         return run_round(slots, shapes, *more)
 
-    monkeypatch.setattr(Task, "near", 5)
+    monkeypatch.setattr(Request, "near", 5)
     monkeypatch.setattr(measuring, "run_round", watched)
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
     target, network = models

@@ -17,7 +17,7 @@ from adt_core import AdtError, Decoding, Drafting
 from adt_core.app.jobs import Job, decode, drawing, warm_up
 from adt_core.engine import graphs, pool
 from adt_core.engine.device import measuring, profiles
-from adt_core.engine.device.memory import MEMORY_SHARE
+from adt_core.engine.memory import MEMORY_SHARE
 from adt_core.models.exact import TILE
 from adt_core.policies import CostProfile
 from adt_core.policies.auto import SIZES
@@ -255,8 +255,8 @@ def test_nothing_is_measured(models, cache, why):
 
 def test_a_reading_in_which_a_round_was_captured_is_taken_again(models, monkeypatch):
     target, drafter = models
-    task = run(target, drafter, drafting=Drafting("auto"))._task
-    plain, rounds = measuring._Rounds(task, None, 1), []
+    request = run(target, drafter, drafting=Drafting("auto"))._request
+    plain, rounds = measuring._Rounds(request, None, 1), []
 
     def captured_at_first(slots, *_):
         slots.graphs.attempts += not rounds
@@ -278,13 +278,13 @@ def test_costs_are_timed_where_another_product_would_begin(timed):
 
 def test_a_name_says_how_many_rows_are_multiplied_and_whether_rounds_are_captured(models, monkeypatch):
     target, drafter = copy.deepcopy(models)
-    task = run(target, drafter, drafting=Drafting("auto"))._task
+    request = run(target, drafter, drafting=Drafting("auto"))._request
     target.decoder.set_dtype(torch.bfloat16)
-    assert f", tiles of {target.decoder.tile};" in measuring.name_of(task)
-    monkeypatch.setattr(type(task), "replayed", True)
-    captured = measuring.name_of(task)
+    assert f", tiles of {target.decoder.tile};" in measuring.name_of(request)
+    monkeypatch.setattr(type(request), "replayed", True)
+    captured = measuring.name_of(request)
     monkeypatch.setenv(graphs.SWITCH, "0")
-    assert measuring.name_of(task) != captured
+    assert measuring.name_of(request) != captured
 
 
 def test_a_warm_up_measures_so_that_what_is_timed_after_it_knows_the_costs(models, cache):
@@ -356,7 +356,7 @@ def test_a_card_without_room_for_measuring_keeps_what_it_has(models, cache, monk
     target, drafter = models
     decoding = run(target, drafter, ("a cat",), drafting=Drafting("auto"))
     released = mock.Mock()
-    monkeypatch.setattr("adt_core.engine.device.memory.free_bytes", lambda device: free)
+    monkeypatch.setattr("adt_core.engine.memory.free_bytes", lambda device: free)
     monkeypatch.setattr(pool, "release", released)
     decoding.learn_costs()
     assert cache.exists() is measured and released.called is measured

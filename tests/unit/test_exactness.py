@@ -9,7 +9,7 @@ from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.app.jobs import decode
 from adt_core.engine.device import invariance
 from adt_core.engine.device.invariance import CHAIN, COLUMNS, COMPANY, TREE
-from adt_core.engine.task import Task
+from adt_core.engine.request import Request
 from adt_core.models import layers
 from adt_core.models.exact import NEAR, TILE, FallbackConfig
 from adt_core.models.rows import Rows
@@ -44,7 +44,7 @@ def decoding_of(target, guidance: float = 2.0, drafter=None) -> Decoding:
 
 
 def differences(target, guidance: float = 2.0) -> list[str]:
-    return invariance.differences(decoding_of(target, guidance)._task)
+    return invariance.differences(decoding_of(target, guidance)._request)
 
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
@@ -153,8 +153,8 @@ def far_keys(monkeypatch):
             scores = q.double() @ keys.double().mT * q.shape[-1] ** -0.5 + mask.double()
             return (scores.softmax(-1) @ values.double() * wrong(q.shape[2])).to(q.dtype), scores.logsumexp(-1).float()
 
-        monkeypatch.setattr(Task, "replayed", True)  # prompts are padded as on a GPU
-        monkeypatch.setattr("adt_core.engine.task.near_on", lambda *model: NEAR)
+        monkeypatch.setattr(Request, "replayed", True)  # prompts are padded as on a GPU
+        monkeypatch.setattr("adt_core.engine.request.near_on", lambda *model: NEAR)
         monkeypatch.setattr(layers, "far_attention", kernel)
 
     return attention
@@ -227,13 +227,13 @@ def test_where_all_is_well_nothing_is_said(target):
 
 def test_a_verdict_is_remembered_for_the_weights_and_what_they_are_multiplied_by(target, monkeypatch, tmp_path):
     """By the next process, too. A file that says something else counts for nothing."""
-    task, tries = decoding_of(target)._task, []
+    request, tries = decoding_of(target)._request, []
     found = invariance.InvarianceReport(invariance.FallbackConfig(1), True, (CHAIN, TREE), "This device is slow.")
-    monkeypatch.setattr(invariance, "_find", lambda task: tries.append(task) or found)
+    monkeypatch.setattr(invariance, "_find", lambda request: tries.append(request) or found)
 
     def settled():
         monkeypatch.setattr(invariance, "reports", {})
-        return invariance.establish(task)
+        return invariance.establish(request)
 
     assert settled() == settled() == found and len(tries) == 1
     (file,) = tmp_path.glob("exact-*.json")
@@ -257,4 +257,4 @@ def test_the_trial_can_be_cancelled(target):
 
     decoding = Decoding(target, [target.encode_prompt("a red house")], drafting=Drafting(PLAIN), check=cancel)
     with pytest.raises(Cancelled):
-        invariance.differences(decoding._task)
+        invariance.differences(decoding._request)

@@ -7,7 +7,7 @@ import torch
 
 from adt_core import AdtError, load_drafter, load_target
 from adt_core.engine import graphs, pool
-from adt_core.engine.task import Task
+from adt_core.engine.request import Request
 from adt_core.lab.benchmark import sources
 from tests.drafted import METHODS, Drafting, run
 from tests.tape import Tape
@@ -56,7 +56,7 @@ def test_a_replayed_round_says_so_too(loaded, monkeypatch):
     target, drafters = loaded(torch.float64)
     tape = Tape()
     monkeypatch.setattr(graphs, "refused", WeakKeyDictionary())
-    monkeypatch.setattr(Task, "replayed", True)
+    monkeypatch.setattr(Request, "replayed", True)
     monkeypatch.setattr("adt_core.engine.queue.recorder_for", lambda device: tape)
     draw(target, drafters, "merged")
     assert tape.captured and not graphs.refused

@@ -11,9 +11,9 @@ import torch
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.engine import graphs, pool
 from adt_core.engine.device import measuring
+from adt_core.engine.request import Request
 from adt_core.engine.round import run_round
 from adt_core.engine.slots import Slots
-from adt_core.engine.task import Task
 from adt_core.lab.benchmark import sources
 from adt_core.policies.auto import Auto
 from adt_core.rules.settings import Lantern
@@ -51,7 +51,7 @@ def as_on_a_gpu(monkeypatch, target):
     """A function: let rounds be of fixed sizes, and be captured by this recorder."""
 
     def begin(recorder):
-        monkeypatch.setattr(Task, "replayed", True)
+        monkeypatch.setattr(Request, "replayed", True)
         monkeypatch.setattr("adt_core.engine.queue.recorder_for", lambda device: recorder)
         return recorder
 
@@ -377,7 +377,7 @@ def test_columns_double_so_that_few_rounds_are_captured():
     """An image of Emu3 has more than eight thousand tokens."""
     read = set()
     for position in range(8190):
-        rows, task = SimpleNamespace(cache_offset=128, columns=range(8400)), SimpleNamespace(uncommitted=64)
-        read.add(Slots._columns(SimpleNamespace(positions=[position], rows=rows, task=task)))
+        rows, request = SimpleNamespace(cache_offset=128, columns=range(8400)), SimpleNamespace(uncommitted=64)
+        read.add(Slots._columns(SimpleNamespace(positions=[position], rows=rows, request=request)))
         assert max(read) >= position + 128 + 64 and max(read) <= max(512, 2 * (position + 192))
     assert read == {512, 1024, 2048, 4096, 8192, 8400}

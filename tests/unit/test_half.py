@@ -33,7 +33,7 @@ def test_a_lack_of_memory_is_not_taken_for_a_missing_kernel(monkeypatch):
 def test_a_model_asks_for_the_kernel_of_its_own_kind(tiny, monkeypatch):
     """Older GPUs have it in float16 and not in bfloat16."""
     asked = []
-    monkeypatch.setattr("adt_core.engine.task.near_on", lambda *model: asked.append(model))
+    monkeypatch.setattr("adt_core.engine.request.near_on", lambda *model: asked.append(model))
     target = load_target(tiny / "target", dtype=torch.float16)
     run(target)
     assert set(asked) == {(torch.device("cpu"), torch.float16, target.decoder.config.head_dim)}

@@ -11,7 +11,7 @@ import torch
 
 from adt_core import Drafting, Lantern, Sampling, load_drafter
 from adt_core.engine import graphs, pool
-from adt_core.engine.task import Task
+from adt_core.engine.request import Request
 from adt_core.lab.benchmark import sources
 from adt_core.policies import PLAIN
 from adt_core.rules.verify import longest_path
@@ -101,7 +101,7 @@ def launched(monkeypatch):
     def choose(fixed, recorder):
         if DEVICE == "cuda":
             return monkeypatch.setenv(graphs.SWITCH, "1" if recorder else "0")
-        monkeypatch.setattr(Task, "replayed", fixed)
+        monkeypatch.setattr(Request, "replayed", fixed)
         monkeypatch.setattr("adt_core.engine.queue.recorder_for", lambda device: recorder)
 
     return choose

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...errors import is_out_of_memory
 from ...policies import CostProfile
 from ...policies.costs import built_in
-from ..task import Task
+from ..request import Request
 from . import profiles
 from .measuring import measure, name_of
 from .threads import at_most
@@ -21,18 +21,18 @@ class Costs:
     profile: what is believed; None where the policy does not choose, or before :meth:`settle`.
     """
 
-    def __init__(self, task: Task, given: CostProfile | None):
+    def __init__(self, request: Request, given: CostProfile | None):
         """given: a profile to go by, whatever was measured here."""
-        self._task, self._wanted = task, task.drafting.policy.chooses
+        self._request, self._wanted = request, request.drafting.policy.chooses
         self.profile = self._given = given if self._wanted else None
         self._readings: list[tuple[float, float]] = []
 
     def settle(self, at_once: int) -> None:
         """Choose the profile, for so many images at once: the given one, what was measured here, or a guess."""
         if self._wanted:
-            device = self._task.target.decoder.embedding.device.type
-            guess = built_in(device, at_once, [source.name for source in self._task.sources])
-            self.profile = self._given or profiles.find(name_of(self._task), at_once) or guess
+            device = self._request.target.decoder.embedding.device.type
+            guess = built_in(device, at_once, [source.name for source in self._request.sources])
+            self.profile = self._given or profiles.find(name_of(self._request), at_once) or guess
 
     def note(self, steps: float | None, seconds: float) -> None:
         """A round has taken so many seconds. steps: plain steps, by the profile; None where nothing was expected."""
@@ -45,10 +45,10 @@ class Costs:
         codes: of the images, all drawn; it takes a second or two, so this comes last. No failure may cost the images:
         what drafts cost then stays unknown, and a lack of memory is remembered for the rest of the process.
         """
-        task = self._task
-        if not self._wanted or task.start == task.target.length or self._given is not None:
+        request = self._request
+        if not self._wanted or request.start == request.target.length or self._given is not None:
             return
-        name = name_of(task)
+        name = name_of(request)
         measured = profiles.find(name, at_once)
         readings = self._readings if measured == self.profile else ()
         if measured is not None and not profiles.doubted(measured, readings):
@@ -56,8 +56,8 @@ class Costs:
         if profiles.is_unmeasurable(name, at_once):
             return
         try:
-            with at_most(task.threads):
-                profiles.save(measure(task, at_once, codes))
+            with at_most(request.threads):
+                profiles.save(measure(request, at_once, codes))
         except (MemoryError, RuntimeError) as error:
             profiles.note_unmeasurable(name, at_once)
             level = logging.INFO if is_out_of_memory(error) else logging.WARNING

@@ -29,7 +29,7 @@ from ...untrusted import SWITCH, row, whole_number
 from ...version import VERSION
 from ..forward import forward
 from ..queue import ImageQueue
-from ..task import PROMPT_STEP, Task
+from ..request import PROMPT_STEP, Request
 from . import profiles
 
 SMALLER = 4
@@ -89,21 +89,21 @@ reports: dict[str, InvarianceReport] = {}
 """Of this process, by name."""
 
 
-def establish(task: Task) -> InvarianceReport:
+def establish(request: Request) -> InvarianceReport:
     """Try the exact mode before the first image of these weights on this device, and do without what fails.
 
     Far keys are added like near ones, then products are made smaller; where nothing helps, nothing is drafted. Plain
     images do without the same, or drafted ones would not be theirs. The remark is logged. The report is kept in the
     cache folder.
     """
-    decoder = task.target.decoder
+    decoder = request.target.decoder
     decoder.trust = None
     if not decoder.exact or decoder.dtype not in HALF:
         return InvarianceReport()
-    name = name_of(task)
+    name = name_of(request)
     if name not in reports:
         try:
-            reports[name] = _report(name, task)
+            reports[name] = _report(name, request)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -114,30 +114,30 @@ def establish(task: Task) -> InvarianceReport:
     return reports[name]
 
 
-def _report(name: str, task: Task) -> InvarianceReport:
+def _report(name: str, request: Request) -> InvarianceReport:
     """Return what the cache folder has under this name, or else what a trial finds, which is then stored there."""
-    tile = task.target.decoder.tile
+    tile = request.target.decoder.tile
     if not tile:
         return NO_MODE
     report = InvarianceReport.from_json(profiles.find_report(name), tile)
     if report is None:
-        report = _find(task)
+        report = _find(request)
         profiles.save_report(name, report.to_json())
     return report
 
 
-def name_of(task: Task) -> str:
+def name_of(request: Request) -> str:
     """What a report is found for: the weights, and all that a library chooses its kernels by."""
-    decoder = task.target.decoder
+    decoder = request.target.decoder
     device, layer = decoder.embedding.device, decoder.layers[0]
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
     first = torch.stack([layer.get_parameter(matrix).flatten()[:SEEN].float().sum() for matrix in MATRICES]).tolist()
     parts = VERSION, where, torch.__version__, torch.version.cuda, *said_of_products(), decoder.dtype, decoder.weights
-    return ", ".join(map(str, (*parts, decoder.config, first, task.groups, task.threads)))
+    return ", ".join(map(str, (*parts, decoder.config, first, request.groups, request.threads)))
 
 
-def _find(task: Task) -> InvarianceReport:
-    differing = tuple(differences(task))
+def _find(request: Request) -> InvarianceReport:
+    differing = tuple(differences(request))
     if not differing:
         return InvarianceReport()
     if differing == (COMPANY,):
@@ -146,11 +146,11 @@ def _find(task: Task) -> InvarianceReport:
             "use a batch size of 1 to avoid this."
         )
         return InvarianceReport(differing=differing, remark=remark)
-    decoder = task.target.decoder
+    decoder = request.target.decoder
     usual, smaller = decoder.tile, decoder.tile // SMALLER
     for trust in (FallbackConfig(usual, far=False), FallbackConfig(smaller), FallbackConfig(smaller, far=False)):
         decoder.trust = trust
-        if not differences(task):
+        if not differences(request):
             slower = {
                 "smaller matrix products": trust.tile < usual,
                 "attention without the fast kernel": not trust.far,
@@ -166,19 +166,19 @@ def _find(task: Task) -> InvarianceReport:
 
 
 @torch.inference_mode()
-def differences(task: Task) -> list[str]:
+def differences(request: Request) -> list[str]:
     """The ways to read tokens in which the model's output is not that of tokens that are read one by one.
 
-    Empty where all is well, and where there is no exact mode. The task says which prompt, how many rows an image has,
+    Empty where all is well, and where there is no exact mode. The request says which prompt, how many rows an image has,
     and what its guidance is.
     """
-    if not task.target.decoder.tile:
+    if not request.target.decoder.tile:
         return []
-    alone = _Trial(task)
+    alone = _Trial(request)
     expected = alone.one_by_one()
     outputs = {CHAIN: alone.chain(), TREE: alone.tree(), COLUMNS: alone.chain(further=True)}
-    if _room(task) > task.longest:
-        outputs[COMPANY] = _Trial(task, beside=True).chain()
+    if _room(request) > request.longest:
+        outputs[COMPANY] = _Trial(request, beside=True).chain()
     return [way for way, output in outputs.items() if not _same(expected, output)]
 
 
@@ -190,26 +190,26 @@ def _same(expected: list[Tensor], outputs: list[Tensor]) -> bool:
 class _Trial:
     """An image in the middle of its drawing, by the model's first layers, and the codes that come next."""
 
-    def __init__(self, task: Task, beside: bool = False):
+    def __init__(self, request: Request, beside: bool = False):
         """beside: another image is drawn with it, whose prompt is longer."""
-        target, groups = shallow(task.target), task.groups
+        target, groups = shallow(request.target), request.groups
         before = min(BEFORE, target.length // 2)
-        prompts = [task.prompts[group * task.images] for group in range(groups)]
+        prompts = [request.prompts[group * request.images] for group in range(groups)]
         images = 2 if beside else 1
         if beside:
-            longer = min(task.longest + BESIDE, _room(task))
+            longer = min(request.longest + BESIDE, _room(request))
             prompts = [row for prompt in prompts for row in (prompt, _longer(prompt, longer))]
         generator = torch.Generator().manual_seed(0)
         cells = torch.randint(target.num_codes, (1, target.num_cells), generator=generator)
         tokens = target.tokens(cells)
         drafting = Drafting("eagle2", depth=LONGEST, width=2, nodes=2 * LONGEST)
-        self._task = replace(
-            task, target=target, prompts=prompts, keys=[(0, 0)] * images, prefix=tokens[:, :before].expand(images, -1),
+        self._request = replace(
+            request, target=target, prompts=prompts, keys=[(0, 0)] * images, prefix=tokens[:, :before].expand(images, -1),
             drafting=drafting, drafter=JacobiDrafter(), lantern=None,
         )  # fmt: skip
-        self._depth = min(self._task.largest.depth, target.length - 2 - before)
+        self._depth = min(self._request.largest.depth, target.length - 2 - before)
         self._places = [place for place in PLACES if place <= self._depth]
-        queue = ImageQueue(self._task, lambda: False, lambda *_: None)
+        queue = ImageQueue(self._request, lambda: False, lambda *_: None)
         queue.begin(list(range(images)), images)
         slots = queue.refill()
         assert slots is not None
@@ -231,7 +231,7 @@ class _Trial:
 
     def tree(self) -> list[Tensor]:
         """The same, with another draft before each: node 2d is the path's on level d, and node 2d - 1 stands beside."""
-        others = (self._codes[:, 1:] + 1) % self._task.target.num_codes
+        others = (self._codes[:, 1:] + 1) % self._request.target.num_codes
         pairs = torch.stack([others, self._codes[:, 1:]], -1).flatten(1)
         nodes = torch.arange(2 * self._depth + 1, device=pairs.device)[None]
         depths = (nodes + 1) // 2
@@ -246,11 +246,11 @@ class _Trial:
         slots, images = self._slots, len(codes)
         slots.roots = roots = Roots.all_at(codes[:, 0], self._start + place)
         used, columns = self._start + place + slots.rows.cache_offset + codes.shape[1], len(slots.rows.columns)
-        if further or self._task.replayed:
+        if further or self._request.replayed:
             roots.columns = columns if further else min(-(-used // ALIGNED) * ALIGNED, columns)
         offsets = depths.expand(images, -1) if isinstance(depths, Tensor) else depths
         features = forward(slots, codes, slots.rows.step(roots, 0, offsets, own.expand(images, -1, -1)))
-        z = self._task.target.decoder.logits(features, self._task.sampling.guidance)
+        z = self._request.target.decoder.logits(features, self._request.sampling.guidance)
         return [features[::images], z[:1]]
 
 
@@ -263,9 +263,9 @@ def shallow(target: Target) -> Target:
     return alike
 
 
-def _room(task: Task) -> int:
+def _room(request: Request) -> int:
     """Tokens of the longest prompt that the model can read."""
-    return task.target.decoder.config.max_positions - task.target.length
+    return request.target.decoder.config.max_positions - request.target.length
 
 
 def _longer(prompt: Prompt, length: int) -> Prompt:

@@ -21,11 +21,11 @@ from ...policies.auto import shape_of
 from ...policies.costs import Curve, rounded
 from .. import pool
 from ..graphs import why_off
+from ..memory import lack_of_room, lack_on_gpu
 from ..queue import ImageQueue
+from ..request import Request
 from ..round import run_round
 from ..slots import Slots
-from ..task import Task
-from .memory import lack_of_room, lack_on_gpu
 
 CHAINS, TREES = (0, 4, 16, 31), (0, 8, 31, 63)
 """Numbers of drafts that are timed; costs of others lie on lines between them. With guidance and one image a GPU's
@@ -38,43 +38,43 @@ ENOUGH_SECONDS = 0.7
 """Of a source: after these no further readings are begun, but each size has one in any case."""
 
 
-def name_of(task: Task) -> str:
-    """What a profile is measured for: all that the costs of this task's rounds depend on but how many images there are.
+def name_of(request: Request) -> str:
+    """What a profile is measured for: all that the costs of this request's rounds depend on but how many images there are.
 
     It says nothing of whose machine it is.
     """
-    decoder, config = task.target.decoder, task.target.decoder.config
+    decoder, config = request.target.decoder, request.target.decoder.config
     device = decoder.embedding.device
-    cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: {task.threads}"
+    cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: {request.threads}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
-    model = f"{task.target.name} {config.num_layers}x{config.hidden_size}, {task.target.length} tokens"
-    network = task.drafter.network if task.drafter is not None else None
+    model = f"{request.target.name} {config.num_layers}x{config.hidden_size}, {request.target.length} tokens"
+    network = request.drafter.network if request.drafter is not None else None
     size = sum(part.numel() for part in network.parameters()) if network is not None else 0
-    sources = "+".join(source.name for source in task.sources)
-    numbers, drawn = task.recipe.costs()
-    rows = f"{task.groups} rows, {drawn}"
+    sources = "+".join(source.name for source in request.sources)
+    numbers, drawn = request.recipe.costs()
+    rows = f"{request.groups} rows, {drawn}"
     if decoder.tile:
         numbers += f", tiles of {decoder.tile}"
     if decoder.trust is not None and not decoder.trust.far:
         numbers += ", no far keys"
-    if task.replayed and why_off(decoder):
+    if request.replayed and why_off(decoder):
         where += ", no graphs"
     return f"{where}, torch {torch.__version__}; {model}, {numbers}; {sources} {size}; {rows}"[:200]
 
 
-def measure(task: Task, images: int, codes: Tensor) -> CostProfile:
-    """The costs of this task's rounds with so many images together. codes: tokens [B, T], best those that it has drawn.
+def measure(request: Request, images: int, codes: Tensor) -> CostProfile:
+    """The costs of this request's rounds with so many images together. codes: tokens [B, T], best those that it has drawn.
 
     The lower half of these images is drawn again and again; nothing is kept of it. MemoryError if there is no room.
     """
     began = time.perf_counter()
-    task = replace(task, prefix=codes[:, : max(task.start, task.target.length // 2)])
-    if said := lack_of_room(task, SETS * images) or lack_on_gpu(task, SETS * images):
+    request = replace(request, prefix=codes[:, : max(request.start, request.target.length // 2)])
+    if said := lack_of_room(request, SETS * images) or lack_on_gpu(request, SETS * images):
         raise MemoryError(said)
-    pool.release(task.target.decoder)  # or there might be too little memory for more sets of slots
-    plain = _Rounds(task, None, images)
-    costs = {source.name: _curve(plain, _Rounds(task, source, images), source) for source in task.sources}
-    profile = CostProfile(name_of(task), images, costs)
+    pool.release(request.target.decoder)  # or there might be too little memory for more sets of slots
+    plain = _Rounds(request, None, images)
+    costs = {source.name: _curve(plain, _Rounds(request, source, images), source) for source in request.sources}
+    profile = CostProfile(name_of(request), images, costs)
     took = time.perf_counter() - began
     logging.getLogger(__name__).info(
         "Measured the cost of drafts on this device in %.1f s: profile %s.", took, profile.digest
@@ -101,16 +101,16 @@ def _curve(plain: _Rounds, drafting: _Rounds, source: Source) -> Curve:
 class _Rounds:
     """Rounds of one source, or without drafts, one after the other, in the lower half of images."""
 
-    def __init__(self, task: Task, source: Source | None, images: int):
-        self._task, self._images, self._source = task, images, source
-        self._queue = ImageQueue(task, lambda: source is not None, lambda *_: None)
+    def __init__(self, request: Request, source: Source | None, images: int):
+        self._request, self._images, self._source = request, images, source
+        self._queue = ImageQueue(request, lambda: source is not None, lambda *_: None)
         self._queue.begin([], images)
 
     def seconds(self, size: int) -> float:
         """Of a round with so many drafts for every image."""
         slots = self._ready()
         shape = shape_of(self._source, size) if self._source else NO_DRAFTS
-        shapes = [self._task.cut(shape)] * len(slots)
+        shapes = [self._request.cut(shape)] * len(slots)
         with torch.inference_mode():
             started, attempts = time.perf_counter(), slots.graphs.attempts
             run_round(slots, shapes, [0] * len(slots))
@@ -119,7 +119,7 @@ class _Rounds:
 
     def _ready(self) -> Slots:
         """Slots whose images have not reached their last quarter; if they have, they begin again."""
-        slots, length = self._queue.slots, self._task.target.length
-        if slots is None or max(slots.positions) >= (length + self._task.start) // 2:
+        slots, length = self._queue.slots, self._request.target.length
+        if slots is None or max(slots.positions) >= (length + self._request.start) // 2:
             slots = self._queue.restart(list(range(self._images)))
         return slots

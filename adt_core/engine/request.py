@@ -61,7 +61,7 @@ class Tables:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class Request:
     """What is drawn, from what, and how; see :class:`.decoding.Decoding`.
 
     prompts: of all rows, the conditional ones of all images first. keys: of the images' noise. prefix: [B, P] tokens

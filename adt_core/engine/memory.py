@@ -11,41 +11,41 @@ import math
 import psutil
 import torch
 
-from ...errors import AdtError
-from .. import pool
-from ..task import Task
+from ..errors import AdtError
+from . import pool
+from .request import Request
 
 MEMORY_SHARE = 0.8
 """Share of the machine's memory for weights, caches, trees and noise together."""
 
 
-def check_room(task: Task, at_once: int) -> None:
+def check_room(request: Request, at_once: int) -> None:
     """AdtError if so many images at once would take too much."""
-    if said := lack_of_room(task, at_once):
+    if said := lack_of_room(request, at_once):
         raise AdtError(said)
 
 
-def lack_of_room(task: Task, at_once: int) -> str:
+def lack_of_room(request: Request, at_once: int) -> str:
     """What is wrong if the weights are on the CPU, and so many images at once take too much beside them; else ""."""
-    decoder = task.target.decoder
+    decoder = request.target.decoder
     if decoder.embedding.device.type != "cpu":
         return ""
     weights = sum(part.numel() * part.element_size() for part in decoder.parameters())
-    work, total = task.memory_required(at_once), psutil.virtual_memory().total
+    work, total = request.memory_required(at_once), psutil.virtual_memory().total
     if weights + work <= MEMORY_SHARE * total:
         return ""
     images = f"{at_once} images at a time" if at_once > 1 else "one image"
     needed, beside, there = (f"{size / 2**30:.3g} GB" for size in (work, weights, total))
     return (
-        f"{images} would need {needed} of memory in addition to the {beside} of {task.target.name}, but at most "
+        f"{images} would need {needed} of memory in addition to the {beside} of {request.target.name}, but at most "
         f"{MEMORY_SHARE:.0%} of this machine's {there} may be used; use a smaller batch size, tree or model."
     )
 
 
-def lack_on_gpu(task: Task, at_once: int) -> str:
+def lack_on_gpu(request: Request, at_once: int) -> str:
     """What is wrong if the weights are on a GPU, and its free memory is too little for so many images; else ""."""
-    decoder = task.target.decoder
-    needed, free = task.slots_bytes(at_once), free_bytes(decoder.embedding.device) + pool.held_bytes(decoder)
+    decoder = request.target.decoder
+    needed, free = request.slots_bytes(at_once), free_bytes(decoder.embedding.device) + pool.held_bytes(decoder)
     if needed <= free:
         return ""
     return f"it would need {needed / 2**30:.3g} GB of GPU memory, but only {free / 2**30:.3g} GB are free"
