@@ -1,7 +1,7 @@
 """ADT-Tree: lossless tree speculation for visual autoregressive image models.
 
 Public API, loaded on first use so that importing the package costs nothing. ``load_target`` gives a ``Target``, whose
-``encode_prompt`` gives a ``Prompt``; ``load_drafter`` gives a drafter. Images are made by a ``Decoding`` of these, with
+``encode_prompt`` gives an ``EncodedPrompt``; ``load_drafter`` gives a drafter. Images are made by a ``Decoding`` of these, with
 ``Sampling``, ``Drafting`` and perhaps ``Lantern``: iterated, it yields a ``Round`` at a time, and it keeps a ``Trace``
 of them. An ``AdtError`` says what is wrong with an input.
 """
@@ -18,7 +18,7 @@ _HOME = {
     "Round": "rules.trace",
     "load_target": "app.checkpoints",
     "Target": "models.target",
-    "Prompt": "models.target",
+    "EncodedPrompt": "models.target",
     "load_drafter": "app.checkpoints",
 }
 __all__ = [*_HOME]

@@ -24,7 +24,7 @@ from adt_core.app.jobs import Job
 from adt_core.models.cache import KVCache
 from adt_core.models.families import lumina2
 from adt_core.models.rotary import rope_tables
-from adt_core.models.rows import Roots, Rows
+from adt_core.models.rows import Roots, BatchRows
 from adt_core.policies import PLAIN
 
 from .gpu.models import ADT_TREE, SHAPES, TITLES, WINDOW, job_of, random_network, random_target
@@ -63,7 +63,7 @@ def rounds(decoding: Decoding, tokens: int) -> tuple[float, int]:
 def forward(target: Target, position: int, size: int) -> float:
     """Milliseconds of layers and head alone, for so many tokens at a position."""
     prompt = target.encode_prompt("A picture.")
-    rows = Rows([prompt, target.unconditional(prompt)], 9600, target.decoder.embedding, images=1)
+    rows = BatchRows([prompt, target.unconditional(prompt)], 9600, target.decoder.embedding, images=1)
     cache = KVCache(target.decoder.config, rows.count, 9600, target.decoder.embedding)
     rope = rope_tables(target.decoder.config, target.decoder.embedding)
     ids = rows.spread(target.decoder.image_ids[:size][None])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..adt_core.errors import AdtError
 from ..adt_core.models import glm_pixels
 from ..adt_core.models.families.glm_image import FAMILY, GLM, PIXELS
-from ..adt_core.models.glm_pixels import GUIDANCE, STEPS, Source
+from ..adt_core.models.glm_pixels import GUIDANCE, STEPS, SourceImage
 from . import folders
 from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, fetch
 from .latent import read_codes
@@ -164,7 +164,7 @@ def _check(model: LoadedModel, decoder: GlmDecoder) -> None:
         )
 
 
-def _sources(positive: list, images: Tensor | None, model: LoadedModel) -> list[Source]:
+def _sources(positive: list, images: Tensor | None, model: LoadedModel) -> list[SourceImage]:
     """Pair the source images with their tokens in the prompt."""
     tokens = [codes for latent in read_sources(positive) for codes in read_codes(latent, model, "positive")]
     pictures = [] if images is None else list(map(to_picture, cropped(images, PIXELS, "source_images")))
@@ -172,10 +172,10 @@ def _sources(positive: list, images: Tensor | None, model: LoadedModel) -> list[
         problem = f"{len(pictures)} images arrived, and the prompt has {len(tokens)} source pictures, or other sizes"
         remedy = "connect the images that went through VAE Encode into the prompt, in their order"
         raise AdtError(f"source_images: {problem}; {remedy}.")
-    return [Source(picture, own) for picture, own in zip(pictures, tokens)]
+    return [SourceImage(picture, own) for picture, own in zip(pictures, tokens)]
 
 
-def _decode(decoder: GlmDecoder, tokens: Tensor, prompt: str, sources: list[Source], **options: Any) -> Tensor:
+def _decode(decoder: GlmDecoder, tokens: Tensor, prompt: str, sources: list[SourceImage], **options: Any) -> Tensor:
     """Decode tokens [rows, columns] to an IMAGE [1, H, W, 3].
 
     The VAE is loaded after denoising, so ComfyUI can unload the transformer first if memory is short.

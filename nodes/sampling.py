@@ -15,7 +15,7 @@ from ..adt_core.app.fitting import CUT, STOP, fit
 from ..adt_core.app.known import remark
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.errors import AdtError, TooLong, shown
-from ..adt_core.models.target import Prompt, Target, suffixed
+from ..adt_core.models.target import EncodedPrompt, Target, suffixed
 from ..adt_core.rules.settings import UPSTREAM, Sampling
 from .latent import read_codes
 from .runtime import check_cancelled, loaded, tell
@@ -115,8 +115,8 @@ class Rows(NamedTuple):
     """
 
     target: Target
-    row: Prompt
-    opposite: Prompt | None
+    row: EncodedPrompt
+    opposite: EncodedPrompt | None
     note: str
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adt_core.models.cache import KVCache
 from adt_core.models.rotary import rope_tables
-from adt_core.models.rows import Roots, Rows
+from adt_core.models.rows import Roots, BatchRows
 from adt_core.models.target import Target
 
 
@@ -27,7 +27,7 @@ class Reader:
 
     def __init__(self, decoder, prompts: Sequence[Sequence[int]], more: int = 0, images: int = 0, places=None):
         cache_length = max(map(len, prompts)) + more
-        self.decoder, self.rows = decoder, Rows(prompts, cache_length, decoder.embedding, images, places=places)
+        self.decoder, self.rows = decoder, BatchRows(prompts, cache_length, decoder.embedding, images, places=places)
         self.cache = KVCache(decoder.config, len(prompts), cache_length, decoder.embedding)
         self.rope = rope_tables(decoder.config, decoder.embedding, places and places.table)
         self.features = decoder(self.rows.ids, self.rows.prefill(), self.cache, self.rope, inputs=self.rows.features)

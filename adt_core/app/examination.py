@@ -20,7 +20,7 @@ from ..drafters import Drafter, usual_options, without_window
 from ..drafters.jacobi import JacobiDrafter
 from ..engine.decoding import Decoding
 from ..errors import Check
-from ..models.target import Prompt, Target
+from ..models.target import EncodedPrompt, Target
 from ..policies import PLAIN, CostProfile, Drafting
 from ..rules.settings import Sampling
 from .operations import Ledger
@@ -60,7 +60,7 @@ class Subject:
     target: Target
     sampling: Sampling
     drafter: Drafter
-    rows: Sequence[Prompt]
+    rows: Sequence[EncodedPrompt]
     check: Check | None = None
     progress: Callable[[float, str], None] | None = None
 

@@ -17,7 +17,7 @@ from ..models.config import DecoderConfig
 from ..models.load import family_of
 from ..models.quantised import quantise
 from ..models.reading.checkpoint import BUNDLED, CONFIG, TOKENIZER, Checkpoint, Entry, missing_tensors, resolve
-from ..models.target import Prompt, Target
+from ..models.target import EncodedPrompt, Target
 from ..policies import Drafting
 from ..rules.settings import Sampling
 from . import mistaken
@@ -99,7 +99,7 @@ def _memory(target: Target, dtype: torch.dtype, weights: str | None) -> int:
     alike.decoder.set_dtype(dtype)
     if weights is not None:
         quantise(alike.decoder, weights)
-    rows = [Prompt([0] * _PROMPT)]
+    rows = [EncodedPrompt([0] * _PROMPT)]
     decoding = Decoding(
         alike, rows, negatives=rows, sampling=Sampling(guidance=2.0), drafting=Drafting("auto"), drafter=JacobiDrafter()
     )

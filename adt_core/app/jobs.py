@@ -16,7 +16,7 @@ from torch import Tensor
 from ..drafters import Drafter
 from ..engine.decoding import Decoding
 from ..errors import AdtError, Check, shown
-from ..models.target import Prompt, Target, suffixed
+from ..models.target import EncodedPrompt, Target, suffixed
 from ..policies.recipe import Recipe
 from ..rules.noise import NOISE_VERSION
 from ..version import VERSION
@@ -66,7 +66,7 @@ class Job:
         """A sentence for who wrote the prompt, or "". AdtError if it is empty or too long."""
         return self.target.check_prompt(suffixed(prompt, self.recipe.suffix))
 
-    def _encode(self, prompt: str) -> Prompt:
+    def _encode(self, prompt: str) -> EncodedPrompt:
         return self.target.encode_prompt(suffixed(prompt, self.recipe.suffix))
 
     def decoding(

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..models.rows import Roots, Rows, Step
+from ..models.rows import Roots, BatchRows, AttentionMetadata
 from ..models.target import Target
 from ..policies import DraftSettings, Shape, Source
 from ..rules.noise import Noise
@@ -32,7 +32,7 @@ class Session:
     """
 
     target: Target
-    rows: Rows
+    rows: BatchRows
     noise: Noise | None
     sampling: Sampling
     settings: DraftSettings
@@ -58,7 +58,7 @@ class Prefill:
 
     features: Tensor
     ids: Tensor
-    step: Step
+    step: AttentionMetadata
     z: Tensor
     position: int
 
@@ -152,7 +152,7 @@ class Proposer:
         self.noise = session.noise
         self.sees(session.rows)
 
-    def sees(self, rows: Rows) -> None:
+    def sees(self, rows: BatchRows) -> None:
         """These are the rows from now on."""
         self.rows = rows
 
@@ -169,7 +169,7 @@ class Proposer:
     def on_plain_step(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
         """The codes [B] were drawn after the roots in a plain step, from the logits z [B, 1, V]."""
 
-    def select(self, slots: Tensor, rows: Rows) -> None:
+    def select(self, slots: Tensor, rows: BatchRows) -> None:
         """Go on with the images of these slots alone. rows: theirs."""
         for name, index in self._places(slots, self.rows):
             part = getattr(self, name)
@@ -181,7 +181,7 @@ class Proposer:
                 part.select(index)
         self.sees(rows)
 
-    def admit(self, slots: Tensor, others: Any, rows: Rows) -> None:
+    def admit(self, slots: Tensor, others: Any, rows: BatchRows) -> None:
         """Put the images of ``others``, a proposer of the same class, into these slots.
 
         rows: of all slots. They and the noise have been changed in their places.
@@ -208,7 +208,7 @@ class Proposer:
                 tensors += part.state()
         return tensors
 
-    def _places(self, slots: Tensor, rows: Rows) -> list[tuple[str, Tensor]]:
+    def _places(self, slots: Tensor, rows: BatchRows) -> list[tuple[str, Tensor]]:
         """The names of the state, each with the places of these slots in it."""
         numbers = rows.of(slots)
         return [(name, slots) for name in self.by_image] + [(name, numbers) for name in self.by_row]

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from ..models.cache import KVCache
 from ..models.config import DecoderConfig
-from ..models.layers import Decoder, Frame, Layer, product, without_cudnn
+from ..models.layers import Decoder, LayerContext, Layer, product, without_cudnn
 from ..models.rotary import Rope, rope_tables
-from ..models.rows import Roots, Rows, Step
+from ..models.rows import Roots, BatchRows, AttentionMetadata
 from ..models.target import guidance_at
 from ..policies import Shape
 from ..rules.settings import Sampling
@@ -56,12 +56,12 @@ class EagleDrafter(nn.Module, Drafter):
     def network(self) -> nn.Module:
         return self
 
-    def forward(self, ids: Tensor, features: Tensor, step: Step, cache: KVCache, rope: Rope) -> Tensor:
+    def forward(self, ids: Tensor, features: Tensor, step: AttentionMetadata, cache: KVCache, rope: Rope) -> Tensor:
         """ids [R, n], features [R, n, h] -> extrapolated features [R, n, h]."""
         x = torch.cat([F.embedding(ids, self.embedding), features.to(self.embedding.dtype)], -1)
         x = product(x, self.fc) + self.fc_bias
         with without_cudnn():
-            return self.layer(x.flatten(0, 1), Frame.of(step, rope, self.config), cache.data[0]).view(x.shape)
+            return self.layer(x.flatten(0, 1), LayerContext.of(step, rope, self.config), cache.data[0]).view(x.shape)
 
     def proposer(self, session: Session) -> EagleProposer:
         return EagleProposer(self, session)
@@ -120,7 +120,7 @@ class EagleProposer(Proposer):
         self._cache = KVCache(drafter.config, self.rows.count, len(self.rows.columns), drafter.embedding)
         self._rope = rope_tables(drafter.config, drafter.embedding)
 
-    def sees(self, rows: Rows) -> None:
+    def sees(self, rows: BatchRows) -> None:
         super().sees(rows.unhidden() if self._sees_padding else rows)
 
     # ---- what the target has read -----------------------------------------------------------
@@ -149,11 +149,11 @@ class EagleProposer(Proposer):
         late = self.rows.spread(counts > 0)[..., None]
         self.root_feature.copy_(torch.where(late, out, self.root_feature))
 
-    def step_ahead(self, roots: Roots, count: int) -> Step:
+    def step_ahead(self, roots: Roots, count: int) -> AttentionMetadata:
         """A forward of so many successive tokens from the roots on."""
         return self.rows.causal_step(roots, count)
 
-    def read_ahead(self, tokens: Tensor, features: Tensor, step: Step) -> Tensor:
+    def read_ahead(self, tokens: Tensor, features: Tensor, step: AttentionMetadata) -> Tensor:
         """Feed features [R, m, h] of successive tokens, by a :meth:`step_ahead`. Returns outputs [R, m, h].
 
         tokens: [B, m + 1], these tokens and the one behind the last.
@@ -188,7 +188,7 @@ class EagleProposer(Proposer):
         codes = before if self._drafter.pairing.late else codes
         return self.rows.spread(codes if self._drafter.pairing.codes else self._decoder.image_ids[codes])
 
-    def _run(self, ids: Tensor, features: Tensor, step: Step) -> Tensor:
+    def _run(self, ids: Tensor, features: Tensor, step: AttentionMetadata) -> Tensor:
         self.forwards += 1
         return self._drafter(ids, features, step, self._cache, self._rope)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..drafters import Drafter
 from ..errors import AdtError, Check, is_out_of_memory
-from ..models.target import Prompt, Target
+from ..models.target import EncodedPrompt, Target
 from ..policies import NO_DRAFTS, CostProfile, Drafting, Shape, Slot
 from ..rules.settings import Lantern, Sampling
 from ..rules.trace import ImageRound, Round, Trace
@@ -47,9 +47,9 @@ class Decoding:
     def __init__(
         self,
         target: Target,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[EncodedPrompt],
         *,
-        negatives: Sequence[Prompt] | None = None,
+        negatives: Sequence[EncodedPrompt] | None = None,
         sampling: Sampling = Sampling(),
         drafting: Drafting = Drafting(),
         drafter: Drafter | None = None,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..models.rows import Step
+from ..models.rows import AttentionMetadata
 from ..models.target import guidance_at, with_grammar
 from ..rules.sampling import process_logits
 from .request import PREFIX_AT_ONCE
 from .slots import Slots
 
 
-def forward(slots: Slots, codes: Tensor, step: Step) -> Tensor:
+def forward(slots: Slots, codes: Tensor, step: AttentionMetadata) -> Tensor:
     """Codes [B, n] through the target: features [R, n, h]. step: of tokens from the roots on."""
     request, decoder, rows = slots.request, slots.request.target.decoder, slots.rows
     ids = rows.spread(decoder.image_ids[codes])
@@ -22,7 +22,7 @@ def forward(slots: Slots, codes: Tensor, step: Step) -> Tensor:
     return decoder(ids, step, slots.cache, slots.tables.rope, check)
 
 
-def prefill(slots: Slots, step: Step) -> Tensor:
+def prefill(slots: Slots, step: AttentionMetadata) -> Tensor:
     """The prompts and the prefixes through the target: features [R, n, h].
 
     In the exact mode prefixes are read as if they were drawn: apart from the prompts, and a few at a time. So are

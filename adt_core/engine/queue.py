@@ -9,7 +9,7 @@ import torch
 
 from ..drafters import Drafter, Prefill, Session
 from ..models.cache import KVCache
-from ..models.rows import Roots, Rows
+from ..models.rows import Roots, BatchRows
 from ..rules.noise import Kind, Noise
 from . import pool
 from .forward import logits, perturbed, prefill
@@ -135,7 +135,7 @@ class ImageQueue:
         self._known = self._known or self._request.tables()
         return self._known
 
-    def _rows(self, images: list[int]) -> Rows:
+    def _rows(self, images: list[int]) -> BatchRows:
         """The rows of these images, prefixes included."""
         request, decoder, start = self._request, self._request.target.decoder, self._request.start
         prompts = [
@@ -145,4 +145,4 @@ class ImageQueue:
             ids = decoder.image_ids[request.prefix[images].to(decoder.embedding.device)].tolist()
             prompts = [prompt.followed_by(ids[i % len(images)], decoder.embedding) for i, prompt in enumerate(prompts)]
         length = request.padded + start
-        return Rows(prompts, request.cache_length, decoder.embedding, len(images), length, start, request.target.places)
+        return BatchRows(prompts, request.cache_length, decoder.embedding, len(images), length, start, request.target.places)

@@ -16,7 +16,7 @@ from ..models.cache import KVCache
 from ..models.digits import is_able
 from ..models.exact import ALIGNED, near_on
 from ..models.rotary import Rope
-from ..models.target import Prompt, Target
+from ..models.target import EncodedPrompt, Target
 from ..policies import CostProfile, Drafting, Policy, Scene, Shape, Source
 from ..policies.recipe import Loading, Recipe
 from ..rules.noise import NOISE_VERSION, Key, Kind, Noise, Own
@@ -70,7 +70,7 @@ class Request:
     """
 
     target: Target
-    prompts: Sequence[Prompt]
+    prompts: Sequence[EncodedPrompt]
     keys: Sequence[Key]
     prefix: Tensor
     sampling: Sampling
@@ -301,7 +301,7 @@ class Request:
         return 8 * width * (2 * config.num_kv_heads * config.head_dim + 3 * config.num_heads * tokens)
 
 
-def rows_of(prompts: Sequence[Prompt], negatives: Sequence[Prompt] | None, target: Target) -> Sequence[Prompt]:
+def rows_of(prompts: Sequence[EncodedPrompt], negatives: Sequence[EncodedPrompt] | None, target: Target) -> Sequence[EncodedPrompt]:
     """The prompts, and the rows that guidance pushes away from; those without text where none are given."""
     if negatives is not None and len(negatives) != len(prompts):
         given = f"{len(negatives)} negative prompts were given for {len(prompts)} prompts"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..drafters import Proposer
 from ..models.cache import KVCache
-from ..models.rows import Roots, Rows
+from ..models.rows import Roots, BatchRows
 from ..policies import Shape
 from ..rules.noise import Noise
 from .graphs import Graphs
@@ -31,7 +31,7 @@ class Slots:
 
     request: Request
     images: list[int]
-    rows: Rows
+    rows: BatchRows
     cache: KVCache
     tables: Tables
     noise: Noise | None

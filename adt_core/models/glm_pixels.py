@@ -58,7 +58,7 @@ _VAE = {
 _SCHEDULER = {"use_dynamic_shifting": True, "time_shift_type": "linear", "base_shift": 0.25, "max_shift": 0.75}
 
 
-class Source(NamedTuple):
+class SourceImage(NamedTuple):
     """An image that another is made of. tokens: its own, [rows, columns]."""
 
     image: Image.Image
@@ -183,7 +183,7 @@ def denoise(
     seed: int,
     steps: int = STEPS,
     guidance: float = GUIDANCE,
-    sources: Sequence[Source] = (),
+    sources: Sequence[SourceImage] = (),
     check: Check | None = None,
     on_step: OnStep | None = None,
 ) -> Tensor:
@@ -212,7 +212,7 @@ def denoise(
         ).images
 
 
-def _given(sources: Sequence[Source], device: torch.device) -> dict[str, Any]:
+def _given(sources: Sequence[SourceImage], device: torch.device) -> dict[str, Any]:
     """Source images as the pipeline takes them."""
     if not sources:
         return {}
@@ -267,7 +267,7 @@ def checking(pipeline: Any, check: Check | None) -> Iterator[None]:
             hook.remove()
 
 
-def denoising_bytes(pipeline: Any, size: int, sources: Sequence[Source] = ()) -> int:
+def denoising_bytes(pipeline: Any, size: int, sources: Sequence[SourceImage] = ()) -> int:
     """Memory beside the weights for an image of so many pixels: the widest layer, and keys and values of sources."""
     config, width = pipeline.transformer.config, pipeline.vae.config.block_out_channels[0]
     hidden = config.num_attention_heads * config.attention_head_dim

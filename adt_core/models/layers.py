@@ -18,11 +18,11 @@ from .config import ACTIVATIONS, DecoderConfig
 from .digits import byte_product, sums_whole_numbers
 from .exact import HALF, FallbackConfig, NearKeys, filled, grouped, in_tiles, near_attention, tile_for
 from .kernels import far_attention, has_half_products, onednn_product
-from .rotary import Rope, Turn, rope_tables
-from .rows import Step
+from .rotary import Rope, Rotation, rope_tables
+from .rows import AttentionMetadata
 
 
-class Frame(NamedTuple):
+class LayerContext(NamedTuple):
     """What all layers of a forward over N = R * n tokens share.
 
     rows: R. tile: rows of a product in the exact mode, else 0; with a tile, rows are filled up to a multiple of it.
@@ -32,18 +32,18 @@ class Frame(NamedTuple):
 
     rows: int
     tile: int
-    turn: Turn
+    turn: Rotation
     cache_position: Tensor | slice
     mask: Tensor
     near_keys: NearKeys | None
 
     @classmethod
-    def of(cls, step: Step, rope: Rope, config: DecoderConfig, tile: int = 0) -> Frame:
+    def of(cls, step: AttentionMetadata, rope: Rope, config: DecoderConfig, tile: int = 0) -> LayerContext:
         positions = step.positions.flatten()
         if step.places is not None and config.axes is not None:
             rope = rope_tables(config, rope[0], step.places.flatten(0, 1))
             positions = torch.arange(len(positions), device=positions.device)
-        turn = Turn.of(filled(positions, tile), rope, config.num_layers, tile)
+        turn = Rotation.of(filled(positions, tile), rope, config.num_layers, tile)
         group, near_keys = config.num_heads // config.num_kv_heads, step.near_keys
         if near_keys is not None:
             near_keys = near_keys.of_layers(config.num_kv_heads, group)
@@ -169,7 +169,7 @@ class Layer(nn.Module):
         for name in MATRICES:
             self.register_buffer(f"{name}_scale", None)  # of quantised weights
 
-    def forward(self, x: Tensor, frame: Frame, cache: Tensor) -> Tensor:
+    def forward(self, x: Tensor, frame: LayerContext, cache: Tensor) -> Tensor:
         """x: [N, h], the residual stream of R * n tokens, row after row, and what fills up the last tile.
 
         It is written over, unless gradients are asked for. cache: [2, R, kv heads, cache_length, d], written at
@@ -192,7 +192,7 @@ class Layer(nn.Module):
             return product(y, weight, scale, x, tile)
         return _plus(self._normed(product(y, weight, scale, tile=tile), norm), x)
 
-    def _rotated(self, x: Tensor, frame: Frame) -> Tensor:
+    def _rotated(self, x: Tensor, frame: LayerContext) -> Tensor:
         """x [N, h] -> queries, keys and values [N, heads, d]."""
         heads, shared, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         if self.input_norm is not None:
@@ -206,9 +206,9 @@ class Layer(nn.Module):
             qk = torch.addcmul(self.qk_norm_bias, normed[:, : heads + shared], self.qk_norm_weight)
         else:
             qk = qkv[:, : heads + shared].clone()
-        return frame.turn.rotated(qk, qkv)
+        return frame.rotation.rotated(qk, qkv)
 
-    def _attention(self, qkv: Tensor, frame: Frame, cache: Tensor) -> Tensor:
+    def _attention(self, qkv: Tensor, frame: LayerContext, cache: Tensor) -> Tensor:
         """Queries, keys and values [N, heads, d] -> what the queries have seen, [N, h]. What fills up a tile is 0."""
         heads, shared, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         tokens, rows = frame.rows * (frame.mask.shape[2] * shared // heads), frame.rows
@@ -293,7 +293,7 @@ class Decoder(nn.Module):
     def forward(
         self,
         ids: Tensor,
-        step: Step,
+        step: AttentionMetadata,
         cache: KVCache,
         rope: Rope,
         check: Check | None = None,
@@ -306,7 +306,7 @@ class Decoder(nn.Module):
         x = F.embedding(ids, self.embedding) if inputs is None else inputs.clone()
         shape = x.shape
         x = filled(x.flatten(0, 1), self.tile)
-        frame = Frame.of(step, rope, self.config, self.tile)
+        frame = LayerContext.of(step, rope, self.config, self.tile)
         with without_cudnn():
             for layer, layer_cache in zip(self.layers, cache.data):
                 if check is not None:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from ..errors import AdtError, TooLong
 from .reading.checkpoint import TOKENIZER, Checkpoint
 from .reading.tokenizer import encode, load_tokenizer, made_of
-from .target import Prompt, Prompter, Target
+from .target import EncodedPrompt, Prompter, Target
 
 MOST_CHARACTERS = 10_000
 """Of a prompt. No model has room for more, and some patterns of tokenizers take time that grows with the square."""
@@ -82,14 +82,14 @@ class TokenPrompter(Prompter):
         config = target.decoder.config
         return cls(target.name, tokenizer, vocabulary, config.vocab_size, config.max_positions, target.row_end)
 
-    def encode(self, text: str, grid: tuple[int, int]) -> Prompt:
+    def encode(self, text: str, grid: tuple[int, int]) -> EncodedPrompt:
         ids = encode(self.tokenizer, self.request(stripped(text), grid), self.name).ids
         behind = self.ids(*self.behind(grid))
         image = grid[0] * (grid[1] + self.row_end)
         check_length(ids, self.room - image - 1 - len(behind), self.name)
         row = [*self.ids(self.BOS), *ids, *behind]
         check_ids(row, self.size, self.name)
-        return Prompt(row)
+        return EncodedPrompt(row)
 
     def ids(self, *names: str) -> list[int]:
         return [self.vocabulary[name] for name in names]

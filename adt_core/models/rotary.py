@@ -18,7 +18,7 @@ SPARE_POSITIONS = 512
 """Positions behind the last one that drafts may have where their number is fixed."""
 
 
-class Places(NamedTuple):
+class MropePositions(NamedTuple):
     """Where the tokens of a model with ``axes`` are. table: [max_positions + SPARE_POSITIONS, 3], time, row and column.
 
     origin: the entry of an image's first token. Texts stand right before it, so they are counted back from there.
@@ -28,7 +28,7 @@ class Places(NamedTuple):
     origin: int
 
     @classmethod
-    def of(cls, config: DecoderConfig, grids: Sequence[tuple[int, int]]) -> Places:
+    def of(cls, config: DecoderConfig, grids: Sequence[tuple[int, int]]) -> MropePositions:
         """grids: rows and columns of the pictures that an image's tokens are, one behind the other.
 
         A picture's time, first row and first column are one number; the next picture begins behind its longer side.
@@ -86,7 +86,7 @@ MATRICES_PAY_UP_TO = {"cuda": 512}
 """Tokens of a forward whose rotations are made matrices, by type of device: one launch a layer instead of three."""
 
 
-class Turn(NamedTuple):
+class Rotation(NamedTuple):
     """The rotations of N tokens. cos, sin: [N, 1, d]. matrices: the same of every tile, [n, d, d], where that pays."""
 
     cos: Tensor
@@ -94,7 +94,7 @@ class Turn(NamedTuple):
     matrices: Sequence[Tensor] | None
 
     @classmethod
-    def of(cls, positions: Tensor, rope: Rope, layers: int, tile: int = 0) -> Turn:
+    def of(cls, positions: Tensor, rope: Rope, layers: int, tile: int = 0) -> Rotation:
         """positions: [N]. layers: how many share it. tile: tokens that are rotated at once; 0 for all."""
         cos, sin = (table[positions] for table in rope)
         tile = tile or len(cos)

@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .exact import NearKeys, aligned
-from .rotary import Places
+from .rotary import MropePositions
 
 
 @dataclass
-class Step:
+class AttentionMetadata:
     """Where one forward's tokens go and what they may attend to.
 
     positions: [R, n] position ids. cache_length: [R, n] cache cache_length, or a slice when all rows agree.
@@ -41,11 +41,11 @@ class Step:
     def end(self) -> int:
         return self.mask.shape[-1]
 
-    def part(self, first: int, last: int) -> Step:
+    def part(self, first: int, last: int) -> AttentionMetadata:
         """The tokens from ``first`` to before ``last`` of a forward whose slots begin at 0."""
         places = None if self.places is None else self.places[:, first:last]
         mask = self.mask[:, :, first:last, :last]
-        return Step(self.positions[:, first:last], slice(first, last), mask, places=places)
+        return AttentionMetadata(self.positions[:, first:last], slice(first, last), mask, places=places)
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Roots:
         self.at.add_(steps)
 
 
-class Rows:
+class BatchRows:
     """One or two rows for every image of a batch, and ``cache_length`` positions of the KV cache.
 
     ``ids`` and ``features`` are those that a prefill reads, of the rows that the batch began with.
@@ -88,7 +88,7 @@ class Rows:
         images: int = 0,
         length: int = 0,
         prefix: int = 0,
-        places: Places | None = None,
+        places: MropePositions | None = None,
     ):
         """prompts: of every row (``models.target.Prompt``, or plain token ids), conditional rows first.
 
@@ -122,7 +122,7 @@ class Rows:
         """Numbers of the rows of some slots."""
         return (torch.arange(0, self.count, self.images, device=self.device)[:, None] + slots).flatten()
 
-    def select(self, slots: Tensor) -> Rows:
+    def select(self, slots: Tensor) -> BatchRows:
         """The rows of these slots alone."""
         chosen, numbers = copy(self), self.of(slots)
         chosen.count, chosen.images = len(numbers), len(slots)
@@ -130,12 +130,12 @@ class Rows:
             setattr(chosen, name, getattr(self, name)[numbers])
         return chosen
 
-    def admit(self, slots: Tensor, others: Rows) -> None:
+    def admit(self, slots: Tensor, others: BatchRows) -> None:
         """Put ``others``, of the same length and cache length, into these slots, in the same memory."""
         for name in self._BY_ROW:
             getattr(self, name).index_copy_(0, self.of(slots), getattr(others, name))
 
-    def unhidden(self) -> Rows:
+    def unhidden(self) -> BatchRows:
         """The same rows with every token of the prompts in sight, ``Prompt.hidden`` or not."""
         rows = copy(self)
         rows._blind = self.pads
@@ -155,7 +155,7 @@ class Rows:
 
     # ---- forwards ---------------------------------------------------------------------------
 
-    def prefill(self) -> Step:
+    def prefill(self) -> AttentionMetadata:
         """All prompt tokens at once.
 
         A token that nobody attends to sees what is hidden before it, as in LANTERN's code, so that no row of the mask
@@ -166,7 +166,7 @@ class Rows:
         visible = (at[:, None] >= at) & (real[:, None] | ~real[..., None])
         positions = (at - self._shifts[:, None]).clamp_min(0)
         mask = aligned(self._additive(visible))[:, None]
-        return Step(positions, slice(0, self.length), mask, places=self._prompt_places(positions))
+        return AttentionMetadata(positions, slice(0, self.length), mask, places=self._prompt_places(positions))
 
     def _prompt_places(self, positions: Tensor) -> Tensor | None:
         """Places [R, n, 3] of prompts of which some have places of their own; None if none has."""
@@ -177,7 +177,7 @@ class Rows:
             places[row, pad : pad + len(own)] = own
         return places
 
-    def step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
+    def step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> AttentionMetadata:
         """A forward of n tokens for each image, after its committed cache positions, which end at its root's.
 
         first: distance of the first token's slot from the root's. offsets: position of each token relative to the
@@ -191,19 +191,19 @@ class Rows:
         offsets = self.spread(offsets + start) if isinstance(offsets, Tensor) else offsets + start
         cache_position = slice(start + first, start + first + n)
         if own is None:
-            return Step(offsets - self._shifts[:, None], cache_position, self._prompt_mask[..., : cache_position.stop])
+            return AttentionMetadata(offsets - self._shifts[:, None], cache_position, self._prompt_mask[..., : cache_position.stop])
         committed = self._prompt_mask[..., :start].expand(-1, -1, n, -1)
         mask = torch.cat([committed, self.spread(self._additive(own)[:, None])], -1)
-        return Step((offsets - self._shifts[:, None]).expand(-1, n), cache_position, mask)
+        return AttentionMetadata((offsets - self._shifts[:, None]).expand(-1, n), cache_position, mask)
 
-    def causal_step(self, roots: Roots, n: int) -> Step:
+    def causal_step(self, roots: Roots, n: int) -> AttentionMetadata:
         """A forward of n successive tokens for each image, the root's slot the first."""
         if n == 1:
             return self.step(roots, 0, 0, None)
         at = self.columns[:n].expand(len(roots.at), -1)
         return self.step(roots, 0, at, at[..., None] >= at[:, None])
 
-    def near_apart(self, step: Step, start: Tensor | int, near: int | None) -> Step:
+    def near_apart(self, step: AttentionMetadata, start: Tensor | int, near: int | None) -> AttentionMetadata:
         """The same forward with near and far keys apart, as the exact mode wants them.
 
         start: slot of the first token that may be in another slot than its position's, [R, 1] or of all rows. near:
@@ -222,7 +222,7 @@ class Rows:
         far = torch.where(self.columns[:end] < far_until, seen, self._shut)[:, None]
         return replace(step, mask=aligned(far), near_keys=NearKeys(columns, mask.double()))
 
-    def _ragged_step(self, roots: Roots, last: int, first: int, offsets: Tensor | int, own: Tensor | None) -> Step:
+    def _ragged_step(self, roots: Roots, last: int, first: int, offsets: Tensor | int, own: Tensor | None) -> AttentionMetadata:
         """The same where the device alone knows where its images are, or where these have advanced unequally.
 
         last: position of the root that is furthest. It takes three times as long to make, 0.1 ms on a CPU.
@@ -238,7 +238,7 @@ class Rows:
         index = (distance.clamp(-1, width) + 1)[:, None].expand(-1, n, -1)
         uncommitted = self.spread(F.pad(own, (1, 1))).gather(2, index)  # padded: nothing is seen outside of ``own``
         mask = self._additive(uncommitted | committed[:, None])[:, None]
-        return Step(positions.expand(-1, n), start + first + self.columns[:n], mask)
+        return AttentionMetadata(positions.expand(-1, n), start + first + self.columns[:n], mask)
 
 
 def _left_padded(features: list[Tensor | None], length: int, like: Tensor) -> Tensor | None:

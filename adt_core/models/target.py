@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from ..errors import AdtError
 from ..rules.settings import Sampling
 from .layers import Decoder
-from .rotary import Places, Rope, rope_tables
+from .rotary import MropePositions, Rope, rope_tables
 from .vq import Codec
 
 
-class Prompt(list[int]):
+class EncodedPrompt(list[int]):
     """Token ids of one row of a prompt; the last one begins the image.
 
     features: [n, h], read instead of the ids by a model with a text encoder; the ids then only fill a drafter's input.
@@ -39,12 +39,12 @@ class Prompt(list[int]):
         super().__init__(ids)
         self.features, self.hidden, self.note, self.places = features, hidden, note, places
 
-    def followed_by(self, ids: list[int], embedding: Tensor) -> Prompt:
+    def followed_by(self, ids: list[int], embedding: Tensor) -> EncodedPrompt:
         """The row with image tokens behind it. embedding: [vocabulary, h], the decoder's."""
         features = self.features
         if features is not None:
             features = torch.cat([features.to(embedding), embedding[ids]])
-        return Prompt([*self, *ids], features, self.hidden, places=self.places)
+        return EncodedPrompt([*self, *ids], features, self.hidden, places=self.places)
 
 
 class PublishedSampling(NamedTuple):
@@ -93,11 +93,11 @@ class Prompter:
 
     name: str
 
-    def encode(self, text: str, grid: tuple[int, int]) -> Prompt:
+    def encode(self, text: str, grid: tuple[int, int]) -> EncodedPrompt:
         """The conditional row of a text. AdtError if it is empty or too long."""
         raise NotImplementedError
 
-    def encode_with(self, text: str, grid: tuple[int, int], sources: Sequence[Tensor]) -> Prompt:
+    def encode_with(self, text: str, grid: tuple[int, int], sources: Sequence[Tensor]) -> EncodedPrompt:
         """The same of a text and source pictures, by the codes [rows, columns] of each, in families that take some."""
         raise NotImplementedError
 
@@ -105,7 +105,7 @@ class Prompter:
         """The note that ``encode`` would make of a text; raises AdtError where that would."""
         return self.encode(text, grid).note
 
-    def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
+    def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
         """The row without text that guidance pushes ``prompt`` away from."""
         raise NotImplementedError
 
@@ -232,10 +232,10 @@ class Target:
         return self.length - self.grid[0] * self.row_end
 
     @property
-    def places(self) -> Places | None:
+    def places(self) -> MropePositions | None:
         """Where tokens are, in a model whose rotations go by that."""
         config = self.decoder.config
-        return Places.of(config, [self.lead, self.grid]) if config.axes is not None else None
+        return MropePositions.of(config, [self.lead, self.grid]) if config.axes is not None else None
 
     @property
     def rope(self) -> Rope:
@@ -252,7 +252,7 @@ class Target:
         """A sentence for who wrote the text, or "". AdtError if it is empty or too long. No text encoder works."""
         return self.encode_prompt(text).note if self.sources else self.prompter.check(text, self.grid)
 
-    def encode_prompt(self, text: str) -> Prompt:
+    def encode_prompt(self, text: str) -> EncodedPrompt:
         """The conditional row of a text. AdtError if it is empty or too long."""
         if self.sources:
             return self.prompter.encode_with(text, self.grid, self.sources)
@@ -271,7 +271,7 @@ class Target:
         alone.sources, alone.lead_of = sources, None
         return alone
 
-    def unconditional(self, prompt: Prompt) -> Prompt:
+    def unconditional(self, prompt: EncodedPrompt) -> EncodedPrompt:
         """The row without text that guidance pushes ``prompt`` away from."""
         return self.prompter.unconditional(prompt, self.grid)
 

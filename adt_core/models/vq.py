@@ -175,7 +175,7 @@ def _stages(levels: Iterable[Any]) -> Iterator[nn.Module]:
         yield from (level.downsample, level.upsample)
 
 
-class Encoder(nn.Module):
+class VQEncoder(nn.Module):
     """Pixels [B, 3, H, W] -> latents [B, latent_channels, h, w]."""
 
     def __init__(self, config: VQConfig):
@@ -199,7 +199,7 @@ class Encoder(nn.Module):
         return self.conv_out(F.silu(self.norm_out(self.mid(x))))
 
 
-class Decoder(nn.Module):
+class VQDecoder(nn.Module):
     """Latents [B, latent_channels, h, w] -> pixels [B, 3, H, W]. ``up.0`` is the finest level, which runs last."""
 
     def __init__(self, config: VQConfig):
@@ -343,7 +343,7 @@ class VQModel(Codec):
         super().__init__()
         self.config = config
         self.downsample, self.base_channels = config.downsample, config.base_channels
-        self.encoder, self.decoder = Encoder(config), Decoder(config)
+        self.encoder, self.decoder = VQEncoder(config), VQDecoder(config)
         self.quantize = Quantizer(config.num_embeddings, config.embed_dim)
         self.quant_conv = nn.Conv2d(config.latent_channels, config.embed_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.embed_dim, config.latent_channels, 1)

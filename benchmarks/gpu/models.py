@@ -26,8 +26,8 @@ from adt_core.models.config import DecoderConfig
 from adt_core.models.layers import Decoder
 from adt_core.models.quantised import quantise, store
 from adt_core.models.rotary import rope_tables
-from adt_core.models.rows import Roots, Rows
-from adt_core.models.target import Prompt, Prompter
+from adt_core.models.rows import Roots, BatchRows
+from adt_core.models.target import EncodedPrompt, Prompter
 from adt_core.models.vq import VQConfig, VQModel
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
@@ -100,11 +100,11 @@ class _Numbers(Prompter):
     def __init__(self, shape: Shape):
         self._shape = shape
 
-    def encode(self, text: str, grid: tuple[int, int]) -> Prompt:
-        return Prompt(range(1, self._shape.prompt + 1))
+    def encode(self, text: str, grid: tuple[int, int]) -> EncodedPrompt:
+        return EncodedPrompt(range(1, self._shape.prompt + 1))
 
-    def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
-        return Prompt(range(1, self._shape.guided + 1))
+    def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
+        return EncodedPrompt(range(1, self._shape.guided + 1))
 
 
 @torch.no_grad()
@@ -270,7 +270,7 @@ def forwards_of(target: Target, sizes: Sequence[int]) -> dict[int, Callable[[], 
     decoder = target.decoder
     where, prompt = decoder.embedding.device, target.encode_prompt("A picture.")
     cache_length = len(prompt) + target.length + max(sizes) + 1
-    rows = Rows([prompt, target.unconditional(prompt)], cache_length, decoder.embedding, images=1)
+    rows = BatchRows([prompt, target.unconditional(prompt)], cache_length, decoder.embedding, images=1)
     roots = Roots.all_at(torch.zeros(1, dtype=torch.long, device=where), target.length // 2)
     cache = KVCache(decoder.config, rows.count, cache_length, decoder.embedding)
     rope = rope_tables(decoder.config, decoder.embedding)

@@ -17,7 +17,7 @@ from transformers import JanusVQVAE, JanusVQVAEConfig, T5EncoderModel
 
 from adt_core import load_drafter, load_target
 from adt_core.drafters import Prefill, Session
-from adt_core.models.rows import Roots, Rows
+from adt_core.models.rows import Roots, BatchRows
 from adt_core.policies import Drafting
 from adt_core.rules.settings import Sampling
 from tests.layouts import llamagen as layout
@@ -139,7 +139,7 @@ def test_prompts_of_an_encoder_in_another_precision(target):
     rows = guided_rows(target, TEXTS, 3.0)
     assert [len(row) for row in rows] == [120] * 4
     assert {row.hidden for row in rows} == {120 - len(text) - 1 for text in TEXTS}
-    prepared = Rows(rows, 120, torch.empty(0, dtype=torch.float64))
+    prepared = BatchRows(rows, 120, torch.empty(0, dtype=torch.float64))
     assert prepared.features.dtype == torch.float64 and prepared.features.shape == (4, 120, layout.HIDDEN)
 
 
@@ -149,7 +149,7 @@ def test_drafter(path, target, tmp_path):
     codes = torch.randint(layout.CODES, (2, 3), generator=torch.Generator().manual_seed(2))
     states = [features for features, _ in expected_rows(path, codes)]
     ids, turn = torch.cat([torch.zeros(2, 119, dtype=torch.long), codes], 1), rotation(122, 119)
-    rows, decoder = Rows(guided_rows(target, TEXTS, 3.0), 140, target.decoder.embedding, images=2), target.decoder
+    rows, decoder = BatchRows(guided_rows(target, TEXTS, 3.0), 140, target.decoder.embedding, images=2), target.decoder
     drafting = Drafting("adt-tree")
     largest = drafting.policy.largest(drafting.settings)
     proposer = drafter.proposer(Session(target, rows, None, Sampling(), drafting.settings, largest))

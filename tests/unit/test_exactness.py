@@ -12,7 +12,7 @@ from adt_core.engine.device.invariance import CHAIN, COLUMNS, COMPANY, TREE
 from adt_core.engine.request import Request
 from adt_core.models import layers
 from adt_core.models.exact import NEAR, TILE, FallbackConfig
-from adt_core.models.rows import Rows
+from adt_core.models.rows import BatchRows
 from adt_core.policies import PLAIN
 
 
@@ -90,14 +90,14 @@ def test_attention_that_depends_on_how_many_columns_it_goes_through_is_found(tar
 
 
 def test_padding_that_shows_is_found(target, monkeypatch):
-    prefill = Rows.prefill
+    prefill = BatchRows.prefill
 
     def shifted(rows):
         step = prefill(rows)
         step.positions += (rows.pads > 0)[:, None]  # of the image whose prompt is the shorter one
         return step
 
-    monkeypatch.setattr(Rows, "prefill", shifted)
+    monkeypatch.setattr(BatchRows, "prefill", shifted)
     assert COMPANY in differences(target)
 
 
@@ -187,14 +187,14 @@ def test_products_and_attention_may_both_have_to_be_replaced(half, far_keys, mon
 
 def test_where_company_shows_alone_nothing_is_switched_off(half, monkeypatch, caplog):
     """No part that could be done without is to blame; so the image stays the plain one, and the sentence is said."""
-    prefill = Rows.prefill
+    prefill = BatchRows.prefill
 
     def shifted(rows):
         step = prefill(rows)
         step.positions += (rows.pads > 0)[:, None] & (rows.images > 1)
         return step
 
-    monkeypatch.setattr(Rows, "prefill", shifted)
+    monkeypatch.setattr(BatchRows, "prefill", shifted)
     drafted, _ = draw(half)
     remark = (
         "On this device, an image may depend on the other prompts in its batch; use a batch size of 1 to avoid this."

@@ -20,7 +20,7 @@ from adt_core.drafters.window import (
     Forecast,
     spine_and_branches,
 )
-from adt_core.models.rows import Roots, Rows
+from adt_core.models.rows import Roots, BatchRows
 from adt_core.policies import DraftSettings, Shape
 from adt_core.rules.verify import Acceptance
 from tests.drafted import run
@@ -105,7 +105,7 @@ WINDOW = Shape(4, 2, 5)
 @pytest.fixture
 def window(target):
     """A proposer at temperature 0, whose root is code 7 at position 5, and which guesses code 3 at all later ones."""
-    rows = Rows([[1, 2]], 64, target.decoder.embedding)
+    rows = BatchRows([[1, 2]], 64, target.decoder.embedding)
     proposer = JacobiProposer(
         Session(target, rows, None, Sampling(temperature=0, guidance=1), DraftSettings(), WINDOW), 2
     )

@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_leaves
 from adt_core import load_drafter, load_target
 from adt_core.models import exact, layers, rotary
 from adt_core.models.cache import KVCache
-from adt_core.models.layers import Frame
+from adt_core.models.layers import LayerContext
 from adt_core.models.rotary import rope_tables
-from adt_core.models.rows import Roots, Rows
+from adt_core.models.rows import Roots, BatchRows
 from tests.layouts.janus import write_janus
 from tests.reading import Reader
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
@@ -22,7 +22,7 @@ from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 def forwards(network, check=None, tokens=5):
     """Prefill of two prompts of unequal length, then a forward of some tokens. Returns the outputs of both."""
     like = network.embedding
-    rows = Rows([[1, 2, 3, 4], [5, 6]], 16, like)
+    rows = BatchRows([[1, 2, 3, 4], [5, 6]], 16, like)
     more = {} if check is None else {"check": check}
     generator = torch.Generator().manual_seed(0)
 
@@ -106,12 +106,12 @@ def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
     """On a GPU each is a launch, which costs as much as the work of a small model's layer."""
     monkeypatch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
     decoder = models[0].decoder
-    rows, cache = Rows([[1, 2], [3]], 16, decoder.embedding), KVCache(decoder.config, 2, 16, decoder.embedding)
+    rows, cache = BatchRows([[1, 2], [3]], 16, decoder.embedding), KVCache(decoder.config, 2, 16, decoder.embedding)
     step = rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 0), tokens)
     config = replace(decoder.config, num_layers=32)
     x, rope = torch.randn(2 * tokens, config.hidden_size, dtype=decoder.dtype), rope_tables(config, decoder.embedding)
-    frame = Frame.of(step, rope, config)
-    assert frame.turn.matrices is not None
+    frame = LayerContext.of(step, rope, config)
+    assert frame.rotation.matrices is not None
     with Operations() as operations:
         decoder.layers[0](x, frame, cache.data[0])
     assert len(operations.names) <= 13, operations.names
@@ -125,12 +125,12 @@ def test_an_exact_layer_is_few_operations_more(tiny, monkeypatch, near, most):
     monkeypatch.setitem(exact.TILE, "cpu", 8)
     monkeypatch.setattr(layers, "has_half_products", lambda dtype: True)  # as a GPU has
     decoder = load_target(tiny / "target", dtype=torch.bfloat16).decoder
-    rows, cache = Rows([[1, 2], [3]], 16, decoder.embedding), KVCache(decoder.config, 2, 16, decoder.embedding)
+    rows, cache = BatchRows([[1, 2], [3]], 16, decoder.embedding), KVCache(decoder.config, 2, 16, decoder.embedding)
     config, heads = replace(decoder.config, num_layers=32), decoder.config.num_heads
     seen = torch.zeros(2, heads, 3, config.head_dim, dtype=decoder.dtype), torch.zeros(2, heads, 3)
     monkeypatch.setattr(layers, "far_attention", lambda *_: seen)
     step = rows.near_apart(rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 4), 3), 6, near)
-    frame = Frame.of(step, rope_tables(config, decoder.embedding), config, decoder.tile)
+    frame = LayerContext.of(step, rope_tables(config, decoder.embedding), config, decoder.tile)
     x = exact.filled(torch.randn(2 * 3, config.hidden_size).to(decoder.dtype), decoder.tile)
     with Operations() as operations:
         decoder.layers[0](x, frame, cache.data[0])

@@ -14,7 +14,7 @@ from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.app.inspect import inspect
 from adt_core.drafters.jacobi import JacobiDrafter
 from adt_core.engine.request import GRAPH_BYTES
-from adt_core.models.target import Prompt
+from adt_core.models.target import EncodedPrompt
 from adt_core.models.vq import VQConfig, VQModel
 from model_making.sequences import image_token
 from tests.drafted import run
@@ -122,7 +122,7 @@ def test_seven_billion_parameters_are_described_without_being_read(tmp_path):
 def test_what_is_told_of_a_models_memory_is_what_is_asked_for(tiny):
     """On a GPU, graphs included: for the weights, and by a decoding of an image by the usual method."""
     target = load_target(tiny / "target", dtype=torch.bfloat16)
-    row = [Prompt([0] * 64)]
+    row = [EncodedPrompt([0] * 64)]
     drafting = {"drafting": Drafting("auto"), "drafter": JacobiDrafter()}
     decoding = Decoding(target, row, negatives=row, sampling=Sampling(guidance=2.0), **drafting)
     weights = [*target.decoder.state_dict().values(), *target.codec.parameters()]

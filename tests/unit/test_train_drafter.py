@@ -174,9 +174,9 @@ def test_training_sees_what_inference_sees(models, tmp_path):
 
     from adt_core.models.cache import KVCache
     from adt_core.models.rotary import rope_tables
-    from adt_core.models.rows import Roots, Rows
+    from adt_core.models.rows import Roots, BatchRows
 
-    rows = Rows(reading.prompts, 64, drafter.embedding)
+    rows = BatchRows(reading.prompts, 64, drafter.embedding)
     cache = KVCache(drafter.config, rows.count, 64, drafter.embedding)
     rope = rope_tables(drafter.config, drafter.embedding)
     ids = rows.spread(target.decoder.image_ids[codes])

@@ -22,7 +22,7 @@ from ...models.exact import ALIGNED, HALF, FallbackConfig
 from ...models.kernels import said_of_products
 from ...models.layers import MATRICES
 from ...models.rows import Roots
-from ...models.target import Prompt, Target
+from ...models.target import EncodedPrompt, Target
 from ...policies import Drafting
 from ...rules.tree import ancestor_matrix
 from ...untrusted import SWITCH, row, whole_number
@@ -268,8 +268,8 @@ def _room(request: Request) -> int:
     return request.target.decoder.config.max_positions - request.target.length
 
 
-def _longer(prompt: Prompt, length: int) -> Prompt:
+def _longer(prompt: EncodedPrompt, length: int) -> EncodedPrompt:
     """A prompt of this length that ends as this one does, and has its own tokens again and again before."""
     places = [place % len(prompt) for place in range(len(prompt) - length, len(prompt))]
     features = None if prompt.features is None else prompt.features[places]
-    return Prompt([prompt[place] for place in places], features, prompt.hidden)
+    return EncodedPrompt([prompt[place] for place in places], features, prompt.hidden)

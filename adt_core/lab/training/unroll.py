@@ -24,8 +24,8 @@ from ...drafters import eagle
 from ...drafters.eagle import EagleDrafter, Pairing, paired_ids
 from ...models.cache import KVCache
 from ...models.rotary import rope_tables
-from ...models.rows import Roots, Rows, Step
-from ...models.target import Prompt, Target, guidance_at, with_grammar
+from ...models.rows import Roots, BatchRows, AttentionMetadata
+from ...models.target import EncodedPrompt, Target, guidance_at, with_grammar
 from ...rules.sampling import noise_table, process_logits
 from ...rules.settings import Sampling
 from .features import Features
@@ -49,7 +49,7 @@ class Reading:
     target: Target
     sampling: Sampling
     numbers: list[int]
-    prompts: list[Prompt]
+    prompts: list[EncodedPrompt]
     features: Tensor
     ids: Tensor
     z: Tensor
@@ -76,7 +76,7 @@ class Reading:
 @torch.no_grad()
 def read(
     target: Target,
-    prompts: list[Prompt],
+    prompts: list[EncodedPrompt],
     codes: Tensor,
     numbers: list[int],
     sampling: Sampling,
@@ -90,7 +90,7 @@ def read(
     prompts = list(prompts)
     if sampling.guidance != 1:
         prompts += [target.unconditional(prompt) for prompt in prompts]
-    rows = Rows(prompts, max(map(len, prompts)) + length - 1, decoder.embedding, places=target.places)
+    rows = BatchRows(prompts, max(map(len, prompts)) + length - 1, decoder.embedding, places=target.places)
     ids, pads = rows.spread(decoder.image_ids[codes.to(rows.device)])[:, :-1], rows.pads.tolist()
     features = stored.get(numbers, pads, rows.device) if stored is not None else None
     if features is None:
@@ -106,7 +106,7 @@ def read(
     return Reading(target, sampling, numbers, prompts, features, torch.cat([rows.ids[:, 1:], ids], 1), z)
 
 
-def _steps(rows: Rows, images: int, n: int) -> tuple[Step, Step]:
+def _steps(rows: BatchRows, images: int, n: int) -> tuple[AttentionMetadata, AttentionMetadata]:
     """The forwards over the prompts, and over the n image tokens behind them."""
     first = torch.zeros(images, dtype=torch.long, device=rows.device)
     return rows.prefill(), rows.causal_step(Roots.all_at(first, 0), n)
@@ -119,7 +119,7 @@ def unroll(drafter: EagleDrafter, reading: Reading, roots: Tensor, passes: int) 
     respect to the outputs that it goes on over.
     """
     n = reading.ids.shape[1]
-    rows = Rows(reading.prompts, n, drafter.embedding)
+    rows = BatchRows(reading.prompts, n, drafter.embedding)
     rows = rows.unhidden() if drafter.config.grid_rope else rows
     text, image = _steps(rows, len(reading.z), n - rows.length)
     positions = torch.cat([text.positions, image.positions], 1)
@@ -127,10 +127,10 @@ def unroll(drafter: EagleDrafter, reading: Reading, roots: Tensor, passes: int) 
     rope = rope_tables(drafter.config, drafter.embedding)
     cache = KVCache(drafter.config, rows.count, n, drafter.embedding).data[0]
 
-    def call(ids: Tensor, features: Tensor, step: Step) -> Tensor:
+    def call(ids: Tensor, features: Tensor, step: AttentionMetadata) -> Tensor:
         return drafter(ids, features, step, SimpleNamespace(data=[cache]), rope)
 
-    every = call(reading.ids, reading.features[:, :n], Step(positions, slice(0, n), mask))
+    every = call(reading.ids, reading.features[:, :n], AttentionMetadata(positions, slice(0, n), mask))
     at = reading.first + roots
     out = every[:, at]
     yield out
@@ -140,7 +140,7 @@ def unroll(drafter: EagleDrafter, reading: Reading, roots: Tensor, passes: int) 
         sight = torch.cat([sight, own.expand(rows.count, -1, -1, -1)], -1)
         end = cache.shape[3]
         cache = F.pad(cache, (0, 0, 0, len(roots)))  # a copy: autograd still needs the one before
-        out = call(reading.ids[:, at + j], out.detach(), Step(positions[:, at + j], slice(end, cache.shape[3]), sight))
+        out = call(reading.ids[:, at + j], out.detach(), AttentionMetadata(positions[:, at + j], slice(end, cache.shape[3]), sight))
         yield out
 
 

@@ -18,7 +18,7 @@ from ..prompter import TokenPrompter
 from ..reading.checkpoint import Checkpoint, Entry, whole
 from ..reading.fields import section
 from ..reading.layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_room
-from ..target import Prompt, PublishedSampling, Target
+from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import VQConfig, VQModel
 
 BOS, SEPARATOR, BEGIN_IMAGE = "<s>", "<reserved08706>", "<racm3:break>"
@@ -55,8 +55,8 @@ class ChameleonPrompter(TokenPrompter):
     def behind(self, grid: tuple[int, int]) -> tuple[str, ...]:
         return SEPARATOR, BEGIN_IMAGE
 
-    def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
-        return Prompt(self.ids(BOS, BEGIN_IMAGE))
+    def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
+        return EncodedPrompt(self.ids(BOS, BEGIN_IMAGE))
 
 
 def add_codec(checkpoint: Checkpoint) -> None:

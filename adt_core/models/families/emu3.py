@@ -18,7 +18,7 @@ from ..prompter import TokenPrompter
 from ..reading.checkpoint import Checkpoint, Entry, same
 from ..reading.fields import Source, read, section, size, sizes
 from ..reading.layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_room
-from ..target import Prompt, PublishedSampling, Target
+from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import Codec, Quantizer, check_channels
 
 BOS, BEGIN_IMAGE, BEGIN_CODES, END_OF_ROW = "<|extra_203|>", "<|image start|>", "<|image token|>", "<|extra_200|>"
@@ -55,7 +55,7 @@ class Emu3Prompter(TokenPrompter):
     def request(self, text: str, grid: tuple[int, int]) -> str:
         return f"{text}{BEGIN_IMAGE}{grid[0]}*{grid[1]}{BEGIN_CODES}"
 
-    def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
+    def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
         return self.encode(NEGATIVE, grid)
 
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:

@@ -32,7 +32,7 @@ from ..reading.layout import decoder_config, decoder_entries, numbered_tokens, w
 from ..reading.stored import numbers
 from ..reading.tokenizer import encode
 from ..rotary import grid_places
-from ..target import Prompt, PublishedSampling, Target
+from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import Codec, Quantizer
 
 BEGIN_GRID, END_GRID, BEGIN_IMAGE, END_IMAGE = "<sop>", "<eop>", "<|dit_token_16384|>", "<|dit_token_16385|>"
@@ -81,10 +81,10 @@ class GlmImagePrompter(TokenPrompter):
 
     IN_TOKENIZER, FOLDER = (BEGIN_GRID, END_GRID, BEGIN_IMAGE, END_IMAGE), ("processor",)
 
-    def encode(self, text: str, grid: tuple[int, int]) -> Prompt:
-        return self._row(Prompt(), stripped(text), grid, small_grid(grid))
+    def encode(self, text: str, grid: tuple[int, int]) -> EncodedPrompt:
+        return self._row(EncodedPrompt(), stripped(text), grid, small_grid(grid))
 
-    def encode_with(self, text: str, grid: tuple[int, int], sources: Sequence[Tensor]) -> Prompt:
+    def encode_with(self, text: str, grid: tuple[int, int], sources: Sequence[Tensor]) -> EncodedPrompt:
         """Each source is ``<|dit_token_16384|>``, its tokens, ``<|dit_token_16385|>``."""
         (begin,), (end,) = self.ids(BEGIN_IMAGE), self.ids(END_IMAGE)
         ids: list[int] = []
@@ -94,24 +94,24 @@ class GlmImagePrompter(TokenPrompter):
             places += [torch.arange(at, at + lone + 1)[:, None].expand(-1, 3), grid_places(at + lone + 1, *codes.shape)]
             at += lone + 1 + max(codes.shape)
             ids += [begin, *codes.flatten().tolist(), end]
-        row = self._row(Prompt(ids), stripped(text), grid)
+        row = self._row(EncodedPrompt(ids), stripped(text), grid)
         row.places = torch.cat(places)
         row.places -= at + len(row) - len(row.places)
         return row
 
-    def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
+    def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
         if prompt.places is None:
-            return self._row(Prompt(), "", grid, small_grid(grid))
-        row = self._row(Prompt(prompt[: len(prompt.places) + 1]), "", grid)  # with the last source's end
+            return self._row(EncodedPrompt(), "", grid, small_grid(grid))
+        row = self._row(EncodedPrompt(prompt[: len(prompt.places) + 1]), "", grid)  # with the last source's end
         row.places = prompt.places + len(prompt) - len(row)
         return row
 
-    def _row(self, before: Prompt, text: str, *grids: tuple[int, int]) -> Prompt:
+    def _row(self, before: EncodedPrompt, text: str, *grids: tuple[int, int]) -> EncodedPrompt:
         """A prompt that ends in the sizes of ``grids``, the image's first."""
         said = "".join(f"{BEGIN_GRID}{rows} {columns}{END_GRID}" for rows, columns in grids)
         ids = encode(self.tokenizer, text + said, self.name).ids
         check_length([*before, *ids], self.room - sum(map(math.prod, grids)) - 1, self.name)
-        row = Prompt([*before, *ids, *self.ids(BEGIN_IMAGE)])
+        row = EncodedPrompt([*before, *ids, *self.ids(BEGIN_IMAGE)])
         check_ids(row, self.size, self.name)
         return row
 

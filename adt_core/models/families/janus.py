@@ -22,7 +22,7 @@ from ..prompter import TokenPrompter
 from ..reading.checkpoint import Checkpoint, Entry, same
 from ..reading.fields import section, size
 from ..reading.layout import body_entries, decoder_config, with_room
-from ..target import Prompt, PublishedSampling, Target
+from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
 
 BOS, PAD, BEGIN_IMAGE = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"
@@ -59,8 +59,8 @@ class JanusPrompter(TokenPrompter):
     def request(self, text: str, grid: tuple[int, int]) -> str:
         return f"<|User|>: {text}\n\n<|Assistant|>:"
 
-    def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
-        return Prompt([prompt[0], *self.ids(PAD) * (len(prompt) - 2), prompt[-1]])
+    def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
+        return EncodedPrompt([prompt[0], *self.ids(PAD) * (len(prompt) - 2), prompt[-1]])
 
 
 def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:

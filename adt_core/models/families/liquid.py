@@ -18,7 +18,7 @@ from ..layers import Decoder
 from ..prompter import TokenPrompter
 from ..reading.checkpoint import Checkpoint, Entry, whole
 from ..reading.layout import codec_config, decoder_config, decoder_entries, numbered_tokens
-from ..target import Prompt, PublishedSampling, Target
+from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import VQConfig, VQModel
 from . import chameleon
 from .chameleon import CHAMELEON_CODEC, CODEC
@@ -46,8 +46,8 @@ class LiquidPrompter(TokenPrompter):
     def behind(self, grid: tuple[int, int]) -> tuple[str, ...]:
         return ("<boi>",)
 
-    def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
-        return Prompt(self.ids(*self.IN_TOKENIZER))
+    def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
+        return EncodedPrompt(self.ids(*self.IN_TOKENIZER))
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:

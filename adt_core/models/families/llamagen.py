@@ -36,7 +36,7 @@ from ..reading.fields import Source, read
 from ..reading.layout import codec_shape, decoder_config, decoder_entries
 from ..reading.tokenizer import encode, load_tokenizer
 from ..t5 import t5_encoder
-from ..target import Prompt, Prompter, PublishedSampling, Target
+from ..target import EncodedPrompt, Prompter, PublishedSampling, Target
 from ..vq import AUTHORS_NAMES, VQConfig, VQModel
 from . import chameleon
 from . import llamagen_captions as captions
@@ -121,11 +121,11 @@ class LlamaGenPrompter(Prompter):
     def __post_init__(self) -> None:
         self._features = lru_cache(_REMEMBERED)(self._encode)
 
-    def encode(self, text: str, grid: tuple[int, int]) -> Prompt:
+    def encode(self, text: str, grid: tuple[int, int]) -> EncodedPrompt:
         ids, note = self._read(text)
         hidden = CAPTION - len(ids)
         _ = self._nothing  # while the encoder is at hand
-        return Prompt([FILLER] * CAPTION, F.pad(self._features(ids), (0, 0, hidden, 0)), hidden, note)
+        return EncodedPrompt([FILLER] * CAPTION, F.pad(self._features(ids), (0, 0, hidden, 0)), hidden, note)
 
     def check(self, text: str, grid: tuple[int, int]) -> str:
         return self._read(text)[1]
@@ -147,8 +147,8 @@ class LlamaGenPrompter(Prompter):
         note = f"The prompt has {len(ids)} tokens, but {self.name} reads only {CAPTION}: it was cut after {last!r}."
         return (*ids[: CAPTION - 1], self.end), note  # as in training: the beginning, and the token that ends captions
 
-    def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
-        return Prompt([FILLER] * CAPTION, self._nothing, prompt.hidden)
+    def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
+        return EncodedPrompt([FILLER] * CAPTION, self._nothing, prompt.hidden)
 
     @torch.no_grad()
     def _encode(self, ids: tuple[int, ...]) -> Tensor:

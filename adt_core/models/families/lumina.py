@@ -16,7 +16,7 @@ from ..prompter import TokenPrompter
 from ..reading.checkpoint import Checkpoint
 from ..reading.fields import section
 from ..reading.tokenizer import has_tokenizer
-from ..target import Prompt, PublishedSampling, Target
+from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import VQConfig, VQModel
 from . import chameleon
 from .chameleon import BEGIN_IMAGE, CHAMELEON_CODEC, SEPARATOR, ChameleonPrompter, build, entries, is_chameleon
@@ -51,8 +51,8 @@ class LuminaPrompter(ChameleonPrompter):
     def behind(self, grid: tuple[int, int]) -> tuple[str, ...]:
         return SEPARATOR, *self._header(grid)
 
-    def unconditional(self, prompt: Prompt, grid: tuple[int, int]) -> Prompt:
-        return Prompt(self.ids(*self._header(grid)))
+    def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
+        return EncodedPrompt(self.ids(*self._header(grid)))
 
     def _header(self, grid: tuple[int, int]) -> tuple[str, ...]:
         """Names of the tokens that an image begins with."""
