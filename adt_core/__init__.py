@@ -1,9 +1,9 @@
 """ADT-Tree: lossless tree speculation for visual autoregressive image models.
 
-Public API, loaded on first use so that importing the package costs nothing. ``load_target`` gives a ``Target``, whose
-``encode_prompt`` gives an ``EncodedPrompt``; ``load_drafter`` gives a drafter. Images are made by a ``Decoding`` of these, with
-``Sampling``, ``Drafting`` and perhaps ``Lantern``: iterated, it yields a ``Round`` at a time, and it keeps a ``Trace``
-of them. An ``AdtError`` says what is wrong with an input.
+Public API, imported on first use so that importing the package is cheap. ``load_target`` returns a ``Target``, whose
+``encode_prompt`` returns an ``EncodedPrompt``; ``load_drafter`` returns a drafter. A ``Decoding`` of these, with
+``Sampling``, ``Drafting`` and optionally ``Lantern``, generates images: iterating it yields one ``Round`` at a time, and
+it records them in a ``Trace``. A wrong input raises ``AdtError``.
 """
 
 from importlib import import_module

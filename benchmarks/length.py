@@ -24,7 +24,7 @@ from adt_core.app.jobs import Job
 from adt_core.models.cache import KVCache
 from adt_core.models.families import lumina2
 from adt_core.models.rotary import rope_tables
-from adt_core.models.rows import Roots, BatchRows
+from adt_core.models.rows import BatchRows, Roots
 from adt_core.policies import PLAIN
 
 from .gpu.models import ADT_TREE, SHAPES, TITLES, WINDOW, job_of, random_network, random_target

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adt_core.models.cache import KVCache
 from adt_core.models.rotary import rope_tables
-from adt_core.models.rows import Roots, BatchRows
+from adt_core.models.rows import BatchRows, Roots
 from adt_core.models.target import Target
 
 

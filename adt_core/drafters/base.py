@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..models.rows import Roots, BatchRows, AttentionMetadata
+from ..models.rows import AttentionMetadata, BatchRows, Roots
 from ..models.target import Target
 from ..policies import DraftSettings, Shape, Source
 from ..rules.noise import Noise

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from ..models.cache import KVCache
 from ..models.config import DecoderConfig
-from ..models.layers import Decoder, LayerContext, Layer, product, without_cudnn
+from ..models.layers import Decoder, Layer, LayerContext, product, without_cudnn
 from ..models.rotary import Rope, rope_tables
-from ..models.rows import Roots, BatchRows, AttentionMetadata
+from ..models.rows import AttentionMetadata, BatchRows, Roots
 from ..models.target import guidance_at
 from ..policies import Shape
 from ..rules.settings import Sampling

@@ -9,7 +9,7 @@ import torch
 
 from ..drafters import Drafter, Prefill, Session
 from ..models.cache import KVCache
-from ..models.rows import Roots, BatchRows
+from ..models.rows import BatchRows, Roots
 from ..rules.noise import Kind, Noise
 from . import pool
 from .forward import logits, perturbed, prefill
@@ -145,4 +145,6 @@ class ImageQueue:
             ids = decoder.image_ids[request.prefix[images].to(decoder.embedding.device)].tolist()
             prompts = [prompt.followed_by(ids[i % len(images)], decoder.embedding) for i, prompt in enumerate(prompts)]
         length = request.padded + start
-        return BatchRows(prompts, request.cache_length, decoder.embedding, len(images), length, start, request.target.places)
+        return BatchRows(
+            prompts, request.cache_length, decoder.embedding, len(images), length, start, request.target.places
+        )

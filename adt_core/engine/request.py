@@ -301,7 +301,9 @@ class Request:
         return 8 * width * (2 * config.num_kv_heads * config.head_dim + 3 * config.num_heads * tokens)
 
 
-def rows_of(prompts: Sequence[EncodedPrompt], negatives: Sequence[EncodedPrompt] | None, target: Target) -> Sequence[EncodedPrompt]:
+def rows_of(
+    prompts: Sequence[EncodedPrompt], negatives: Sequence[EncodedPrompt] | None, target: Target
+) -> Sequence[EncodedPrompt]:
     """The prompts, and the rows that guidance pushes away from; those without text where none are given."""
     if negatives is not None and len(negatives) != len(prompts):
         given = f"{len(negatives)} negative prompts were given for {len(prompts)} prompts"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..drafters import Proposer
 from ..models.cache import KVCache
-from ..models.rows import Roots, BatchRows
+from ..models.rows import BatchRows, Roots
 from ..policies import Shape
 from ..rules.noise import Noise
 from .graphs import Graphs

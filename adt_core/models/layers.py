@@ -26,13 +26,13 @@ class LayerContext(NamedTuple):
     """What all layers of a forward over N = R * n tokens share.
 
     rows: R. tile: rows of a product in the exact mode, else 0; with a tile, rows are filled up to a multiple of it.
-    turn: rotations. slots: where keys and values go, as in :class:`.rows.Step`. mask: [R, 1, g * n, end], added to
+    rotation: of the N tokens. cache_position: as in :class:`.rows.AttentionMetadata`. mask: [R, 1, g * n, end], added to
     attention scores, for each query of a group of g heads that share their keys. near_keys: in the exact mode.
     """
 
     rows: int
     tile: int
-    turn: Rotation
+    rotation: Rotation
     cache_position: Tensor | slice
     mask: Tensor
     near_keys: NearKeys | None
@@ -43,11 +43,11 @@ class LayerContext(NamedTuple):
         if step.places is not None and config.axes is not None:
             rope = rope_tables(config, rope[0], step.places.flatten(0, 1))
             positions = torch.arange(len(positions), device=positions.device)
-        turn = Rotation.of(filled(positions, tile), rope, config.num_layers, tile)
+        rotation = Rotation.of(filled(positions, tile), rope, config.num_layers, tile)
         group, near_keys = config.num_heads // config.num_kv_heads, step.near_keys
         if near_keys is not None:
             near_keys = near_keys.of_layers(config.num_kv_heads, group)
-        return cls(len(step.positions), tile, turn, step.cache_position, grouped(step.mask, group), near_keys)
+        return cls(len(step.positions), tile, rotation, step.cache_position, grouped(step.mask, group), near_keys)
 
 
 @contextmanager

@@ -191,7 +191,9 @@ class BatchRows:
         offsets = self.spread(offsets + start) if isinstance(offsets, Tensor) else offsets + start
         cache_position = slice(start + first, start + first + n)
         if own is None:
-            return AttentionMetadata(offsets - self._shifts[:, None], cache_position, self._prompt_mask[..., : cache_position.stop])
+            return AttentionMetadata(
+                offsets - self._shifts[:, None], cache_position, self._prompt_mask[..., : cache_position.stop]
+            )
         committed = self._prompt_mask[..., :start].expand(-1, -1, n, -1)
         mask = torch.cat([committed, self.spread(self._additive(own)[:, None])], -1)
         return AttentionMetadata((offsets - self._shifts[:, None]).expand(-1, n), cache_position, mask)
@@ -222,7 +224,9 @@ class BatchRows:
         far = torch.where(self.columns[:end] < far_until, seen, self._shut)[:, None]
         return replace(step, mask=aligned(far), near_keys=NearKeys(columns, mask.double()))
 
-    def _ragged_step(self, roots: Roots, last: int, first: int, offsets: Tensor | int, own: Tensor | None) -> AttentionMetadata:
+    def _ragged_step(
+        self, roots: Roots, last: int, first: int, offsets: Tensor | int, own: Tensor | None
+    ) -> AttentionMetadata:
         """The same where the device alone knows where its images are, or where these have advanced unequally.
 
         last: position of the root that is furthest. It takes three times as long to make, 0.1 ms on a CPU.

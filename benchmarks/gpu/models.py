@@ -26,7 +26,7 @@ from adt_core.models.config import DecoderConfig
 from adt_core.models.layers import Decoder
 from adt_core.models.quantised import quantise, store
 from adt_core.models.rotary import rope_tables
-from adt_core.models.rows import Roots, BatchRows
+from adt_core.models.rows import BatchRows, Roots
 from adt_core.models.target import EncodedPrompt, Prompter
 from adt_core.models.vq import VQConfig, VQModel
 from adt_core.policies import PLAIN

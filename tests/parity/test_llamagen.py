@@ -17,7 +17,7 @@ from transformers import JanusVQVAE, JanusVQVAEConfig, T5EncoderModel
 
 from adt_core import load_drafter, load_target
 from adt_core.drafters import Prefill, Session
-from adt_core.models.rows import Roots, BatchRows
+from adt_core.models.rows import BatchRows, Roots
 from adt_core.policies import Drafting
 from adt_core.rules.settings import Sampling
 from tests.layouts import llamagen as layout

@@ -20,7 +20,7 @@ from adt_core.drafters.window import (
     Forecast,
     spine_and_branches,
 )
-from adt_core.models.rows import Roots, BatchRows
+from adt_core.models.rows import BatchRows, Roots
 from adt_core.policies import DraftSettings, Shape
 from adt_core.rules.verify import Acceptance
 from tests.drafted import run

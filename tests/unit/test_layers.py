@@ -13,7 +13,7 @@ from adt_core.models import exact, layers, rotary
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import LayerContext
 from adt_core.models.rotary import rope_tables
-from adt_core.models.rows import Roots, BatchRows
+from adt_core.models.rows import BatchRows, Roots
 from tests.layouts.janus import write_janus
 from tests.reading import Reader
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter

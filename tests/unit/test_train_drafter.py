@@ -174,7 +174,7 @@ def test_training_sees_what_inference_sees(models, tmp_path):
 
     from adt_core.models.cache import KVCache
     from adt_core.models.rotary import rope_tables
-    from adt_core.models.rows import Roots, BatchRows
+    from adt_core.models.rows import BatchRows, Roots
 
     rows = BatchRows(reading.prompts, 64, drafter.embedding)
     cache = KVCache(drafter.config, rows.count, 64, drafter.embedding)

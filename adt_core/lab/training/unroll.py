@@ -24,7 +24,7 @@ from ...drafters import eagle
 from ...drafters.eagle import EagleDrafter, Pairing, paired_ids
 from ...models.cache import KVCache
 from ...models.rotary import rope_tables
-from ...models.rows import Roots, BatchRows, AttentionMetadata
+from ...models.rows import AttentionMetadata, BatchRows, Roots
 from ...models.target import EncodedPrompt, Target, guidance_at, with_grammar
 from ...rules.sampling import noise_table, process_logits
 from ...rules.settings import Sampling
@@ -140,7 +140,11 @@ def unroll(drafter: EagleDrafter, reading: Reading, roots: Tensor, passes: int) 
         sight = torch.cat([sight, own.expand(rows.count, -1, -1, -1)], -1)
         end = cache.shape[3]
         cache = F.pad(cache, (0, 0, 0, len(roots)))  # a copy: autograd still needs the one before
-        out = call(reading.ids[:, at + j], out.detach(), AttentionMetadata(positions[:, at + j], slice(end, cache.shape[3]), sight))
+        out = call(
+            reading.ids[:, at + j],
+            out.detach(),
+            AttentionMetadata(positions[:, at + j], slice(end, cache.shape[3]), sight),
+        )
         yield out
 
 
