@@ -90,6 +90,15 @@ def no_cache_of_the_user(tmp_path_factory):
         yield
 
 
+@pytest.fixture
+def runtime():
+    """State of a process that has just started."""
+    from adt_core.runtime import new_runtime
+
+    with new_runtime() as runtime:
+        yield runtime
+
+
 @pytest.fixture(scope="session", autouse=True)
 def costs_measured_once():
     """What rounds cost is measured with one reading of each size: the tests ask that it is, and not how precisely."""

@@ -77,7 +77,7 @@ def _model(examined: Examination) -> list[str]:
         "Drafter: " + ("a network." if subject.network else "no network, jacobi only."),
     ]
     if decoder.tile:
-        has_far = examined.exact.trust is None or examined.exact.trust.far
+        has_far = examined.exact.fallback is None or examined.exact.fallback.far
         near = near_on(subject.device, decoder.dtype, config.head_dim) if has_far else None
         far = "all keys are summed in float64" if near is None else f"keys beyond {near} use a fast kernel"
         lines.append(f"Batch-invariant mode: {decoder.tile} rows per matrix product; in attention, {far}.")

@@ -18,7 +18,7 @@ from ..rules.trace import ImageRound, Round, Trace
 from . import pool
 from .budget import Budget
 from .device.costs import Costs
-from .device.invariance import InvarianceReport, establish
+from .device.invariance import InvarianceReport, invariance_report
 from .device.threads import at_most
 from .memory import check_room
 from .queue import ImageQueue
@@ -151,7 +151,8 @@ class Decoding:
         """What holds for the whole decoding, where the weights are now: ComfyUI may have moved them."""
         check_room(self._request, self.at_once)
         with at_most(self._request.threads):
-            self.exact = establish(self._request)
+            self.exact = invariance_report(self._request)
+        self.target.decoder.fallback = self.exact.fallback
         self._costs.settle(self.at_once)
         self._threads = self._request.threads
         self.trace.settings |= self._request.settings() | self.conditions()

@@ -17,15 +17,15 @@ import os
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from traceback import clear_frames
 from typing import Any, NamedTuple, Protocol, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import is_out_of_memory
+from ..runtime import get_runtime
 
 MOST = 48
 """Rounds that are captured over one set of slots. Others are launched the usual way."""
@@ -39,10 +39,6 @@ as how often the drafter ran."""
 State = Callable[[], Sequence[Tensor]]
 """Gives the tensors that a round both reads and changes. They are set back before a replay is tried. KV caches are left
 out: the same round writes the same entries again."""
-refused: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-"""Why graphs were given up in this process, by the model's decoder."""
-ruined: list[str] = []
-"""Why they were given up for all models; empty while they were not."""
 _log = logging.getLogger(__name__)
 
 
@@ -175,9 +171,11 @@ class _Streams:
         self._free.append(stream)
 
 
-@cache
 def _streams(device: torch.device) -> _Streams:
-    return _Streams(device)
+    pools = get_runtime().streams
+    if device not in pools:
+        pools[device] = _Streams(device)
+    return pools[device]
 
 
 @contextmanager
@@ -208,7 +206,8 @@ def why_off(decoder: nn.Module) -> str:
     """Why the rounds of a model are launched the usual way; "" where they are captured."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
-    return ruined[0] if ruined else refused.get(decoder, "")
+    runtime = get_runtime()
+    return runtime.capture_failure or runtime.graph_failures.get(decoder, "")
 
 
 class _Graph(NamedTuple):
@@ -282,9 +281,11 @@ class Graphs:
         if is_out_of_memory(error) and survives:
             self._graphs[key] = None
             return
-        refused[self._decoder] = reason = str(error).split("\n")[0].rstrip(".")
+        runtime = get_runtime()
+        reason = str(error).split("\n")[0].rstrip(".")
+        runtime.graph_failures[self._decoder] = reason
         if not survives:
-            ruined.append(reason)
+            runtime.capture_failure = runtime.capture_failure or reason
         self._graphs.clear()
         _log.warning("CUDA graphs are off, which is slower but does not change the image: %s.", reason)
 

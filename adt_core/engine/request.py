@@ -125,7 +125,7 @@ class Request:
     def near(self) -> int | None:
         """Exact mode: how many positions before a token have near keys. None if all do, or if the mode is off."""
         decoder = self.target.decoder
-        if not decoder.tile or decoder.trust is not None and not decoder.trust.far:
+        if not decoder.tile or decoder.fallback is not None and not decoder.fallback.far:
             return None
         return near_on(decoder.embedding.device, decoder.dtype, decoder.config.head_dim)
 
@@ -222,7 +222,7 @@ class Request:
         weights = [self.target.decoder, *([drafter.network] if drafter is not None and drafter.network else [])]
         places = tuple(part.data_ptr() for module in weights for part in (*module.parameters(), *module.buffers()))
         sizes = count, self.groups, self.padded, self.start, self.cache_length, self.target.grid, self.largest
-        return sizes, self.target.decoder.trust, self.recipe.memory(), drafter and drafter.kind, places
+        return sizes, self.target.decoder.fallback, self.recipe.memory(), drafter and drafter.kind, places
 
     @property
     def recipe(self) -> Recipe:

@@ -7,12 +7,12 @@ three digits of a byte each; the digits of all rows are stacked, and one product
 from __future__ import annotations
 
 import logging
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from ..errors import is_out_of_memory
+from ..runtime import cached_per_runtime
 from .kernels import fp8_product, int8_product
 
 _DIGITS = {torch.bfloat16: 2, torch.float16: 3}
@@ -56,7 +56,7 @@ def is_able(device: torch.device, stored: torch.dtype) -> bool:
     return torch.cuda.get_device_capability(device) >= _NEEDED[stored][1]
 
 
-@cache
+@cached_per_runtime
 def _work_here(device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> bool:
     """Do digits give what a converted weight gives? Tried once, since libraries and cards differ in what they take."""
     generator = torch.Generator().manual_seed(0)

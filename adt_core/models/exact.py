@@ -15,7 +15,6 @@ enough to change an image. Two rules keep every bit the same:
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import cache
 from itertools import repeat
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import is_out_of_memory
+from ..runtime import cached_per_runtime, get_runtime
 from .kernels import far_attention
 
 HALF = (torch.bfloat16, torch.float16)
@@ -42,7 +42,7 @@ def tile_for(dtype: torch.dtype, device: torch.device) -> int:
     return TILE.get(device.type, 0) if dtype in HALF else 0
 
 
-@cache
+@cached_per_runtime
 def near_on(device: torch.device, dtype: torch.dtype, width: int) -> int | None:
     """Positions before a token whose keys are near; None for all, where torch has no kernel for far ones.
 
@@ -68,9 +68,6 @@ class FallbackConfig(NamedTuple):
     far: bool = True
 
 
-_whole: dict[Hashable, bool] = {}  # by kind of product and number of rows: has it the bits of tiles?
-
-
 def in_tiles(
     multiply: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, plus: Tensor | None, tile: int, kind: Hashable
 ) -> Tensor:
@@ -82,13 +79,14 @@ def in_tiles(
     if len(x) == tile:
         return multiply(x, plus)
     key = kind, len(x), tile, torch.get_num_threads()
-    if _whole.get(key):
+    equal = get_runtime().equal_products
+    if equal.get(key):
         return multiply(x, plus)
-    before = plus.clone() if plus is not None and key not in _whole else None
+    before = plus.clone() if plus is not None and key not in equal else None
     sums = plus.split(tile) if plus is not None else repeat(None)
     parts = torch.cat([multiply(part, added) for part, added in zip(x.split(tile), sums)])
-    if key not in _whole:
-        _whole[key] = multiply(x, before).equal(parts)
+    if key not in equal:
+        equal[key] = multiply(x, before).equal(parts)
     return parts
 
 

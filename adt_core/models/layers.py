@@ -245,8 +245,8 @@ class Decoder(nn.Module):
     image_ids: Tensor
     exact: bool = True
     """In half precision: do a token's features not depend on the forward that it is in (:mod:`.exact`)?"""
-    trust: FallbackConfig | None = None
-    """What the exact mode builds on, where that was found to be other than usual."""
+    fallback: FallbackConfig | None = None
+    """Slower operations for devices whose usual ones are not batch-invariant; set when a decoding starts."""
 
     def __init__(self, config: DecoderConfig, image_ids: Tensor, num_codes: int | None = None):
         super().__init__()
@@ -281,9 +281,14 @@ class Decoder(nn.Module):
 
     @property
     def tile(self) -> int:
-        """Rows of a product in the exact mode; 0 where that is off or not needed."""
-        usual = tile_for(self.dtype, self.embedding.device) if self.exact else 0
-        return self.trust.tile if usual and self.trust is not None else usual
+        """Rows of a matrix product in the batch-invariant mode; 0 if the mode is off or not needed."""
+        usual = self.default_tile
+        return self.fallback.tile if usual and self.fallback is not None else usual
+
+    @property
+    def default_tile(self) -> int:
+        """`tile` without a fallback."""
+        return tile_for(self.dtype, self.embedding.device) if self.exact else 0
 
     @property
     def wide_dtype(self) -> torch.dtype:

@@ -98,12 +98,11 @@ def test_a_node_is_the_token_decoded_alone(kind, near, data):
 
 @pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
 @torch.inference_mode()
-def test_it_takes_the_mode(monkeypatch, on):
+def test_it_takes_the_mode(runtime, monkeypatch, on):
     """Where products round by their number of rows, as on most machines, a chain is only in the mode what its tokens
     are alone; so the test above can fail."""
     decoder, n, even = target(torch.bfloat16).decoder, 12, layers._multiply
     monkeypatch.setattr(decoder, "exact", on)
-    monkeypatch.setattr(exact, "_whole", {})
     monkeypatch.setattr(layers, "_multiply", lambda *given: even(*given).mul_(1 + len(given[2]) / 256))
     codes = torch.randint(0, 32, (2, n + 9), generator=torch.Generator().manual_seed(0))
     context = Context(decoder, None, [9, 9], codes)

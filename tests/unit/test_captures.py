@@ -10,7 +10,6 @@ import logging
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
-from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -72,7 +71,7 @@ class Driver:
 
 
 @pytest.fixture(autouse=True)
-def driver(monkeypatch):
+def driver(runtime, monkeypatch):
     backend = ["native"]
     answers = {
         "graph_pool_handle": lambda: (0, 1),
@@ -85,8 +84,6 @@ def driver(monkeypatch):
     }
     for name, value in {**answers, "Stream": Stream, "CUDAGraph": Graph, "stream": Driver.stream}.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(graphs, "refused", WeakKeyDictionary())
-    monkeypatch.setattr(graphs, "ruined", [])
     monkeypatch.setattr(Stream, "handles", itertools.count())
     Driver.collecting = []
     gc.collect()  # graphs of other tests, which had the same streams

@@ -11,7 +11,6 @@ from adt_core.app import examination
 from adt_core.app.doctor import examine
 from adt_core.app.examination import PROMPTS, Subject
 from adt_core.cli import main
-from adt_core.engine.device import invariance
 from adt_core.models import layers
 from adt_core.policies import PLAIN
 from tests.layouts.families import WRITERS, load_small
@@ -21,10 +20,9 @@ TITLES += ["How to make it faster", "For a bug report"]
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch, tmp_path):
+def short(runtime, monkeypatch, tmp_path):
     monkeypatch.setattr(examination, "TOKENS", 24)
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(invariance, "reports", {})
 
 
 def page_of(target, check=None) -> str:

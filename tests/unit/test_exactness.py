@@ -14,6 +14,7 @@ from adt_core.models import layers
 from adt_core.models.exact import NEAR, TILE, FallbackConfig
 from adt_core.models.rows import BatchRows
 from adt_core.policies import PLAIN
+from adt_core.runtime import new_runtime
 
 
 @pytest.fixture(scope="module", params=["bfloat16", pytest.param("int8", marks=pytest.mark.long)])
@@ -28,10 +29,9 @@ def half():
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(monkeypatch, tmp_path):
+def nothing_known(runtime, monkeypatch, tmp_path):
     """As on a machine that has drawn nothing yet."""
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
-    monkeypatch.setattr(invariance, "reports", {})
 
 
 def decoding_of(target, guidance: float = 2.0, drafter=None) -> Decoding:
@@ -102,8 +102,8 @@ def test_padding_that_shows_is_found(target, monkeypatch):
 
 
 def test_what_is_tried_are_the_first_layers_of_the_very_weights(target):
-    alike = invariance.shallow(target)
-    assert len(alike.decoder.layers) == invariance.LAYERS and len(target.decoder.layers) > invariance.LAYERS
+    alike = invariance.first_layers(target)
+    assert len(alike.decoder.layers) == invariance.TRIAL_LAYERS and len(target.decoder.layers) > invariance.TRIAL_LAYERS
     assert alike.decoder.layers[0] is target.decoder.layers[0] and alike.decoder.head is target.decoder.head
 
 
@@ -136,7 +136,7 @@ def test_products_of_fewer_rows_take_the_place_of_those_that_are_not_exact(targe
     """Plain images have them, too: a drafted image is the plain one."""
     broken(monkeypatch, odd_by_rows)
     drafted, _ = draw(target)
-    assert drafted.exact.trust == FallbackConfig(tile=1, far=True) and drafted.trace.report()["tau"] > 1
+    assert drafted.exact.fallback == FallbackConfig(tile=1, far=True) and drafted.trace.report()["tau"] > 1
     assert (
         drafted.exact.remark
         == "To keep the image unchanged, this device uses smaller matrix products, which is slower."
@@ -172,7 +172,7 @@ def test_a_kernel_for_far_keys_that_is_exact_is_used(half, far_keys):
 def test_attention_goes_without_a_kernel_that_is_not_exact(half, far_keys, caplog):
     far_keys(by_queries)
     drafted, _ = draw(half)
-    assert drafted.exact.trust == FallbackConfig(TILE["cpu"], far=False) and drafted.trace.report()["tau"] > 1
+    assert drafted.exact.fallback == FallbackConfig(TILE["cpu"], far=False) and drafted.trace.report()["tau"] > 1
     remark = "To keep the image unchanged, this device uses attention without the fast kernel, which is slower."
     assert drafted.exact.remark == remark and caplog.text.count(remark) == 1
 
@@ -181,7 +181,7 @@ def test_products_and_attention_may_both_have_to_be_replaced(half, far_keys, mon
     far_keys(by_queries)
     broken(monkeypatch, odd_by_rows)
     drafted, _ = draw(half)
-    assert drafted.exact.trust == FallbackConfig(tile=1, far=False) and drafted.trace.report()["tau"] > 1
+    assert drafted.exact.fallback == FallbackConfig(tile=1, far=False) and drafted.trace.report()["tau"] > 1
     assert "smaller matrix products and attention without the fast kernel" in drafted.exact.remark
 
 
@@ -206,7 +206,7 @@ def test_where_company_shows_alone_nothing_is_switched_off(half, monkeypatch, ca
 def test_where_nothing_helps_nothing_is_drafted(target, monkeypatch, caplog):
     broken(monkeypatch, lambda number, tile: number > 0)
     drafted, _ = draw(target)
-    assert not drafted.exact.drafts and drafted.exact.trust is None and drafted.trace.report()["tau"] == 1
+    assert not drafted.exact.drafts and drafted.exact.fallback is None and drafted.trace.report()["tau"] == 1
     assert "so drafting is off" in drafted.exact.remark and caplog.text.count(drafted.exact.remark) == 1
 
 
@@ -229,11 +229,11 @@ def test_a_verdict_is_remembered_for_the_weights_and_what_they_are_multiplied_by
     """By the next process, too. A file that says something else counts for nothing."""
     request, tries = decoding_of(target)._request, []
     found = invariance.InvarianceReport(invariance.FallbackConfig(1), True, (CHAIN, TREE), "This device is slow.")
-    monkeypatch.setattr(invariance, "_find", lambda request: tries.append(request) or found)
+    monkeypatch.setattr(invariance, "_run_trial", lambda request: tries.append(request) or found)
 
     def settled():
-        monkeypatch.setattr(invariance, "reports", {})
-        return invariance.establish(request)
+        with new_runtime():
+            return invariance.invariance_report(request)
 
     assert settled() == settled() == found and len(tries) == 1
     (file,) = tmp_path.glob("exact-*.json")

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
-from adt_core.engine.device import invariance
 from adt_core.engine.device.invariance import COMPANY, InvarianceReport
 from adt_core.engine.request import Request
 from adt_core.models import exact, layers
@@ -82,7 +81,7 @@ def wide(tmp_path_factory):
     return load_target(path, dtype=torch.bfloat16)
 
 
-def test_a_kernel_to_which_it_matters_in_which_columns_an_image_is_would_be_found(wide, monkeypatch, tmp_path):
+def test_a_kernel_to_which_it_matters_in_which_columns_an_image_is_would_be_found(runtime, wide, monkeypatch, tmp_path):
     """The prompt that is tried beside another is so much longer that the image's columns are others."""
 
     def by_place(q, keys, values, mask):
@@ -91,7 +90,6 @@ def test_a_kernel_to_which_it_matters_in_which_columns_an_image_is_would_be_foun
         return (out * (1 + first * 2**-9)).to(q.dtype), log_sum
 
     monkeypatch.setattr(layers, "far_attention", by_place)
-    monkeypatch.setattr(invariance, "reports", {})
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
     tried = run(wide, prompts=("a cat",), sampling=Sampling(guidance=3.0)).exact
     assert tried.differing == (COMPANY,) and tried.remark

@@ -1,12 +1,10 @@
 """Wrong numbers are an error and never an image: NaN and overflow in the transformer, its drafter and the codec."""
 
-from weakref import WeakKeyDictionary
-
 import pytest
 import torch
 
 from adt_core import AdtError, load_drafter, load_target
-from adt_core.engine import graphs, pool
+from adt_core.engine import pool
 from adt_core.engine.request import Request
 from adt_core.lab.benchmark import sources
 from tests.drafted import METHODS, Drafting, run
@@ -51,15 +49,14 @@ def test_an_overflow_in_float16_says_which_dtypes_hold_the_numbers(loaded, name)
         draw(target, drafters, name)
 
 
-def test_a_replayed_round_says_so_too(loaded, monkeypatch):
+def test_a_replayed_round_says_so_too(runtime, loaded, monkeypatch):
     """The weights break between two images, when the rounds have been captured."""
     target, drafters = loaded(torch.float64)
     tape = Tape()
-    monkeypatch.setattr(graphs, "refused", WeakKeyDictionary())
     monkeypatch.setattr(Request, "replayed", True)
     monkeypatch.setattr("adt_core.engine.queue.recorder_for", lambda device: tape)
     draw(target, drafters, "merged")
-    assert tape.captured and not graphs.refused
+    assert tape.captured and not runtime.graph_failures
     target.decoder.layers[-1].down.data[3, 5] = torch.nan
     with pytest.raises(AdtError, match="infinite or NaN"):
         draw(target, drafters, "merged")

@@ -3,7 +3,6 @@ round, memory that stays in its place, and no error where a driver refuses."""
 
 import logging
 from types import SimpleNamespace
-from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -17,9 +16,12 @@ from adt_core.engine.slots import Slots
 from adt_core.lab.benchmark import sources
 from adt_core.policies.auto import Auto
 from adt_core.rules.settings import Lantern
+from adt_core.runtime import get_runtime
 from tests.drafted import METHODS, costs, run, write_drafter
 from tests.tape import Tape, counted
 from tests.tiny import write_tiny_checkpoint
+
+pytestmark = pytest.mark.usefixtures("runtime")
 
 PROMPTS = ("a cat", "three small dogs", "fog")
 
@@ -39,11 +41,6 @@ def target(folders):
 @pytest.fixture(scope="module")
 def drafters(folders, target):
     return sources(load_drafter(folders[1], target))
-
-
-@pytest.fixture(autouse=True)
-def nothing_refused(monkeypatch):
-    monkeypatch.setattr(graphs, "refused", WeakKeyDictionary())
 
 
 @pytest.fixture
@@ -75,7 +72,11 @@ def test_what_rounds_cost_is_measured_with_graphs(target, drafters, tape, tmp_pa
     before = tape.captured
     decoding.learn_costs()
     sizes = 1 + len(measuring.CHAINS) + 2 * len(measuring.TREES)
-    assert 0 < tape.captured - before <= sizes + 2 and not graphs.refused and len(list(tmp_path.iterdir())) == 1
+    assert (
+        0 < tape.captured - before <= sizes + 2
+        and not get_runtime().graph_failures
+        and len(list(tmp_path.iterdir())) == 1
+    )
     after = run(target, drafters["network"], PROMPTS[:images], drafting=Drafting("auto"))
     assert after.codes.equal(decoding.codes) and after.profile.name != decoding.profile.name
 
@@ -92,7 +93,7 @@ def test_relaxed_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, 
     expected = run(target, drafters["network"], PROMPTS[:1], **settings)
     as_on_a_gpu(Tape())
     found = run(target, drafters["network"], PROMPTS[:1], **settings)
-    assert found.codes.equal(expected.codes) and not graphs.refused
+    assert found.codes.equal(expected.codes) and not get_runtime().graph_failures
     assert not expected.codes.equal(run(target, prompts=PROMPTS[:1], sampling=settings["sampling"]).codes)
 
 
@@ -112,7 +113,7 @@ def test_trees_and_accepted_drafts_are_the_same_with_graphs(target, drafters, as
 
     expected = shares()
     as_on_a_gpu(Tape())
-    assert shares() == expected and not graphs.refused
+    assert shares() == expected and not get_runtime().graph_failures
 
 
 def test_rounds_without_a_drafter_leave_its_memory_alone(target, drafters, as_on_a_gpu, monkeypatch):
@@ -134,7 +135,7 @@ def test_rounds_without_a_drafter_leave_its_memory_alone(target, drafters, as_on
     found = run(target, drafters["jacobi"], PROMPTS[:1], drafting=Drafting("auto"), profile=costs("window"))
     assert [share.depth > 0 for round in found.trace.rounds[:4] for share in round.images] == [False, True, True, False]
     ((proposer, before),) = ended
-    assert all(map(torch.equal, proposer.state(), before)) and not graphs.refused
+    assert all(map(torch.equal, proposer.state(), before)) and not get_runtime().graph_failures
 
 
 # ---- one launch, one wait ------------------------------------------------------------------------
@@ -164,7 +165,7 @@ def test_a_steady_round_is_one_launch_and_one_wait(target, drafters, tape, monke
     monkeypatch.setattr("adt_core.engine.decoding.run_round", counted_round)
     drafter = drafters[source] if source else None
     run(target, drafter, PROMPTS[:images], drafting=Drafting(**options), sampling=Sampling(seed=1))
-    assert len(steady) > 5 and not graphs.refused
+    assert len(steady) > 5 and not get_runtime().graph_failures
     for ledger in steady:
         assert ledger.reads == 1 and ledger.uploads <= 1
         assert ledger.launches <= 1 + 3 * images, "the host's decisions, and noise"
@@ -201,7 +202,7 @@ def test_what_is_asked_for_otherwise_is_captured_anew(target, drafters, tape, ch
     run(target, drafters["network"], **how)
     captured = tape.captured
     run(target, drafters["network"], **change(how))
-    assert tape.captured > captured and not graphs.refused
+    assert tape.captured > captured and not get_runtime().graph_failures
 
 
 def test_weights_that_have_moved_are_captured_anew(target, drafters, tape):
@@ -338,7 +339,7 @@ def test_a_driver_without_memory_is_torch_without_memory(target, drafters, as_on
     expected = run(target, prompts=PROMPTS).codes
     as_on_a_gpu(FailsOnce())
     found = run(target, drafters["network"], PROMPTS, drafting=Drafting("eagle2"))
-    assert found.codes.equal(expected) and found.at_once == 1 and not graphs.refused
+    assert found.codes.equal(expected) and found.at_once == 1 and not get_runtime().graph_failures
     assert [record.getMessage() for record in caplog.records] == ["Out of memory; continuing with one image at a time."]
 
 
@@ -370,7 +371,7 @@ def test_real_graphs(folders, name, monkeypatch, caplog):
     pool.release(target.decoder)
     for _ in range(2):
         assert run(target, drafters[source], drafting=Drafting(**options)).codes.equal(expected)
-    assert not graphs.refused and not caplog.records
+    assert not get_runtime().graph_failures and not caplog.records
 
 
 def test_columns_double_so_that_few_rounds_are_captured():

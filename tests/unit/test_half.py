@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adt_core import load_target
 from adt_core.models import exact, layers
+from adt_core.runtime import new_runtime
 from tests.drafted import run
 
 
@@ -18,16 +19,14 @@ def test_the_trace_says_whether_it_is_exact(tiny, monkeypatch):
     assert run(target).trace.settings["exact"] is False
 
 
-def test_a_lack_of_memory_is_not_taken_for_a_missing_kernel(monkeypatch):
+def test_a_lack_of_memory_is_not_taken_for_a_missing_kernel(runtime, monkeypatch):
     """Tried again, there is one, and else all keys would be added in float64 for the rest of the process."""
     full = torch.cuda.OutOfMemoryError("CUDA out of memory.")
     monkeypatch.setattr(exact, "far_attention", mock.Mock(side_effect=[full, None]))
     model = torch.device("cpu"), torch.bfloat16, 64
-    exact.near_on.cache_clear()
     with pytest.raises(torch.cuda.OutOfMemoryError):
         exact.near_on(*model)
     assert exact.near_on(*model) == exact.NEAR
-    exact.near_on.cache_clear()
 
 
 def test_a_model_asks_for_the_kernel_of_its_own_kind(tiny, monkeypatch):
@@ -43,15 +42,13 @@ def test_of_the_kernel_of_amds_gpus_nothing_is_known(monkeypatch):
     monkeypatch.setattr(exact, "far_attention", lambda *_: None)
     model = torch.device("cpu"), torch.float16, 64
     for version, near in ((None, exact.NEAR), ("6.4", None)):
-        exact.near_on.cache_clear()
         monkeypatch.setattr(torch.version, "hip", version)
-        assert exact.near_on(*model) == near
-    exact.near_on.cache_clear()
+        with new_runtime():
+            assert exact.near_on(*model) == near
 
 
 @pytest.mark.parametrize("even", [True, False], ids=["the same bits", "other bits"])
-def test_all_rows_are_multiplied_at_once_where_that_has_the_bits_of_tiles(monkeypatch, even):
-    monkeypatch.setattr(exact, "_whole", {})
+def test_all_rows_are_multiplied_at_once_where_that_has_the_bits_of_tiles(runtime, even):
     x, plus, asked = torch.arange(96.0).view(12, 8), torch.ones(12, 3), []
 
     def multiply(rows, added):
@@ -83,8 +80,7 @@ class Seen(TorchDispatchMode):
 
 @pytest.mark.parametrize("even", [True, False], ids=["at once", "in tiles"])
 @torch.inference_mode()
-def test_a_weight_of_bytes_is_widened_once_for_all_rows(monkeypatch, even):
-    monkeypatch.setattr(exact, "_whole", {})
+def test_a_weight_of_bytes_is_widened_once_for_all_rows(runtime, monkeypatch, even):
     multiply = layers._multiply
     if not even:
         monkeypatch.setattr(layers, "_multiply", lambda *given: multiply(*given) * len(given[2]))

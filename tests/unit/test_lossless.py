@@ -4,7 +4,6 @@ One matrix of what may meet in a decoding. Every two values of two axes are in o
 """
 
 from functools import cache
-from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from adt_core.engine.request import Request
 from adt_core.lab.benchmark import sources
 from adt_core.policies import PLAIN
 from adt_core.rules.verify import longest_path
+from adt_core.runtime import get_runtime
 from tests.drafted import costs, run
 from tests.layouts.families import DEVICE, WRITERS, load_small, write_both
 from tests.pairwise import all_pairs, each_once, pairwise
@@ -93,10 +93,9 @@ def loaded(tmp_path_factory):
 
 
 @pytest.fixture
-def launched(monkeypatch):
+def launched(runtime, monkeypatch):
     """A function: are rounds of one size, as on a GPU, and what captures them for a replay, if anything does. A GPU's
     are, and CUDA captures them."""
-    monkeypatch.setattr(graphs, "refused", WeakKeyDictionary())
 
     def choose(fixed, recorder):
         if DEVICE == "cuda":
@@ -161,7 +160,7 @@ def drawn(row, loaded, launched):
     )
     captured = captures(target, tape)
     pool.release(target.decoder)
-    assert not graphs.refused and (not replayed or row["kept"] == "all but one" or captured)
+    assert not get_runtime().graph_failures and (not replayed or row["kept"] == "all but one" or captured)
     return expected, drafted
 
 

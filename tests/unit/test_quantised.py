@@ -1,7 +1,5 @@
 """Weight-only int8 and fp8: how far the logits move, and which bytes are read."""
 
-import importlib
-import sys
 from unittest import mock
 
 import pytest
@@ -11,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adt_core import load_target
-from adt_core import models as models_package
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
-from adt_core.models import exact, layers, quantised
+from adt_core.models import digits as digits_module
+from adt_core.models import layers, quantised
 from adt_core.models.layers import MATRICES, product
 from tests.drafted import run
 from tests.reading import logits_behind
@@ -107,12 +105,10 @@ class OnGPU(torch.Tensor):
 
 
 @pytest.fixture
-def digits(monkeypatch):
-    """The module anew, which has not tried anything yet, with a GPU that multiplies bytes of both kinds."""
+def digits(runtime, monkeypatch):
+    """The module, on a GPU that multiplies int8 and fp8 and has not been checked yet."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(models_package, "digits", models_package.digits)
-    monkeypatch.delitem(sys.modules, "adt_core.models.digits")
-    return importlib.import_module("adt_core.models.digits")
+    return digits_module
 
 
 @HALVES
@@ -147,7 +143,6 @@ def test_sums_of_whole_numbers_need_no_tiles(digits, monkeypatch, kind, asked):
     """They are the same in any order. Of other sums it is tried first whether tiles are needed."""
     stored, scale, x = stored_weight(kind, 256, 512)
     multiply = mock.Mock(side_effect=digits.byte_product)
-    monkeypatch.setattr(exact, "_whole", {})
     monkeypatch.setattr(layers, "byte_product", multiply)
     monkeypatch.setattr(layers, "sums_whole_numbers", digits.sums_whole_numbers)
     product(x.repeat(4, 1).bfloat16().as_subclass(OnGPU), stored, scale, tile=4)

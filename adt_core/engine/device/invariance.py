@@ -1,9 +1,9 @@
-"""Is a token read alike in every forward on this device, to the last bit?
+"""Trial of batch invariance: whether a token's features are bitwise equal in every forward on this device.
 
-The exact mode (:mod:`..models.exact`) builds on how libraries add up: a row of a product depends neither on its place
-nor on the rows beside it, and a kernel takes keys in the order of their columns. No library promises that. So it is
-tried, with the first layers of the very weights and the functions of a round: tokens are read one by one, and again as
-rounds read them.
+The batch-invariant mode (:mod:`..models.exact`) relies on the order of sums in libraries: a row of a matrix product
+must depend neither on its index nor on the other rows, and an attention kernel must add keys in the order of their
+cache positions. No library guarantees that. So the trial reads tokens one by one and again as rounds read them, with
+the first layers of the loaded weights, and compares features and logits.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ...models.rows import Roots
 from ...models.target import EncodedPrompt, Target
 from ...policies import Drafting
 from ...rules.tree import ancestor_matrix
+from ...runtime import get_runtime
 from ...untrusted import SWITCH, row, whole_number
 from ...version import VERSION
 from ..forward import forward
@@ -32,51 +33,68 @@ from ..queue import ImageQueue
 from ..request import PROMPT_STEP, Request
 from . import profiles
 
-SMALLER = 4
-"""Times as few rows of a product are tried where more are not exact."""
-LAYERS = 2
-"""Of the decoder. What differs in one of them shows in the attention of the next."""
-BEFORE, BESIDE = 160, PROMPT_STEP
-"""Tokens of the image before those that are read; tokens by which the prompt beside it is longer, so that the image is
-in other columns also where prompts are padded."""
-LONGEST = 32
-"""Drafts of a path. With as many beside them, they fill more than a tile."""
-PLACES = (0, 1, 7, 8, 15, 16, 31, 32)
-"""Tokens of the path that are compared. The others stand before them."""
+TILE_DIVISOR = 4
+"""Factor by which the fallback reduces the rows of a matrix product."""
+TRIAL_LAYERS = 2
+"""Decoder layers of the trial. A difference in one layer shows in the attention of the next."""
+PRECEDING_TOKENS = 160
+"""Image tokens before the tokens that are read."""
+EXTRA_PROMPT_TOKENS = PROMPT_STEP
+"""Difference in length of the two prompts. It moves the image to other cache positions even if prompts are padded."""
+PATH_DRAFTS = 32
+"""Drafts of the path. With as many beside them, they fill more than a tile."""
+COMPARED_DEPTHS = (0, 1, 7, 8, 15, 16, 31, 32)
+"""Depths of the path whose outputs are compared."""
 
-CHAIN, TREE, COMPANY, COLUMNS = "in a chain", "in a tree", "beside a longer prompt", "among more columns"
-WAYS = CHAIN, TREE, COMPANY, COLUMNS
-SEEN = 64
-"""Numbers of each matrix by which weights are told apart."""
-LONGEST_REMARK = 300
-"""Characters of what a file may say."""
+CHAIN = "in a chain"
+TREE = "in a tree"
+COMPANY = "beside a longer prompt"
+COLUMNS = "among more columns"
+VARIANTS = (CHAIN, TREE, COMPANY, COLUMNS)
+WEIGHT_SAMPLE = 64
+"""Elements of each matrix whose sum identifies the weights."""
+MAX_REMARK_LENGTH = 300
+"""Characters of a remark in a stored report."""
 
 
 class InvarianceReport(NamedTuple):
-    """What was found of a device.
+    """Result of the trial on one device.
 
-    trust: None for the usual one. drafts: do drafts leave the image as it is? differing: what :func:`differences` said
-    of the usual trust. remark: in a sentence, what an image has to do without, or "".
+    Attributes:
+        fallback: Slower operations that are batch-invariant; None if the usual ones are.
+        drafts: Whether drafting leaves images unchanged.
+        differing: Variants (:data:`VARIANTS`) in which the usual operations gave other bits.
+        remark: Sentence for the user, or "".
     """
 
-    trust: FallbackConfig | None = None
+    fallback: FallbackConfig | None = None
     drafts: bool = True
     differing: tuple[str, ...] = ()
     remark: str = ""
 
     def to_json(self) -> dict:
-        """As plain JSON types."""
-        return {**self._asdict(), "trust": self.trust and list(self.trust), "differing": list(self.differing)}
+        """Return the report as plain JSON types."""
+        return {
+            "trust": self.fallback and list(self.fallback),
+            "drafts": self.drafts,
+            "differing": list(self.differing),
+            "remark": self.remark,
+        }
 
     @classmethod
     def from_json(cls, value: Any, tile: int) -> InvarianceReport | None:
-        """What :meth:`to_json` gave; None for anything else. tile: the usual rows of a product."""
+        """Return the report that `to_json` gave, or None for any other value.
+
+        Args:
+            value: Parsed JSON.
+            tile: Rows of a matrix product without a fallback.
+        """
         match value:
-            case {"trust": trust, "drafts": bool(drafts), "differing": [*differing], "remark": str(remark)}:
-                known = all(way in WAYS for way in differing) and len(remark) < LONGEST_REMARK
-                usual = trust is None
-                if known and (usual or row(whole_number(1, tile), SWITCH).fits(trust)):
-                    return cls(None if usual else FallbackConfig(*trust), drafts, tuple(differing), remark)
+            case {"trust": fallback, "drafts": bool(drafts), "differing": [*differing], "remark": str(remark)}:
+                known = all(variant in VARIANTS for variant in differing) and len(remark) < MAX_REMARK_LENGTH
+                if known and (fallback is None or row(whole_number(1, tile), SWITCH).fits(fallback)):
+                    config = None if fallback is None else FallbackConfig(*fallback)
+                    return cls(config, drafts, tuple(differing), remark)
         return None
 
 
@@ -84,59 +102,57 @@ NO_MODE = InvarianceReport(
     remark="This device has no batch-invariant mode: in half precision, drafts may change the image; "
     "use float32 to avoid this."
 )
-"""For devices that :data:`..models.exact.TILE` does not list, such as Apple's and Intel's GPUs."""
-reports: dict[str, InvarianceReport] = {}
-"""Of this process, by name."""
+"""Report for devices that :data:`..models.exact.TILE` does not list, such as Apple's and Intel's GPUs."""
 
 
-def establish(request: Request) -> InvarianceReport:
-    """Try the exact mode before the first image of these weights on this device, and do without what fails.
+def invariance_report(request: Request) -> InvarianceReport:
+    """Return the report for these weights on this device; run the trial if there is none yet.
 
-    Far keys are added like near ones, then products are made smaller; where nothing helps, nothing is drafted. Plain
-    images do without the same, or drafted ones would not be theirs. The remark is logged. The report is kept in the
-    cache folder.
+    The report is stored in the runtime and in the cache folder, and a new remark is logged. The caller sets
+    `Decoder.fallback`, for plain decoding too: otherwise drafted images would differ from plain ones.
     """
     decoder = request.target.decoder
-    decoder.trust = None
     if not decoder.exact or decoder.dtype not in HALF:
         return InvarianceReport()
-    name = name_of(request)
+    name = report_name(request)
+    reports = get_runtime().invariance_reports
     if name not in reports:
         try:
-            reports[name] = _report(name, request)
+            reports[name] = _stored_or_new_report(name, request)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            return InvarianceReport()  # another time
+            return InvarianceReport()  # the next decoding tries again
         if reports[name].remark:
             logging.getLogger(__name__).warning("%s", reports[name].remark)
-    decoder.trust = reports[name].trust
     return reports[name]
 
 
-def _report(name: str, request: Request) -> InvarianceReport:
-    """Return what the cache folder has under this name, or else what a trial finds, which is then stored there."""
-    tile = request.target.decoder.tile
+def _stored_or_new_report(name: str, request: Request) -> InvarianceReport:
+    tile = request.target.decoder.default_tile
     if not tile:
         return NO_MODE
     report = InvarianceReport.from_json(profiles.find_report(name), tile)
     if report is None:
-        report = _find(request)
+        report = _run_trial(request)
         profiles.save_report(name, report.to_json())
     return report
 
 
-def name_of(request: Request) -> str:
-    """What a report is found for: the weights, and all that a library chooses its kernels by."""
+def report_name(request: Request) -> str:
+    """Return the name of a report: the weights, and everything by which a library chooses its kernels."""
     decoder = request.target.decoder
-    device, layer = decoder.embedding.device, decoder.layers[0]
+    device = decoder.embedding.device
+    layer = decoder.layers[0]
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
-    first = torch.stack([layer.get_parameter(matrix).flatten()[:SEEN].float().sum() for matrix in MATRICES]).tolist()
+    samples = [layer.get_parameter(matrix).flatten()[:WEIGHT_SAMPLE].float().sum() for matrix in MATRICES]
+    weights = torch.stack(samples).tolist()
     parts = VERSION, where, torch.__version__, torch.version.cuda, *said_of_products(), decoder.dtype, decoder.weights
-    return ", ".join(map(str, (*parts, decoder.config, first, request.groups, request.threads)))
+    return ", ".join(map(str, (*parts, decoder.config, weights, request.groups, request.threads)))
 
 
-def _find(request: Request) -> InvarianceReport:
+def _run_trial(request: Request) -> InvarianceReport:
+    """Try the usual operations, then the fallbacks from the fastest to the slowest."""
     differing = tuple(differences(request))
     if not differing:
         return InvarianceReport()
@@ -146,19 +162,17 @@ def _find(request: Request) -> InvarianceReport:
             "use a batch size of 1 to avoid this."
         )
         return InvarianceReport(differing=differing, remark=remark)
-    decoder = request.target.decoder
-    usual, smaller = decoder.tile, decoder.tile // SMALLER
-    for trust in (FallbackConfig(usual, far=False), FallbackConfig(smaller), FallbackConfig(smaller, far=False)):
-        decoder.trust = trust
-        if not differences(request):
+    usual = request.target.decoder.default_tile
+    smaller = usual // TILE_DIVISOR
+    for fallback in (FallbackConfig(usual, far=False), FallbackConfig(smaller), FallbackConfig(smaller, far=False)):
+        if not differences(request, fallback):
             slower = {
-                "smaller matrix products": trust.tile < usual,
-                "attention without the fast kernel": not trust.far,
+                "smaller matrix products": fallback.tile < usual,
+                "attention without the fast kernel": not fallback.far,
             }
             parts = " and ".join(part for part, is_needed in slower.items() if is_needed)
             remark = f"To keep the image unchanged, this device uses {parts}, which is slower."
-            return InvarianceReport(trust, differing=differing, remark=remark)
-    decoder.trust = None
+            return InvarianceReport(fallback, differing=differing, remark=remark)
     remark = (
         "On this device, drafts would change the image in half precision, so drafting is off; use float32 to draft."
     )
@@ -166,110 +180,152 @@ def _find(request: Request) -> InvarianceReport:
 
 
 @torch.inference_mode()
-def differences(request: Request) -> list[str]:
-    """The ways to read tokens in which the model's output is not that of tokens that are read one by one.
+def differences(request: Request, fallback: FallbackConfig | None = None) -> list[str]:
+    """Return the variants whose output is not bitwise equal to the output of tokens that are read one by one.
 
-    Empty where all is well, and where there is no exact mode. The request says which prompt, how many rows an image has,
-    and what its guidance is.
+    Args:
+        request: Gives the model, the prompt, the rows of an image and the guidance.
+        fallback: Operations to try; None for the usual ones.
+
+    Returns:
+        Some of :data:`VARIANTS`; none if all are equal, or if the batch-invariant mode is off.
     """
-    if not request.target.decoder.tile:
+    if not request.target.decoder.default_tile:
         return []
-    alone = _Trial(request)
+    alone = _Trial(request, fallback)
     expected = alone.one_by_one()
-    outputs = {CHAIN: alone.chain(), TREE: alone.tree(), COLUMNS: alone.chain(further=True)}
-    if _room(request) > request.longest:
-        outputs[COMPANY] = _Trial(request, beside=True).chain()
-    return [way for way, output in outputs.items() if not _same(expected, output)]
+    outputs = {CHAIN: alone.chain(), TREE: alone.tree(), COLUMNS: alone.chain(all_columns=True)}
+    if _max_prompt_length(request) > request.longest:
+        outputs[COMPANY] = _Trial(request, fallback, with_longer_prompt=True).chain()
+    return [variant for variant, output in outputs.items() if not _bitwise_equal(expected, output)]
 
 
-def _same(expected: list[Tensor], outputs: list[Tensor]) -> bool:
-    """To the last bit. Whatever is no number is like itself."""
+def _bitwise_equal(expected: list[Tensor], outputs: list[Tensor]) -> bool:
+    """Return whether all tensors are bitwise equal. NaN compares equal to NaN."""
     return all(a.equal(b) or a.nan_to_num(0.5).equal(b.nan_to_num(0.5)) for a, b in zip(expected, outputs))
 
 
 class _Trial:
-    """An image in the middle of its drawing, by the model's first layers, and the codes that come next."""
+    """A partly generated image in a model with few layers, and the codes that come next."""
 
-    def __init__(self, request: Request, beside: bool = False):
-        """beside: another image is drawn with it, whose prompt is longer."""
-        target, groups = shallow(request.target), request.groups
-        before = min(BEFORE, target.length // 2)
-        prompts = [request.prompts[group * request.images] for group in range(groups)]
-        images = 2 if beside else 1
-        if beside:
-            longer = min(request.longest + BESIDE, _room(request))
-            prompts = [row for prompt in prompts for row in (prompt, _longer(prompt, longer))]
+    def __init__(self, request: Request, fallback: FallbackConfig | None, with_longer_prompt: bool = False):
+        """Read the prompts and the preceding tokens.
+
+        Args:
+            request: Gives the model, the prompt, the rows of an image and the guidance.
+            fallback: Operations to try; None for the usual ones.
+            with_longer_prompt: Generate another image with a longer prompt in the same batch.
+        """
+        target = first_layers(request.target)
+        target.decoder.fallback = fallback
+        before = min(PRECEDING_TOKENS, target.length // 2)
+        prompts = [request.prompts[group * request.images] for group in range(request.groups)]
+        images = 2 if with_longer_prompt else 1
+        if with_longer_prompt:
+            length = min(request.longest + EXTRA_PROMPT_TOKENS, _max_prompt_length(request))
+            prompts = [row for prompt in prompts for row in (prompt, _lengthen(prompt, length))]
         generator = torch.Generator().manual_seed(0)
         cells = torch.randint(target.num_codes, (1, target.num_cells), generator=generator)
         tokens = target.tokens(cells)
-        drafting = Drafting("eagle2", depth=LONGEST, width=2, nodes=2 * LONGEST)
+        drafting = Drafting("eagle2", depth=PATH_DRAFTS, width=2, nodes=2 * PATH_DRAFTS)
         self._request = replace(
-            request, target=target, prompts=prompts, keys=[(0, 0)] * images, prefix=tokens[:, :before].expand(images, -1),
-            drafting=drafting, drafter=JacobiDrafter(), lantern=None,
-        )  # fmt: skip
+            request,
+            target=target,
+            prompts=prompts,
+            keys=[(0, 0)] * images,
+            prefix=tokens[:, :before].expand(images, -1),
+            drafting=drafting,
+            drafter=JacobiDrafter(),
+            lantern=None,
+        )
         self._depth = min(self._request.largest.depth, target.length - 2 - before)
-        self._places = [place for place in PLACES if place <= self._depth]
+        self._compared = [depth for depth in COMPARED_DEPTHS if depth <= self._depth]
         queue = ImageQueue(self._request, lambda: False, lambda *_: None)
         queue.begin(list(range(images)), images)
         slots = queue.refill()
         assert slots is not None
-        self._slots, self._start = slots, before
+        self._slots = slots
+        self._start = before
         self._codes = tokens[:, before : before + self._depth + 1].to(slots.rows.device).expand(images, -1)
 
     def one_by_one(self) -> list[Tensor]:
-        """Features [rows of an image, m, h] and logits [1, m, V] of the first image at PLACES, each read alone."""
-        self.chain()  # writes what stands before them
-        lone = torch.ones(1, 1, 1, dtype=torch.bool, device=self._codes.device)
-        each = [self._read(self._codes[:, [place]], place, 0, lone) for place in self._places]
-        return [torch.cat(outputs, 1) for outputs in zip(*each)]
+        """Read the tokens at `COMPARED_DEPTHS`, each in a forward with one token per row.
 
-    def chain(self, further: bool = False) -> list[Tensor]:
-        """The same, all in one forward. further: it goes through all columns of the KV cache."""
+        Returns:
+            Features [rows of an image, m, h] and logits [1, m, V] of the first image.
+        """
+        self.chain()  # writes the keys and values of the tokens between them
+        itself = torch.ones(1, 1, 1, dtype=torch.bool, device=self._codes.device)
+        outputs = [self._read(self._codes[:, [depth]], depth, 0, itself) for depth in self._compared]
+        return [torch.cat(parts, 1) for parts in zip(*outputs)]
+
+    def chain(self, all_columns: bool = False) -> list[Tensor]:
+        """Read the path in one forward.
+
+        Args:
+            all_columns: Let attention go through all positions of the KV cache.
+
+        Returns:
+            The same as `one_by_one`.
+        """
         depths = torch.arange(self._depth + 1, device=self._codes.device)[None]
-        outputs = self._read(self._codes, 0, depths, depths[..., None] >= depths[:, None], further)
-        return [out[:, self._places] for out in outputs]
+        outputs = self._read(self._codes, 0, depths, depths[..., None] >= depths[:, None], all_columns)
+        return [out[:, self._compared] for out in outputs]
 
     def tree(self) -> list[Tensor]:
-        """The same, with another draft before each: node 2d is the path's on level d, and node 2d - 1 stands beside."""
-        others = (self._codes[:, 1:] + 1) % self._request.target.num_codes
-        pairs = torch.stack([others, self._codes[:, 1:]], -1).flatten(1)
+        """Read the path in one forward with a sibling before each of its drafts.
+
+        The path's draft at depth d is node 2d and its sibling node 2d - 1. For a path of 2 drafts::
+
+            nodes    0  1  2  3  4
+            depths   0  1  1  2  2
+            parents  -  0  0  2  2
+
+        Returns:
+            The same as `one_by_one`.
+        """
+        siblings = (self._codes[:, 1:] + 1) % self._request.target.num_codes
+        pairs = torch.stack([siblings, self._codes[:, 1:]], -1).flatten(1)
         nodes = torch.arange(2 * self._depth + 1, device=pairs.device)[None]
         depths = (nodes + 1) // 2
-        own = ancestor_matrix((2 * (depths - 1)).clamp_min(0), self._depth)
-        outputs = self._read(torch.cat([self._codes[:, :1], pairs], 1), 0, depths, own)
-        return [out[:, ::2][:, self._places] for out in outputs]
+        visible = ancestor_matrix((2 * (depths - 1)).clamp_min(0), self._depth)
+        outputs = self._read(torch.cat([self._codes[:, :1], pairs], 1), 0, depths, visible)
+        return [out[:, ::2][:, self._compared] for out in outputs]
 
     def _read(
-        self, codes: Tensor, place: int, depths: Tensor | int, own: Tensor, further: bool = False
+        self, codes: Tensor, first: int, depths: Tensor | int, visible: Tensor, all_columns: bool = False
     ) -> list[Tensor]:
-        """Read codes [B, n] from this place on, as a round does."""
-        slots, images = self._slots, len(codes)
-        slots.roots = roots = Roots.all_at(codes[:, 0], self._start + place)
-        used, columns = self._start + place + slots.rows.cache_offset + codes.shape[1], len(slots.rows.columns)
-        if further or self._request.replayed:
-            roots.columns = columns if further else min(-(-used // ALIGNED) * ALIGNED, columns)
+        """Read codes [B, n] in one forward, as a round does; `first` is the path's depth at which they begin."""
+        slots = self._slots
+        images = len(codes)
+        roots = Roots.all_at(codes[:, 0], self._start + first)
+        slots.roots = roots
+        used = self._start + first + slots.rows.cache_offset + codes.shape[1]
+        columns = len(slots.rows.columns)
+        if all_columns or self._request.replayed:
+            roots.columns = columns if all_columns else min(-(-used // ALIGNED) * ALIGNED, columns)
         offsets = depths.expand(images, -1) if isinstance(depths, Tensor) else depths
-        features = forward(slots, codes, slots.rows.step(roots, 0, offsets, own.expand(images, -1, -1)))
+        features = forward(slots, codes, slots.rows.step(roots, 0, offsets, visible.expand(images, -1, -1)))
         z = self._request.target.decoder.logits(features, self._request.sampling.guidance)
         return [features[::images], z[:1]]
 
 
-def shallow(target: Target) -> Target:
-    """The target with its first layers alone, whose weights are the same."""
-    alike, decoder = copy(target), copy(target.decoder)
-    decoder._modules = {**decoder._modules, "layers": decoder.layers[:LAYERS]}
-    decoder.config = replace(decoder.config, num_layers=min(LAYERS, decoder.config.num_layers))
-    alike.decoder = decoder
-    return alike
+def first_layers(target: Target) -> Target:
+    """Return a target with the first layers only, which shares its weights with the given one."""
+    copied = copy(target)
+    decoder = copy(target.decoder)
+    decoder._modules = {**decoder._modules, "layers": decoder.layers[:TRIAL_LAYERS]}
+    decoder.config = replace(decoder.config, num_layers=min(TRIAL_LAYERS, decoder.config.num_layers))
+    copied.decoder = decoder
+    return copied
 
 
-def _room(request: Request) -> int:
-    """Tokens of the longest prompt that the model can read."""
+def _max_prompt_length(request: Request) -> int:
     return request.target.decoder.config.max_positions - request.target.length
 
 
-def _longer(prompt: EncodedPrompt, length: int) -> EncodedPrompt:
-    """A prompt of this length that ends as this one does, and has its own tokens again and again before."""
+def _lengthen(prompt: EncodedPrompt, length: int) -> EncodedPrompt:
+    """Return a prompt of `length` tokens: the given one, preceded by repetitions of its tokens."""
     places = [place % len(prompt) for place in range(len(prompt) - length, len(prompt))]
     features = None if prompt.features is None else prompt.features[places]
     return EncodedPrompt([prompt[place] for place in places], features, prompt.hidden)

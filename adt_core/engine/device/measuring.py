@@ -55,7 +55,7 @@ def name_of(request: Request) -> str:
     rows = f"{request.groups} rows, {drawn}"
     if decoder.tile:
         numbers += f", tiles of {decoder.tile}"
-    if decoder.trust is not None and not decoder.trust.far:
+    if decoder.fallback is not None and not decoder.fallback.far:
         numbers += ", no far keys"
     if request.replayed and why_off(decoder):
         where += ", no graphs"

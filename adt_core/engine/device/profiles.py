@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from ...errors import AdtError
 from ...files import opened, parse_json, to_json, write_in
 from ...policies import CostProfile
+from ...runtime import get_runtime
 from ...untrusted import whole_number
 
 FOLDER = "ADT_TREE_CACHE"
@@ -46,8 +47,6 @@ class _Record(NamedTuple):
 
 
 _COUNT = whole_number(0, 2**MOST_TIMES)
-_unwritten: dict[Path, dict] = {}  # where the folder can't be written, for the rest of the process
-_unmeasurable: set[Path] = set()  # where measuring has failed in this process
 
 
 def folder() -> Path:
@@ -114,14 +113,14 @@ def _read(path: Path) -> Any:
         with opened(path) as file:
             return parse_json(file.read(LARGEST_FILE))
     except (OSError, ValueError, AdtError):
-        return _unwritten.get(path)
+        return get_runtime().unsaved_files.get(path)
 
 
 def _write(path: Path, content: dict) -> None:
     try:
         write_in(path.parent, path.name, to_json(content))
     except AdtError as error:
-        _unwritten[path] = content
+        get_runtime().unsaved_files[path] = content
         logging.getLogger(__name__).info(
             "Measurements of this device could not be saved and will be repeated in the next process: %s", error
         )
@@ -129,12 +128,12 @@ def _write(path: Path, content: dict) -> None:
 
 def note_unmeasurable(name: str, images: int) -> None:
     """Measuring has failed. It is not tried again in this process: that would cost time after every image."""
-    _unmeasurable.add(_path(name, images))
+    get_runtime().unmeasurable.add(_path(name, images))
 
 
 def is_unmeasurable(name: str, images: int) -> bool:
     """Has measuring failed in this process, for this name and so many images together?"""
-    return _path(name, images) in _unmeasurable
+    return _path(name, images) in get_runtime().unmeasurable
 
 
 def doubted(profile: CostProfile, readings: Sequence[tuple[float, float]]) -> bool:
