@@ -1,15 +1,19 @@
 """ADT-Tree: lossless tree speculation for visual autoregressive image models.
 
-Public API, imported on first use so that importing the package is cheap. ``load_target`` returns a ``Target``, whose
-``encode_prompt`` returns an ``EncodedPrompt``; ``load_drafter`` returns a drafter. A ``Decoding`` of these, with
-``Sampling``, ``Drafting`` and optionally ``Lantern``, generates images: iterating it yields one ``Round`` at a time, and
-it records them in a ``Trace``. A wrong input raises ``AdtError``.
+The public API is imported on first use, so that `import adt_core` is cheap:
+
+- `load_target` returns a `Target`, whose `encode_prompt` returns an `EncodedPrompt`.
+- `load_drafter` returns a drafter for a target.
+- `Decoding` generates images from these, with `Sampling`, `Drafting` and optionally `Lantern` settings. Iterating over
+  it yields one `Round` at a time; its `Trace` records all rounds.
+- `AdtError` is raised for invalid inputs, `PromptTooLongError` for a prompt with too many tokens.
 """
 
 from importlib import import_module
 
 _HOME = {
     "AdtError": "errors",
+    "PromptTooLongError": "errors",
     "Sampling": "rules.settings",
     "Drafting": "policies",
     "Lantern": "rules.settings",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .app import args
-from .errors import INTERRUPTED, AdtError, in_words, is_out_of_memory, one_line
+from .errors import INTERRUPTED, AdtError, is_out_of_memory, one_line, substitute_inputs
 from .policies.recipe import Loading, Recipe, method_options
 from .rules.settings import Lantern, Option, Sampling, Section
 from .terminal import patient, say, show_everything
@@ -56,7 +56,7 @@ def _run(argv: list[str]) -> int:
 def _sentence(error: Exception) -> str:
     """What to tell the user about an error, in one line."""
     if isinstance(error, AdtError):
-        return one_line(error.naming(spelled))
+        return one_line(error.with_inputs(spelled))
     if is_out_of_memory(error):
         return "not enough memory for this model and batch; try a smaller --batch-size, or --dtype bfloat16."
     if isinstance(error, OSError) and error.filename:
@@ -75,7 +75,7 @@ def _checked(plan: Callable[..., Any], *order: Any) -> Any:
     try:
         return plan(*order)
     except AdtError as error:
-        raise UsageError(error.marked) from error
+        raise UsageError(error.template) from error
 
 
 def _section(section: type[Section], options: Mapping[str, Any]) -> Section:
@@ -92,21 +92,25 @@ def generate(options: dict[str, Any]) -> str:
     """Generate images from text."""
     from .app import generation
 
-    order = args.Order(
-        _section(args.Files, options),
-        _section(args.Subject, options),
+    order = args.GenerateArgs(
+        _section(args.OutputArgs, options),
+        _section(args.InputArgs, options),
         _given(options),
-        _section(args.Numbers, options),
-        _section(args.Continuation, options),
+        _section(args.BatchArgs, options),
+        _section(args.ImageToImageArgs, options),
         _device(options),
-        _section(args.Engines, options),
+        _section(args.WorkerArgs, options),
     )
     return generation.run(_checked(generation.plan, order))
 
 
 def benchmark(options: dict[str, Any]) -> str:
     """Compare methods with plain decoding on the same prompts, side by side."""
-    order = _section(args.Comparison, options), _section(args.Scores, options), _section(args.Engines, options)
+    order = (
+        _section(args.BenchmarkArgs, options),
+        _section(args.QualityArgs, options),
+        _section(args.WorkerArgs, options),
+    )
     return _lab("benchmark").run(*order, _given(options), _device(options))
 
 
@@ -116,16 +120,16 @@ def inspect(options: dict[str, Any]) -> str:
 
     checkpoints = inspect.inspect(options["path"])
     text = json.dumps(checkpoints, indent=2) if options["json"] else "\n\n".join(map(inspect.as_text, checkpoints))
-    return in_words(text, spelled)
+    return substitute_inputs(text, spelled)
 
 
 def download(options: dict[str, Any]) -> str:
     """Download a published model, or list those that there are. An interrupted download is resumed."""
     from .app import download
 
-    wanted = _section(args.Wanted, options)
+    wanted = _section(args.DownloadArgs, options)
     if wanted.list and wanted.name is None:
-        return download.listing()
+        return download.list_models()
     if wanted.list or wanted.name is None:
         raise UsageError("give the name of a published model, or --list.")
     return download.run(wanted.name, wanted.to)
@@ -135,16 +139,16 @@ def doctor(options: dict[str, Any]) -> str:
     """Test how fast a model runs on this machine, and that drafting does not change its images."""
     from .app import doctor
 
-    return in_words(doctor.run(_given(options), _device(options)), spelled)
+    return substitute_inputs(doctor.run(_given(options), _device(options)), spelled)
 
 
 def train_drafter(options: dict[str, Any]) -> str:
     """Train an EAGLE drafter for a target. Run the same command again to resume."""
     drafter = _lab("training.drafter")
     order = (
-        _section(args.Lessons, options),
-        _section(args.Training, options),
-        _section(args.DrafterFiles, options),
+        _section(args.TrainingDataArgs, options),
+        _section(args.TrainingArgs, options),
+        _section(args.TrainingOutputArgs, options),
     )
     return drafter.run(_checked(drafter.plan, *order, _given(options), _device(options)))
 
@@ -152,7 +156,7 @@ def train_drafter(options: dict[str, Any]) -> str:
 def check_drafter(options: dict[str, Any]) -> str:
     """Find out which tokens a drafter's features were paired with in training, and save that next to the drafter."""
     pairing = _lab("training.pairing")
-    order = _section(args.Drawn, options), _given(options), _device(options)
+    order = _section(args.CheckDrafterArgs, options), _given(options), _device(options)
     return pairing.run(_checked(pairing.plan, *order))
 
 
@@ -163,7 +167,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _device(options: Mapping[str, Any]) -> str:
     """Where models are to run."""
-    return _section(args.Device, options).device
+    return _section(args.DeviceArgs, options).device
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
@@ -206,45 +210,45 @@ def _noise() -> Table:
 
 Command = Callable[[dict[str, Any]], str]
 Group = tuple[Callable[[], Table], ...]
-MODEL: Group = (Loading.options, _drafter, args.Device.options)
+MODEL: Group = (Loading.options, _drafter, args.DeviceArgs.options)
 RELAXED = "relaxed acceptance (LANTERN); changes the image; off unless a delta or a lambda is given"
 COMMANDS: dict[Command, dict[str, Group]] = {
     generate: {
-        "input": (args.Subject.options,),
-        "images": (_words, args.Numbers.options),
+        "input": (args.InputArgs.options,),
+        "images": (_words, args.BatchArgs.options),
         "image to image; the kept part of a continued image becomes the first tokens of every image": (
-            args.Continuation.options,
+            args.ImageToImageArgs.options,
         ),
         "model": MODEL,
         "drafting; does not change the image; jacobi has other defaults": (method_options,),
         RELAXED: (Lantern.options,),
         "sampling": (_sampling, _noise),
-        "results": (args.Files.options,),
+        "results": (args.OutputArgs.options,),
         "several GPUs or machines, with Ray, for the prompts of a file; does not change the images": (
-            args.Engines.options,
+            args.WorkerArgs.options,
         ),
     },
     benchmark: {
-        "comparison": (args.Comparison.options,),
+        "comparison": (args.BenchmarkArgs.options,),
         "model": MODEL,
         RELAXED: (Lantern.options,),
         "sampling": (_sampling,),
-        "image quality; each score needs weights in a local path": (args.Scores.options,),
+        "image quality; each score needs weights in a local path": (args.QualityArgs.options,),
         "several GPUs or machines, with Ray; engines that share CPU cores affect each other's timings": (
-            args.Engines.options,
+            args.WorkerArgs.options,
         ),
     },
-    inspect: {"checkpoint": (args.Inspected.options,)},
-    download: {"model": (args.Wanted.options,)},
+    inspect: {"checkpoint": (args.InspectArgs.options,)},
+    download: {"model": (args.DownloadArgs.options,)},
     doctor: {"model": MODEL, "sampling": (_sampling,)},
     train_drafter: {
-        "training data": (args.Lessons.options,),
-        "model": (Loading.options, args.Device.options),
-        "training": (args.Training.options,),
+        "training data": (args.TrainingDataArgs.options,),
+        "model": (Loading.options, args.DeviceArgs.options),
+        "training": (args.TrainingArgs.options,),
         "sampling": (_sampling,),
-        "results": (args.DrafterFiles.options,),
+        "results": (args.TrainingOutputArgs.options,),
     },
-    check_drafter: {"test images": (args.Drawn.options,), "model": MODEL, "sampling": (_sampling,)},
+    check_drafter: {"test images": (args.CheckDrafterArgs.options,), "model": MODEL, "sampling": (_sampling,)},
 }
 """The options of every command, in groups by their titles."""
 ONE_OF: dict[Command, tuple[str, ...]] = {
@@ -265,7 +269,7 @@ def _add(group: argparse._ActionsContainer, name: str, setting: Option, suited: 
     """
     default = OTHERWISE.get(name, setting.default)
     or_suited = ", or automatic for drafter and device" if suited and not setting.choices and default else ""
-    shown: dict[str, Any] = {"help": in_words(setting.help.rstrip("."), spelled).replace("%", "%%")}
+    shown: dict[str, Any] = {"help": substitute_inputs(setting.help.rstrip("."), spelled).replace("%", "%%")}
     if default not in (None, "", ()) and default is not False:
         shown["help"] += f" (default: {default}{or_suited})"
     if setting.kind is bool:
@@ -351,8 +355,8 @@ def parse(argv: Sequence[str]) -> tuple[Command, dict[str, Any]]:
     options = vars(_parser().parse_args(argv))
     command, png = options.pop("run"), options.get("from_png")
     if png is not None:
-        from .app import saved
+        from .app import png_settings
 
         given = {name: value for name, value in options.items() if value is not None}
-        options |= {**saved.read(png, given), **given}
+        options |= {**png_settings.read_values(png, given), **given}
     return command, options

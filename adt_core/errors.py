@@ -1,4 +1,4 @@
-"""What every part of the package may raise or call."""
+"""Exceptions and error messages that all parts of the package share."""
 
 import re
 import sys
@@ -7,69 +7,69 @@ from contextlib import contextmanager
 from pathlib import Path
 
 Check = Callable[[], None]
-"""Called often while something long goes on; may raise to cancel it."""
+"""Cancellation callback: long operations call it often, and it may raise an exception to stop them."""
 
 
 INTERRUPTED = "Interrupted. Finished results were kept, and no file is incomplete."
-"""What the command line says after Ctrl-C."""
+"""Message of the command line after Ctrl-C."""
 LONGEST = 1000
-"""Characters of what an error says: it may quote a stranger's file."""
+"""Maximum length of an error message in characters. It may quote untrusted files."""
 
 
 _INPUT = re.compile(r"`([a-z_]+)`")
-"""How a sentence names an input: by the name of its field, in backquotes."""
 
 
 class AdtError(ValueError):
-    """A wrong input, said in one sentence: which input, what was expected, what to do.
+    """Invalid input. The message is one sentence: the input, its value, what was expected, and the remedy.
 
-    The sentence names inputs by their fields, in backquotes. As a text it has the bare names, which are those of the
-    nodes' inputs.
+    The message template names inputs by their field in backquotes, such as "`top_k` is -1; ...". `str()` returns the
+    message with plain field names, which are the names of the nodes' inputs. The command line writes "--top-k" instead.
     """
 
-    __module__ = "builtins"  # ComfyUI shows users an exception's module, unless it is this one
+    __module__ = "adt_core"  # its public import path, which ComfyUI shows with the message
 
-    def __init__(self, sentence: str):
-        super().__init__(one_line(sentence))
+    def __init__(self, template: str):
+        super().__init__(one_line(template))
 
     def __str__(self) -> str:
-        return self.naming(str)
+        return self.with_inputs(str)
 
     @property
-    def marked(self) -> str:
-        """The sentence with its inputs in backquotes, for another sentence that takes it in."""
+    def template(self) -> str:
+        """Message with its inputs in backquotes, for use in the template of another error."""
         return self.args[0]
 
-    def naming(self, written: Callable[[str], str]) -> str:
-        """The sentence with its inputs as a surface writes them. written: of the name of a field."""
-        return in_words(self.marked, written)
+    def with_inputs(self, rename: Callable[[str], str]) -> str:
+        """Return the message with every input renamed.
 
-    def __reduce__(self) -> tuple:
-        return _again, self.args  # by which other processes can be told of it, in spite of the module
-
-
-def in_words(sentence: str, written: Callable[[str], str]) -> str:
-    """A sentence in which inputs stand in backquotes, with each as it is ``written`` where it is read."""
-    return _INPUT.sub(lambda match: written(match[1]), sentence)
+        Args:
+            rename: Returns the name to show for the name of a field.
+        """
+        return substitute_inputs(self.template, rename)
 
 
-class TooLong(AdtError):
-    """A text with more tokens than there is room for."""
+class PromptTooLongError(AdtError):
+    """Prompt with more tokens than the model accepts."""
 
-    __module__ = "builtins"
-    __qualname__ = "AdtError"  # which ComfyUI shows users, too
+    __module__ = "adt_core"
 
 
-def _again(sentence: str) -> AdtError:
-    return AdtError(sentence)
+def substitute_inputs(template: str, rename: Callable[[str], str]) -> str:
+    """Replace the fields in backquotes in a message by the names to show.
+
+    Args:
+        template: Message such as "`top_k` is -1; ...".
+        rename: Returns the name to show for the name of a field.
+    """
+    return _INPUT.sub(lambda match: rename(match[1]), template)
 
 
 def command(arguments: str, path: Path | None = None) -> str:
-    """Return a command line of this package that runs in any folder, with the Python that runs now.
+    """Return a command line of this package that runs in any folder, with the current Python.
 
     Args:
         arguments: Command and options, quoted where the shell needs it.
-        path: Last argument, such as the folder to write to.
+        path: Last argument, such as the output folder.
     """
     script = Path(__file__).parents[1] / "adt.py"
     start = _quoted(str(script)) if script.exists() else "-m adt_core"
@@ -78,7 +78,11 @@ def command(arguments: str, path: Path | None = None) -> str:
 
 
 def pip_install(packages: str) -> str:
-    """The command that installs packages for the Python that runs: a portable ComfyUI's is not the one on the path."""
+    """Return the command that installs packages for the current Python, such as the one of a portable ComfyUI.
+
+    Args:
+        packages: Names of the packages, separated by spaces.
+    """
     return f"{_python()} -m pip install {packages}"
 
 
@@ -87,7 +91,7 @@ def _python() -> str:
 
 
 def _quoted(path: str) -> str:
-    """Return a path as a shell takes it."""
+    """Return a path, in quotation marks if a shell needs them."""
     return f'"{path}"' if " " in path else path
 
 
@@ -100,20 +104,24 @@ _NO_MEMORY = (
     "status_alloc_failed",
 )
 _NO_MEMORY_OF_ONEDNN = "could not create a primitive", "could not create a memory", "could not create a memory object"
-"""What torch's products on a CPU say of it, word for word: longer sentences say that something is not supported."""
+"""Complete messages of oneDNN if memory runs out. Longer messages that begin the same report unsupported operations."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Does an error say that there is too little memory? Python, torch and drivers each say so in their own words."""
+    """Return whether an error reports a lack of memory. Python, torch and drivers use different types and messages."""
     by_kind = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return by_kind or any(said in str(error).lower() for said in _NO_MEMORY) or str(error) in _NO_MEMORY_OF_ONEDNN
+    return by_kind or any(text in str(error).lower() for text in _NO_MEMORY) or str(error) in _NO_MEMORY_OF_ONEDNN
 
 
 @contextmanager
-def told_by_library(sentence: Callable[[str], str]) -> Iterator[None]:
-    """An AdtError, ``sentence`` of the reason, where a library fails in the block.
+def wrap_library_errors(message: Callable[[str], str]) -> Iterator[None]:
+    """Turn errors of a library in the block into an AdtError.
 
-    Rust's panics are no Exception, and would end ComfyUI's worker. Interrupts, which are none either, go on.
+    This includes panics of Rust libraries, which are not an `Exception` and would end ComfyUI's worker. Interrupts and
+    lack of memory are not converted.
+
+    Args:
+        message: Returns the template of the error for the library's message.
     """
     try:
         yield
@@ -123,16 +131,21 @@ def told_by_library(sentence: Callable[[str], str]) -> Iterator[None]:
         is_panic = type(error).__module__ == "pyo3_runtime"
         if is_out_of_memory(error) or not (is_panic or isinstance(error, Exception)):
             raise
-        raise AdtError(sentence(one_line(str(error))[:300])) from error
+        raise AdtError(message(one_line(str(error))[:300])) from error
 
 
 def one_line(text: str) -> str:
-    """A text without line breaks, cut if it is long, that every log can print: half of a surrogate pair is spelled."""
+    """Return a text without line breaks, at most `LONGEST` characters long, with lone surrogates escaped."""
     return " ".join(text.split())[:LONGEST].encode("utf-8", "backslashreplace").decode()
 
 
 def shown(value: object, most: int = 40) -> str:
-    """A wrong value for a sentence, cut to ``most`` characters. Python prints no number of thousands of digits."""
+    """Return the representation of a value for an error message.
+
+    Args:
+        value: Any value. Python cannot print integers of thousands of digits.
+        most: Maximum length in characters; the rest is cut off.
+    """
     try:
         return repr(value)[:most]
     except ValueError:

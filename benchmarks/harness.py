@@ -13,7 +13,7 @@ from PIL import Image
 from adt_core import Lantern, Sampling, Target, load_drafter, load_target
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.lab.benchmark import PRESETS, RELAXED, Benchmark, Preset, measure
-from adt_core.lab.quality import PictureMetric, Scores
+from adt_core.lab.quality import ImageMetric, Scores
 from adt_core.policies.recipe import Recipe
 from model_making.data import example
 from model_making.judging import asked_by_scene, judge, see
@@ -34,7 +34,7 @@ def captions(start: int, count: int) -> list[str]:
     return [example(HELD_OUT_SEED, i)[1] for i in range(start, start + count)]
 
 
-def scene_metric(first: int = BUNDLED, count: int = BUNDLED_COUNT) -> PictureMetric:
+def scene_metric(first: int = BUNDLED, count: int = BUNDLED_COUNT) -> ImageMetric:
     """Attributes found in a picture and attributes asked for, for pictures whose prompts are these held-out captions.
 
     It stands in for CLIP's score, which knows nothing of the bundled model's small scenes.

@@ -14,11 +14,11 @@ from comfy.cli_args import args
 from comfy_api.v0_0_2 import io, ui
 from torch import Tensor
 
-from ..adt_core.app.batch import Batch, Picture, home
-from ..adt_core.app.fitting import STOP, WAYS
+from ..adt_core.app.batch import BatchFolder, SavedImage, batch_folder
 from ..adt_core.app.images import is_keyword
 from ..adt_core.app.jobs import Job, drawing, stretches
-from ..adt_core.app.known import remark
+from ..adt_core.app.training_domain import domain_warning
+from ..adt_core.app.truncation import INVALID_MODES, RAISE
 from ..adt_core.errors import AdtError
 from ..adt_core.policies.recipe import Loading, Recipe
 from ..adt_core.rules.settings import Lantern
@@ -59,6 +59,11 @@ _SHOWN_EVERY, _SHOWN = 1.0, 64
 """Seconds between updates of the finished images on the node, and the maximum number of images in an update."""
 
 
+def _invalid_prompts_input() -> io.Combo.Input:
+    modes = list(INVALID_MODES)
+    return io.Combo.Input("unfit_prompts", display_name="invalid_prompts", options=modes, default=RAISE, optional=True)
+
+
 class ADTTreeBatchSampler(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -85,9 +90,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
                 io.Int.Input("seeds", optional=True, force_input=True, min=NO_SEED, max=2**64 - 1),
                 speed_input(),
                 preset_input(),
-                io.Combo.Input(
-                    "unfit_prompts", display_name="invalid_prompts", options=list(WAYS), default=STOP, optional=True
-                ),
+                _invalid_prompts_input(),
                 io.String.Input("folder", default="", optional=True),
                 noise_input(),
             ],
@@ -113,10 +116,10 @@ class ADTTreeBatchSampler(io.ComfyNode):
         items, left_out = read_items(prompts=prompts, ids=ids, seeds=seeds, job=job, **asked)
         with loaded(patchers(model, drafter)):  # the folder's name contains a digest of the weights
             folder = _folder(job=job, folder=name)
-        batch = Batch(job, folder, metadata(cls.hidden))
+        batch = BatchFolder(job, folder, metadata(cls.hidden))
         made, missed = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
         lost = ignored(model, choose_preset(single.pop("preset", None), **single), **single)
-        unknown = remark(model.target, [item.prompt for item in items])
+        unknown = domain_warning(model.target, [item.prompt for item in items])
         if remarks := " ".join(filter(None, (news(items, left_out), lost, missed, unknown))):
             tell(f"The images are in output/{FOLDER}/{folder.name}. {remarks}")  # a node shows one line at a time
         rows = [_row(item, picture, job.recipe.lantern is not None) for item, picture in zip(items, made)]
@@ -126,14 +129,14 @@ class ADTTreeBatchSampler(io.ComfyNode):
         return io.NodeOutput(results.images, ids, results, ui=ui.SavedImages(_saved(made, folder)))
 
 
-def _row(item: Item, picture: Picture, relaxed: bool) -> dict:
+def _row(item: Item, picture: SavedImage, relaxed: bool) -> dict:
     """Return the report's row of an image; `relaxed` means that LANTERN may have changed the image."""
     whole = {"caption": item.caption} if item.caption != item.prompt else {}
     own = {"file": picture.path.name, "note": item.note, "relaxed": relaxed}
     return {"id": item.id, "prompt": item.prompt, **picture.figures, **own, **whole}
 
 
-def _saved(pictures: Iterable[Picture], folder: Path) -> list[ui.SavedResult]:
+def _saved(pictures: Iterable[SavedImage], folder: Path) -> list[ui.SavedResult]:
     """Return the file of each image for the `ui` output, without duplicates."""
     files = dict.fromkeys(picture.path.name for picture in pictures)
     return [ui.SavedResult(file, f"{FOLDER}/{folder.name}", io.FolderType.output) for file in files]
@@ -207,12 +210,17 @@ def metadata(hidden: Any) -> dict[str, str]:
 @checked
 def _folder(job: Job, folder: str) -> Path:
     """Return the folder of the job's images; `folder` is the name that the user chose, or ""."""
-    return home(Path(folder_paths.get_output_directory()) / FOLDER, job, folder.strip())
+    return batch_folder(Path(folder_paths.get_output_directory()) / FOLDER, job, folder.strip())
 
 
 def _make(
-    batch: Batch, model: LoadedModel, drafter: LoadedDrafter | None, items: list[Item], chunk_size: int, node_id: str
-) -> tuple[list[Picture], str]:
+    batch: BatchFolder,
+    model: LoadedModel,
+    drafter: LoadedDrafter | None,
+    items: list[Item],
+    chunk_size: int,
+    node_id: str,
+) -> tuple[list[SavedImage], str]:
     """Draw the images that the folder lacks, and return all images in the order of the items, and `_draw`'s remark."""
     distinct = list({item[:2]: item for item in reversed(items)}.values())[::-1]
     before = {}
@@ -227,20 +235,20 @@ def _make(
 
 
 def _draw(
-    batch: Batch,
+    batch: BatchFolder,
     model: LoadedModel,
     drafter: LoadedDrafter | None,
     missing: list[Item],
-    before: list[Picture],
+    before: list[SavedImage],
     chunk_size: int,
     node_id: str,
-) -> tuple[dict[tuple, Picture], str]:
+) -> tuple[dict[tuple, SavedImage], str]:
     """Draw the missing images, and write each as soon as it is finished; `before` are images of earlier runs.
 
     Returns:
         The drawn images by prompt and seed, and the remark on the device's precision, or "".
     """
-    made, missed = dict[tuple, Picture](), ""
+    made, missed = dict[tuple, SavedImage](), ""
     length, count = model.target.length, len(before) + len(missing)
     progress, shown = Progress(count * length, node_id, None), 0.0
     for stretch in stretches(len(missing), chunk_size):
@@ -267,7 +275,7 @@ def _draw(
     return made, missed
 
 
-def _relaxed(job: Job, pictures: list[Picture]) -> str:
+def _relaxed(job: Job, pictures: list[SavedImage]) -> str:
     """Return the end of a line about images that LANTERN changed, or "" for exact images."""
     if job.recipe.lantern is None or not pictures:
         return ""
@@ -275,7 +283,7 @@ def _relaxed(job: Job, pictures: list[Picture]) -> str:
     return f"; Relaxed: {100 * replaced:.1f} % of the tokens replaced"
 
 
-def _images(pictures: list[Picture]) -> Tensor:
+def _images(pictures: list[SavedImage]) -> Tensor:
     """Return an IMAGE [B, H, W, 3] from the files' pixels, so that new and earlier images are treated alike."""
     images = torch.empty(len(pictures), *pictures[0].pixels.shape, device=mm.intermediate_device())
     for image, picture in zip(images, pictures):

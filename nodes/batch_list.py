@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..adt_core.app.fitting import STOP, fit
 from ..adt_core.app.jobs import Job
-from ..adt_core.app.prompts import places
+from ..adt_core.app.prompts import file_prefixes
+from ..adt_core.app.truncation import RAISE, fit_prompt
 from ..adt_core.errors import AdtError, shown
 from .prompts import NO_SEED
 from .sockets import checked
@@ -49,7 +49,7 @@ def read_items(
     seeds: list | None,
     job: Job,
     seed_of_each: str = SAME,
-    unfit_prompts: str = STOP,
+    unfit_prompts: str = RAISE,
 ) -> tuple[list[Item], list[LeftOut]]:
     """Return the images to draw and the prompts that are not drawn.
 
@@ -64,9 +64,9 @@ def read_items(
     _check_lengths(prompts, ids=ids, seeds=seeds)
     items: list[Item] = []
     left_out: list[LeftOut] = []
-    for number, (prompt, id, seed, place) in enumerate(zip(prompts, ids, seeds, places(ids))):
+    for number, (prompt, id, seed, place) in enumerate(zip(prompts, ids, seeds, file_prefixes(ids))):
         try:
-            text, note = fit(job.check_prompt, prompt, unfit_prompts)
+            text, note = fit_prompt(job.check_prompt, prompt, unfit_prompts)
         except AdtError as error:
             remedy = "or set invalid_prompts to 'truncate' or 'skip'"
             raise AdtError(f"prompts: that with the id '{id}': {str(error).rstrip('.')}, {remedy}.") from error

@@ -6,12 +6,12 @@ import folder_paths
 from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
-from ..adt_core.app.batch import readable
+from ..adt_core.app.batch import named_folder
 from ..adt_core.app.checkpoints import BUNDLED_SAMPLING
-from ..adt_core.app.continuation import open_picture
+from ..adt_core.app.continuation import open_rgb
 from ..adt_core.app.images import digest
 from ..adt_core.app.jobs import Job
-from ..adt_core.app.prompts import present, sample
+from ..adt_core.app.prompts import non_blank, sample
 from ..adt_core.lab import benchmark as bench
 from ..adt_core.lab import report
 from ..adt_core.policies import PLAIN
@@ -116,7 +116,7 @@ def _plan(
     recipe: Recipe | None = None,
 ) -> bench.Benchmark:
     """Return the benchmark that the inputs describe."""
-    chosen = [prompt.text for prompt in present(read(prompts, "prompts"))]
+    chosen = [prompt.text for prompt in non_blank(read(prompts, "prompts"))]
     chosen = sample(chosen, count, seed=0) if count else chosen
     names = [name.strip() for name in methods.split(",") if name.strip()]
     return bench.Benchmark(chosen, names, recipe or Recipe())
@@ -132,13 +132,11 @@ def _run(plan: bench.Benchmark, jobs: dict[str, Job], node_id: str) -> str:
     """Measure the prompts that the benchmark's folder lacks, write the results, and return the table."""
     target = jobs[PLAIN].target
     settings = plan.settings(target)
-    folder = readable(Path(folder_paths.get_output_directory()) / FOLDER, digest(settings), "", target.name)
+    folder = named_folder(Path(folder_paths.get_output_directory()) / FOLDER, digest(settings), "", target.name)
     records: list[dict] = []
 
     def newest() -> Image.Image:
-        return open_picture(
-            folder / records[-1]["runs"][PLAIN]["picture"], "output", "delete it, and start the same again"
-        )
+        return open_rgb(folder / records[-1]["runs"][PLAIN]["picture"], "output", "delete it, and start the same again")
 
     progress = Progress(len(plan.prompts), node_id, newest)
     line = f"of {len(plan.prompts)} prompts, {len(jobs)} methods each"

@@ -4,8 +4,8 @@ import time
 
 from comfy_api.v0_0_2 import io, ui
 
-from ..adt_core.app.doctor import examine
-from ..adt_core.app.examination import PROMPTS, Subject
+from ..adt_core.app.diagnostics import PROMPTS, DiagnosticSetup
+from ..adt_core.app.doctor import diagnose
 from ..adt_core.models.target import suffixed
 from .drafting import check_same_model, own_drafter
 from .runtime import Progress, check_cancelled, loaded
@@ -45,7 +45,7 @@ class ADTTreeCheck(io.ComfyNode):
         check_same_model(drafter, model)
         rows = [encode(model, suffixed(prompt, choose_suffix(model, OWN))) for prompt in PROMPTS]
         bar = Progress(_PARTS, cls.hidden.unique_id, None)
-        subject = Subject(
+        subject = DiagnosticSetup(
             model.target,
             choose_sampling(model, OWN),
             drafter.drafter,
@@ -54,6 +54,6 @@ class ADTTreeCheck(io.ComfyNode):
             lambda share, line: bar.update(int(share * _PARTS), line),
         )
         with loaded(patchers(model, drafter), subject.memory_required(model.patcher.load_device)):
-            page = examine(subject)
+            page = diagnose(subject)
         bar.update(_PARTS, "Checked; the report is on this node")
         return io.NodeOutput(page, ui=ui.PreviewText(page))

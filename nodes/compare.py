@@ -8,8 +8,8 @@ from comfy_api.v0_0_2 import io
 from PIL import Image
 from torch import Tensor
 
-from ..adt_core.app.fitting import STOP
 from ..adt_core.app.jobs import drawing, warm_up
+from ..adt_core.app.truncation import RAISE
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.policies import PLAIN
 from ..adt_core.rules.settings import Lantern
@@ -88,7 +88,7 @@ class ADTTreeCompare(io.ComfyNode):
         lantern: Lantern | None = None,
         preset: str | None = None,
         speed: str = AUTO,
-        invalid_prompts: str = STOP,
+        invalid_prompts: str = RAISE,
         **sampling,
     ) -> io.NodeOutput:
         preset = choose_preset(preset, **sampling)

@@ -12,7 +12,7 @@ from statistics import mean
 
 from PIL import Image, ImageDraw
 
-from ..adt_core.app.images import chunks
+from ..adt_core.app.images import text_chunks
 from ..adt_core.app.tables import to_csv
 from ..adt_core.files import LARGEST_LIST, parse_json, read_text, to_json, write_in
 from .lettering import MISSING, Lettering
@@ -112,7 +112,7 @@ def write_report(
         Paths of the three files.
     """
     picture = io.BytesIO()
-    sheet.save(picture, "PNG", pnginfo=chunks(texts), compress_level=_COMPRESSION)
+    sheet.save(picture, "PNG", pnginfo=text_chunks(texts), compress_level=_COMPRESSION)
     paths = [folder / f"{name}.{ending}" for ending in ENDINGS]
     whole = {"summary": summary(rows, len(left_out)), "images": list(rows), "left_out": list(left_out)}
     # JSON first: `own_name` reads it, even if writing stops here. Spreadsheets detect UTF-8 by the byte order mark.

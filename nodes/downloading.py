@@ -11,14 +11,14 @@ from comfy.cli_args import args
 from server import PromptServer
 
 from ..adt_core.app.checkpoints import find_published
-from ..adt_core.app.download import Progress as Transfer
-from ..adt_core.app.download import download, places
+from ..adt_core.app.download import DownloadProgress as Transfer
+from ..adt_core.app.download import download, find_parts
 from ..adt_core.app.inspect import inspect
 from ..adt_core.errors import AdtError
 from ..adt_core.models.downloads import Published
 from ..adt_core.models.reading.checkpoint import home_of, name_of
 from . import folders
-from .runtime import Progress, check_cancelled, tell
+from .runtime import DownloadProgress, check_cancelled, tell
 
 EXPLAIN, DOWNLOAD = "explain", "download"
 IF_MISSING = [EXPLAIN, DOWNLOAD]
@@ -59,18 +59,18 @@ def fetch(row: Published, home: Path, node_id: str) -> None:
         InterruptProcessingException: If the user has cancelled the run.
     """
     _refuse_shared_server(row)
-    bar: list[Progress] = []
+    bar: list[DownloadProgress] = []
 
     def report(transfer: Transfer) -> None:
         total = transfer.total or 1  # unknown at first
         if not bar or bar[0].total != total:
-            bar[:] = [Progress(total, node_id, None)]
+            bar[:] = [DownloadProgress(total, node_id, None)]
         if transfer.total:
             bar[0].update(transfer.done, str(transfer))
         else:
             bar[0].say(str(transfer))
 
-    download(places(row.name, home, folders.drafters_home()), report, check_cancelled)
+    download(find_parts(row.name, home, folders.drafters_home()), report, check_cancelled)
     tell(f"{row.name} is downloaded", logging.INFO)
     PromptServer.instance.send_sync(_EVENT, offered_downloads())
 

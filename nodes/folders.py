@@ -11,7 +11,7 @@ from pathlib import Path
 
 import folder_paths
 
-from ..adt_core.app.checkpoints import find_published, is_target_file, names_target, published
+from ..adt_core.app.checkpoints import find_published, is_target_config, is_target_file, published
 from ..adt_core.app.loading import default_drafter
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError, shown
@@ -235,7 +235,7 @@ def _choices(roots: list[str], wanted: Callable[[str], bool], *names: str) -> di
 
 
 def _is_target(path: str) -> bool:
-    return is_target_file(os.path.basename(path)) or names_target(_config(path))
+    return is_target_file(os.path.basename(path)) or is_target_config(_config(path))
 
 
 def _config(path: str) -> dict:

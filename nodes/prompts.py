@@ -8,18 +8,18 @@ from pathlib import Path, PureWindowsPath
 import folder_paths
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.app.choices import CHANCE, WAYS, chosen
+from ..adt_core.app.dynamic_prompts import CHOICE_MODES, RANDOM, expand_prompts
 from ..adt_core.app.prompts import (
     BUNDLED_CAPTIONS,
     CAPTIONS,
     FILES,
-    Prompt,
+    PromptEntry,
     blank_note,
     file_stems,
-    present,
+    non_blank,
+    parse_lines,
     read_all,
     select,
-    typed,
 )
 from ..adt_core.errors import AdtError
 from .runtime import refusal, tell
@@ -67,7 +67,7 @@ class ADTTreePrompts(io.ComfyNode):
                     max=2**64 - 1,
                     control_after_generate=False,
                 ),
-                io.Combo.Input("choices", options=list(WAYS), default=CHANCE, optional=True),
+                io.Combo.Input("choices", options=list(CHOICE_MODES), default=RANDOM, optional=True),
                 io.Int.Input(
                     "choice_seed", default=0, min=0, max=2**64 - 1, control_after_generate=False, optional=True
                 ),
@@ -98,13 +98,13 @@ class ADTTreePrompts(io.ComfyNode):
         start: int,
         count: int,
         shuffle: int,
-        choices: str = CHANCE,
+        choices: str = RANDOM,
         choice_seed: int = 0,
     ) -> io.NodeOutput:
-        listed = chosen(read(_source(file, text), _name(file), caption), choices, choice_seed)
+        listed = expand_prompts(read(_source(file, text), _name(file), caption), choices, choice_seed)
         if note := blank_note(listed):
             tell(note)
-        prompts = select(present(listed), filter, shuffle, start, count)
+        prompts = select(non_blank(listed), filter, shuffle, start, count)
         return io.NodeOutput(
             [prompt.text for prompt in prompts],
             [prompt.id for prompt in prompts],
@@ -146,7 +146,7 @@ def check(text: str, name: str) -> None:
         read(text, name)
 
 
-def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[Prompt]:
+def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
     """Read prompts: one per line of the text, or those in the file that it names, or the bundled captions if empty.
 
     Args:
@@ -162,7 +162,7 @@ def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[Prompt]:
     """
     path = _named(text, name)
     with _naming_input(name):
-        return read_all(path or BUNDLED_CAPTIONS, caption) if path or not text.strip() else typed(text)
+        return read_all(path or BUNDLED_CAPTIONS, caption) if path or not text.strip() else parse_lines(text)
 
 
 def _named(text: str, name: str) -> Path | None:
@@ -179,7 +179,7 @@ def _naming_input(name: str) -> Iterator[None]:
     try:
         yield
     except AdtError as error:
-        raise AdtError(error.naming(lambda field: name if field == "prompts" else field)) from error
+        raise AdtError(error.with_inputs(lambda field: name if field == "prompts" else field)) from error
 
 
 def fingerprint(text: str) -> str:

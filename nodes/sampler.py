@@ -4,9 +4,9 @@ import comfy.model_management as mm
 import torch
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.app.continuation import KEEP
-from ..adt_core.app.fitting import STOP
+from ..adt_core.app.continuation import DEFAULT_KEEP
 from ..adt_core.app.jobs import drawing
+from ..adt_core.app.truncation import RAISE
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.rules.settings import Lantern
 from .decoration import decorating
@@ -81,7 +81,7 @@ class ADTTreeSampler(io.ComfyNode):
                 io.Int.Input("batch_size", default=1, min=1, max=64),
                 LanternSocket.Input("lantern", optional=True),
                 io.Latent.Input("latent_image", optional=True),
-                _share("keep", KEEP, display_name="keep_top"),
+                _share("keep", DEFAULT_KEEP, display_name="keep_top"),
                 _share("keep_left", 0.0),
                 speed_input(),
                 preset_input(),
@@ -104,11 +104,11 @@ class ADTTreeSampler(io.ComfyNode):
         settings: dict | None = None,
         lantern: Lantern | None = None,
         latent_image: dict | None = None,
-        keep: float = KEEP,
+        keep: float = DEFAULT_KEEP,
         keep_left: float = 0.0,
         speed: str = AUTO,
         preset: str | None = None,
-        invalid_prompts: str = STOP,
+        invalid_prompts: str = RAISE,
         **sampling,
     ) -> io.NodeOutput:
         preset = choose_preset(preset, **sampling)

@@ -11,10 +11,10 @@ from comfy_api.v0_0_2 import io
 from PIL import Image
 
 from ..adt_core.app.checkpoints import BUNDLED_SAMPLING
-from ..adt_core.app.fitting import CUT, STOP, fit
-from ..adt_core.app.known import remark
+from ..adt_core.app.training_domain import domain_warning
+from ..adt_core.app.truncation import RAISE, TRUNCATE, fit_prompt
 from ..adt_core.engine.decoding import Decoding
-from ..adt_core.errors import AdtError, TooLong, shown
+from ..adt_core.errors import AdtError, PromptTooLongError, shown
 from ..adt_core.models.target import EncodedPrompt, Target, suffixed
 from ..adt_core.rules.settings import UPSTREAM, Sampling
 from .latent import read_codes
@@ -45,7 +45,7 @@ def preset_input() -> io.Input:
 
 def invalid_prompts_input() -> io.Input:
     """Return the input `invalid_prompts`: what to do with a prompt that is too long for the model."""
-    return io.Combo.Input("invalid_prompts", options=[STOP, CUT], default=STOP, optional=True, advanced=True)
+    return io.Combo.Input("invalid_prompts", options=[RAISE, TRUNCATE], default=RAISE, optional=True, advanced=True)
 
 
 def noise_input() -> io.Input:
@@ -164,15 +164,15 @@ def _fitted(target: Target, text: str, suffix: str, way: str, name: str) -> tupl
     def check(text: str) -> str:
         return target.check_prompt(suffixed(text, suffix))
 
-    if way == CUT:
-        fitted, note = fit(check, text, CUT)
+    if way == TRUNCATE:
+        fitted, note = fit_prompt(check, text, TRUNCATE)
         if fitted is not None:
             return fitted, f"{name} {note.removesuffix('.')}." if fitted != text else ""
     try:
         check(text)
-    except TooLong as error:
+    except PromptTooLongError as error:
         sentence = str(error).replace("Prompt", name, 1).removesuffix(".")
-        raise AdtError(f"{sentence}, or set invalid_prompts to '{CUT}' (under advanced inputs).") from error
+        raise AdtError(f"{sentence}, or set invalid_prompts to '{TRUNCATE}' (under advanced inputs).") from error
     return text, ""
 
 
@@ -185,7 +185,7 @@ def tell_remarks(decoding: Decoding, model: LoadedModel, positive: list, *notes:
         positive: CONDITIONING of the prompt.
         *notes: Further remarks; "" for none.
     """
-    remarks = *notes, decoding.exact.remark, remark(model.target, [read_prompt(positive, "positive").text])
+    remarks = *notes, decoding.exact.remark, domain_warning(model.target, [read_prompt(positive, "positive").text])
     if said := " ".join(filter(None, remarks)):
         tell(said)
 

@@ -16,7 +16,7 @@ from comfy.model_patcher import ModelPatcher
 from PIL import Image
 from torch import Tensor
 
-from ..adt_core.errors import AdtError, TooLong
+from ..adt_core.errors import AdtError, PromptTooLongError
 from .decoration import decorating
 from .marks import note
 from .runtime import check_cancelled, loaded, tell
@@ -107,7 +107,7 @@ class TextEncoder(_Stock):
         A text that is too long is valid, too: the sampler refuses or truncates it, by its input `invalid_prompts`.
         """
         row = None
-        with suppress(TooLong):
+        with suppress(PromptTooLongError):
             row = encode(self.model, text) if text.strip() else None
         if row is not None and row.note:
             tell(row.note)

@@ -14,14 +14,14 @@ import torch
 from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
-from ..adt_core.app.args import DrafterFiles, Lessons, Training
-from ..adt_core.app.prompts import present
+from ..adt_core.app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs
+from ..adt_core.app.prompts import non_blank
 from ..adt_core.errors import AdtError
 from ..adt_core.lab.training import drafter as training
+from ..adt_core.lab.training.callbacks import TrainingCallback
+from ..adt_core.lab.training.estimate import TrainingEstimate
 from ..adt_core.lab.training.log import curve
-from ..adt_core.lab.training.needs import Needs
 from ..adt_core.lab.training.run import Run
-from ..adt_core.lab.training.watch import Watch
 from ..adt_core.rules.settings import Option, Sampling
 from . import folders
 from .batch import one
@@ -55,7 +55,7 @@ def _widget(name: str, options: dict[str, Option], advanced: bool | None = None,
 class ADTTreeTrainDrafter(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        lessons, how = Lessons.options(), Training.options()
+        lessons, how = TrainingDataArgs.options(), TrainingArgs.options()
         _, *numbers = sampling_inputs()
         return schema(
             "ADTTreeTrainDrafter",
@@ -127,11 +127,11 @@ class ADTTreeTrainDrafter(io.ComfyNode):
         with _naming_inputs():
             folder, texts = _folder(name), _texts(prompts)
             plan = training.plan(
-                Lessons(pictures=pictures, held_out=held_out, draw_batch=draw_batch),
-                Training(
+                TrainingDataArgs(pictures=pictures, held_out=held_out, draw_batch=draw_batch),
+                TrainingArgs(
                     start.path if start is not None else None, steps or None, minutes, batch, features_gb=features_gb
                 ),
-                DrafterFiles(output=folder, every=max(1, min(DrafterFiles.every, (steps or 10**6) // MEASURED))),
+                TrainingOutputArgs(output=folder, every=_interval(steps)),
                 _given(model, preset, **sampling),
                 model.patcher.load_device.type,
                 texts,
@@ -147,6 +147,11 @@ class ADTTreeTrainDrafter(io.ComfyNode):
         return io.NodeOutput(open_drafter(model, str(folder)), image, news, ui=shown)
 
 
+def _interval(steps: int) -> int:
+    """Return after how many steps a training measures and saves, so that short trainings do so several times."""
+    return max(1, min(TrainingOutputArgs.every, (steps or 10**6) // MEASURED))
+
+
 def _saved(picture: Image.Image, name: str) -> ui.SavedResult:
     """Write an image into the temporary folder, and return its file for the `ui` output."""
     folder = Path(folder_paths.get_temp_directory())
@@ -155,7 +160,7 @@ def _saved(picture: Image.Image, name: str) -> ui.SavedResult:
     return ui.SavedResult(name, "", io.FolderType.temp)
 
 
-class _NodeWatch(Watch):
+class _NodeWatch(TrainingCallback):
     """Progress of a training on its node: the bar, a line of text, and the curve as a preview."""
 
     check = staticmethod(check_cancelled)
@@ -166,7 +171,7 @@ class _NodeWatch(Watch):
         self._bars: dict[str, Progress] = {}
         self._all = ""
 
-    def expects(self, needs: Needs) -> None:
+    def expects(self, needs: TrainingEstimate) -> None:
         self._all = f"; about {needs.minutes} min in all"
         tell(f"The training takes {needs}.", logging.INFO)
 
@@ -187,7 +192,7 @@ class _NodeWatch(Watch):
         return curve(self._log, self._passes) if self._log else None
 
 
-def _run(plan: training.Plan, model: LoadedModel, node_id: str) -> tuple[str, list[dict]]:
+def _run(plan: training.TrainingPlan, model: LoadedModel, node_id: str) -> tuple[str, list[dict]]:
     """Train, and return a summary and the log.
 
     ComfyUI runs nodes in inference mode, and weights that it has moved to the device in this mode cannot propagate
@@ -229,7 +234,7 @@ def _folder(name: str) -> Path:
 def _texts(prompts: list) -> list[str]:
     """Return the prompts of a list, or of the only text or file name in it."""
     if len(prompts) == 1:
-        return [prompt.text for prompt in present(read(str(prompts[0]), "prompts"))]
+        return [prompt.text for prompt in non_blank(read(str(prompts[0]), "prompts"))]
     return [str(prompt) for prompt in prompts if str(prompt).strip()]
 
 
@@ -239,4 +244,4 @@ def _naming_inputs() -> Iterator[None]:
     try:
         yield
     except AdtError as error:
-        raise AdtError(error.naming(lambda field: _NAMES.get(field, field))) from error
+        raise AdtError(error.with_inputs(lambda field: _NAMES.get(field, field))) from error

@@ -9,17 +9,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from adt_core.app.operations import READS, launches, name_of
+from adt_core.app.op_counter import SYNC_OPS, launches_work, op_name
 
 
 def uploads(func, args) -> bool:
     """Do numbers of the host become a tensor, for which a GPU makes the host wait? A single number is a constant."""
-    return name_of(func) == "lift_fresh" and args[0].dim() > 0
+    return op_name(func) == "lift_fresh" and args[0].dim() > 0
 
 
 def is_missing_on_cuda(func, args, kwargs) -> bool:
     """Does a GPU refuse what a CPU computes, or compute something else? Both were seen on an H100 with torch 2.11."""
-    reduces_bool = name_of(func).startswith("scatter_reduce") and args[0].dtype == torch.bool
+    reduces_bool = op_name(func).startswith("scatter_reduce") and args[0].dtype == torch.bool
     out, given = kwargs.get("out"), [value.dtype for value in args if isinstance(value, torch.Tensor)]
     return reduces_bool or out is not None and out.dtype not in given
 
@@ -30,10 +30,10 @@ class _Recording(TorchDispatchMode):
         self.operations: list[tuple] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if name_of(func) in READS or uploads(func, args):
-            raise RuntimeError(f"operation not permitted when stream is capturing: {name_of(func)}")
+        if op_name(func) in SYNC_OPS or uploads(func, args):
+            raise RuntimeError(f"operation not permitted when stream is capturing: {op_name(func)}")
         if is_missing_on_cuda(func, args, kwargs or {}):
-            raise NotImplementedError(f"CUDA does not {name_of(func)} such numbers")
+            raise NotImplementedError(f"CUDA does not {op_name(func)} such numbers")
         result = func(*args, **(kwargs or {}))
         self.operations.append((func, args, kwargs or {}, result))
         return result
@@ -93,9 +93,9 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if not self._tape.replaying:
-            self.launches += launches(func)
+            self.launches += launches_work(func)
             self.uploads += uploads(func, args)
-            self.reads += name_of(func) in READS
+            self.reads += op_name(func) in SYNC_OPS
         return func(*args, **(kwargs or {}))
 
 

@@ -28,7 +28,7 @@ from .prompts import CAPTIONS
 
 
 @dataclass(frozen=True)
-class Subject(Settings):
+class InputArgs(Settings):
     """What to draw; one of these."""
 
     prompt: str | None = text(None, "Prompt: what the image shows.")
@@ -37,7 +37,7 @@ class Subject(Settings):
 
 
 @dataclass(frozen=True)
-class Numbers(Settings):
+class BatchArgs(Settings):
     """How many pictures."""
 
     batch_size: int = whole(1, "Images per prompt.", 1, MOST_AT_ONCE, stands="N")
@@ -56,7 +56,7 @@ class Numbers(Settings):
 
 
 @dataclass(frozen=True)
-class Continuation(Settings):
+class ImageToImageArgs(Settings):
     """The picture that images begin with, or that they are made of."""
 
     source: tuple[Path, ...] = paths(
@@ -68,7 +68,7 @@ class Continuation(Settings):
 
 
 @dataclass(frozen=True)
-class Files(Settings):
+class OutputArgs(Settings):
     """What is written."""
 
     output: Path = path("Output image; several are numbered, from FILE-0001.png on.", "FILE.png")
@@ -79,14 +79,14 @@ class Files(Settings):
 
 
 @dataclass(frozen=True)
-class Device(Settings):
+class DeviceArgs(Settings):
     """Where models run."""
 
     device: str = choice("auto", "auto uses CUDA if available.", ("auto", "cpu", "cuda"))
 
 
 @dataclass(frozen=True)
-class Engines(Settings):
+class WorkerArgs(Settings):
     """Several engines, for the prompts of a file."""
 
     workers: int = whole(1, "Number of engines, each with one GPU or a share of the CPU cores.", 1, None, stands="N")
@@ -101,23 +101,23 @@ class Engines(Settings):
 
 
 @dataclass(frozen=True)
-class Order:
+class GenerateArgs:
     """What ``generate`` is asked for. given: values of the recipe's options, by their names."""
 
-    files: Files
-    subject: Subject
+    files: OutputArgs
+    subject: InputArgs
     given: Mapping[str, Any] = field(default_factory=dict)
-    numbers: Numbers = Numbers()
-    continuation: Continuation = Continuation()
+    numbers: BatchArgs = BatchArgs()
+    continuation: ImageToImageArgs = ImageToImageArgs()
     device: str = "auto"
-    engines: Engines = Engines()
+    engines: WorkerArgs = WorkerArgs()
 
 
 # ---- the laboratory's ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Comparison(Settings):
+class BenchmarkArgs(Settings):
     """What ``benchmark`` compares."""
 
     prompts: str = text(BUNDLED, "As for generate; bundled: the captions included in the pack.", "FILE")
@@ -131,7 +131,7 @@ class Comparison(Settings):
 
 
 @dataclass(frozen=True)
-class Scores(Settings):
+class QualityArgs(Settings):
     """Weights of models that judge pictures."""
 
     clip: Path | None = path("CLIP score: a CLIP model in transformers' layout.", "DIR")
@@ -142,7 +142,7 @@ class Scores(Settings):
 
 
 @dataclass(frozen=True)
-class Lessons(Settings):
+class TrainingDataArgs(Settings):
     """What ``train-drafter`` learns from."""
 
     prompts: Path | None = path("As for generate; the target generates images for them with the sampling options.")
@@ -161,7 +161,7 @@ class Lessons(Settings):
 
 
 @dataclass(frozen=True)
-class Training(Settings):
+class TrainingArgs(Settings):
     """How it trains."""
 
     start: str | None = text(
@@ -195,7 +195,7 @@ class Training(Settings):
 
 
 @dataclass(frozen=True)
-class DrafterFiles(Settings):
+class TrainingOutputArgs(Settings):
     """What training writes."""
 
     output: Path = path("Folder of the drafter, to use as `drafter`.", "DIR")
@@ -204,7 +204,7 @@ class DrafterFiles(Settings):
 
 
 @dataclass(frozen=True)
-class Drawn(Settings):
+class CheckDrafterArgs(Settings):
     """What ``check-drafter`` draws."""
 
     prompts: Path | None = path("As for generate (default: the captions included in the pack).")
@@ -212,7 +212,7 @@ class Drawn(Settings):
 
 
 @dataclass(frozen=True)
-class Wanted(Settings):
+class DownloadArgs(Settings):
     """What ``download`` fetches."""
 
     name: str | None = text(None, "Published model, such as Janus-Pro-1B; see --list.", "NAME")
@@ -221,7 +221,7 @@ class Wanted(Settings):
 
 
 @dataclass(frozen=True)
-class Inspected(Settings):
+class InspectArgs(Settings):
     """What ``inspect`` looks at."""
 
     path: str = text(BUNDLED, "Folder or file of a target or a drafter, or 'bundled'.", "PATH")

@@ -24,13 +24,13 @@ from ..rules.noise import NOISE_VERSION
 from ..rules.settings import UPSTREAM
 from ..rules.upstream import maker
 from ..untrusted import list_of, whole_number
-from .figures import are_figures
 from .images import digest, read_pixels, read_settings, to_png, to_uint8
 from .jobs import Job
-from .prompts import plain, slug
+from .prompts import file_name_part, slug
+from .run_stats import are_run_stats
 
 
-class Picture(NamedTuple):
+class SavedImage(NamedTuple):
     """A finished image. pixels: [H, W, 3], the bytes of its PNG. codes: [rows, columns] int64 on the CPU. figures: by
     the names of ``Trace.report``."""
 
@@ -49,7 +49,7 @@ NUMBERS = "seconds", "tokens", "tau", "target_forwards", "mean_depth", "substitu
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchFolder:
     """The images of a job in a folder, one for each prompt and seed. Without seeds, the job's seed is used.
 
     Each image is the same as if it were decoded alone: all have the image index 0 in the noise. folder: usually
@@ -72,7 +72,7 @@ class Batch:
         name = "-".join(filter(None, (place, slug(prompt), mine))) + ".png"
         return self._paths.get(mine, self.folder / name)
 
-    def find(self, prompt: str, seed: int | None = None) -> Picture | None:
+    def find(self, prompt: str, seed: int | None = None) -> SavedImage | None:
         """An image that is done. None if it is missing or damaged, or was saved anew without its settings."""
         path = self.path(prompt, seed)
         try:
@@ -85,7 +85,7 @@ class Batch:
         if not is_ours or not self._are_tokens(tokens) or not _are_figures(figures):
             return None
         pixels = read_pixels(path, self._size)
-        return None if pixels is None else Picture(prompt, seed, path, pixels, torch.tensor(tokens), figures)
+        return None if pixels is None else SavedImage(prompt, seed, path, pixels, torch.tensor(tokens), figures)
 
     def _seed(self, seed: int | None) -> int:
         return self.job.recipe.sampling.seed if seed is None else seed
@@ -109,7 +109,7 @@ class Batch:
         seed: int | None = None,
         place: str = "",
         check: Check | None = None,
-    ) -> Picture:
+    ) -> SavedImage:
         """Write the PNG of a finished image of a decoding.
 
         image: its number in the decoding. place: what the file's name begins with. Raises AdtError if it
@@ -125,29 +125,29 @@ class Batch:
         png = to_png(pixels, {**settings, "figures": figures, "tokens": codes.tolist()}, self.texts)
         write_in(self.folder, path.name, png)
         self._paths[path.stem.rpartition("-")[2]] = path
-        return Picture(prompt, own["seed"], path, to_uint8(pixels), codes, figures)
+        return SavedImage(prompt, own["seed"], path, to_uint8(pixels), codes, figures)
 
 
 def _are_figures(value: object) -> TypeGuard[dict]:
     """Are they figures of a finished image?"""
-    return are_figures(value, NUMBERS) and value.keys().isdisjoint(("id", "prompt", "file"))
+    return are_run_stats(value, NUMBERS) and value.keys().isdisjoint(("id", "prompt", "file"))
 
 
-def home(root: Path, job: Job, name: str = "") -> Path:
+def batch_folder(root: Path, job: Job, name: str = "") -> Path:
     """The job's folder below ``root``. It is called by ``name``, the model's unless given, and by :func:`key`."""
-    return readable(root, key(job), name, job.target.name)
+    return named_folder(root, job_key(job), name, job.target.name)
 
 
-def readable(root: Path, unique: str, name: str, usual: str) -> Path:
+def named_folder(root: Path, unique: str, name: str, usual: str) -> Path:
     """The folder NAME-UNIQUE below ``root``. usual: the name where none is given. Raises as :func:`inside`.
 
     Earlier versions called it UNIQUE alone. Such a folder is used again if no name is given.
     """
     is_earlier = not name and (root / unique).is_dir()
-    return inside(root, unique if is_earlier else "-".join(filter(None, (plain(name or usual), unique))))
+    return inside(root, unique if is_earlier else "-".join(filter(None, (file_name_part(name or usual), unique))))
 
 
-def key(job: Job) -> str:
+def job_key(job: Job) -> str:
     """What the name of the job's folder ends with: the same for jobs that give the same images. Drafting counts under
     LANTERN alone."""
     target, network = job.target, job.drafter.network if job.drafter is not None else None

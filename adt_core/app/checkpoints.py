@@ -16,7 +16,7 @@ from ..models import load
 from ..models.downloads import Published
 from ..models.reading.checkpoint import BUNDLED, Checkpoint, NoWeights, home_of, name_of, resolve
 from ..models.target import PublishedSampling, Target
-from . import known, mistaken
+from . import training_domain, unsupported
 
 BUNDLED_SAMPLING = PublishedSampling(guidance=2.0, temperature=0.6)
 """At temperature 1 the bundled model tears things and mixes their colours. With more guidance it draws things twice,
@@ -36,10 +36,10 @@ def load_target(
     The rest as for :func:`adt_core.models.load.load`.
     """
     checkpoint = open_checkpoint(path)
-    mistaken.refuse_kind(checkpoint)
+    unsupported.refuse_kind(checkpoint)
     target = load.load(checkpoint, device, dtype, check, weights, exact)
     if str(path) == BUNDLED:
-        target.name, target.published, target.words = BUNDLED, BUNDLED_SAMPLING, known.bundled_words()
+        target.name, target.published, target.words = BUNDLED, BUNDLED_SAMPLING, training_domain.bundled_vocabulary()
         target.prompter.name = "the bundled model"
     return target
 
@@ -50,26 +50,26 @@ def load_drafter(
     """The drafter of this name for ``target``, as :func:`adt_core.drafters.load_drafter` gives it."""
     if str(path) in drafters.DRAFTERS:
         return drafters.load_drafter(path, target)
-    with explained(str(path).removesuffix(drafters.WITH_WINDOW), "drafter"):
+    with explain_errors(str(path).removesuffix(drafters.WITH_WINDOW), "drafter"):
         return drafters.load_drafter(path, target, check, device)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """The checkpoint of a target. AdtError if it can't be read; of a published one it says how to get it."""
     try:
-        with explained(path, "target"):
+        with explain_errors(path, "target"):
             return Checkpoint(resolve(path, "target"))
     except AdtError as error:
         row = find_published(name_of(Path(path)))
         if row is None:
             raise
         raise AdtError(
-            f"{error.marked.removesuffix('.')}; to get it whole, {row.how_to_get(home_of(Path(path)))}."
+            f"{error.template.removesuffix('.')}; to get it whole, {row.how_to_get(home_of(Path(path)))}."
         ) from error
 
 
 @contextmanager
-def explained(path: str | Path, role: str) -> Iterator[None]:
+def explain_errors(path: str | Path, role: str) -> Iterator[None]:
     """In the block a checkpoint is read. AdtError if it is of a known kind that can't be, such as GGUF.
 
     role: as for :func:`resolve`.
@@ -77,10 +77,10 @@ def explained(path: str | Path, role: str) -> Iterator[None]:
     place = resolve(path, role)
     try:
         if place.is_file():
-            mistaken.refuse_layout(place)
+            unsupported.refuse_layout(place)
         yield
     except NoWeights:
-        mistaken.refuse_layout(place)
+        unsupported.refuse_layout(place)
         raise
 
 
@@ -89,11 +89,11 @@ def published_sampling(path: str | Path) -> PublishedSampling:
     if str(path) == BUNDLED:
         return BUNDLED_SAMPLING
     checkpoint = open_checkpoint(path)
-    mistaken.refuse_kind(checkpoint)
+    unsupported.refuse_kind(checkpoint)
     return load.family_of(checkpoint).sampling
 
 
-def names_target(config: dict) -> bool:
+def is_target_config(config: dict) -> bool:
     """Is a ``config.json`` that of a target? Reads nothing else, so the checkpoint may be damaged."""
     return any(family.recognises(config, ()) for family in load.FAMILIES)
 
@@ -131,7 +131,7 @@ _PARTS = f"{_WEIGHTS} {_TEXTS}".split()
 """Patterns of names of files that belong to a checkpoint."""
 
 
-def parts_of(path: str | Path, role: str) -> list[Path]:
+def checkpoint_files(path: str | Path, role: str) -> list[Path]:
     """The files of a checkpoint, what its family looks for beside it included; [] if there is none. Opens nothing.
 
     role: as for :func:`resolve`.

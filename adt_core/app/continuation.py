@@ -12,34 +12,34 @@ from torch import Tensor
 
 from ..errors import AdtError
 from ..models.target import Target
-from .args import Continuation
-from .images import FORMATS, UNSOUND, open_image, to_rgb
+from .args import ImageToImageArgs
+from .images import FORMATS, IMAGE_ERRORS, open_image, to_rgb
 
-KEEP = 0.5
+DEFAULT_KEEP = 0.5
 """Share of a picture's rows that is kept unless told otherwise."""
 _SOURCE = 512, 2048
 """Pixels of a source picture's shorter side at least, and of its longer one at most, as in GLM-Image's processor."""
 
 
-def check(order: Continuation) -> None:
+def check_args(order: ImageToImageArgs) -> None:
     """Raises AdtError for what does not go together, and for a picture that can't be read."""
     for path in order.source:
-        open_picture(path, "source")
+        open_rgb(path, "source")
     if order.continue_from is not None:
-        open_picture(order.continue_from, "continue_from")
+        open_rgb(order.continue_from, "continue_from")
     elif order.keep is not None or order.keep_left is not None:
         raise AdtError("`keep` and `keep_left` need an image to continue; give it with `continue_from`.")
 
 
-def prefix_codes(order: Continuation, target: Target) -> tuple[int, ...]:
+def prefix_codes(order: ImageToImageArgs, target: Target) -> tuple[int, ...]:
     """The codes that every image starts from, of the picture to continue; () without one."""
     if order.continue_from is None:
         return ()
     rows, columns = target.grid
-    picture, side = open_picture(order.continue_from, "continue_from"), target.downsample
+    picture, side = open_rgb(order.continue_from, "continue_from"), target.downsample
     pixels = to_pixels(picture, rows * side, columns * side)
     small: Tensor | None = None
-    keep = KEEP if order.keep is None else order.keep
+    keep = DEFAULT_KEEP if order.keep is None else order.keep
     count = prefix_length(target.grid, keep, order.keep_left or 0.0)
     if count == rows * columns:
         raise AdtError(f"`keep` is {keep:g}, which keeps all {rows} rows of tokens; choose a smaller number.")
@@ -49,7 +49,7 @@ def prefix_codes(order: Continuation, target: Target) -> tuple[int, ...]:
         return tuple(target.beginning(target.codec.encode(pixels), count, small)[0].tolist())
 
 
-def source_codes(order: Continuation, target: Target) -> tuple[int, ...]:
+def source_codes(order: ImageToImageArgs, target: Target) -> tuple[int, ...]:
     """Return the source pictures in the layout of a PNG's settings: rows, columns and codes of each, one after another.
 
     Args:
@@ -63,7 +63,7 @@ def source_codes(order: Continuation, target: Target) -> tuple[int, ...]:
 
 def _source_codes(path: Path, target: Target) -> list[int]:
     """Return a picture's rows and columns of tokens, and its codes."""
-    picture, side = open_picture(path, "source"), target.downsample
+    picture, side = open_rgb(path, "source"), target.downsample
     scale = max(1.0, _SOURCE[0] / min(picture.size))
     scale = min(scale, _SOURCE[1] / max(picture.size))
     columns, rows = (max(1, round(length * scale / side)) for length in picture.size)
@@ -104,12 +104,12 @@ def prefix_length(grid: tuple[int, int], keep: float, keep_left: float = 0.0) ->
     return min(math.floor(keep * rows + 0.5) * columns + math.floor(keep_left * columns + 0.5), rows * columns)
 
 
-def open_picture(path: Path, name: str, remedy: str = "") -> Image.Image:
+def open_rgb(path: Path, name: str, remedy: str = "") -> Image.Image:
     """The picture at ``path`` in RGB, upright. AdtError if it can't be read; it names the input and the ``remedy``."""
     try:
         with open_image(path) as image:
             return to_rgb(ImageOps.exif_transpose(image))
-    except UNSOUND as error:
+    except IMAGE_ERRORS as error:
         reason = getattr(error, "strerror", None) or f"it is damaged, or not one of {', '.join(FORMATS)}"
         raise AdtError(f"`{name}`: '{path}' can't be read as an image ({reason}){remedy and f'; {remedy}'}.") from error
 

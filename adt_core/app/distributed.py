@@ -22,7 +22,7 @@ import torch
 from tqdm import tqdm
 
 from ..errors import AdtError, pip_install
-from .args import Engines
+from .args import WorkerArgs
 
 RESTARTS = 10
 """How often an engine is started anew. Bounded, since one that lacks memory, or fails at a prompt, always goes down."""
@@ -35,7 +35,7 @@ LONG = 30.0
 """Seconds without a newly loaded engine after which the wait is explained."""
 
 
-class Engine(Protocol):
+class Worker(Protocol):
     """facts: what it says of itself when it is loaded."""
 
     facts: Any
@@ -43,7 +43,7 @@ class Engine(Protocol):
     def __call__(self, number: int, /) -> Iterable[Any]: ...
 
 
-def check(order: Engines, prompts: object) -> None:
+def check_args(order: WorkerArgs, prompts: object) -> None:
     """Raises AdtError if there is no list of prompts to spread, and for a missing Ray."""
     if order.wanted and not prompts:
         raise AdtError("`workers` and `ray_address` need a list of prompts; give a file with `prompts`.")
@@ -52,8 +52,8 @@ def check(order: Engines, prompts: object) -> None:
 
 
 @contextmanager
-def engines(
-    build: Callable[[], Engine], order: Engines, device: str, count: int
+def start_workers(
+    build: Callable[[], Worker], order: WorkerArgs, device: str, count: int
 ) -> Iterator[tuple[list[Any], Callable[[Iterable[int]], Iterable[Any]]]]:
     """Load the engines that the order asks for, at most one for each of the ``count`` numbers.
 
@@ -76,7 +76,7 @@ def engines(
         try:
             needs, threads = _needs(ray, device, workers), int(ray.cluster_resources().get("CPU", 1)) // workers
             remote = ray.remote(**needs, max_restarts=RESTARTS, max_task_retries=-1, scheduling_strategy="SPREAD")
-            worker = partial(remote(_Worker).remote, build, max(1, threads), os.getcwd(), order.ray_address)
+            worker = partial(remote(_RayActor).remote, build, max(1, threads), os.getcwd(), order.ray_address)
             actors = [worker() for _ in range(workers)]
             yield _load(ray, actors), partial(_map, actors)
         except ray.exceptions.RayTaskError as error:  # an engine's own error comes out as it was raised there
@@ -129,15 +129,15 @@ def _say(text: str) -> None:
     tqdm.write(text, file=sys.stderr)
 
 
-class _Worker:
+class _RayActor:
     """Runs in a process of its own. It makes the engine when first asked: Ray hides the errors of a constructor."""
 
-    def __init__(self, build: Callable[[], Engine], threads: int, folder: str, address: str | None):
+    def __init__(self, build: Callable[[], Worker], threads: int, folder: str, address: str | None):
         self._build, self._threads = build, threads
         self._folder, self._address = folder, address
 
     @cached_property
-    def _engine(self) -> Engine:
+    def _engine(self) -> Worker:
         torch.set_num_threads(min(self._threads, os.cpu_count() or 1))
         with suppress(OSError):  # another machine may lack the folder, which only relative paths need
             os.chdir(self._folder)
@@ -147,7 +147,7 @@ class _Worker:
             if self._address is None:
                 raise
             where = f"On the machine {platform.node()}: the paths of weights and images must exist on every machine."
-            raise AdtError(f"{error.marked} ({where})") from error
+            raise AdtError(f"{error.template} ({where})") from error
 
     def load(self) -> Any:
         return self._engine.facts
@@ -160,7 +160,7 @@ class _Worker:
         return list(self._engine(number)), (platform.node(), os.getpid()) if replaces else None
 
 
-def _connect(order: Engines, device: str, workers: int) -> Any:
+def _connect(order: WorkerArgs, device: str, workers: int) -> Any:
     """The module ``ray``, connected to the cluster at ``--ray-address``, or to one that is started here."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     address, quiet = order.ray_address, {"log_to_driver": False, "logging_level": "ERROR"}

@@ -24,7 +24,7 @@ from ..policies import PLAIN
 from ..policies.auto import SIZES
 from ..version import VERSION
 from .checkpoints import find_published, load_drafter
-from .examination import PROMPTS, Examination, Subject
+from .diagnostics import PROMPTS, Diagnostics, DiagnosticSetup
 from .loading import choose_device, complete, open_target
 
 
@@ -34,12 +34,12 @@ def run(given: Mapping[str, Any], device: str) -> str:
     target = open_target(recipe.loading, place)
     recipe = complete(given, device, target.published)
     rows = [target.encode_prompt(suffixed(prompt, recipe.suffix)) for prompt in PROMPTS]
-    return examine(Subject(target, recipe.sampling, load_drafter(recipe.drafter or JACOBI, target), rows))
+    return diagnose(DiagnosticSetup(target, recipe.sampling, load_drafter(recipe.drafter or JACOBI, target), rows))
 
 
-def examine(subject: Subject) -> str:
+def diagnose(subject: DiagnosticSetup) -> str:
     """The page about a loaded model and its drafter."""
-    examined = Examination(subject)
+    examined = Diagnostics(subject)
     parts = {
         "Machine": [_machine(subject)],
         "Model": _model(examined),
@@ -54,7 +54,7 @@ def examine(subject: Subject) -> str:
     return "\n\n".join([title, *("\n".join([f"## {name}", *lines]) for name, lines in parts.items() if lines)])
 
 
-def _machine(subject: Subject) -> str:
+def _machine(subject: DiagnosticSetup) -> str:
     device = subject.device
     torch_is = f"PyTorch {torch.__version__}"
     if device.type == "cpu":
@@ -66,7 +66,7 @@ def _machine(subject: Subject) -> str:
     return f"{properties.name}, capability {major}.{minor}, {memory}; {torch_is}, CUDA {torch.version.cuda}."
 
 
-def _model(examined: Examination) -> list[str]:
+def _model(examined: Diagnostics) -> list[str]:
     subject, target, decoder = examined.subject, examined.subject.target, examined.subject.target.decoder
     config, room = decoder.config, subject.decoding(subject.ways()[PLAIN]).memory_required()
     stored = f", weights in {decoder.weights}" if decoder.weights else ""
@@ -89,7 +89,7 @@ def _model(examined: Examination) -> list[str]:
     return lines
 
 
-def _plain(examined: Examination) -> list[str]:
+def _plain(examined: Diagnostics) -> list[str]:
     plain, decoder = examined.plain, examined.subject.target.decoder
     read = _size(decoder) - decoder.embedding.numel() * decoder.embedding.element_size()
     rate = read / plain.step
@@ -99,7 +99,7 @@ def _plain(examined: Examination) -> list[str]:
     ]
 
 
-def _costs(examined: Examination) -> list[str]:
+def _costs(examined: Diagnostics) -> list[str]:
     profile, sizes = examined.profile, (0, *SIZES)
     if profile is None:
         return []
@@ -115,7 +115,7 @@ def _costs(examined: Examination) -> list[str]:
     ]
 
 
-def _methods(examined: Examination) -> list[str]:
+def _methods(examined: Diagnostics) -> list[str]:
     lines = ["| method | tokens per pass | speed-up | drafting | alone | with another prompt |", "|---" * 6 + "|"]
     on_gpu = examined.subject.device.type != "cpu"
     for name, (draw, _) in examined.draws.items():
@@ -129,7 +129,7 @@ def _methods(examined: Examination) -> list[str]:
     return [*lines, f"Measured over the first {count} tokens of one image; a complete image may differ."]
 
 
-def _identity(examined: Examination) -> list[str]:
+def _identity(examined: Diagnostics) -> list[str]:
     differing = [name for name in examined.draws if not all(examined.same(name))]
     lines = []
     if examined.exact.differing:
@@ -145,7 +145,7 @@ def _identity(examined: Examination) -> list[str]:
     return [*lines, f"{', '.join(differing)}: different tokens than plain decoding. {reason}."]
 
 
-def _advice(examined: Examination) -> list[str]:
+def _advice(examined: Diagnostics) -> list[str]:
     subject, decoder, advice = examined.subject, examined.subject.target.decoder, list[str]()
     on_gpu = subject.device.type == "cuda"
     if on_gpu and decoder.dtype == torch.float32:
@@ -165,13 +165,13 @@ def _advice(examined: Examination) -> list[str]:
     return advice
 
 
-def _what_auto_does(examined: Examination) -> str:
+def _what_auto_does(examined: Diagnostics) -> str:
     pace = examined.draws["auto"][0].pace / examined.plain.pace
     best = max(examined.draws, key=lambda name: examined.draws[name][0].pace)
     return f"'auto' was {pace:.2f} times as fast as plain decoding; the fastest method was {best}."
 
 
-def _block(examined: Examination) -> list[str]:
+def _block(examined: Diagnostics) -> list[str]:
     decoder, config = examined.subject.target.decoder, examined.subject.target.decoder.config
     same = {name: "/".join("same" if part else "differs" for part in examined.same(name)) for name in examined.draws}
     plain, differing = examined.plain, examined.exact.differing

@@ -33,7 +33,7 @@ _SAID = {
 }
 
 
-class Progress(NamedTuple):
+class DownloadProgress(NamedTuple):
     """State of a download.
 
     Attributes:
@@ -60,7 +60,7 @@ class Progress(NamedTuple):
         return f"{line}, {self.rate / 1e6:.1f} MB/s, {minutes}:{seconds:02d} left"
 
 
-class Place(NamedTuple):
+class DownloadPart(NamedTuple):
     """A download and the folder that it goes to.
 
     Attributes:
@@ -72,7 +72,7 @@ class Place(NamedTuple):
     home: Path
 
 
-def places(name: str, home: Path, drafters: Path | None = None) -> list[Place]:
+def find_parts(name: str, home: Path, drafters: Path | None = None) -> list[DownloadPart]:
     """Return everything that a published model needs, its drafter included.
 
     Args:
@@ -85,10 +85,13 @@ def places(name: str, home: Path, drafters: Path | None = None) -> list[Place]:
     drafters = drafters or (home.with_name("ar_image_drafters") if home.name == "ar_image" else home)
     row = find_published(name)
     if row is not None:
-        return [*(Place(part, home) for part in row.downloads), *(Place(part, drafters) for part in _drafter(row))]
+        return [
+            *(DownloadPart(part, home) for part in row.downloads),
+            *(DownloadPart(part, drafters) for part in _drafter(row)),
+        ]
     rows = [row for row in published() if row.downloads]
-    parts = [Place(part, home) for row in rows for part in row.downloads]
-    parts += [Place(part, drafters) for row in rows for part in _drafter(row)]
+    parts = [DownloadPart(part, home) for row in rows for part in row.downloads]
+    parts += [DownloadPart(part, drafters) for row in rows for part in _drafter(row)]
     for place in parts:
         if place.download.name.lower() == name.lower():
             return [place]
@@ -99,7 +102,7 @@ def _drafter(row: Published) -> list[Download]:
     return [row.drafter] if row.drafter is not None else []
 
 
-def download(wanted: Sequence[Place], report: Callable[[Progress], None], check: Check) -> None:
+def download(wanted: Sequence[DownloadPart], report: Callable[[DownloadProgress], None], check: Check) -> None:
     """Download what is missing of these parts. A run that was interrupted is resumed.
 
     Args:
@@ -130,16 +133,16 @@ def download(wanted: Sequence[Place], report: Callable[[Progress], None], check:
                 marks.popleft()
         passed = now - marks[0][0] if marks else 0.0
         rate = (done - marks[0][1]) / passed if passed > 0 else 0.0
-        report(Progress(line["state"], done, line.get("total", 0), rate))
+        report(DownloadProgress(line["state"], done, line.get("total", 0), rate))
 
 
-def default_home() -> Path:
+def default_folder() -> Path:
     """Return the folder of the models: that of the ComfyUI in which this pack is installed, else "models/ar_image"."""
     base = ROOT.parents[1] if ROOT.parent.name == "custom_nodes" else Path()
     return base / "models" / "ar_image"
 
 
-def listing() -> str:
+def list_models() -> str:
     """Return the published models as a table of text."""
     head = ("name", "download", "memory bf16 / int8", "licence")
     rows = [
@@ -158,11 +161,11 @@ def run(name: str, to: Path | None = None) -> str:
         name: As for :func:`places`.
         to: Folder of the models, :func:`default_home` if None.
     """
-    home = to or default_home()
-    wanted = places(name, home)
+    home = to or default_folder()
+    wanted = find_parts(name, home)
     with tqdm(unit="B", unit_scale=True, leave=False) as bar:
 
-        def report(progress: Progress) -> None:
+        def report(progress: DownloadProgress) -> None:
             bar.total = progress.total or None
             bar.bar_format = None if progress.total else "{desc}"
             bar.set_description_str(_SAID.get(progress.state, "Downloading"), refresh=False)

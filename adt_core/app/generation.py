@@ -21,13 +21,13 @@ from ..policies import PLAIN, Drafting
 from ..policies.recipe import Recipe
 from ..rules.trace import Trace
 from . import continuation, distributed
-from .args import Order
+from .args import GenerateArgs
 from .checkpoints import load_drafter
 from .images import check_outputs, to_png
 from .jobs import Job, conditions, drawing, stretches, warm_up
-from .known import remark
 from .loading import choose_device, complete, models_of, named, open_target
-from .prompts import blank_note, present, read_all
+from .prompts import blank_note, non_blank, read_all
+from .training_domain import domain_warning
 
 MOST_PICTURES = 10**6
 """Pictures of one command; each one's path is in memory."""
@@ -42,7 +42,7 @@ class Plan:
     the list of prompts, or "".
     """
 
-    order: Order
+    order: GenerateArgs
     recipe: Recipe
     prompts: list[str]
     paths: list[Path]
@@ -50,7 +50,7 @@ class Plan:
     note: str = ""
 
 
-def plan(order: Order) -> Plan:
+def plan(order: GenerateArgs) -> Plan:
     """Check everything that can be checked before a model is loaded. Raises AdtError."""
     files, subject, numbers = order.files, order.subject, order.numbers
     if files.output.suffix.lower() != ".png":
@@ -58,10 +58,10 @@ def plan(order: Order) -> Plan:
     recipe = complete(order.given, order.device, strict=subject.from_png is None)
     if files.compare and not recipe.drafting.policy.needs_drafter:
         raise AdtError("`compare` needs a `method` other than autoregressive; choose one.")
-    continuation.check(order.continuation)
-    distributed.check(order.engines, subject.prompts)
+    continuation.check_args(order.continuation)
+    distributed.check_args(order.engines, subject.prompts)
     listed = read_all(subject.prompts) if subject.prompts else []
-    prompts = [prompt.text for prompt in present(listed)] if listed else [subject.prompt or ""]
+    prompts = [prompt.text for prompt in non_blank(listed)] if listed else [subject.prompt or ""]
     if not all(prompt.strip() for prompt in prompts):
         raise AdtError("`prompt` is empty; describe the image in a few words.")
     if order.engines.ray_address is None:
@@ -119,7 +119,7 @@ class Engine:
         recipe = replace(recipe, kept=kept, sources=sources)
         drafter = load_drafter(recipe.drafter or JACOBI, target) if recipe.drafting.policy.needs_drafter else None
         job = Job(target, recipe, drafter)
-        notes = [*job.check(plan.prompts), remark(target, plan.prompts), target.codec.note]
+        notes = [*job.check(plan.prompts), domain_warning(target, plan.prompts), target.codec.note]
         plain = replace(job, recipe=replace(recipe, drafting=Drafting(PLAIN)))
         self.jobs = [job, plain] if order.files.compare else [job]
         drawn = target.length - target.tokens(torch.tensor([recipe.kept], dtype=torch.long)).shape[1]
@@ -168,7 +168,7 @@ def run(plan: Plan) -> str:
     began, parts = perf_counter(), range(len(plan.parts))
     results: dict[int, list[Result]] = {}
     with (
-        distributed.engines(partial(Engine, plan), plan.order.engines, plan.order.device, len(parts)) as (
+        distributed.start_workers(partial(Engine, plan), plan.order.engines, plan.order.device, len(parts)) as (
             ((tokens, notes), *_),
             mapped,
         ),

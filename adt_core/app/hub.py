@@ -88,7 +88,7 @@ def main() -> None:
         fetch(order["parts"])
         code = 0
     except AdtError as error:
-        _print(error=error.marked)
+        _print(error=error.template)
     except OSError as error:
         _print(error=_disk_error(error))
     except Exception:

@@ -31,11 +31,11 @@ PARAMETERS = "parameters"
 LONGEST_NAME = 255
 """Bytes of a file name, on all usual systems."""
 _ODD_DATA = (TypeError, AttributeError, LookupError, ArithmeticError, EOFError, struct.error, zlib.error)
-UNSOUND = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, *_ODD_DATA)
+IMAGE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, *_ODD_DATA)
 """Pillow's ways to say that a file is no sound picture, or would not fit into memory."""
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 """What is read as a picture. Pillow knows more, and starts other programs for some, such as Ghostscript for EPS."""
-LARGEST = 512
+MAX_IMAGE_MIB = 512
 """MiB of a file that is read as a picture."""
 _WHITE = {"I": 65535, "F": 1}
 """Value of white in grey pictures of more than 8 bits, by the first letter of Pillow's mode ("I;16B", "I", "F")."""
@@ -46,8 +46,8 @@ def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] = FORMATS) ->
     """A picture, not decoded yet, in a file or in bytes. Raises one of UNSOUND, also for what is no regular file."""
     with opened(source) if isinstance(source, Path) else source as file:
         size = file.seek(0, io.SEEK_END)
-        if size > LARGEST * 2**20:
-            raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, but at most {LARGEST} are read")
+        if size > MAX_IMAGE_MIB * 2**20:
+            raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, but at most {MAX_IMAGE_MIB} are read")
         file.seek(0)
         with Image.open(file, formats=formats) as image:
             yield image
@@ -84,15 +84,15 @@ def to_uint8(pixels: Tensor) -> np.ndarray:
 def to_png(pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) -> bytes:
     """Pixels [3, H, W] in [-1, 1] as a PNG. Its text chunks hold ``settings``, the same for other programs, and each of
     ``texts`` under its name."""
-    readable = parameters(settings, pixels.shape[2], pixels.shape[1])
-    info = chunks({**({PARAMETERS: readable} if readable else {}), **(texts or {})})
+    readable = parameters_text(settings, pixels.shape[2], pixels.shape[1])
+    info = text_chunks({**({PARAMETERS: readable} if readable else {}), **(texts or {})})
     info.add_itxt(KEY, to_json(settings).decode().rstrip("\n"))
     buffer = io.BytesIO()
     Image.fromarray(to_uint8(pixels)).save(buffer, "PNG", pnginfo=info)
     return buffer.getvalue()
 
 
-def parameters(settings: dict, width: int, height: int) -> str:
+def parameters_text(settings: dict, width: int, height: int) -> str:
     """Settings in the usual words of other programs: the prompt, the negative one if there is any, and a line of names
     and values. "" for settings without a prompt.
 
@@ -135,7 +135,7 @@ def _quoted(value: object) -> str:
     return json.dumps(text, ensure_ascii=False) if any(letter in text for letter in ",:\n") else text
 
 
-def chunks(texts: Mapping[str, str]) -> PngImagePlugin.PngInfo:
+def text_chunks(texts: Mapping[str, str]) -> PngImagePlugin.PngInfo:
     """Text chunks of a PNG, by name. What has no UTF-8 is spelled out."""
     info = PngImagePlugin.PngInfo()
     for name, text in texts.items():
@@ -153,7 +153,7 @@ def read_settings(path: Path) -> dict:
     try:
         with open_image(path, ("PNG",)) as image:
             text = image.info.get(KEY)
-    except UNSOUND as error:
+    except IMAGE_ERRORS as error:
         problem = getattr(error, "strerror", None) or "it is damaged or of another format"
         raise AdtError(f"{path} can't be read as a PNG ({problem}).") from error
     settings = None
@@ -174,7 +174,7 @@ def read_pixels(path: Path, size: tuple[int, int]) -> np.ndarray | None:
             image.verify()  # after which Pillow can't read pixels from it
         with open_image(path, ("PNG",)) as image:
             return np.array(image.convert("RGB")) if image.size == size else None
-    except UNSOUND:
+    except IMAGE_ERRORS:
         return None
 
 

@@ -20,7 +20,7 @@ from ..models.reading.checkpoint import BUNDLED, CONFIG, TOKENIZER, Checkpoint, 
 from ..models.target import EncodedPrompt, Target
 from ..policies import Drafting
 from ..rules.settings import Sampling
-from . import mistaken
+from . import unsupported
 from .checkpoints import open_checkpoint
 
 _STORED = {"float32": (torch.float32, None), "bfloat16": (torch.bfloat16, None), "int8": (torch.bfloat16, "int8")}
@@ -61,7 +61,7 @@ def _describe(checkpoint: Checkpoint) -> dict:
 
 def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:
     """Figures of a target, where its parameters come from, and how the names of tensors begin that it does not need."""
-    mistaken.refuse_kind(checkpoint)
+    unsupported.refuse_kind(checkpoint)
     family = family_of(checkpoint)
     with torch.device("meta"):
         target = family.skeleton(checkpoint)
@@ -75,8 +75,8 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
     try:
         family.prompter(target, checkpoint)
     except AdtError as error:
-        if not any(remedy in error.marked for remedy in advice):
-            advice.append(error.marked.removesuffix("."))
+        if not any(remedy in error.template for remedy in advice):
+            advice.append(error.template.removesuffix("."))
     figures = {
         "role": "target",
         "family": family.name,

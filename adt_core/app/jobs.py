@@ -56,7 +56,7 @@ class Job:
                 if len(prompts) == 1:
                     raise
                 raise AdtError(
-                    f"`prompts`: number {number} of {len(prompts)}, {shown(prompt)}: {error.marked}"
+                    f"`prompts`: number {number} of {len(prompts)}, {shown(prompt)}: {error.template}"
                 ) from error
         if self.recipe.negative.strip():
             self.target.check_prompt(self.recipe.negative)

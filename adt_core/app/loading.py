@@ -14,7 +14,7 @@ from ..models.target import PublishedSampling, Target
 from ..policies import check_fit
 from ..policies.recipe import BUNDLED, Loading, Recipe
 from ..rules.settings import Settings
-from .checkpoints import find_drafter, load_target, parts_of
+from .checkpoints import checkpoint_files, find_drafter, load_target
 
 
 def complete(
@@ -69,5 +69,5 @@ def named(settings: Settings, *names: str) -> list[tuple[str, Path]]:
 
 def models_of(model: str, drafter: str = JACOBI, option: str = "drafter") -> list[tuple[str, Path]]:
     """For ``check_outputs``: the files of a target, and of a drafter if it has any. option: that names the drafter."""
-    network = [] if drafter in DRAFTERS else parts_of(drafter.removesuffix(WITH_WINDOW), "drafter")
-    return [*(("model", file) for file in parts_of(model, "target")), *((option, file) for file in network)]
+    network = [] if drafter in DRAFTERS else checkpoint_files(drafter.removesuffix(WITH_WINDOW), "drafter")
+    return [*(("model", file) for file in checkpoint_files(model, "target")), *((option, file) for file in network)]

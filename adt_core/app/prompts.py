@@ -39,7 +39,7 @@ _LONGEST = 40
 _Item = TypeVar("_Item")
 
 
-class Prompt(NamedTuple):
+class PromptEntry(NamedTuple):
     """A prompt, what its source calls it, and the seed that it has there, if any."""
 
     id: str
@@ -49,10 +49,10 @@ class Prompt(NamedTuple):
 
 def read_prompts(path: str | Path, caption: str = CAPTIONS[0]) -> list[str]:
     """The texts of the prompts of a file, without blank ones; see :func:`read_all`."""
-    return [prompt.text for prompt in present(read_all(path, caption))]
+    return [prompt.text for prompt in non_blank(read_all(path, caption))]
 
 
-def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
+def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
     """The prompts of a file, blank ones with an empty text. Its ending says how it is read. Raises AdtError if it can't
     be, and if all are blank.
 
@@ -66,7 +66,7 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
     path = Path(path)
     readers = {".json": lambda text: _json(text, caption), ".jsonl": _json_lines, ".csv": _csv, ".tsv": _tsv}
     try:
-        prompts = readers.get(path.suffix.lower(), typed)(_text_of(path))
+        prompts = readers.get(path.suffix.lower(), parse_lines)(_text_of(path))
     except OSError as error:
         raise AdtError(f"`prompts`: '{path}' can't be read as UTF-8 text ({reason(error)}).") from error
     except AdtError:
@@ -76,7 +76,7 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[Prompt]:
             f"`prompts`: '{path}' does not have the format of its file extension ({error}); use MS-COCO captions, "
             "a table with a column 'prompt', JSON lines or plain text."
         ) from error
-    if not present(prompts):
+    if not non_blank(prompts):
         raise AdtError(f"`prompts`: '{path}' is empty; write one prompt per line.")
     return prompts
 
@@ -96,17 +96,17 @@ def _text_of(path: Path) -> str:
     raise AdtError(f"`prompts`: '{path}' is {kind}; save the prompts as a UTF-8 text file.")
 
 
-def typed(text: str) -> list[Prompt]:
+def parse_lines(text: str) -> list[PromptEntry]:
     """One prompt per line, under the number of the line. A blank line between others is a prompt with an empty text."""
     return _numbered(_lines(text.rstrip()))
 
 
-def present(prompts: Iterable[Prompt]) -> list[Prompt]:
+def non_blank(prompts: Iterable[PromptEntry]) -> list[PromptEntry]:
     """The prompts that are not blank."""
     return [prompt for prompt in prompts if prompt.text]
 
 
-def blank_note(prompts: Sequence[Prompt]) -> str:
+def blank_note(prompts: Sequence[PromptEntry]) -> str:
     """A sentence that says which of the prompts are blank, or ""."""
     blank = [prompt.id for prompt in prompts if not prompt.text]
     names = ", ".join(shown(id) for id in blank[:_NAMED]) + (" and others" if len(blank) > _NAMED else "")
@@ -114,8 +114,8 @@ def blank_note(prompts: Sequence[Prompt]) -> str:
 
 
 def select(
-    prompts: list[Prompt], filter: str = "", shuffle: int = 0, start: int = 0, count: int | None = None
-) -> list[Prompt]:
+    prompts: list[PromptEntry], filter: str = "", shuffle: int = 0, start: int = 0, count: int | None = None
+) -> list[PromptEntry]:
     """Some of the prompts; ``count`` at most, all for 0 and None. Raises AdtError if none is left.
 
     filter: a text that they contain, in upper or lower case. shuffle: fixes their order; 0 leaves them as they are.
@@ -141,25 +141,27 @@ def slug(text: str) -> str:
     return name[:_LONGEST] if len(name) <= _LONGEST or "-" not in name else name.rpartition("-")[0]
 
 
-def file_stems(prompts: list[Prompt]) -> list[str]:
+def file_stems(prompts: list[PromptEntry]) -> list[str]:
     """Names for the prompts' files, without an ending: the id and the first words.
 
     Ids that are numbers get leading zeros, so that files are sorted by them.
     """
-    ids = [plain(prompt.id) for prompt in prompts]
+    ids = [file_name_part(prompt.id) for prompt in prompts]
     width = max((len(id) for id in ids if id.isdecimal()), default=0)
     ids = [id.zfill(width) if id.isdecimal() else id for id in ids]
     return ["-".join(filter(None, (id, slug(prompt.text)))) or "prompt" for id, prompt in zip(ids, prompts)]
 
 
-def places(ids: Sequence[str]) -> list[str]:
+def file_prefixes(ids: Sequence[str]) -> list[str]:
     """What the names of a list's files begin with: the place in the list, from 1, and the id if that is another."""
     width = len(str(len(ids)))
     numbers = (str(number).zfill(width) for number in range(1, len(ids) + 1))
-    return ["-".join(filter(None, (n, "" if n.lstrip("0") == id else plain(id)))) for n, id in zip(numbers, ids)]
+    return [
+        "-".join(filter(None, (n, "" if n.lstrip("0") == id else file_name_part(id)))) for n, id in zip(numbers, ids)
+    ]
 
 
-def plain(id: str) -> str:
+def file_name_part(id: str) -> str:
     """An id for a file name: letters, digits, hyphens and dots; ``_LONGEST`` bytes at most. May be empty."""
     return re.sub(r"[^\w.-]+", "-", id).encode("utf-8", "ignore")[:_LONGEST].decode("utf-8", "ignore").strip(".-")
 
@@ -175,56 +177,58 @@ def _lines(text: str) -> list[str]:
     return re.split(r"\r\n?|\n", text)
 
 
-def _numbered(texts: Iterable[str]) -> list[Prompt]:
+def _numbered(texts: Iterable[str]) -> list[PromptEntry]:
     """Prompts under their numbers, from 1."""
-    return _stripped(Prompt(str(number), text) for number, text in enumerate(texts, start=1))
+    return _stripped(PromptEntry(str(number), text) for number, text in enumerate(texts, start=1))
 
 
-def _stripped(prompts: Iterable[Prompt]) -> list[Prompt]:
+def _stripped(prompts: Iterable[PromptEntry]) -> list[PromptEntry]:
     return [prompt._replace(text=prompt.text.strip()) for prompt in prompts]
 
 
-def _json(text: str, caption: str) -> list[Prompt]:
+def _json(text: str, caption: str) -> list[PromptEntry]:
     values = parse_json(text)
     if isinstance(values, list):
         return _numbered(values)
     annotations = sorted(values["annotations"], key=lambda a: (a["image_id"], a["id"]))
     if caption == "all":
-        return _stripped(Prompt(str(annotation["id"]), annotation["caption"]) for annotation in annotations)
+        return _stripped(PromptEntry(str(annotation["id"]), annotation["caption"]) for annotation in annotations)
     images: dict[int, list[str]] = {}
     for annotation in annotations:
         images.setdefault(annotation["image_id"], []).append(annotation["caption"].strip())
     if caption == "longest":
-        return [Prompt(str(image), max(captions, key=len)) for image, captions in images.items()]
-    return [Prompt(str(image), next(filter(None, captions), "")) for image, captions in images.items()]
+        return [PromptEntry(str(image), max(captions, key=len)) for image, captions in images.items()]
+    return [PromptEntry(str(image), next(filter(None, captions), "")) for image, captions in images.items()]
 
 
-def _json_lines(text: str) -> list[Prompt]:
+def _json_lines(text: str) -> list[PromptEntry]:
     prompts = []
     for number, line in enumerate(_lines(text), start=1):
         if line.strip():
             value = parse_json(line)
             value = {"prompt": value} if isinstance(value, str) else value
             wording = value["prompt"] if "prompt" in value else value["caption"]
-            prompts.append(Prompt(str(value.get("id", number)), wording, _seed(value.get("seed"))))
+            prompts.append(PromptEntry(str(value.get("id", number)), wording, _seed(value.get("seed"))))
     return _stripped(prompts)
 
 
-def _csv(text: str) -> list[Prompt]:
+def _csv(text: str) -> list[PromptEntry]:
     """Return the prompts of a CSV file. Spreadsheets separate its cells by semicolons if decimals have a comma."""
     return _table(text, ",;\t")
 
 
-def _tsv(text: str) -> list[Prompt]:
+def _tsv(text: str) -> list[PromptEntry]:
     return _table(text, "\t")
 
 
-def _table(text: str, delimiters: str) -> list[Prompt]:
+def _table(text: str, delimiters: str) -> list[PromptEntry]:
     """Return the prompts of a table. Raises ValueError as :func:`read_table`."""
     prompts = []
     for number, row in enumerate(read_table(text, delimiters, _WORDINGS, _OTHERS), start=1):
         wording = row.get("prompt", row.get("caption", ""))
-        prompts.append(Prompt(row.get("id", "").strip() or str(number), wording, _seed(row.get("seed", "").strip())))
+        prompts.append(
+            PromptEntry(row.get("id", "").strip() or str(number), wording, _seed(row.get("seed", "").strip()))
+        )
     return _stripped(prompts)
 
 

@@ -22,7 +22,7 @@ import torch
 from tqdm import tqdm
 
 from ..app import distributed
-from ..app.args import Comparison, Engines, Scores
+from ..app.args import BenchmarkArgs, QualityArgs, WorkerArgs
 from ..app.checkpoints import load_drafter
 from ..app.images import check_outputs, open_image, to_png
 from ..app.jobs import Job, conditions, decode, warm_up
@@ -91,7 +91,7 @@ COMPARED_WITHOUT_NETWORK = "jacobi-chain,jacobi,auto-jacobi,jacobi+lantern"
 """What is set against plain decoding unless told otherwise, with a drafter network and without one."""
 
 
-def sources(drafter: Drafter | None) -> dict[str, Drafter]:
+def drafters_by_name(drafter: Drafter | None) -> dict[str, Drafter]:
     """What can draft, by source: drafters without files, and the network of ``drafter`` without and with a window."""
     drafters = {name: make() for name, make in DRAFTERS.items()}
     network = without_window(drafter) if drafter is not None else None
@@ -112,7 +112,7 @@ class Benchmark:
     prompts: list[str]
     methods: list[str]
     recipe: Recipe
-    metrics: dict[str, quality.PictureMetric] = field(default_factory=dict)
+    metrics: dict[str, quality.ImageMetric] = field(default_factory=dict)
     known: dict[str, Preset] = field(default_factory=lambda: _of_policies() | PRESETS)
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ class Benchmark:
 
     def jobs(self, target: Target, drafter: Drafter | None) -> dict[str, Job]:
         """How every method makes its images. AdtError if a method needs a network and ``drafter`` has none."""
-        drafters, jobs = sources(drafter), {}
+        drafters, jobs = drafters_by_name(drafter), {}
         network = (self.recipe.drafter or JACOBI).removesuffix(WITH_WINDOW)
         for name, (drafting, source, lantern) in self.presets.items():
             if source and source not in drafters:
@@ -200,7 +200,7 @@ Measured = dict[str, tuple[dict, bytes | None]]
 wrote its tokens has no picture."""
 
 
-class Engine:
+class BenchmarkWorker:
     """A benchmark's models in memory; measures prompts. facts: the settings that the figures depend on."""
 
     def __init__(self, benchmark: Benchmark, jobs: dict[str, Job], check: Check | None = None):
@@ -230,7 +230,7 @@ class Engine:
         yield number, measured
 
 
-def load(benchmark: Benchmark, given: Mapping[str, Any], device: str) -> Engine:
+def load(benchmark: Benchmark, given: Mapping[str, Any], device: str) -> BenchmarkWorker:
     """The models of a benchmark. given: what its recipe was made of. Raises AdtError for files and prompts that don't
     fit."""
     target = open_target(benchmark.recipe.loading, choose_device(device))
@@ -239,7 +239,7 @@ def load(benchmark: Benchmark, given: Mapping[str, Any], device: str) -> Engine:
     drafter = load_drafter(benchmark.recipe.drafter or JACOBI, target) if network else None
     jobs = benchmark.jobs(target, drafter)
     jobs[PLAIN].check(benchmark.prompts)
-    return Engine(benchmark, jobs)
+    return BenchmarkWorker(benchmark, jobs)
 
 
 def measure(benchmark: Benchmark, jobs: dict[str, Job], folder: Path, check: Check | None = None) -> Iterator[dict]:
@@ -249,7 +249,7 @@ def measure(benchmark: Benchmark, jobs: dict[str, Job], folder: Path, check: Che
     with ``agreement`` (share of tokens equal to plain decoding's), ``acceptance`` (the acceptance map), ``picture``
     (its path in ``folder``) and ``quality`` (what the metrics gave). check: called often; may raise to cancel.
     """
-    engine = Engine(benchmark, jobs, check)
+    engine = BenchmarkWorker(benchmark, jobs, check)
     return collect(benchmark, engine.facts, folder, lambda numbers: chain.from_iterable(map(engine, numbers)))
 
 
@@ -301,9 +301,9 @@ def recipe_of(given: Mapping[str, Any], device: str, published: PublishedSamplin
     return replace(recipe, lantern=recipe.lantern or Lantern.of(given))
 
 
-def plan(order: Comparison, engines: Engines, given: Mapping[str, Any], device: str) -> Benchmark:
+def plan(order: BenchmarkArgs, engines: WorkerArgs, given: Mapping[str, Any], device: str) -> Benchmark:
     """The benchmark that is asked for, without its metrics. Raises AdtError for what makes no sense."""
-    distributed.check(engines, order.prompts)
+    distributed.check_args(engines, order.prompts)
     recipe = recipe_of(given, device)
     methods = order.methods or (COMPARED if recipe.drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
     prompts = read_prompts(BUNDLED_CAPTIONS if order.prompts == BUNDLED else order.prompts, order.caption)
@@ -311,7 +311,7 @@ def plan(order: Comparison, engines: Engines, given: Mapping[str, Any], device: 
     return Benchmark(prompts, methods.split(","), recipe)
 
 
-def run(order: Comparison, scores: Scores, engines: Engines, given: Mapping[str, Any], device: str) -> str:
+def run(order: BenchmarkArgs, scores: QualityArgs, engines: WorkerArgs, given: Mapping[str, Any], device: str) -> str:
     """What the command does: measure, write the results, and say where they are. Raises AdtError."""
     benchmark, folder = plan(order, engines, given, device), order.output
     weights = {name: getattr(scores, name) for name in scores.fields()}
@@ -323,7 +323,7 @@ def run(order: Comparison, scores: Scores, engines: Engines, given: Mapping[str,
     metrics = quality.choose(**weights, count=len(benchmark.prompts), device=scoring)
     count, build = len(benchmark.prompts), partial(load, benchmark, given, device)
     benchmark = replace(benchmark, metrics=metrics.pictures)  # here alone: pictures are scored where they are kept
-    with distributed.engines(build, engines, device, count) as ((first, *others), mapped):
+    with distributed.start_workers(build, engines, device, count) as ((first, *others), mapped):
         settings = _alike(first, others) | {"metrics": list(metrics.pictures)}
         settings |= {"workers": engines.workers} if engines.wanted else {}
         running = collect(benchmark, settings, folder, mapped)

@@ -20,13 +20,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..app.images import UNSOUND, open_image, to_rgb
-from ..errors import AdtError, pip_install, shown, told_by_library
+from ..app.images import IMAGE_ERRORS, open_image, to_rgb
+from ..errors import AdtError, pip_install, shown, wrap_library_errors
 from ..files import is_regular, opened
 
 Given = Path | None
 Scores = dict[str, tuple[float, float]]
-PictureMetric = Callable[[Image.Image, str], Scores]
+ImageMetric = Callable[[Image.Image, str], Scores]
 SetMetric = Callable[[dict[str, list[Path]]], dict[str, dict[str, float]]]
 """By method, the files of its pictures -> by method, its columns."""
 
@@ -41,17 +41,17 @@ NEEDS = {
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 
-class Quality(NamedTuple):
+class QualityMetrics(NamedTuple):
     """What is measured. pictures: metrics by a name that goes into the settings. note: a line under the table."""
 
-    pictures: dict[str, PictureMetric]
+    pictures: dict[str, ImageMetric]
     sets: SetMetric | None
     note: str
 
 
 def choose(
     clip: Given, hps: Given, aesthetic: Given, inception: Given, real_images: Given, count: int, device: torch.device
-) -> Quality:
+) -> QualityMetrics:
     """Load the metrics for which the benchmark's options give weights. count: pictures of a method. Raises AdtError."""
     if aesthetic and not clip:
         raise AdtError("`aesthetic` needs the embeddings of CLIP ViT-L/14; give that model's folder with `clip`.")
@@ -60,7 +60,7 @@ def choose(
             "`real_images`: FID needs features of Inception; give torch-fidelity's Inception weights with `inception`."
         )
     sets = inception_metric(inception, real_images, count, device) if inception else None
-    pictures: dict[str, PictureMetric] = {}
+    pictures: dict[str, ImageMetric] = {}
     if clip:
         name = f"CLIP score {clip}" + (f", aesthetic {aesthetic}" if aesthetic else "")
         pictures[name] = clip_metric(clip, "clip", "CLIP score", device, aesthetic)
@@ -68,10 +68,10 @@ def choose(
         pictures[f"HPSv2 {hps}"] = clip_metric(hps, "hps", "HPSv2", device)
     given = zip(NEEDS.items(), (clip, hps, aesthetic, inception, real_images))
     missing = [f"{column} (needs {needs})" for (column, needs), path in given if not path]
-    return Quality(pictures, sets, f"Not measured: {', '.join(missing)}." if missing else "")
+    return QualityMetrics(pictures, sets, f"Not measured: {', '.join(missing)}." if missing else "")
 
 
-def clip_metric(folder: Path, option: str, column: str, device: torch.device, aesthetic: Given = None) -> PictureMetric:
+def clip_metric(folder: Path, option: str, column: str, device: torch.device, aesthetic: Given = None) -> ImageMetric:
     """100 max(cos, 0) between a picture and its prompt, by a CLIP model in transformers' layout.
 
     It is CLIPScore (arXiv 2104.08718) before its scaling. HPSv2 (arXiv 2306.09341) is the same with weights of its own.
@@ -87,7 +87,7 @@ def clip_metric(folder: Path, option: str, column: str, device: torch.device, ae
     if odd := [path for path in folder.rglob("*") if not path.is_file() and not path.is_dir()]:
         raise AdtError(f"`{option}`: '{odd[0]}' is not a regular file; download the model again.")
     whole = "a complete CLIP model in transformers' layout"
-    with told_by_library(lambda reason: f"`{option}`: '{folder}' is not {whole} ({reason}); download it again."):
+    with wrap_library_errors(lambda reason: f"`{option}`: '{folder}' is not {whole} ({reason}); download it again."):
         model = CLIPModel.from_pretrained(folder, local_files_only=True).float().eval().to(device)
         processor = CLIPProcessor.from_pretrained(folder, local_files_only=True)
     longest = model.config.text_config.max_position_embeddings
@@ -96,7 +96,7 @@ def clip_metric(folder: Path, option: str, column: str, device: torch.device, ae
     @torch.inference_mode()
     def metric(picture: Image.Image, prompt: str) -> Scores:
         given = {"text": [prompt], "images": [picture], "truncation": True, "max_length": longest}
-        with told_by_library(lambda reason: f"`{option}`: '{folder}' can't read {shown(prompt)} ({reason})."):
+        with wrap_library_errors(lambda reason: f"`{option}`: '{folder}' can't read {shown(prompt)} ({reason})."):
             inputs = processor(**given, return_tensors="pt")
         out = model(**inputs.to(device))  # its embeddings [1, width] have length 1
         scores: Scores = {column: (100 * max((out.image_embeds * out.text_embeds).sum().item(), 0.0), 1)}
@@ -154,7 +154,7 @@ class _Pictures(Dataset):
         try:
             with open_image(self.files[index]) as picture:
                 square = ImageOps.fit(to_rgb(picture), (self.size, self.size))
-        except UNSOUND as error:
+        except IMAGE_ERRORS as error:
             raise AdtError(f"'{self.files[index]}' can't be read as an image; remove it or save it again.") from error
         return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 
 from .. import untrusted
-from ..app import figures
+from ..app import run_stats
 from ..errors import AdtError
 from ..files import add_line, parse_json, read_text, reason
 from ..untrusted import list_of, mapping, row
@@ -96,7 +96,7 @@ def _is_record(record: dict, settings: dict, folder: Path) -> bool:
 
 def _is_run(run: object, settings: dict) -> TypeGuard[dict]:
     """Has it all that the report reads of a method's run?"""
-    if not figures.are_figures(run, FIGURES) or not _is_map(run.get("acceptance"), settings["grid"]):
+    if not run_stats.are_run_stats(run, FIGURES) or not _is_map(run.get("acceptance"), settings["grid"]):
         return False
     scores = run.get("quality")
     are_ours = _are_scores(scores) and bool(scores) == bool(settings["metrics"]) and scores.keys().isdisjoint(COLUMNS)
@@ -106,10 +106,10 @@ def _is_run(run: object, settings: dict) -> TypeGuard[dict]:
 def _is_map(value: object, grid: Sequence[int]) -> bool:
     """Is it a figure of each cell of a grid, row by row?"""
     rows, columns = grid
-    return list_of(list_of(figures.FIGURE, columns, columns), rows, rows).fits(value)
+    return list_of(list_of(run_stats.FIGURE, columns, columns), rows, rows).fits(value)
 
 
-_LARGEST = figures.LARGEST
+_LARGEST = run_stats.LARGEST
 _SCORES = mapping(
     untrusted.text(0, LONGEST), row(untrusted.number(-_LARGEST, _LARGEST), untrusted.number(0.5, _LARGEST)), 0, _LARGEST
 )

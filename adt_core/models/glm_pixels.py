@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from ..errors import AdtError, Check, pip_install, told_by_library
+from ..errors import AdtError, Check, pip_install, wrap_library_errors
 from ..untrusted import whole_number
 from .families.glm_image import PIXELS
 from .reading.checkpoint import Checkpoint, check_entries, fill, read_json, whole
@@ -150,7 +150,7 @@ def _made(kind: Any, part: Checkpoint, published: dict) -> Any:
     for name, value in part.config.items():
         if type(value) is int:
             read(part.config, name, whole_number(0, MOST.get(name, USUAL_MOST)), part.path)
-    with told_by_library(
+    with wrap_library_errors(
         lambda why: f"{part.path} can't be loaded as {kind.__name__} ({why}); use the file published with GLM-Image."
     ):
         return kind.from_config(part.config or published)
@@ -163,7 +163,7 @@ def _tokenizer(transformer: Path) -> Any:
     folder = transformer.parent / "tokenizer"
     if not folder.is_dir():
         return ByT5Tokenizer()
-    with told_by_library(
+    with wrap_library_errors(
         lambda why: f"{folder} contains no ByT5 tokenizer ({why}); use the one published with GLM-Image."
     ):
         return ByT5Tokenizer.from_pretrained(folder, local_files_only=True)
@@ -172,7 +172,7 @@ def _tokenizer(transformer: Path) -> Any:
 def _scheduler(library: Any, transformer: Path) -> Any:
     file = transformer.parent / "scheduler" / "scheduler_config.json"
     config = read_json(file) if file.is_file() else _SCHEDULER
-    with told_by_library(lambda why: f"{file} can't be used ({why}); use the file published with GLM-Image."):
+    with wrap_library_errors(lambda why: f"{file} can't be used ({why}); use the file published with GLM-Image."):
         return library.FlowMatchEulerDiscreteScheduler.from_config(config)
 
 

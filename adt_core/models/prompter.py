@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from tokenizers import Tokenizer
 
-from ..errors import AdtError, TooLong
+from ..errors import AdtError, PromptTooLongError
 from .reading.checkpoint import TOKENIZER, Checkpoint
 from .reading.tokenizer import encode, load_tokenizer, made_of
 from .target import EncodedPrompt, Prompter, Target
@@ -22,7 +22,9 @@ def stripped(text: str) -> str:
     if not text.strip():
         raise AdtError("prompt is empty; describe the image in a few words.")
     if len(text) > MOST_CHARACTERS:
-        raise TooLong(f"prompt has {len(text)} characters, and {MOST_CHARACTERS} at most are read; shorten it.")
+        raise PromptTooLongError(
+            f"prompt has {len(text)} characters, and {MOST_CHARACTERS} at most are read; shorten it."
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -33,9 +35,9 @@ def stripped(text: str) -> str:
 
 
 def check_length(ids: list[int], room: int, name: str) -> None:
-    """Raise TooLong if a prompt has more tokens than the model ``name`` has ``room`` for."""
+    """Raise PromptTooLongError if a prompt has more tokens than the model ``name`` has ``room`` for."""
     if len(ids) > room:
-        raise TooLong(f"Prompt too long: {len(ids)} tokens; {name} accepts {room}; shorten it.")
+        raise PromptTooLongError(f"Prompt too long: {len(ids)} tokens; {name} accepts {room}; shorten it.")
 
 
 def check_ids(ids: Iterable[int], size: int, name: str) -> None:

@@ -20,7 +20,7 @@ from adt_core.app.jobs import Job
 from adt_core.drafters import Drafter
 from adt_core.drafters.eagle import EagleDrafter
 from adt_core.drafters.eagle_files import new_config
-from adt_core.lab.benchmark import PRESETS, RELAXED, sources
+from adt_core.lab.benchmark import PRESETS, RELAXED, drafters_by_name
 from adt_core.models.cache import KVCache
 from adt_core.models.config import DecoderConfig
 from adt_core.models.layers import Decoder
@@ -190,7 +190,7 @@ def job_of(target: Target, network: Drafter | None, method: str, **options: floa
     """A method of TITLES on these models. options: of the sampling."""
     preset = PRESETS[method.removesuffix(RELAXED)]
     lantern = Lantern(100, 0.1) if method.endswith(RELAXED) else None
-    drafter = sources(network).get(preset.source) if preset.source else None
+    drafter = drafters_by_name(network).get(preset.source) if preset.source else None
     return Job(target, Recipe(Sampling(**{"seed": 1, "guidance": 3.0, **options}), preset.drafting, lantern), drafter)
 
 

@@ -12,10 +12,10 @@ from PIL import Image, PngImagePlugin
 
 from adt_core import cli
 from adt_core.app import generation
-from adt_core.app.args import Files, Order, Subject
-from adt_core.app.batch import Batch
+from adt_core.app.args import GenerateArgs, InputArgs, OutputArgs
+from adt_core.app.batch import BatchFolder
 from adt_core.app.checkpoints import load_target
-from adt_core.app.continuation import open_picture, to_pixels
+from adt_core.app.continuation import open_rgb, to_pixels
 from adt_core.app.images import KEY, read_settings
 from adt_core.app.jobs import Job
 from adt_core.errors import AdtError
@@ -32,7 +32,7 @@ def settings_of_pngs(folder: Path) -> Callable:
     target = load_target(write_tiny_checkpoint(folder / "target"))
     least = ["generate", "--prompt", "a cat", "--model", "target", "--drafter", "jacobi", "--output", "out.png"]
     assert cli.main([*least, "--method", "eagle2", "--depth", "4"]) == 0
-    batch = Batch(Job(target), folder)
+    batch = BatchFolder(Job(target), folder)
     sound = read_settings(folder / "out.png") | {"tokens": [[0] * 4] * 4, "figures": {"tau": 2.0}}
     path = batch.path("a cat")
     remade = ["generate", "--from-png", str(path), "--output", "again.png"]
@@ -45,7 +45,7 @@ def settings_of_pngs(folder: Path) -> Callable:
         models, run = data.draw(st.booleans()), not data.draw(st.integers(0, 3))
         batch.find("a cat")
         _, options = cli.parse([*remade, *(["--model", "target", "--drafter", "jacobi"] if models else [])])
-        plan = generation.plan(Order(Files.of(options), Subject.of(options), options))
+        plan = generation.plan(GenerateArgs(OutputArgs.of(options), InputArgs.of(options), options))
         if models and run:
             generation.run(plan)
 
@@ -86,7 +86,7 @@ def pictures(folder: Path) -> Callable:
         path.write_bytes(damaged(data.draw, made) if data.draw(st.booleans()) else made)
         with contextlib.suppress(AdtError):
             read_settings(path)
-        pixels = to_pixels(open_picture(path, "--continue-from"), 16, 24)
+        pixels = to_pixels(open_rgb(path, "--continue-from"), 16, 24)
         assert pixels.shape == (1, 3, 16, 24) and pixels.isfinite().all()
 
     return one

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from hypothesis import strategies as st
 
-from adt_core.app.batch import Batch
+from adt_core.app.batch import BatchFolder
 from adt_core.app.checkpoints import load_target
 from adt_core.app.images import read_settings, to_png
 from adt_core.app.jobs import Job
-from adt_core.app.prompts import CAPTIONS, FILES, file_stems, present, read_all, select
+from adt_core.app.prompts import CAPTIONS, FILES, file_stems, non_blank, read_all, select
 from adt_core.engine.device import profiles
 from adt_core.files import write
 from adt_core.lab.records import FIGURES, RUNS, append, open_records
@@ -51,7 +51,7 @@ def lists(folder: Path) -> Callable:
         path.write_bytes(content(data.draw, ending))
         caption, contained = data.draw(st.sampled_from(CAPTIONS)), data.draw(st.just("") | TEXTS)
         numbers = data.draw(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 9)))
-        prompts = present(read_all(path, caption))
+        prompts = non_blank(read_all(path, caption))
         assert len(file_stems(prompts)) == len(prompts) and all(
             type(text) is str for pair in prompts for text in pair[:2]
         )
@@ -69,7 +69,7 @@ def captions(folder: Path) -> Callable:
         text = data.draw(TEXTS | st.text(st.characters(), max_size=200) | st.lists(TEXTS, max_size=9).map(" ".join))
         job = Job(data.draw(st.sampled_from(targets)), Recipe(negative=data.draw(st.just("") | TEXTS)))
         job.check([text])
-        path = Batch(job, folder / "out").path(text)
+        path = BatchFolder(job, folder / "out").path(text)
         assert path.parent == folder / "out" and len(path.name.encode()) < 255
         write(path, to_png(torch.zeros(3, 8, 8), job.settings(text)))
         assert read_settings(path)["prompt"] == text

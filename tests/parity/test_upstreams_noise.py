@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from adt_core import Drafting, Sampling, load_drafter
-from adt_core.lab.benchmark import sources
+from adt_core.lab.benchmark import drafters_by_name
 from tests.drafted import run
 from tests.layouts import llamagen as llamagen_layout
 from tests.layouts.families import WRITERS, load_small, write_both
@@ -250,7 +250,7 @@ def loaded(tmp_path_factory):
     def load(family):
         path, network = write_both(family, tmp_path_factory.mktemp(family))
         target = load_small(family, path)
-        return target, sources(load_drafter(network, target)), SCRIPTS[family](path, target)
+        return target, drafters_by_name(load_drafter(network, target)), SCRIPTS[family](path, target)
 
     return load
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from adt_core import load_drafter, load_target
-from adt_core.lab.benchmark import sources
+from adt_core.lab.benchmark import drafters_by_name
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 LENGTH = 16
@@ -20,4 +20,4 @@ def models():
     with tempfile.TemporaryDirectory() as folder:
         path = write_tiny_checkpoint(Path(folder) / "target", scale=3.0)
         target = load_target(path, dtype=torch.float64)
-        return target, sources(load_drafter(write_tiny_drafter(Path(folder) / "drafter", path), target))
+        return target, drafters_by_name(load_drafter(write_tiny_drafter(Path(folder) / "drafter", path), target))

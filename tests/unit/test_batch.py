@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
-from adt_core.app.batch import Batch, Picture, home, key
-from adt_core.app.images import parameters, read_settings, to_png
+from adt_core.app.batch import BatchFolder, SavedImage, batch_folder, job_key
+from adt_core.app.images import parameters_text, read_settings, to_png
 from adt_core.app.jobs import Job, decode, drawing, stretches
 from adt_core.drafters import drafter_defaults
 from adt_core.errors import AdtError
@@ -37,7 +37,7 @@ def run(
 ) -> list[str]:
     """Make what is missing, ``chunk`` at once; ``stop`` after so many images. Returns the prompts whose images were
     made."""
-    made, batch = [], Batch(make, folder, texts or {})
+    made, batch = [], BatchFolder(make, folder, texts or {})
     todo = [prompt for prompt in prompts if batch.find(prompt) is None]
     for stretch in stretches(len(todo), chunk):
         decoding = make.decoding([todo[number] for number in stretch], at_once=chunk)
@@ -50,7 +50,7 @@ def run(
 
 
 def codes(make: Job, folder) -> list[torch.Tensor]:
-    return [Batch(make, folder).find(prompt).codes for prompt in PROMPTS]
+    return [BatchFolder(make, folder).find(prompt).codes for prompt in PROMPTS]
 
 
 def test_images_are_those_of_their_prompts_alone(make, tmp_path):
@@ -58,7 +58,7 @@ def test_images_are_those_of_their_prompts_alone(make, tmp_path):
     for prompt, found in zip(PROMPTS, codes(make, tmp_path)):
         decoding = decode(make.decoding([prompt], at_once=1))
         assert torch.equal(found, decoding.grid_codes()[0])
-        picture = Batch(make, tmp_path).find(prompt)
+        picture = BatchFolder(make, tmp_path).find(prompt)
         figures, expected = picture.figures, decoding.trace.report()
         assert {name: figures[name] for name in ("tau", "mean_depth", "target_forwards", "tokens", "seed")} == {
             name: expected[name] for name in ("tau", "mean_depth", "target_forwards", "tokens", "seed")
@@ -74,7 +74,7 @@ def test_a_stopped_batch_goes_on(make, tmp_path, stop):
     assert stop <= len(first) == len(kept) < len(PROMPTS)
     other = replace(changed(make, drafter="jacobi"), drafter=load_drafter("jacobi", make.target))
     other = changed(other, drafting=Drafting.of(drafter_defaults("jacobi", "cpu")))
-    assert key(other) == key(make)
+    assert job_key(other) == job_key(make)
     second = run(other, PROMPTS, tmp_path, chunk=4)
     assert sorted(first + second) == sorted(PROMPTS), "an image was lost or made twice"
     assert {path: path.stat().st_mtime_ns for path in kept} == kept and len(list(tmp_path.iterdir())) == len(PROMPTS)
@@ -113,7 +113,7 @@ def test_settings_that_change_images_have_a_folder_of_their_own(make, tiny, tmp_
         changed(relaxed, drafting=Drafting("adt-tree", depth=2)),
         replace(changed(relaxed, drafter="jacobi"), drafter=load_drafter("jacobi", make.target)),
     ]
-    assert len({key(other) for other in others}) == len(others)
+    assert len({job_key(other) for other in others}) == len(others)
     same = [
         changed(make, drafting=Drafting("adt-tree", depth=2)),
         replace(changed(make, drafting=Drafting(method="autoregressive")), drafter=None),
@@ -121,52 +121,52 @@ def test_settings_that_change_images_have_a_folder_of_their_own(make, tiny, tmp_
         changed(make, loading=Loading(model="elsewhere")),
         replace(make, target=load_target(tiny / "target", dtype=torch.float64)),
     ]
-    assert {key(other) for other in same} == {key(make)}
+    assert {job_key(other) for other in same} == {job_key(make)}
 
 
 def test_a_network_that_was_replaced_counts_under_lantern(make, tiny):
     relaxed = changed(make, lantern=Lantern())
     other = load_drafter(tiny / "drafter", make.target)
-    assert key(replace(relaxed, drafter=other)) == key(relaxed)
+    assert job_key(replace(relaxed, drafter=other)) == job_key(relaxed)
     with torch.no_grad():
         next(iter(other.parameters())).add_(1)
-    assert key(replace(relaxed, drafter=other)) != key(relaxed)
+    assert job_key(replace(relaxed, drafter=other)) != job_key(relaxed)
 
 
 def test_prompts_may_have_seeds_of_their_own(make, tmp_path):
     """The same prompt with two seeds is two images, each the one that its seed gives alone."""
-    batch, seeds = Batch(make, tmp_path), [3, 8, 2**64 - 1]
+    batch, seeds = BatchFolder(make, tmp_path), [3, 8, 2**64 - 1]
     decoding = decode(make.decoding(["a cat"] * 3, seeds=seeds, at_once=2))
     for image, seed in enumerate(seeds):
         batch.save(decoding, image, "a cat", seed, f"{image + 1}-id")
     assert len(list(tmp_path.iterdir())) == 3 and batch.find("a cat", 5) is None
     for image, seed in enumerate(seeds):
         alone = changed(make, sampling=replace(make.recipe.sampling, seed=seed))
-        picture = Batch(make, tmp_path).find("a cat", seed)
+        picture = BatchFolder(make, tmp_path).find("a cat", seed)
         assert torch.equal(picture.codes, decode(alone.decoding(["a cat"])).grid_codes()[0])
         assert picture.seed == picture.figures["seed"] == read_settings(picture.path)["seed"] == seed
         assert picture.path.name.startswith(f"{image + 1}-id-a-cat-")
-    assert Batch(make, tmp_path).find("a cat").seed == make.recipe.sampling.seed == 3
+    assert BatchFolder(make, tmp_path).find("a cat").seed == make.recipe.sampling.seed == 3
 
 
 def test_an_image_keeps_its_name(make, tmp_path):
     """Another list, in which it has another place, finds the same file."""
-    batch, decoding = Batch(make, tmp_path), decode(make.decoding(["a cat"]))
+    batch, decoding = BatchFolder(make, tmp_path), decode(make.decoding(["a cat"]))
     first = batch.save(decoding, 0, "a cat", place="1-x")
-    assert Batch(make, tmp_path).save(decoding, 0, "a cat", place="2-y").path == first.path
+    assert BatchFolder(make, tmp_path).save(decoding, 0, "a cat", place="2-y").path == first.path
     assert list(tmp_path.iterdir()) == [first.path]
 
 
 def test_an_image_is_the_same_whether_it_was_made_now_or_before(make, tmp_path):
-    made = Batch(make, tmp_path).save(decode(make.decoding(["a cat"])), 0, "a cat")
-    found = Batch(make, tmp_path).find("a cat")
+    made = BatchFolder(make, tmp_path).save(decode(make.decoding(["a cat"])), 0, "a cat")
+    found = BatchFolder(make, tmp_path).find("a cat")
     with Image.open(made.path) as picture:
         assert (np.asarray(picture) == made.pixels).all() and (made.pixels == found.pixels).all()
     rows, columns = (side * make.target.downsample for side in make.target.grid)
     assert found.pixels.shape == (rows, columns, 3) and found.pixels.std() > 0
 
 
-def black(picture: Picture) -> torch.Tensor:
+def black(picture: SavedImage) -> torch.Tensor:
     """Pixels of the picture's size."""
     return torch.zeros(3, *picture.pixels.shape[:2])
 
@@ -175,7 +175,7 @@ def black(picture: Picture) -> torch.Tensor:
 def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
     run(make, PROMPTS[:1], tmp_path, chunk=1)
     (path,) = tmp_path.iterdir()
-    whole, sound = path.read_bytes(), Batch(make, tmp_path).find(PROMPTS[0])
+    whole, sound = path.read_bytes(), BatchFolder(make, tmp_path).find(PROMPTS[0])
     if damage.startswith("cut"):
         path.write_bytes(whole[: len(whole) // 4 if damage == "cut" else -100])
     elif damage == "empty":
@@ -186,7 +186,7 @@ def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
         settings = {**read_settings(path), "tokens": [[1, 2], [3, 4]]} if damage == "other grid" else {}
         path.write_bytes(to_png(black(sound), settings))
     assert run(make, PROMPTS[:1], tmp_path, chunk=1) == PROMPTS[:1]
-    assert torch.equal(Batch(make, tmp_path).find(PROMPTS[0]).codes, sound.codes)
+    assert torch.equal(BatchFolder(make, tmp_path).find(PROMPTS[0]).codes, sound.codes)
 
 
 @pytest.mark.parametrize(
@@ -203,18 +203,18 @@ def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
 def test_an_image_that_somebody_has_poisoned_is_made_anew(make, tmp_path, tokens, figures):
     run(make, PROMPTS[:1], tmp_path, chunk=1)
     (path,) = tmp_path.iterdir()
-    settings, sound = read_settings(path), Batch(make, tmp_path).find(PROMPTS[0])
+    settings, sound = read_settings(path), BatchFolder(make, tmp_path).find(PROMPTS[0])
     settings["tokens"][0][0] = settings["tokens"][0][0] if tokens == 0 and type(tokens) is int else tokens
     settings["figures"] = settings["figures"] | figures if isinstance(figures, dict) else figures
     path.write_bytes(to_png(black(sound), settings))
-    batch = Batch(make, tmp_path)
+    batch = BatchFolder(make, tmp_path)
     assert batch.find(PROMPTS[0]) is None and run(make, PROMPTS[:1], tmp_path, chunk=1) == PROMPTS[:1]
     assert torch.equal(batch.find(PROMPTS[0]).codes, sound.codes)
 
 
 def test_a_picture_that_would_fill_the_memory_is_made_anew(make, tmp_path, monkeypatch):
     run(make, PROMPTS[:1], tmp_path, chunk=1)
-    batch = Batch(make, tmp_path)
+    batch = BatchFolder(make, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(Image, "MAX_IMAGE_PIXELS", 8)  # so that this one is a bomb
         assert batch.find(PROMPTS[0]) is None
@@ -230,7 +230,7 @@ def test_a_png_carries_what_made_it_and_is_made_again_from_it(make, tiny, tmp_pa
         drafter=str(tiny / "drafter"),
     )
     run(make, PROMPTS[:1], tmp_path, chunk=1, texts={"workflow": '{"nodes": []}'})
-    picture = Batch(make, tmp_path).find(PROMPTS[0])
+    picture = BatchFolder(make, tmp_path).find(PROMPTS[0])
     assert picture.path.name.startswith("a-cat-")
     models = ["--model", str(tiny / "target"), "--drafter", str(tiny / "drafter")]
     options = ["generate", "--from-png", str(picture.path), "--device", "cpu", *models]
@@ -258,10 +258,10 @@ def test_other_programs_read_what_made_a_picture(make, tmp_path):
 
 def test_text_of_any_language_and_of_nobody_is_written_for_other_programs():
     settings = {"prompt": "小屋 a\0b", "image_tokens": 4, "image_index": 2, "model_name": "a, b: c"}
-    text = parameters(settings, 8, 16)
+    text = parameters_text(settings, 8, 16)
     assert text.startswith('小屋 a b\nSteps: 4, Size: 8x16, Model: "a, b: c", Image index: 2, ')
     assert "Negative" not in text
-    assert parameters({}, 8, 8) == parameters({"prompt": None}, 8, 8) == ""
+    assert parameters_text({}, 8, 8) == parameters_text({"prompt": None}, 8, 8) == ""
 
 
 def test_names_that_have_no_utf8_cost_no_picture(tmp_path):
@@ -275,22 +275,22 @@ def test_names_that_have_no_utf8_cost_no_picture(tmp_path):
 
 def test_a_relaxed_image_says_so_to_other_programs():
     settings = {"prompt": "a", "method": "auto", "lantern_delta": 0.7, "lantern_lambda": None}
-    assert "Sampler: auto, Relaxed: LANTERN, " in parameters(settings, 8, 8)
+    assert "Sampler: auto, Relaxed: LANTERN, " in parameters_text(settings, 8, 8)
     settings["figures"] = {"substitution_rate": 0.031}
-    assert "Relaxed: LANTERN (3.1 % of the tokens replaced), " in parameters(settings, 8, 8)
-    assert "Relaxed" not in parameters({**settings, "lantern_delta": None}, 8, 8)
+    assert "Relaxed: LANTERN (3.1 % of the tokens replaced), " in parameters_text(settings, 8, 8)
+    assert "Relaxed" not in parameters_text({**settings, "lantern_delta": None}, 8, 8)
 
 
 def test_folders_are_called_by_the_model_and_old_ones_go_on(make, tmp_path):
     """Folders of earlier versions are called by the key alone."""
-    unique = key(make)
-    assert home(tmp_path, make) == tmp_path / f"{make.target.name}-{unique}"
-    assert home(tmp_path, make, "Cats & dogs/2") == tmp_path / f"Cats-dogs-2-{unique}"
-    assert home(tmp_path, make, "../..") == tmp_path / unique, "of a name nothing may be left"
+    unique = job_key(make)
+    assert batch_folder(tmp_path, make) == tmp_path / f"{make.target.name}-{unique}"
+    assert batch_folder(tmp_path, make, "Cats & dogs/2") == tmp_path / f"Cats-dogs-2-{unique}"
+    assert batch_folder(tmp_path, make, "../..") == tmp_path / unique, "of a name nothing may be left"
     run(make, PROMPTS[:2], tmp_path / unique, chunk=2)
-    assert home(tmp_path, make) == tmp_path / unique
-    assert run(make, PROMPTS[:3], home(tmp_path, make), chunk=2) == PROMPTS[2:3], "an image was made twice"
-    assert home(tmp_path, make, "cats") == tmp_path / f"cats-{unique}", "a name asks for a folder of its own"
+    assert batch_folder(tmp_path, make) == tmp_path / unique
+    assert run(make, PROMPTS[:3], batch_folder(tmp_path, make), chunk=2) == PROMPTS[2:3], "an image was made twice"
+    assert batch_folder(tmp_path, make, "cats") == tmp_path / f"cats-{unique}", "a name asks for a folder of its own"
 
 
 def test_a_folder_that_cannot_be_written_is_named(make, tmp_path):

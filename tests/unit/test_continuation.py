@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from adt_core import AdtError, cli
-from adt_core.app.args import Continuation
-from adt_core.app.continuation import check, open_picture, prefix_length, source_codes, to_pixels, with_sources
+from adt_core.app.args import ImageToImageArgs
+from adt_core.app.continuation import check_args, open_rgb, prefix_length, source_codes, to_pixels, with_sources
 from adt_core.app.images import to_rgb
 
 
@@ -44,7 +44,7 @@ def test_a_picture_of_another_shape_is_cropped_evenly_and_resized(tmp_path):
     wide = Image.new("RGB", (60, 20), "red")
     wide.paste("blue", (20, 0, 40, 20))
     wide.save(tmp_path / "wide.png")
-    pixels = to_pixels(open_picture(tmp_path / "wide.png", "x"), 8, 8)
+    pixels = to_pixels(open_rgb(tmp_path / "wide.png", "x"), 8, 8)
     assert pixels.shape == (1, 3, 8, 8) and torch.equal(pixels[0, :, 4, 4], torch.tensor([-1.0, -1.0, 1.0]))
     assert (pixels[0, 2] > 0.5).all(), "the middle, which is blue"
 
@@ -52,20 +52,20 @@ def test_a_picture_of_another_shape_is_cropped_evenly_and_resized(tmp_path):
 def test_a_picture_of_the_right_size_is_taken_as_it_is(tmp_path):
     values = torch.arange(48).reshape(4, 4, 3).byte()
     Image.fromarray(values.numpy()).save(tmp_path / "small.png")
-    pixels = to_pixels(open_picture(tmp_path / "small.png", "x"), 4, 4)
+    pixels = to_pixels(open_rgb(tmp_path / "small.png", "x"), 4, 4)
     assert torch.equal(((pixels[0] + 1) * 127.5).round().byte().permute(1, 2, 0), values)
 
 
 def test_transparency_and_orientation(tmp_path):
     Image.new("RGBA", (8, 8), (255, 0, 0, 0)).save(tmp_path / "clear.png")
     assert torch.equal(
-        to_pixels(open_picture(tmp_path / "clear.png", "x"), 8, 8)[0, :, 0, 0], torch.tensor([1.0, -1.0, -1.0])
+        to_pixels(open_rgb(tmp_path / "clear.png", "x"), 8, 8)[0, :, 0, 0], torch.tensor([1.0, -1.0, -1.0])
     )
     lying = Image.new("RGB", (8, 4))
     exif = lying.getexif()
     exif[0x0112] = 6  # to be turned a quarter
     lying.save(tmp_path / "lying.jpg", exif=exif)
-    assert open_picture(tmp_path / "lying.jpg", "x").size == (4, 8)
+    assert open_rgb(tmp_path / "lying.jpg", "x").size == (4, 8)
 
 
 def test_a_picture_whose_orientation_is_odd(tmp_path):
@@ -74,7 +74,7 @@ def test_a_picture_whose_orientation_is_odd(tmp_path):
     content = b"".join(struct.pack(">HHI4s", tag, kind, 1, value) for tag, kind, value in entries)
     Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x02" + content + bytes(4))
     with pytest.raises(AdtError, match="images: '.*a.jpg' can't be read as an image"):
-        open_picture(tmp_path / "a.jpg", "images")
+        open_rgb(tmp_path / "a.jpg", "images")
 
 
 # ---- more than 8 bits ------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_a_picture_whose_orientation_is_odd(tmp_path):
 def grey(tmp_path, name, values):
     """A grey picture of one value per pixel, as it is opened again; as an 8-bit value."""
     Image.fromarray(values).save(tmp_path / name)
-    ((_, (red, *others)),) = open_picture(tmp_path / name, "images").getcolors()
+    ((_, (red, *others)),) = open_rgb(tmp_path / name, "images").getcolors()
     assert others == [red, red]
     return red
 
@@ -117,7 +117,7 @@ def test_floating_point_is_scaled(tmp_path, value, byte):
 def test_grey_values_out_of_range_are_named(tmp_path, values, found):
     Image.fromarray(values).save(tmp_path / "a.tif")
     with pytest.raises(AdtError) as caught:
-        open_picture(tmp_path / "a.tif", "continue_from")
+        open_rgb(tmp_path / "a.tif", "continue_from")
     assert str(caught.value) == (
         f"continue_from: '{tmp_path / 'a.tif'}' can't be read as an image (its grey values are {found}: save it with "
         "8 bits per channel)."
@@ -131,7 +131,7 @@ def test_grey_values_out_of_range_are_named(tmp_path, values, found):
 def test_pngs_of_16_bits(tmp_path, colour_type, channels, colour):
     """Grey, RGB, and grey with alpha, which is dropped as it is with 8 bits."""
     write_png16(tmp_path / "a.png", colour_type, channels)
-    assert open_picture(tmp_path / "a.png", "x").getcolors() == [(16, colour)]
+    assert open_rgb(tmp_path / "a.png", "x").getcolors() == [(16, colour)]
 
 
 def write_png16(path, colour_type, channels):
@@ -151,7 +151,7 @@ def test_a_lying_picture_of_16_bits_is_turned(tmp_path):
     exif = lying.getexif()
     exif[0x0112] = 6  # to be turned a quarter
     lying.save(tmp_path / "lying.png", exif=exif)
-    opened = open_picture(tmp_path / "lying.png", "x")
+    opened = open_rgb(tmp_path / "lying.png", "x")
     assert opened.size == (4, 8) and opened.getpixel((0, 0)) == (78, 78, 78)
 
 
@@ -186,13 +186,13 @@ def test_every_source_picture_is_read_in_order(tmp_path):
         Image.new("L", size, grey).save(tmp_path / name)
         given += ["--source", str(tmp_path / name)]
     _, options = cli.parse(["generate", "--prompt", "a cat", "--output", "o.png", *given])
-    order = Continuation.of(options)
+    order = ImageToImageArgs.of(options)
     assert [path.name for path in order.source] == ["a.png", "b.png", "a.png"]
     flat = source_codes(order, Painter())
     assert flat == (4, 4, *[0] * 16, 4, 8, *[8] * 32, 4, 4, *[0] * 16), "as a PNG carries them"
     assert with_sources(Painter(), flat) == [[[0] * 4] * 4, [[8] * 8] * 4, [[0] * 4] * 4]
     assert with_sources(Painter(), (1, 2, 3, 4)) == [[[3, 4]]], "as earlier versions wrote a single one"
-    assert Continuation.of({}).source == () == source_codes(Continuation(), Painter())
+    assert ImageToImageArgs.of({}).source == () == source_codes(ImageToImageArgs(), Painter())
 
 
 @pytest.mark.parametrize(
@@ -206,9 +206,9 @@ def test_sources_that_no_picture_wrote_are_refused(flat):
 def test_a_source_picture_that_can_not_be_read_is_named(tmp_path):
     Image.new("L", (8, 8)).save(tmp_path / "a.png")
     with pytest.raises(AdtError, match="source: '.*b.png' can't be read as an image"):
-        check(Continuation(source=(tmp_path / "a.png", tmp_path / "b.png")))
+        check_args(ImageToImageArgs(source=(tmp_path / "a.png", tmp_path / "b.png")))
     with pytest.raises(AdtError, match="source is 'a.png'"):
-        Continuation(source="a.png")
+        ImageToImageArgs(source="a.png")
 
 
 def test_no_result_replaces_a_source_picture(tmp_path, capsys):

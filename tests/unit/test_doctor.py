@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from adt_core import Sampling, load_drafter
-from adt_core.app import examination
-from adt_core.app.doctor import examine
-from adt_core.app.examination import PROMPTS, Subject
+from adt_core.app import diagnostics
+from adt_core.app.diagnostics import PROMPTS, DiagnosticSetup
+from adt_core.app.doctor import diagnose
 from adt_core.cli import main
 from adt_core.models import layers
 from adt_core.policies import PLAIN
@@ -21,13 +21,13 @@ TITLES += ["How to make it faster", "For a bug report"]
 
 @pytest.fixture(autouse=True)
 def short(runtime, monkeypatch, tmp_path):
-    monkeypatch.setattr(examination, "TOKENS", 24)
+    monkeypatch.setattr(diagnostics, "TOKENS", 24)
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path / "cache"))
 
 
 def page_of(target, check=None) -> str:
     rows = [target.encode_prompt(prompt) for prompt in PROMPTS]
-    return examine(Subject(target, Sampling(seed=3), load_drafter("jacobi", target), rows, check))
+    return diagnose(DiagnosticSetup(target, Sampling(seed=3), load_drafter("jacobi", target), rows, check))
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +80,8 @@ def test_a_product_that_breaks_the_exact_mode_is_found(small, monkeypatch):
 
 
 def test_what_takes_too_long_is_left_out_and_named(small, monkeypatch):
-    monkeypatch.setattr(examination, "PATIENCE", -1.0)
-    monkeypatch.setattr(examination, "ENOUGH", 0.0)
+    monkeypatch.setattr(diagnostics, "PATIENCE", -1.0)
+    monkeypatch.setattr(diagnostics, "ENOUGH", 0.0)
     page = page_of(small)
     assert re.search(r"over the first \d tokens", part(page, "Methods")), "a draw stops after some rounds"
     assert part(page, "Same image") == "Every method that was tested gives the same tokens as plain decoding."

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from adt_core import AdtError
-from adt_core.app.download import Place, Progress, download
+from adt_core.app.download import DownloadPart, DownloadProgress, download
 from adt_core.app.hub import STAGING
 from adt_core.models.downloads import Download
 
@@ -45,9 +45,9 @@ def get(tmp_path):
     """Download parts to ``models``; the states that were reported."""
 
     def run(*parts, check=lambda: None):
-        states: list[Progress] = []
+        states: list[DownloadProgress] = []
         home = tmp_path / "models"
-        download([Place(part, home) for part in parts or (MODEL, CODEC)], states.append, check)
+        download([DownloadPart(part, home) for part in parts or (MODEL, CODEC)], states.append, check)
         return states
 
     return run
@@ -83,7 +83,7 @@ def test_everything_that_a_model_needs_and_nothing_else(hub, get, tmp_path):
 
 def test_parts_go_to_folders_that_do_not_exist_yet(hub, tmp_path):
     homes = tmp_path / "a" / "ar_image", tmp_path / "b" / "drafters"
-    download([Place(MODEL, homes[0]), Place(CODEC, homes[1])], lambda progress: None, lambda: None)
+    download([DownloadPart(MODEL, homes[0]), DownloadPart(CODEC, homes[1])], lambda progress: None, lambda: None)
     assert (homes[0] / "model" / "config.json").exists() and (homes[1] / "codec.pt").exists()
 
 
@@ -166,7 +166,7 @@ def test_a_file_with_another_hash_is_an_error_and_is_fetched_again(hub, get, tmp
 
 def test_two_downloads_of_one_model_are_one(hub, get, tmp_path):
     hub.rate = 1_000_000
-    states: dict[int, list[Progress]] = {}
+    states: dict[int, list[DownloadProgress]] = {}
     runs = [threading.Thread(target=lambda n=n: states.update({n: get()})) for n in range(2)]
     for run in runs:
         run.start()

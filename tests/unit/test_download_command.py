@@ -12,7 +12,7 @@ import pytest
 from adt_core import AdtError, cli
 from adt_core.app import download as downloading
 from adt_core.app.checkpoints import find_published, published
-from adt_core.app.download import Progress, places
+from adt_core.app.download import DownloadProgress, find_parts
 from adt_core.models.downloads import in_gigabytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,29 +29,29 @@ def test_only_what_is_published_can_be_named(tmp_path):
         "deepseek-community/Janus-Pro-1B",
     ):
         with pytest.raises(AdtError, match="is not a published model; use one of .*Janus-Pro-1B"):
-            places(name, tmp_path)
+            find_parts(name, tmp_path)
 
 
 @pytest.mark.parametrize("row", [row for row in published() if row.downloads], ids=lambda row: row.name)
 def test_a_model_comes_with_all_its_parts_and_its_drafter(row, tmp_path):
-    found = places(row.name.upper(), tmp_path / "ar_image")
+    found = find_parts(row.name.upper(), tmp_path / "ar_image")
     assert [place.download for place in found[: len(row.downloads)]] == list(row.downloads)
     rest = [(place.download, place.home) for place in found[len(row.downloads) :]]
     assert rest == ([(row.drafter, tmp_path / "ar_image_drafters")] if row.drafter else [])
     for place in found:
-        assert [place.download] == [one.download for one in places(place.download.name, tmp_path)][:1] or (
+        assert [place.download] == [one.download for one in find_parts(place.download.name, tmp_path)][:1] or (
             place.download.folder == row.name
         )
 
 
 def test_progress_is_one_line():
     lines = {
-        Progress("listing", 0, 0, 0.0): "Asking the Hub for the list of files",
-        Progress("downloading", 120_000_000, 4_100_000_000, 0.0): "Downloading: 0.12 of 4.10 GB",
-        Progress(
+        DownloadProgress("listing", 0, 0, 0.0): "Asking the Hub for the list of files",
+        DownloadProgress("downloading", 120_000_000, 4_100_000_000, 0.0): "Downloading: 0.12 of 4.10 GB",
+        DownloadProgress(
             "downloading", 120_000_000, 4_100_000_000, 85.3e6
         ): "Downloading: 0.12 of 4.10 GB, 85.3 MB/s, 0:47 left",
-        Progress("downloading", 1_000_000, 2_500_000, 0.0): "Downloading: 1.00 of 2.50 MB",
+        DownloadProgress("downloading", 1_000_000, 2_500_000, 0.0): "Downloading: 1.00 of 2.50 MB",
     }
     assert [str(progress) for progress in lines] == list(lines.values())
 
@@ -94,9 +94,9 @@ def test_a_name_or_the_list(wrong, capsys):
 
 def test_models_go_to_the_comfyui_that_the_pack_is_installed_in(monkeypatch, tmp_path):
     monkeypatch.setattr(downloading, "ROOT", tmp_path / "ComfyUI" / "custom_nodes" / "ADT-Tree")
-    assert downloading.default_home() == tmp_path / "ComfyUI" / "models" / "ar_image"
+    assert downloading.default_folder() == tmp_path / "ComfyUI" / "models" / "ar_image"
     monkeypatch.setattr(downloading, "ROOT", tmp_path / "src" / "ADT-Tree")
-    assert downloading.default_home() == Path("models/ar_image")
+    assert downloading.default_folder() == Path("models/ar_image")
 
 
 def test_the_entry_of_portable_versions(tmp_path):

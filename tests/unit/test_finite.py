@@ -6,7 +6,7 @@ import torch
 from adt_core import AdtError, load_drafter, load_target
 from adt_core.engine import pool
 from adt_core.engine.request import Request
-from adt_core.lab.benchmark import sources
+from adt_core.lab.benchmark import drafters_by_name
 from tests.drafted import METHODS, Drafting, run
 from tests.tape import Tape
 
@@ -22,7 +22,7 @@ def loaded(tiny):
 
     def load(dtype):
         target = load_target(tiny / "target", dtype=dtype)
-        return target, sources(load_drafter(tiny / "drafter", target))
+        return target, drafters_by_name(load_drafter(tiny / "drafter", target))
 
     return load
 

@@ -13,7 +13,7 @@ from adt_core.engine.device import measuring
 from adt_core.engine.request import Request
 from adt_core.engine.round import run_round
 from adt_core.engine.slots import Slots
-from adt_core.lab.benchmark import sources
+from adt_core.lab.benchmark import drafters_by_name
 from adt_core.policies.auto import Auto
 from adt_core.rules.settings import Lantern
 from adt_core.runtime import get_runtime
@@ -40,7 +40,7 @@ def target(folders):
 
 @pytest.fixture(scope="module")
 def drafters(folders, target):
-    return sources(load_drafter(folders[1], target))
+    return drafters_by_name(load_drafter(folders[1], target))
 
 
 @pytest.fixture
@@ -364,7 +364,7 @@ def test_real_graphs(folders, name, monkeypatch, caplog):
     """On a GPU: captured, and the same image as eagerly. float64, so that no near tie tells them apart."""
     source, options = METHODS[name]
     target = load_target(folders[0], "cuda", torch.float64)
-    drafters = sources(load_drafter(folders[1], target))
+    drafters = drafters_by_name(load_drafter(folders[1], target))
     monkeypatch.setenv(graphs.SWITCH, "0")
     expected = run(target).codes
     monkeypatch.delenv(graphs.SWITCH)

@@ -11,7 +11,7 @@ import torch
 from adt_core import Drafting, Lantern, Sampling, load_drafter
 from adt_core.engine import graphs, pool
 from adt_core.engine.request import Request
-from adt_core.lab.benchmark import sources
+from adt_core.lab.benchmark import drafters_by_name
 from adt_core.policies import PLAIN
 from adt_core.rules.verify import longest_path
 from adt_core.runtime import get_runtime
@@ -87,7 +87,7 @@ def loaded(tmp_path_factory):
     def load(family, numbers):
         path, network = written(family)
         target = load_small(family, path, **AXES["numbers"][numbers])
-        return target, sources(load_drafter(network, target))
+        return target, drafters_by_name(load_drafter(network, target))
 
     return load
 

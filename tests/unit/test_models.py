@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 )
 def test_a_configuration_names_its_family(config, family):
     found = [one.name for one in load.FAMILIES if one.recognises(config, ())]
-    assert found[-1:] == ([family] if family else []) and checkpoints.names_target(config) is bool(family)
+    assert found[-1:] == ([family] if family else []) and checkpoints.is_target_config(config) is bool(family)
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_a_new_family_is_one_line(monkeypatch):
     """Of several that recognise a checkpoint, the last of the table has it."""
     row = Published("New-1B", (Download("somebody/New-1B", 2, "MIT", "New-1B"),), "256", (2.0, 1.0))
     new = load.FAMILIES[0]._replace(name="new", recognises=lambda config, names: "new" in config, published=(row,))
-    assert not checkpoints.names_target({"new": 1})
+    assert not checkpoints.is_target_config({"new": 1})
     monkeypatch.setattr(load, "FAMILIES", [*load.FAMILIES, new])
-    assert checkpoints.names_target({"new": 1}) and checkpoints.published()[-1] == row
+    assert checkpoints.is_target_config({"new": 1}) and checkpoints.published()[-1] == row
     assert model_tables.models_table().endswith(
         "| `New-1B` | `somebody/New-1B` | 2 GB | MIT | 256 | 2.0 GiB / 1.0 GiB |"
     )

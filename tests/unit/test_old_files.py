@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
-from adt_core.app.batch import Batch, home
+from adt_core.app.batch import BatchFolder, batch_folder
 from adt_core.app.images import read_settings
 from adt_core.app.jobs import Job
 from adt_core.engine.device import profiles
@@ -53,7 +53,7 @@ def test_the_images_of_a_batch_are_found(work, name, more):
     recipe = Recipe(Sampling(seed=4, top_p=0.9), Drafting("adt-tree"), lantern, drafter="drafter", **more)
     job = Job(target, recipe, load_drafter("drafter", target))
     shutil.copytree(OLD / "batches", "batches")
-    batch = Batch(job, home(work / "batches", job, name))
+    batch = BatchFolder(job, batch_folder(work / "batches", job, name))
     assert [batch.find("a cat", seed).seed for seed in (None, 5)] == [4, 5]
 
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from adt_core import cli
-from adt_core.app.batch import readable
-from adt_core.app.prompts import file_stems, typed
+from adt_core.app.batch import named_folder
+from adt_core.app.prompts import file_stems, parse_lines
 from tests.command import words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +57,7 @@ def test_every_path_may_begin_with_the_home_folder(monkeypatch, tmp_path, comman
     """A shell replaces ~ only where a word begins, and Windows nowhere."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
-    monkeypatch.setattr("adt_core.app.saved.read", lambda *_: {})
+    monkeypatch.setattr("adt_core.app.png_settings.read", lambda *_: {})
     given = ["~/a.png"] if key in cli.POSITIONAL else [f"{cli.spelled(key)}=~/a.png"]
     _, options = cli.parse([command, *rest, *given])
     value = options[key][0] if isinstance(options[key], list) else options[key]
@@ -131,8 +131,8 @@ def test_a_drafter_that_could_not_be_read_again_is_not_trained(odd, tiny, capsys
 
 
 def test_names_of_folders_and_files_leave_such_bytes_out(tmp_path):
-    assert readable(tmp_path, "key", f"{CAFE} au lait", "model") == tmp_path / "caf-au-lait-key"
-    assert file_stems(typed(f"a {CAFE}")) == ["1-a-caf"]
+    assert named_folder(tmp_path, "key", f"{CAFE} au lait", "model") == tmp_path / "caf-au-lait-key"
+    assert file_stems(parse_lines(f"a {CAFE}")) == ["1-a-caf"]
 
 
 @pytest.mark.long

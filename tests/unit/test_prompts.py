@@ -7,17 +7,17 @@ import pytest
 
 from adt_core.app.prompts import (
     FILES,
-    Prompt,
+    PromptEntry,
     blank_note,
+    file_prefixes,
     file_stems,
-    places,
-    present,
+    non_blank,
+    parse_lines,
     read_all,
     read_prompts,
     sample,
     select,
     slug,
-    typed,
 )
 from adt_core.errors import AdtError
 
@@ -73,7 +73,7 @@ def test_only_ends_of_lines_end_lines(tmp_path, inside, end):
     for name, lines in texts.items():
         (tmp_path / name).write_bytes(end.join([*lines, ""]).encode())
         assert read_prompts(tmp_path / name) == [cat, "a dog"]
-    assert [prompt.text for prompt in typed(end.join(texts["p.txt"]))] == [cat, "a dog"]
+    assert [prompt.text for prompt in parse_lines(end.join(texts["p.txt"]))] == [cat, "a dog"]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_ids_are_the_file_s_own_or_line_numbers(tmp_path):
     found = {}
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-        found[name] = present(read_all(tmp_path / name))
+        found[name] = non_blank(read_all(tmp_path / name))
     assert {name: [prompt.text for prompt in prompts] for name, prompts in found.items()} == dict.fromkeys(
         files, ["a cat", "a dog"]
     )
@@ -122,8 +122,8 @@ def test_ids_are_the_file_s_own_or_line_numbers(tmp_path):
         "p.jsonl": ["x/7", "3"],
         "p.tsv": ["1", "2"],
     }
-    assert present(typed(" a cat\n\na dog ")) == [Prompt("1", "a cat"), Prompt("3", "a dog")]
-    assert present(typed(" \n")) == []
+    assert non_blank(parse_lines(" a cat\n\na dog ")) == [PromptEntry("1", "a cat"), PromptEntry("3", "a dog")]
+    assert non_blank(parse_lines(" \n")) == []
 
 
 def test_blank_prompts_are_counted_and_named(tmp_path):
@@ -145,9 +145,9 @@ def test_blank_prompts_are_counted_and_named(tmp_path):
         found = read_all(tmp_path / name)
         names = ", ".join(map(repr, blank))
         assert blank_note(found) == f"{len(blank)} of {len(found)} prompts are blank and were left out: {names}."
-        assert [prompt.id for prompt in found if prompt not in present(found)] == blank
-    assert blank_note(typed("a cat\n\n")) == blank_note(typed("a cat\n \n")) == ""
-    assert blank_note(typed("\n" * 9 + "a")).endswith("left out: '1', '2', '3', '4', '5' and others.")
+        assert [prompt.id for prompt in found if prompt not in non_blank(found)] == blank
+    assert blank_note(parse_lines("a cat\n\n")) == blank_note(parse_lines("a cat\n \n")) == ""
+    assert blank_note(parse_lines("\n" * 9 + "a")).endswith("left out: '1', '2', '3', '4', '5' and others.")
 
 
 def test_the_first_caption_that_says_something_is_taken(tmp_path):
@@ -174,12 +174,17 @@ def test_a_seed_that_is_none_is_named(tmp_path, seed):
 
 def test_places_of_a_list():
     """Files sort in the list's order; an id that is the place is not said twice."""
-    assert places([str(number) for number in range(1, 12)])[:2] == ["01", "02"]
-    assert places(["val2017/000139.jpg", "2", "", "x" * 99]) == ["1-val2017-000139.jpg", "2", "3", "4-" + "x" * 40]
+    assert file_prefixes([str(number) for number in range(1, 12)])[:2] == ["01", "02"]
+    assert file_prefixes(["val2017/000139.jpg", "2", "", "x" * 99]) == [
+        "1-val2017-000139.jpg",
+        "2",
+        "3",
+        "4-" + "x" * 40,
+    ]
 
 
 def test_a_part_of_a_list():
-    prompts = [Prompt(str(i), f"a {'Red' if i % 2 else 'blue'} car {i}") for i in range(20)]
+    prompts = [PromptEntry(str(i), f"a {'Red' if i % 2 else 'blue'} car {i}") for i in range(20)]
     assert select(prompts) == select(prompts, count=0) == prompts
     assert [prompt.id for prompt in select(prompts, filter="red", start=2, count=3)] == ["5", "7", "9"]
     shuffled = select(prompts, shuffle=1)
@@ -192,14 +197,16 @@ def test_a_part_of_a_list():
 )
 def test_nothing_left_of_a_list_is_named(values, words):
     with pytest.raises(AdtError, match=words):
-        select(typed("a cat\na dog"), **values)
+        select(parse_lines("a cat\na dog"), **values)
 
 
 def test_file_names():
     assert slug("A red car, on a (wet) street!") == "a-red-car-on-a-wet-street"
     assert slug("a " * 50) == "-".join("a" * 20) and slug("x" * 99) == "x" * 40 and slug("?!") == ""
     assert slug("../../etc/passwd") == "etc-passwd"
-    assert file_stems([Prompt("7", "a cat"), Prompt("139", "dogs"), Prompt("x/7", "?"), Prompt("..", "/")]) == [
+    assert file_stems(
+        [PromptEntry("7", "a cat"), PromptEntry("139", "dogs"), PromptEntry("x/7", "?"), PromptEntry("..", "/")]
+    ) == [
         "007-a-cat",
         "139-dogs",
         "x-7",
@@ -227,7 +234,11 @@ def test_a_table_has_a_heading_and_quoted_cells(tmp_path, name, sign, end):
         f"c{sign}a dog",
     ]
     found = listed(tmp_path, name, end.join(["\ufeff" + rows[0], *rows[1:], ""]))
-    assert found == [Prompt("a", f'a cat{sign} a "red" one', 7), Prompt("2", "two\nlines"), Prompt("c", "a dog")]
+    assert found == [
+        PromptEntry("a", f'a cat{sign} a "red" one', 7),
+        PromptEntry("2", "two\nlines"),
+        PromptEntry("c", "a dog"),
+    ]
 
 
 def test_a_table_of_prompts_alone(tmp_path):

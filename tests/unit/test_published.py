@@ -9,7 +9,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from adt_core import Sampling, cli, load_target
-from adt_core.app.args import Comparison, DrafterFiles, Engines, Lessons, Training
+from adt_core.app.args import BenchmarkArgs, TrainingArgs, TrainingDataArgs, TrainingOutputArgs, WorkerArgs
 from adt_core.app.checkpoints import published_sampling
 from adt_core.app.images import read_settings
 from adt_core.app.jobs import Job, decode
@@ -125,7 +125,7 @@ def test_a_benchmark_takes_them(tiny, tmp_path):
     given = ["--model", tiny / "target", "--drafter", "jacobi", "--prompts", tmp_path / "p.txt", "--methods", "jacobi"]
     _, options = cli.parse(["benchmark", *map(str, given), "--output", str(tmp_path), "--top-k", "7"])
     given = {name: options[name] for name in ("model", "drafter", "top_k")}
-    plan = benchmark.plan(Comparison.of(options), Engines(), given, "cpu")
+    plan = benchmark.plan(BenchmarkArgs.of(options), WorkerArgs(), given, "cpu")
     facts = benchmark.load(plan, given, "cpu").facts
     assert facts["sampling"] == {"seed": 0, "temperature": 0.7, "top_k": 7, "top_p": 0.9, "guidance": 3.0}
     assert facts["suffix"] == ""
@@ -137,7 +137,9 @@ def test_a_drafter_is_trained_on_them(emu3, tmp_path):
     given = {"model": emu3, "prompts": tmp_path / "p.txt", "output": tmp_path / "out", "held-out": 2, "batch": 2}
     _, options = cli.parse(["train-drafter", *(str(x) for name, value in given.items() for x in (f"--{name}", value))])
     given = {"model": options["model"]}
-    plan = drafter.plan(Lessons.of(options), Training.of(options), DrafterFiles.of(options), given, "cpu")
+    plan = drafter.plan(
+        TrainingDataArgs.of(options), TrainingArgs.of(options), TrainingOutputArgs.of(options), given, "cpu"
+    )
     assert plan.recipe.sampling == Sampling(top_k=2048) and plan.settings["top_k"] == 2048
     assert all(prompt.endswith(SUFFIX) for prompt in plan.prompts)
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 
 from adt_core import cli
-from adt_core.app.args import Scores
+from adt_core.app.args import QualityArgs
 from adt_core.errors import AdtError
 from adt_core.lab import quality
 from adt_core.lab.report import summary
@@ -147,7 +147,7 @@ def test_the_benchmark_measures_every_picture_and_reuses_those_of_plain_decoding
 def test_what_is_missing_is_named(given, named, tmp_path):
     given = {name: tmp_path / path for name, path in given.items()}
     with pytest.raises(AdtError, match=named):
-        quality.choose(**{name: given.get(name) for name in Scores.fields()}, count=1, device=CPU)
+        quality.choose(**{name: given.get(name) for name in QualityArgs.fields()}, count=1, device=CPU)
 
 
 def test_a_predictor_for_another_model_and_a_damaged_one(clip, tmp_path):

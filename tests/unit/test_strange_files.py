@@ -15,18 +15,18 @@ from adt_tree_pack.nodes import contact_sheet
 from PIL import EpsImagePlugin, Image
 
 from adt_core import Drafting, Sampling, cli
-from adt_core.app.batch import Batch, home
-from adt_core.app.checkpoints import parts_of
-from adt_core.app.continuation import open_picture
-from adt_core.app.images import FORMATS, LARGEST, read_pixels, read_settings
+from adt_core.app.batch import BatchFolder, batch_folder
+from adt_core.app.checkpoints import checkpoint_files
+from adt_core.app.continuation import open_rgb
+from adt_core.app.images import FORMATS, MAX_IMAGE_MIB, read_pixels, read_settings
 from adt_core.app.jobs import Job, decode
 from adt_core.engine.device import profiles
 from adt_core.errors import AdtError
 from adt_core.files import add_line, inside, is_regular, opened, read_text, write_in
 from adt_core.lab import quality
 from adt_core.lab.records import RUNS, open_records
+from adt_core.lab.training.dataset import TrainingImages, find_captioned
 from adt_core.lab.training.features import Features
-from adt_core.lab.training.pictures import Pictures, find_captioned
 from adt_core.lab.training.save import write_checkpoint
 from adt_core.policies import CostProfile
 from adt_core.policies.recipe import Recipe
@@ -139,10 +139,10 @@ def test_a_junction_is_a_link(ours, monkeypatch):
 @pytest.fixture
 def batch(models, ours):
     target, _ = models
-    return Batch(Job(target, Recipe(Sampling(seed=3), Drafting("autoregressive"))), ours)
+    return BatchFolder(Job(target, Recipe(Sampling(seed=3), Drafting("autoregressive"))), ours)
 
 
-def draw(batch: Batch, prompt: str):
+def draw(batch: BatchFolder, prompt: str):
     decoding = batch.job.decoding([prompt])
     decode(decoding)
     return batch.save(decoding, 0, prompt)
@@ -156,20 +156,20 @@ def test_a_link_in_a_batch_folder_takes_no_picture(batch, ours, secret, dangling
         secret.unlink()
     for link in (name, "x-" + name):
         (ours / link).symlink_to(secret)
-    batch = Batch(batch.job, ours)
+    batch = BatchFolder(batch.job, ours)
     assert batch.find("a cat") is None
     made = draw(batch, "a cat")
     assert made.path == ours / name and not made.path.is_symlink() and is_regular(made.path)
     assert not secret.exists() if dangling else secret.read_bytes() == SECRET
-    assert Batch(batch.job, ours).find("a cat").path == made.path
+    assert BatchFolder(batch.job, ours).find("a cat").path == made.path
 
 
 @pytest.mark.parametrize("name", ["", "cats"])
 def test_the_folder_of_a_batch_is_no_link(batch, ours, secret, name):
-    folder = home(ours, batch.job, name)
+    folder = batch_folder(ours, batch.job, name)
     folder.symlink_to(secret.parent)
     with pytest.raises(AdtError, match=f"'{folder}' is a link, and files below"):
-        home(ours, batch.job, name)
+        batch_folder(ours, batch.job, name)
 
 
 def test_a_profile_goes_through_no_link_and_comes_from_no_pipe(ours, secret, monkeypatch):
@@ -202,7 +202,7 @@ def test_codes_of_pictures_are_written_through_no_link(ours, secret):
         np.save(file, codes)
     (ours / "codes.npy").symlink_to(secret)
     with pytest.raises(AdtError, match="codes.npy' is a link"):
-        Pictures(ours / "codes.npy", ["a cat"], 4, 8)
+        TrainingImages(ours / "codes.npy", ["a cat"], 4, 8)
     assert (np.load(secret) == codes).all()
 
 
@@ -227,7 +227,7 @@ def test_what_is_no_regular_file_is_refused_at_once(ours, kind):
     with pytest.raises(AdtError, match="can't be read as a PNG"):
         read_settings(path)
     with pytest.raises(AdtError, match="continue_from: .*can't be read as an image"):
-        open_picture(path, "continue_from")
+        open_rgb(path, "continue_from")
     assert read_pixels(path, (8, 8)) is None
 
 
@@ -238,7 +238,7 @@ def test_records_and_codes_of_no_regular_file(ours, kind):
         open_records(ours, {"prompts": [], "methods": {}})
     at(ours / "codes.npy", kind)
     with pytest.raises(AdtError, match="codes.npy"):
-        Pictures(ours / "codes.npy", ["a cat"], 4, 8)
+        TrainingImages(ours / "codes.npy", ["a cat"], 4, 8)
     at(ours / "0.safetensors", kind)
     assert Features(ours, 0).get([0], [0], torch.device("cpu")) is None
 
@@ -289,7 +289,7 @@ def test_a_picture_starts_no_other_program(ours, monkeypatch):
     photo = (ours / "photo.eps").rename(ours / "photo.png")
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
     with pytest.raises(AdtError, match="not one of PNG, JPEG, WEBP, BMP, GIF, TIFF"):
-        open_picture(photo, "continue_from")
+        open_rgb(photo, "continue_from")
     with pytest.raises(AdtError, match="of another format"):
         read_settings(photo)
 
@@ -297,14 +297,14 @@ def test_a_picture_starts_no_other_program(ours, monkeypatch):
 @pytest.mark.parametrize("format", FORMATS)
 def test_pictures_that_people_have_are_opened(ours, format):
     Image.new("RGB", (8, 6), (200, 10, 30)).save(ours / "picture", format)
-    assert open_picture(ours / "picture", "--images").size == (8, 6)
+    assert open_rgb(ours / "picture", "--images").size == (8, 6)
 
 
 def test_what_is_far_too_large_for_a_picture(ours):
     Image.new("RGB", (8, 8)).save(ours / "a.png")
-    os.truncate(ours / "a.png", LARGEST * 2**20 + 1)  # which takes no room on the disk
+    os.truncate(ours / "a.png", MAX_IMAGE_MIB * 2**20 + 1)  # which takes no room on the disk
     with pytest.raises(AdtError, match="it has 512 MiB, but at most 512 are read"):
-        open_picture(ours / "a.png", "--images")
+        open_rgb(ours / "a.png", "--images")
 
 
 # ---- results over what was read ----------------------------------------------------
@@ -381,7 +381,7 @@ def test_results_may_lie_beside_a_model(model, capsys):
 
 def test_codecs_and_text_encoders_beside_a_model_are_its_files(tmp_path):
     model = write_hugging_face(tmp_path / "models")
-    found = {path.resolve() for path in parts_of(model, "target")}
+    found = {path.resolve() for path in checkpoint_files(model, "target")}
     weights = {path.resolve() for path in (tmp_path / "models").rglob("*") if path.suffix in (".safetensors", ".pt")}
     assert weights and weights <= found
     assert next((tmp_path / "models").rglob("flan-t5-xl/config.json")).resolve() in found

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from adt_core.errors import AdtError, told_by_library
+from adt_core.errors import AdtError, wrap_library_errors
 from adt_core.models import prompter
 from adt_core.models.reading import tokenizer as ours
 from adt_core.models.reading.patterns import PUBLISHED, is_fast
@@ -206,7 +206,7 @@ def test_a_panic_of_the_library_is_a_sentence():
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), type("Interrupted", (BaseException,), {})()])
 def test_interrupts_stay_what_they_are(error):
-    with pytest.raises(type(error)), told_by_library(lambda reason: reason):
+    with pytest.raises(type(error)), wrap_library_errors(lambda reason: reason):
         raise error
 
 

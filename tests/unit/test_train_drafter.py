@@ -240,7 +240,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(train, tmp_path, monk
 
         patch.setattr(owner, name, counted)
 
-    for owner, name, count in ((command.Pictures, "put", 1), (command.Trainer, "_step", 3)):
+    for owner, name, count in ((command.TrainingImages, "put", 1), (command.Trainer, "_step", 3)):
         with monkeypatch.context() as patch:
             stop_after(patch, count, owner, name)
             assert train(steps=6, every=2)[0] == 1

@@ -13,8 +13,8 @@ from torch import nn
 from adt_core.drafters.eagle import EagleDrafter
 from adt_core.drafters.eagle_files import config_fields, load_eagle
 from adt_core.errors import AdtError
+from adt_core.lab.training.dataset import TrainingImages
 from adt_core.lab.training.features import Features
-from adt_core.lab.training.pictures import Pictures
 from adt_core.lab.training.run import Run, initialise
 from adt_core.lab.training.save import drafter_tensors, write_checkpoint
 from adt_core.models.config import DecoderConfig
@@ -35,9 +35,9 @@ def test_codes_of_pictures(tmp_path, name):
     path = tmp_path / "codes.npy"
     np.save(path, CODES[name])
     with pytest.raises(AdtError, match="codes.npy holds .*; delete it, or choose another output"):
-        Pictures(path, ["a cat", "a dog"], SHAPE[1], KINDS)
+        TrainingImages(path, ["a cat", "a dog"], SHAPE[1], KINDS)
     np.save(path, np.full(SHAPE, KINDS - 1, np.int32))
-    assert (Pictures(path, ["a cat", "a dog"], SHAPE[1], KINDS).codes([0, 1]) == KINDS - 1).all()
+    assert (TrainingImages(path, ["a cat", "a dog"], SHAPE[1], KINDS).codes([0, 1]) == KINDS - 1).all()
 
 
 def begun(path) -> Run:

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from adt_core import AdtError, Decoding, Drafting, Sampling, cli
-from adt_core.app import saved
-from adt_core.app.batch import key
+from adt_core.app import png_settings
+from adt_core.app.batch import job_key
 from adt_core.app.images import read_settings
 from adt_core.app.jobs import Job
 from adt_core.policies.recipe import Recipe
@@ -189,7 +189,7 @@ def test_each_picture_of_a_batch_says_whose_noise_it_has_and_is_made_again_from_
 
 def test_a_picture_whose_noise_another_device_made_is_refused(generate, monkeypatch):
     assert generate("--prompt", "a cat", "--noise", "upstream", "--output", "a.png")[0] == 0
-    monkeypatch.setattr(saved, "maker", lambda device: "NVIDIA RTX 4090")
+    monkeypatch.setattr(png_settings, "maker", lambda device: "NVIDIA RTX 4090")
     code, said = generate("--from-png", "a.png", "--output", "again.png")
     assert code == 1 and "the upstream noise of 'cpu'" in said and "--device NVIDIA RTX 4090 makes other noise" in said
     assert generate("--from-png", "a.png", "--noise", "own", "--output", "own.png")[0] == 0
@@ -202,10 +202,10 @@ def test_a_picture_whose_noise_another_device_made_is_refused(generate, monkeypa
 def test_a_picture_of_its_own_noise_has_a_folder_of_its_own(models, monkeypatch):
     job = Job(models[0], Recipe(Sampling(SEED)))
     changed = replace(job, recipe=Recipe(UPSTREAM))
-    keys = [key(job), key(changed)]
+    keys = [job_key(job), job_key(changed)]
     monkeypatch.setattr("adt_core.app.batch.maker", lambda device: "another")
-    keys.append(key(changed))
-    assert len(set(keys)) == 3 and key(job) == keys[0]
+    keys.append(job_key(changed))
+    assert len(set(keys)) == 3 and job_key(job) == keys[0]
 
 
 def test_the_host_makes_it_as_the_cpu():

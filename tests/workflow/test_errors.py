@@ -34,10 +34,10 @@ def test_a_wrong_number_names_its_one_input(comfy, graph, value):
     assert said.startswith("guidance")
 
 
-def test_a_sentence_is_shown_under_a_name_without_a_module(comfy, graph):
-    """ComfyUI shows an exception's type to users, and they can't use the place of its code."""
+def test_errors_are_shown_with_their_public_name(comfy, graph):
+    """ComfyUI shows users the module of an exception's type. For a custom node that would be a path on their disk."""
     said = failed(comfy, graph.set("CLIPTextEncode", text="a red house " * 500), "ADTTreeSampler")
-    assert said.text.startswith("Prompt too long: ") and said.kind == "AdtError"
+    assert said.text.startswith("Prompt too long: ") and said.kind == "adt_core.AdtError"
 
 
 @pytest.mark.small_models

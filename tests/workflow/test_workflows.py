@@ -18,7 +18,7 @@ from PIL import Image
 from small import UPSCALER
 
 from adt_core.app.checkpoints import find_published
-from adt_core.app.known import bundled_words, remark
+from adt_core.app.training_domain import bundled_vocabulary, domain_warning
 from adt_core.models.load import FAMILIES
 
 FOLDER = ROOT / "workflows"
@@ -98,8 +98,8 @@ def test_the_batch_template_has_example_prompts():
     (own,), (other,) = texts.values()
     prompts = json.loads(own).split("\n")
     assert own == other and len(prompts) == len(set(prompts)) == 8
-    known = SimpleNamespace(words=bundled_words(), trained=None)
-    assert remark(known, prompts) == ""
+    known = SimpleNamespace(words=bundled_vocabulary(), trained=None)
+    assert domain_warning(known, prompts) == ""
 
 
 @pytest.mark.parametrize("damage", ["shifted", "extra", "cut"])

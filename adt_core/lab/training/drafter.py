@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...app.args import DrafterFiles, Lessons, Training
-from ...app.checkpoints import explained, published_sampling
+from ...app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs
+from ...app.checkpoints import explain_errors, published_sampling
 from ...app.images import check_outputs
 from ...app.jobs import rounds
 from ...app.loading import choose_device, complete, models_of, named, open_target
@@ -37,14 +37,14 @@ from ...models.reading.checkpoint import BUNDLED, Checkpoint, read_json, resolve
 from ...models.target import Target, suffixed
 from ...policies.recipe import Recipe
 from ...rules.settings import Sampling
+from .callbacks import ProgressBars, TrainingCallback
+from .dataset import TrainingImages, caption_file, encode, find_training_images, plain_decoding
+from .estimate import GB, SavedTensorCounter, TrainingEstimate, check_disk, num_bytes, seconds_of_round
 from .features import Features
 from .log import sentence, write_log
-from .needs import GB, Kept, Needs, check_disk, num_bytes, seconds_of_round
-from .pictures import Pictures, caption_file, drawing, encode, find_pictures
 from .run import Run, autocast_dtype, initialise, muon_and_adam
 from .save import drafter_tensors, write_checkpoint
-from .unroll import Reading, acceptance, read, training_loss
-from .watch import Bars, Watch
+from .unroll import TargetOutputs, acceptance, read, training_loss
 
 FILES = ("config.json", "model.safetensors", "log.csv", "log.png", "training/settings.json", "training/codes.npy")
 """What is written, besides what training makes and reads itself."""
@@ -59,16 +59,16 @@ costs two thirds of one with all roots."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What is to be trained, checked; nothing is loaded yet.
 
     recipe: of the pictures that the target draws. prompts: of each picture, with the suffix, held-out pictures first.
     paths: of the pictures' files; None if the target draws them.
     """
 
-    lessons: Lessons
-    training: Training
-    files: DrafterFiles
+    lessons: TrainingDataArgs
+    training: TrainingArgs
+    files: TrainingOutputArgs
     recipe: Recipe
     prompts: list[str]
     paths: list[Path] | None
@@ -98,23 +98,23 @@ class Plan:
 
 
 def plan(
-    lessons: Lessons,
-    training: Training,
-    files: DrafterFiles,
+    lessons: TrainingDataArgs,
+    training: TrainingArgs,
+    files: TrainingOutputArgs,
     given: Mapping[str, Any],
     device: str,
     texts: Sequence[str] = (),
-) -> Plan:
+) -> TrainingPlan:
     """Check what can be checked before a model is loaded, and that ``output`` is new or ours. Raises AdtError.
 
     texts: prompts, where ``lessons`` names no file.
     """
     Sampling.of(given)  # what is given makes sense, whatever the model
-    prompts, paths = find_pictures(lessons, training.batch, given.get("seed", 0), texts)
+    prompts, paths = find_training_images(lessons, training.batch, given.get("seed", 0), texts)
     model = given.get("model", BUNDLED)
     recipe = complete(given, device, published_sampling(model))
     prompts = [suffixed(prompt, recipe.suffix) for prompt in prompts]
-    made = Plan(lessons, training, files, recipe, prompts, paths, choose_device(device))
+    made = TrainingPlan(lessons, training, files, recipe, prompts, paths, choose_device(device))
     _check_output(made)
     read = [
         *models_of(model, files.compare or JACOBI, "compare"),
@@ -126,7 +126,7 @@ def plan(
     return made
 
 
-def _check_output(plan: Plan) -> None:
+def _check_output(plan: TrainingPlan) -> None:
     """AdtError if ``output`` is no folder, or holds something else than a run of this plan."""
     folder, settings = plan.files.output, plan.folder / "settings.json"
     if folder.exists() and not folder.is_dir():
@@ -184,12 +184,12 @@ def _copy(start: EagleDrafter, drafter: EagleDrafter) -> None:
     drafter.load_state_dict(weights)
 
 
-def run(plan: Plan) -> str:
+def run(plan: TrainingPlan) -> str:
     """Make the pictures, train, write. Returns what to tell the user."""
     files, passes = plan.files, plan.training.passes
     target = open_target(plan.recipe.loading, plan.device)
     other = _network("compare", files.compare, target)
-    with closing(Bars()) as bars:
+    with closing(ProgressBars()) as bars:
         trainer = train(plan, target, bars)
     news = trainer.news
     if other is not None:
@@ -197,11 +197,11 @@ def run(plan: Plan) -> str:
     return news
 
 
-def train(plan: Plan, target: Target, watch: Watch) -> Trainer:
+def train(plan: TrainingPlan, target: Target, watch: TrainingCallback) -> Trainer:
     """Do what is still to be done of a plan. Raises AdtError, and what ``watch.check`` raises."""
     drafter = make_drafter(target, _network("start", plan.training.start, target))
     write_in(plan.folder, "settings.json", to_json(plan.settings))
-    pictures = Pictures(plan.folder / "codes.npy", plan.prompts, target.length, len(target.decoder.image_ids))
+    pictures = TrainingImages(plan.folder / "codes.npy", plan.prompts, target.length, len(target.decoder.image_ids))
     trainer = Trainer(target, pictures, plan, drafter)
     if trainer.run.fraction < 1:
         watch.expects(trainer.needs(watch.check))
@@ -216,14 +216,14 @@ def _network(name: str, path: str | None, target: Target) -> EagleDrafter | None
         return None
     if not is_network(path):
         raise AdtError(f"`{name}`: {path!r} is not an EAGLE drafter; choose the folder of one, or 'bundled'.")
-    with explained(path, "drafter"):
+    with explain_errors(path, "drafter"):
         return load_eagle(path, target)
 
 
 class Trainer:
     """One training run on the pictures of one target."""
 
-    def __init__(self, target: Target, pictures: Pictures, plan: Plan, drafter: EagleDrafter):
+    def __init__(self, target: Target, pictures: TrainingImages, plan: TrainingPlan, drafter: EagleDrafter):
         self.target, self.pictures = target, pictures
         self.plan, self.training = plan, plan.training
         self.drafter, self.sampling = drafter, plan.recipe.sampling
@@ -249,10 +249,10 @@ class Trainer:
         figures = sentence(last, self.training.passes)
         return f"{self.plan.files.output}: {last['step']} steps in {last['seconds'] / 60:.1f} min; {figures}"
 
-    def needs(self, check: Check) -> Needs:
+    def needs(self, check: Check) -> TrainingEstimate:
         """What is left to do takes: a few rounds of drawing and a step are tried. AdtError for too small a disk."""
         decoder, drafter = self.target.decoder, self.drafter
-        drawing, working = self._try_drawing(check)
+        plain_decoding, working = self._try_drawing(check)
         learning, kept, features = self._try_learning()
         network = num_bytes(*drafter.parameters())
         copied = 0 if drafter.embedding.dtype is decoder.dtype else num_bytes(drafter.embedding)
@@ -260,7 +260,7 @@ class Trainer:
         memory = num_bytes(*decoder.parameters()) + copied + 4 * network + max(working, kept)
         # A checkpoint, of three such, twice: the one before stays until the next is whole. And what ships, in halves.
         disk = features + 6 * network + (network + num_bytes(drafter.embedding)) // 2
-        needs = Needs(drawing, learning, memory, disk)
+        needs = TrainingEstimate(plain_decoding, learning, memory, disk)
         check_disk(needs, self.plan.folder)
         return needs
 
@@ -280,7 +280,7 @@ class Trainer:
 
     def _try_learning(self) -> tuple[float, int, int]:
         """Seconds for the steps that are left; bytes that one keeps for gradients; bytes of the features to be kept."""
-        run, training, kept = self.run, self.training, Kept()
+        run, training, kept = self.run, self.training, SavedTensorCounter()
         self.trial()  # the first is slow
         with kept:
             began = time.monotonic()
@@ -291,11 +291,11 @@ class Trainer:
         by_time = math.inf if run.minutes is None else 60 * run.minutes - run.elapsed
         return min(by_steps, by_time), kept.bytes, min(features, int(training.features_gb * GB))
 
-    def drawing(self, numbers: list[int], check: Check | None) -> Decoding:
+    def plain_decoding(self, numbers: list[int], check: Check | None) -> Decoding:
         """The decoding that draws some pictures."""
-        return drawing(self.target, [self.plan.prompts[i] for i in numbers], numbers, self.sampling, check)
+        return plain_decoding(self.target, [self.plan.prompts[i] for i in numbers], numbers, self.sampling, check)
 
-    def make_pictures(self, watch: Watch) -> None:
+    def make_pictures(self, watch: TrainingCallback) -> None:
         """Draw the missing pictures, or encode their files."""
         paths, total = self.plan.paths, len(self.plan.prompts)
 
@@ -311,7 +311,7 @@ class Trainer:
 
         self.pictures.make(codes_of, self.plan.lessons.draw_batch)
 
-    def train(self, watch: Watch) -> None:
+    def train(self, watch: TrainingCallback) -> None:
         """Train until the budget is spent; every so often measure, save and write. A run that is stopped is saved."""
         run, losses = self.run, []
         run.begin()
@@ -353,7 +353,7 @@ class Trainer:
         self.run.apply()
         return torch.stack(losses).sum()
 
-    def _learn(self, reading: Reading, step: int, passes: int) -> Tensor:
+    def _learn(self, reading: TargetOutputs, step: int, passes: int) -> Tensor:
         """Add the gradients of a part of a step. Returns its loss, a scalar."""
         roots = torch.arange(step % STRIDE, reading.z.shape[1] - passes + 1, STRIDE, device=reading.z.device)
         with self._autocast:
@@ -374,7 +374,7 @@ class Trainer:
 
     def _read(
         self, numbers: list[int], codes: Tensor, stored: Features | None, sampling: Sampling | None = None
-    ) -> Reading:
+    ) -> TargetOutputs:
         """Some pictures as the target reads them. A prompt is encoded once: some targets have a large text encoder.
 
         sampling: with what the target would draw them; None for the run's own.

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...app.args import Drawn
-from ...app.checkpoints import explained, published_sampling
+from ...app.args import CheckDrafterArgs
+from ...app.checkpoints import explain_errors, published_sampling
 from ...app.images import check_outputs
 from ...app.jobs import decode
 from ...app.loading import choose_device, complete, named, open_target
@@ -30,11 +30,11 @@ from ...models.reading.checkpoint import BUNDLED, resolve
 from ...models.target import Target, suffixed
 from ...policies.recipe import Recipe
 from ...rules.settings import Sampling
-from .pictures import drawing
+from .dataset import plain_decoding
 from .unroll import CHILDREN, acceptance, read
 
 
-class Plan(NamedTuple):
+class PairingPlan(NamedTuple):
     """What is measured; nothing is loaded yet. file: where the result is recorded; None for the bundled drafter."""
 
     recipe: Recipe
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
     file: Path | None
 
 
-def plan(order: Drawn, given: Mapping[str, Any], device: str) -> Plan:
+def plan(order: CheckDrafterArgs, given: Mapping[str, Any], device: str) -> PairingPlan:
     """Check what can be checked before a model is loaded. AdtError if the drafter is no network."""
     recipe = complete(given, device, published_sampling(given.get("model", BUNDLED)))
     drafter = recipe.drafter or JACOBI
@@ -53,16 +53,16 @@ def plan(order: Drawn, given: Mapping[str, Any], device: str) -> Plan:
     prompts = sample(prompts, order.count, recipe.sampling.seed)
     file = None if drafter == BUNDLED else _record_of(drafter)
     check_outputs([("drafter", file)] if file else [], named(order, "prompts"))
-    return Plan(recipe, prompts, choose_device(device), file)
+    return PairingPlan(recipe, prompts, choose_device(device), file)
 
 
-def run(plan: Plan) -> str:
+def run(plan: PairingPlan) -> str:
     """Draw, measure, record. Returns what to tell the user. Raises AdtError."""
     recipe, file = plan.recipe, plan.file
     target = open_target(recipe.loading, plan.device)
     prompts = [suffixed(prompt, recipe.suffix) for prompt in plan.prompts]
     path = recipe.drafter or BUNDLED
-    with explained(path, "drafter"):
+    with explain_errors(path, "drafter"):
         drafter = load_eagle(path, target)
     shares = measure(target, drafter, prompts, recipe.sampling)
     best = max(shares, key=lambda pairing: shares[pairing][0])
@@ -95,7 +95,7 @@ def measure(
     They are taken on pictures of the prompts, which the target draws plainly.
     """
     numbers = list(range(len(prompts)))
-    codes = decode(drawing(target, prompts, numbers, sampling)).codes
+    codes = decode(plain_decoding(target, prompts, numbers, sampling)).codes
     reading = read(target, [target.encode_prompt(prompt) for prompt in prompts], codes, numbers, sampling, None)
     drafter, shares = drafter.to(reading.features.dtype), {}
     for pairing in starmap(Pairing, product((False, True), repeat=2)):

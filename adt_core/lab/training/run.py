@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import told_by_library
+from ...errors import wrap_library_errors
 from ...files import opened, write_in
 
 
@@ -120,7 +120,7 @@ class Run:
         self.state: dict[str, Any] = {"step": 0, "elapsed": 0.0}
         if self.path.exists():
             remedy = "delete it to start again, or choose another folder"
-            with told_by_library(
+            with wrap_library_errors(
                 lambda reason: f"'{self.path}' is damaged, or belongs to another run ({reason}); {remedy}."
             ):
                 self._resume(device)

@@ -39,7 +39,7 @@ FEATURE_WEIGHT = 0.1
 
 
 @dataclass
-class Reading:
+class TargetOutputs:
     """What the target makes of a batch of B pictures of T tokens, in R rows.
 
     numbers: the pictures' image indices. prompts: of every row. features: [R, n + 1, h], of all tokens but the last.
@@ -59,7 +59,7 @@ class Reading:
         """Element of the stream at the first root, the first image token."""
         return self.ids.shape[1] - self.z.shape[1]
 
-    def paired(self, pairing: Pairing) -> Reading:
+    def paired(self, pairing: Pairing) -> TargetOutputs:
         """The same with other ids: those that a drafter of this pairing is fed with."""
         first = torch.tensor([[prompt[0]] for prompt in self.prompts], device=self.ids.device)
         every = torch.cat([first, self.ids], 1)
@@ -81,7 +81,7 @@ def read(
     numbers: list[int],
     sampling: Sampling,
     stored: Features | None,
-) -> Reading:
+) -> TargetOutputs:
     """One forward of the target over whole pictures, or its features from ``stored``.
 
     prompts: of the conditional rows. codes: [B, T]. numbers: the pictures' image indices, which key noise and features.
@@ -103,7 +103,7 @@ def read(
     at, drawing = torch.arange(1, length, device=rows.device), features[:, rows.length :].to(decoder.wide_dtype)
     z = decoder.logits(drawing, guidance_at(target.guidance(sampling.guidance, drawing), at))
     z = with_grammar(process_logits(z, sampling), target.grammar(z), at)
-    return Reading(target, sampling, numbers, prompts, features, torch.cat([rows.ids[:, 1:], ids], 1), z)
+    return TargetOutputs(target, sampling, numbers, prompts, features, torch.cat([rows.ids[:, 1:], ids], 1), z)
 
 
 def _steps(rows: BatchRows, images: int, n: int) -> tuple[AttentionMetadata, AttentionMetadata]:
@@ -112,7 +112,7 @@ def _steps(rows: BatchRows, images: int, n: int) -> tuple[AttentionMetadata, Att
     return rows.prefill(), rows.causal_step(Roots.all_at(first, 0), n)
 
 
-def unroll(drafter: EagleDrafter, reading: Reading, roots: Tensor, passes: int) -> Iterator[Tensor]:
+def unroll(drafter: EagleDrafter, reading: TargetOutputs, roots: Tensor, passes: int) -> Iterator[Tensor]:
     """Outputs [R, m, h] of each pass. Those of pass j extrapolate the features that decide the codes ``roots + j + 1``.
 
     roots: [m] raster positions, ascending; ``roots + passes`` must lie within the picture. A pass has no gradient with
@@ -161,7 +161,7 @@ def distribution_loss(q_logits: Tensor, p: Tensor) -> Tensor:
     return weight * -torch.where(p > 0, p * log_q, 0).sum(-1) + (1 - weight) * (1 - overlap)
 
 
-def training_loss(drafter: EagleDrafter, reading: Reading, roots: Tensor, passes: int) -> Tensor:
+def training_loss(drafter: EagleDrafter, reading: TargetOutputs, roots: Tensor, passes: int) -> Tensor:
     """Mean loss over roots and passes; pass j weighs ``DECAY ** j``. A small share is the distance between features,
     which keeps their scale."""
     z = reading.z
@@ -175,7 +175,7 @@ def training_loss(drafter: EagleDrafter, reading: Reading, roots: Tensor, passes
 
 
 @torch.no_grad()
-def acceptance(drafter: EagleDrafter, reading: Reading, passes: int) -> dict[str, float]:
+def acceptance(drafter: EagleDrafter, reading: TargetOutputs, passes: int) -> dict[str, float]:
     """How well the drafter drafts, over all roots but the last few.
 
     "tau" is the mean number of tokens that a chain of ``passes`` drafts yields per forward of the target. "depth D of

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from tokenizers import Encoding, Tokenizer
 
-from ...errors import AdtError, shown, told_by_library
+from ...errors import AdtError, shown, wrap_library_errors
 from ...untrusted import SWITCH, Kind, list_of, mapping, number, one_of, optional, row, text, whole_number
 from .checkpoint import read_json
 from .patterns import is_fast
@@ -48,14 +48,14 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def made_of(tokenizer: dict, file: Path) -> Tokenizer:
     """The tokenizer that a ``tokenizer.json`` describes, which is ``file`` or in it. AdtError as above."""
     content = json.dumps(_checked(tokenizer, file))
-    with told_by_library(lambda reason: f"{file} is not a readable tokenizer ({reason}); download it again."):
+    with wrap_library_errors(lambda reason: f"{file} is not a readable tokenizer ({reason}); download it again."):
         return Tokenizer.from_str(content)
 
 
 def encode(tokenizer: Tokenizer, text: str, model: str) -> Encoding:
     """The tokens of a text, and of nothing around it. AdtError, naming the ``model``, if its tokenizer fails."""
     remedy = f"shorten it, or use the tokenizer.json published with {model}"
-    with told_by_library(
+    with wrap_library_errors(
         lambda reason: f"prompt could not be tokenized by the tokenizer of {model} ({reason}); {remedy}."
     ):
         return tokenizer.encode(text, add_special_tokens=False)

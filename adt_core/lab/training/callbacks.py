@@ -6,17 +6,17 @@ import sys
 
 from tqdm import tqdm
 
-from .needs import Needs
+from .estimate import TrainingEstimate
 from .run import Run
 
 
-class Watch:
+class TrainingCallback:
     """Is told, and says nothing of it."""
 
     def check(self) -> None:
         """Called often. May raise to stop the training, which goes on from there the next time."""
 
-    def expects(self, needs: Needs) -> None:
+    def expects(self, needs: TrainingEstimate) -> None:
         """Called before anything is made: what it will take."""
 
     def draws(self, done: float, total: int) -> None:
@@ -26,14 +26,14 @@ class Watch:
         """Called after every step. log: rows of the table, see :mod:`.log`."""
 
 
-class Bars(Watch):
+class ProgressBars(TrainingCallback):
     """Shows bars in the terminal."""
 
     def __init__(self) -> None:
         self._bar: tqdm | None = None
         self._unit = ""
 
-    def expects(self, needs: Needs) -> None:
+    def expects(self, needs: TrainingEstimate) -> None:
         tqdm.write(f"The training takes {needs}.", file=sys.stderr)
 
     def draws(self, done: float, total: int) -> None:

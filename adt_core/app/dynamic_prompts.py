@@ -8,52 +8,52 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..errors import AdtError, shown
-from .prompts import Prompt
+from .prompts import PromptEntry
 
-CHANCE, ALL, WRITTEN = "random", "all combinations", "off"
+RANDOM, ALL, OFF = "random", "all combinations", "off"
 """What becomes of choices: a draw by seed, a prompt for each combination, or nothing."""
-WAYS = CHANCE, ALL, WRITTEN
-MOST = 100_000
+CHOICE_MODES = RANDOM, ALL, OFF
+MAX_PROMPTS = 100_000
 """Prompts that choices may make of a list."""
-LONGEST = 20_000
+MAX_CHARACTERS = 20_000
 """Characters of a prompt in which choices are looked for: no model reads as many."""
 _PARTS = re.compile(r"\\[{|}]|[{|}]")
 _Options = list[list[str]]
 """Of the alternatives between two braces, the texts that each can become."""
 
 
-def chosen(prompts: Sequence[Prompt], way: str, seed: int = 0) -> list[Prompt]:
+def expand_prompts(prompts: Sequence[PromptEntry], way: str, seed: int = 0) -> list[PromptEntry]:
     """The prompts with their choices made; a backslash before ``{``, ``|`` and ``}`` is then gone.
 
     CHANCE draws by the seed and the prompt's place, so it repeats, whatever else is in the list. ALL makes a prompt of
     each combination; where there are several their ids are numbered, such as 7.1, 7.2. Raises AdtError if they are more
     than MOST.
     """
-    made: list[Prompt] = []
+    made: list[PromptEntry] = []
     for place, prompt in enumerate(prompts):
-        if way not in (CHANCE, ALL) or len(prompt.text) > LONGEST or not _PARTS.search(prompt.text):
+        if way not in (RANDOM, ALL) or len(prompt.text) > MAX_CHARACTERS or not _PARTS.search(prompt.text):
             made.append(prompt)
             continue
-        texts = _texts(prompt, way, seed, place, MOST - len(made))
+        texts = _texts(prompt, way, seed, place, MAX_PROMPTS - len(made))
         ids = [f"{prompt.id}.{number}" for number, _ in enumerate(texts, start=1)] if len(texts) > 1 else [prompt.id]
         made += [prompt._replace(text=text.strip(), id=id) for text, id in zip(texts, ids)]
     return made
 
 
-def _texts(prompt: Prompt, way: str, seed: int, place: int, most: int) -> list[str]:
+def _texts(prompt: PromptEntry, way: str, seed: int, place: int, most: int) -> list[str]:
     if way == ALL:
-        return list(dict.fromkeys(_Reader(lambda options: sum(options, []), prompt, most).read()))
+        return list(dict.fromkeys(_Expander(lambda options: sum(options, []), prompt, most).read()))
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, place], dtype=np.uint64)))
-    return _Reader(lambda options: options[generator.integers(len(options))], prompt, most).read()
+    return _Expander(lambda options: options[generator.integers(len(options))], prompt, most).read()
 
 
-class _Reader:
+class _Expander:
     """Finds the texts that a prompt can become, ``most`` at most. choose: what may stand in the place of alternatives.
 
     A brace without its other one is a letter, and so are two without a bar between them.
     """
 
-    def __init__(self, choose: Callable[[_Options], list[str]], prompt: Prompt, most: int):
+    def __init__(self, choose: Callable[[_Options], list[str]], prompt: PromptEntry, most: int):
         self._choose, self._prompt, self._most = choose, prompt, most
         self._open: list[_Options] = [[[""]]]  # of each brace that is open, and before them of the text itself
 
@@ -86,8 +86,8 @@ class _Reader:
         before = self._open[-1][-1]
         if len(before) * len(texts) > self._most:
             raise AdtError(
-                f"choices: prompt '{self._prompt.id}', {shown(self._prompt.text)}, makes more than {MOST} "
-                f"prompts; choose '{CHANCE}'."
+                f"choices: prompt '{self._prompt.id}', {shown(self._prompt.text)}, makes more than {MAX_PROMPTS} "
+                f"prompts; choose '{RANDOM}'."
             )
         self._open[-1][-1] = [beginning + text for beginning in before for text in texts]
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from adt_core.app import choices
-from adt_core.app.choices import ALL, CHANCE, LONGEST, MOST, WRITTEN, chosen
-from adt_core.app.prompts import Prompt, typed
+from adt_core.app import dynamic_prompts
+from adt_core.app.dynamic_prompts import ALL, MAX_CHARACTERS, MAX_PROMPTS, OFF, RANDOM, expand_prompts
+from adt_core.app.prompts import PromptEntry, parse_lines
 from adt_core.errors import AdtError
 
 
 def texts(text: str, way: str, seed: int = 0) -> list[str]:
-    return [prompt.text for prompt in chosen(typed(text), way, seed)]
+    return [prompt.text for prompt in expand_prompts(parse_lines(text), way, seed)]
 
 
 @pytest.mark.parametrize(
@@ -36,53 +36,60 @@ def texts(text: str, way: str, seed: int = 0) -> list[str]:
 )
 def test_all_combinations(text, expected):
     assert texts(text, ALL) == expected
-    assert texts(text, WRITTEN) == [text]
-    drawn = {texts(text, CHANCE, seed)[0] for seed in range(50)}
+    assert texts(text, OFF) == [text]
+    drawn = {texts(text, RANDOM, seed)[0] for seed in range(50)}
     assert drawn == set(expected), "by chance, each of them comes up"
 
 
 def test_combinations_are_prompts_of_their_own():
-    prompts = [Prompt("7", "{a|b} cat", 5), Prompt("x", "a dog"), Prompt("9", "{only|only} one")]
-    assert chosen(prompts, ALL) == [
-        Prompt("7.1", "a cat", 5),
-        Prompt("7.2", "b cat", 5),
-        Prompt("x", "a dog"),
-        Prompt("9", "only one"),
+    prompts = [PromptEntry("7", "{a|b} cat", 5), PromptEntry("x", "a dog"), PromptEntry("9", "{only|only} one")]
+    assert expand_prompts(prompts, ALL) == [
+        PromptEntry("7.1", "a cat", 5),
+        PromptEntry("7.2", "b cat", 5),
+        PromptEntry("x", "a dog"),
+        PromptEntry("9", "only one"),
     ]
-    assert chosen(prompts, WRITTEN) == prompts
+    assert expand_prompts(prompts, OFF) == prompts
 
 
 def test_chance_repeats_by_its_seed_alone():
     """Equal lines differ, others in the list don't count, and nobody's random numbers are taken."""
     line = "{a|b|c|d|e|f} {a|b|c|d|e|f}"
     states = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].copy()
-    first = texts("\n".join([line] * 20), CHANCE, 3)
-    assert first == texts("\n".join([line] * 20), CHANCE, 3) != texts("\n".join([line] * 20), CHANCE, 4)
+    first = texts("\n".join([line] * 20), RANDOM, 3)
+    assert first == texts("\n".join([line] * 20), RANDOM, 3) != texts("\n".join([line] * 20), RANDOM, 4)
     assert len(set(first)) > 5
-    assert texts("\n".join([line] * 10 + ["x"] * 10), CHANCE, 3)[:10] == first[:10]
+    assert texts("\n".join([line] * 10 + ["x"] * 10), RANDOM, 3)[:10] == first[:10]
     assert random.getstate() == states[0] and torch.equal(torch.get_rng_state(), states[1])
     assert (np.random.get_state()[1] == states[2]).all()
-    assert chosen([Prompt("1", line)], CHANCE, 2**64 - 1)
+    assert expand_prompts([PromptEntry("1", line)], RANDOM, 2**64 - 1)
 
 
 def test_too_many_combinations_are_refused_before_they_are_made(monkeypatch):
-    with pytest.raises(AdtError, match=f"choices: prompt '2', .* more than {MOST} prompts; choose 'random'"):
-        chosen([Prompt("1", "a cat"), Prompt("2", "{a|b}" * 40)], ALL)
-    monkeypatch.setattr(choices, "MOST", 100)
+    with pytest.raises(AdtError, match=f"choices: prompt '2', .* more than {MAX_PROMPTS} prompts; choose 'random'"):
+        expand_prompts([PromptEntry("1", "a cat"), PromptEntry("2", "{a|b}" * 40)], ALL)
+    monkeypatch.setattr(dynamic_prompts, "MAX_PROMPTS", 100)
     half = "{a|b}" * 6
-    assert len(chosen([Prompt("1", half)], ALL)) == 64
+    assert len(expand_prompts([PromptEntry("1", half)], ALL)) == 64
     with pytest.raises(AdtError, match="'2'"):
-        chosen([Prompt("1", half), Prompt("2", half)], ALL)
+        expand_prompts([PromptEntry("1", half), PromptEntry("2", half)], ALL)
 
 
 @pytest.mark.parametrize(
-    "text", ["{" * LONGEST, "{a|" * (LONGEST // 3), "|" * LONGEST, "{a|b}" * (LONGEST // 5), "{|" * 10**6]
+    "text",
+    [
+        "{" * MAX_CHARACTERS,
+        "{a|" * (MAX_CHARACTERS // 3),
+        "|" * MAX_CHARACTERS,
+        "{a|b}" * (MAX_CHARACTERS // 5),
+        "{|" * 10**6,
+    ],
 )
-@pytest.mark.parametrize("way", [CHANCE, ALL])
+@pytest.mark.parametrize("way", [RANDOM, ALL])
 def test_hostile_texts_are_read_at_once(text, way):
     started = time.perf_counter()
     try:
-        chosen([Prompt("1", text)], way)
+        expand_prompts([PromptEntry("1", text)], way)
     except AdtError as error:
         assert way == ALL and "choices" in str(error)
     assert time.perf_counter() - started < 20

@@ -23,7 +23,7 @@ from ..errors import Check
 from ..models.target import EncodedPrompt, Target
 from ..policies import PLAIN, CostProfile, Drafting
 from ..rules.settings import Sampling
-from .operations import Ledger
+from .op_counter import OpCounter
 
 PROMPTS = (
     "a photo of a cat",
@@ -40,7 +40,7 @@ COPIED = 2**27
 """Bytes that are copied to see how fast a device's memory is: more than its caches hold."""
 
 
-class Way(NamedTuple):
+class MethodSetup(NamedTuple):
     """How images are drawn: a method and what drafts for it."""
 
     drafting: Drafting
@@ -48,7 +48,7 @@ class Way(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Subject:
+class DiagnosticSetup:
     """A loaded target, how it draws, and its drafter.
 
     Attributes:
@@ -73,19 +73,19 @@ class Subject:
         """The network that drafts, without a window."""
         return without_window(self.drafter)
 
-    def ways(self) -> dict[str, Way]:
+    def ways(self) -> dict[str, MethodSetup]:
         """What is tried, by its name, plain decoding first."""
 
-        def with_drafter(drafter: Drafter, method: str, **options: Any) -> Way:
+        def with_drafter(drafter: Drafter, method: str, **options: Any) -> MethodSetup:
             usual = usual_options(drafter, self.device.type)
-            return Way(Drafting.of({**usual, **options, "method": method}), drafter)
+            return MethodSetup(Drafting.of({**usual, **options, "method": method}), drafter)
 
-        tried = {PLAIN: Way(Drafting(PLAIN)), "auto": with_drafter(self.drafter, "auto")}
+        tried = {PLAIN: MethodSetup(Drafting(PLAIN)), "auto": with_drafter(self.drafter, "auto")}
         if self.network is not None:
             tried["adt-tree"] = with_drafter(self.network, "adt-tree")
         return {**tried, "jacobi, a chain": with_drafter(JacobiDrafter(), "eagle2", depth=16, width=1, nodes=16)}
 
-    def decoding(self, way: Way, images: int = 1) -> Decoding:
+    def decoding(self, way: MethodSetup, images: int = 1) -> Decoding:
         """Of the first prompts."""
         rows, sampling = self.rows[:images], self.sampling
         return Decoding(
@@ -98,7 +98,7 @@ class Subject:
         return max(*needed, 2 * COPIED)
 
 
-class Draw(NamedTuple):
+class MethodMeasurement(NamedTuple):
     """What drawing the first tokens of images has shown.
 
     codes: [B, n], -1 where none was drawn. step: median seconds of a round. tokens: that a round brought an image, on
@@ -121,16 +121,16 @@ class Draw(NamedTuple):
         return self.tokens / self.step
 
 
-class Examination:
+class Diagnostics:
     """Everything that is measured of a subject, in the order in which it is.
 
     draws: by method, alone and beside a longer prompt. left_out: methods for which there was no time. exact: what the
     exact mode has to do without. rate: bytes a second, at which this device copies.
     """
 
-    def __init__(self, subject: Subject):
+    def __init__(self, subject: DiagnosticSetup):
         self.subject, began = subject, time.monotonic()
-        self.draws: dict[str, tuple[Draw, Draw]] = {}
+        self.draws: dict[str, tuple[MethodMeasurement, MethodMeasurement]] = {}
         self.left_out: list[str] = []
         self.rate = copy_rate(subject.device)
         ways = subject.ways()
@@ -146,7 +146,7 @@ class Examination:
         self.seconds = time.monotonic() - began
 
     @property
-    def plain(self) -> Draw:
+    def plain(self) -> MethodMeasurement:
         return self.draws[PLAIN][0]
 
     @property
@@ -166,12 +166,12 @@ class Examination:
         if self.subject.progress is not None:
             self.subject.progress((number + (images > 1) / 2 + share / 2) / count, line)
 
-    def _draw(self, way: Way, images: int, tell: Callable[[int, float], None]) -> Draw:
+    def _draw(self, way: MethodSetup, images: int, tell: Callable[[int, float], None]) -> MethodMeasurement:
         """Draw twice, unless it takes long: the first time, libraries prepare themselves."""
         count = min(TOKENS, self.subject.target.length)
         for turn in range(2):
             began = time.monotonic()
-            decoding, ledger, is_counted = self.subject.decoding(way, images), Ledger(), False
+            decoding, ledger, is_counted = self.subject.decoding(way, images), OpCounter(), False
             with closing(iter(decoding)) as rounds:
                 for number, _ in enumerate(rounds):
                     tell(images, (turn + min(1.0, decoding.done_tokens / (images * count))) / 2)
@@ -179,14 +179,14 @@ class Examination:
                     if (decoding.codes[:, count - 1] >= 0).all() or is_long and number > 3:
                         break
                     if number > 2 and not is_counted:
-                        with Ledger() as ledger:
+                        with OpCounter() as ledger:
                             next(rounds, None)
                         is_counted = not decoding.trace.rounds[-1].prepared
             if is_long:
                 break
         self.exact = decoding.exact
         measured = [round for round in decoding.trace.rounds[1:] if not round.prepared] or decoding.trace.rounds
-        return Draw(
+        return MethodMeasurement(
             codes=decoding.codes[:, :count].clone(),
             step=median(round.seconds for round in measured),
             tokens=mean(share.accepted + 1 for round in measured for share in round.images),

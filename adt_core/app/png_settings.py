@@ -12,7 +12,7 @@ from ..policies.recipe import BUNDLED, Recipe
 from ..rules.noise import NOISE_VERSION
 from ..rules.settings import UPSTREAM
 from ..rules.upstream import maker
-from .args import Subject
+from .args import InputArgs
 from .images import read_settings
 from .loading import choose_device
 
@@ -22,7 +22,7 @@ EARLIER = {"exact": "off", "suffix": ""}
 """What holds where a PNG does not say: there was no such thing when it was written."""
 
 
-def read(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
+def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
     """The prompt and the recipe in a PNG, by the names of the settings, checked; what is null is left out.
 
     given: what the user has said; of the files to be opened, only the user may name others than the pack's own. Raises
@@ -35,7 +35,7 @@ def read(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
             f"{path} was made with noise version {shown(version)}, but this ADT-Tree uses {NOISE_VERSION}; generate a "
             "new image instead."
         )
-    options = {"prompt": Subject.options()["prompt"], **Recipe.options()}
+    options = {"prompt": InputArgs.options()["prompt"], **Recipe.options()}
     values = {name: saved[name] for name in ("prompt", *Recipe.names()) if saved.get(name) is not None}
     for name, option in options.items():
         value = values.get(name)

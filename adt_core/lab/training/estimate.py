@@ -22,7 +22,7 @@ GB = 2**30
 
 
 @dataclass(frozen=True)
-class Needs:
+class TrainingEstimate:
     """What is still to be done takes. drawing, learning: seconds. memory, disk: bytes."""
 
     drawing: float
@@ -60,7 +60,7 @@ def num_bytes(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def check_disk(needs: Needs, folder: Path) -> None:
+def check_disk(needs: TrainingEstimate, folder: Path) -> None:
     """AdtError if the disk of ``folder`` has no room for what is not there yet."""
     free, there = shutil.disk_usage(folder).free, sum(path.stat().st_size for path in folder.rglob("*"))
     if needs.disk > free + there:
@@ -71,7 +71,7 @@ def check_disk(needs: Needs, folder: Path) -> None:
         )
 
 
-class Kept(torch.autograd.graph.saved_tensors_hooks):
+class SavedTensorCounter(torch.autograd.graph.saved_tensors_hooks):
     """Counts the ``bytes`` that are kept for gradients in the block. Tensors that share memory count once."""
 
     def __init__(self) -> None:

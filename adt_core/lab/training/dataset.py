@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...app.args import Lessons
-from ...app.continuation import open_picture, to_pixels
+from ...app.args import TrainingDataArgs
+from ...app.continuation import open_rgb, to_pixels
 from ...app.jobs import Job
 from ...app.prompts import read_prompts, sample
 from ...engine.decoding import Decoding
@@ -31,7 +31,7 @@ LARGEST_CAPTION = 1
 """MiB of a file that holds the caption of a picture."""
 
 
-class Pictures:
+class TrainingImages:
     """Captions and codes. The file of codes at ``path`` is opened or begun, for pictures of ``length`` tokens, of which
     there are ``kinds``."""
 
@@ -80,7 +80,9 @@ class Pictures:
         return torch.from_numpy(self._codes[numbers].astype(np.int64))
 
 
-def find_pictures(lessons: Lessons, batch: int, seed: int, texts: Sequence[str]) -> tuple[list[str], list[Path] | None]:
+def find_training_images(
+    lessons: TrainingDataArgs, batch: int, seed: int, texts: Sequence[str]
+) -> tuple[list[str], list[Path] | None]:
     """Prompts of all pictures, held-out ones first, and paths of their files, None if the target draws them.
 
     batch: pictures of a step. texts: prompts, where ``lessons`` names no file. AdtError if there are too few.
@@ -148,7 +150,7 @@ def _caption(path: Path) -> str:
     return caption
 
 
-def drawing(
+def plain_decoding(
     target: Target,
     prompts: list[str],
     numbers: list[int],
@@ -168,7 +170,7 @@ def encode(target: Target, paths: list[Path]) -> Tensor:
     height, width = (side * target.downsample for side in target.grid)
     codes = []
     for path in paths:
-        pixels = to_pixels(open_picture(path, "images", "remove it or save it again"), height, width)
+        pixels = to_pixels(open_rgb(path, "images", "remove it or save it again"), height, width)
         with torch.inference_mode():
             cells = target.codec.encode(pixels).cpu()
             codes.append(target.beginning(cells, cells[0].numel()))

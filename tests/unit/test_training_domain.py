@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from adt_core import load_target
-from adt_core.app.known import bundled_words, remark
 from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
+from adt_core.app.training_domain import bundled_vocabulary, domain_warning
 from adt_core.models.load import FAMILIES
 from model_making import wording
 from model_making.export import write_words
@@ -28,21 +28,21 @@ def test_the_file_has_the_words_that_the_model_is_taught(tmp_path):
     assert (tmp_path / "words.json").read_text(encoding="utf-8") == WORDS.read_text(encoding="utf-8"), (
         "write it again: model_making.export.write_words"
     )
-    words = bundled_words()
+    words = bundled_vocabulary()
     assert {kind: sorted(getattr(words, kind)) for kind in words._fields} == wording.known_words()
     assert frozenset().union(*words) > {*wording.vocabulary()} - {wording.UNKNOWN}
     assert sum(map(len, words)) == len(frozenset().union(*words)), "each word is of one kind"
 
 
 def test_kinds_of_words():
-    words = bundled_words()
+    words = bundled_vocabulary()
     assert {*"house boats mug dinghy trees fruits fruit balloon lamp".split()} < words.things
     assert {*"snow city sea forest table kitchen night coffee".split()} < words.scenery
     assert {*"a the on left middle background red golden hot white".split()} < words.others
 
 
 def test_every_name_has_a_word_that_says_it():
-    words = bundled_words()
+    words = bundled_vocabulary()
     kinds = [(wording.THING_NAMES, words.things), (wording.COLOUR_NAMES, words.others)]
     around = "GROUND_NAMES SKY_NAMES BACKDROP_NAMES WALL_NAMES TABLE_NAMES".split()
     kinds += [(getattr(wording, table), words.scenery | words.things) for table in around]
@@ -76,7 +76,9 @@ def test_every_name_has_a_word_that_says_it():
 )
 def test_a_prompt_without_a_known_thing_is_told(bundled, prompt, unknown):
     """Colours and scenery don't silence it."""
-    assert remark(bundled, [prompt]) == f"{TOLD}{prompt!r}." + (f" Unknown words: {unknown}." if unknown else "")
+    assert domain_warning(bundled, [prompt]) == f"{TOLD}{prompt!r}." + (
+        f" Unknown words: {unknown}." if unknown else ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,25 +87,25 @@ def test_a_prompt_without_a_known_thing_is_told(bundled, prompt, unknown):
 )
 def test_others_are_not(bundled, prompt):
     """Known scenery alone is drawn. A blank prompt is refused or left out elsewhere."""
-    assert remark(bundled, [prompt]) == ""
+    assert domain_warning(bundled, [prompt]) == ""
 
 
 def test_captions_of_the_pack_are_not(bundled):
-    assert remark(bundled, read_prompts(BUNDLED_CAPTIONS, "all")) == ""
+    assert domain_warning(bundled, read_prompts(BUNDLED_CAPTIONS, "all")) == ""
 
 
 def test_those_of_a_list_are_counted_and_the_first_are_named(bundled):
-    said = remark(bundled, ["a cat", "a house", "a dog"])
+    said = domain_warning(bundled, ["a cat", "a house", "a dog"])
     assert said == f"{TOLD}2 of 3 prompts: 'a cat', 'a dog'. Unknown words: cat, dog."
-    said = remark(bundled, ["a cat", "a cat", "a house", *"bcd", "x" * 99])
+    said = domain_warning(bundled, ["a cat", "a cat", "a house", *"bcd", "x" * 99])
     assert said.startswith(f"{TOLD}6 of 7 prompts: 'a cat', 'b', 'c' and others. Unknown words: cat, xxx")
-    assert len(remark(bundled, ["xyz " * 99])) < len(TOLD) + 70
+    assert len(domain_warning(bundled, ["xyz " * 99])) < len(TOLD) + 70
 
 
 def test_other_models_know_all_words(bundled, tmp_path):
     write_tiny_checkpoint(tmp_path / "bundled")
     for folder in (tmp_path / "bundled", WORDS.parent / "target"):
-        assert remark(load_target(folder), ["a cat"]) == ""
+        assert domain_warning(load_target(folder), ["a cat"]) == ""
     assert bundled.sized(128, 128).words == bundled.words
 
 
@@ -117,7 +119,7 @@ def drawn(family, width, height, usual, side, name="A model"):
     grid = height // side, width // side
     usual_grid = (usual // side, usual // side)
     stated = {"name": name, "grid": grid, "usual_grid": usual_grid, "downsample": side, "words": frozenset()}
-    return remark(SimpleNamespace(**stated, trained=TRAINED[family]), ["a cat"])
+    return domain_warning(SimpleNamespace(**stated, trained=TRAINED[family]), ["a cat"])
 
 
 @pytest.mark.parametrize("size", [(512, 512), (256, 256), (512, 1024), (768, 768), (2048, 256)])
@@ -156,5 +158,7 @@ def test_families_of_which_nothing_is_known_are_not_told():
 
 def test_a_loaded_model_has_the_sizes_of_its_family(tmp_path):
     target = load_target(write_lumina(tmp_path / "Lumina-mGPT-7B-768"))
-    assert remark(target, ["a cat"]) == ""
-    assert remark(target.sized(128, 64), ["a cat"]).startswith(f"{target.name} was trained for images of about as many")
+    assert domain_warning(target, ["a cat"]) == ""
+    assert domain_warning(target.sized(128, 64), ["a cat"]).startswith(
+        f"{target.name} was trained for images of about as many"
+    )

@@ -27,12 +27,12 @@ _ABOUT = 0.8
 """Least ratio of two numbers of pixels that count as equal: shapes such as 4:3 are rounded to cells."""
 
 
-def bundled_words() -> Words:
+def bundled_vocabulary() -> Words:
     """Return the words that the bundled model is taught."""
     return Words(**{kind: frozenset(words) for kind, words in parse_json(read_text(_WORDS, LARGEST_LIST)).items()})
 
 
-def remark(target: Target, prompts: Sequence[str]) -> str:
+def domain_warning(target: Target, prompts: Sequence[str]) -> str:
     """Return the remarks on a run's size and prompts, or "" if the model was trained for them.
 
     js/words.js translates it, and finds it by its words.

@@ -7,21 +7,21 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ..errors import AdtError, TooLong
+from ..errors import AdtError, PromptTooLongError
 
-STOP, CUT, SKIP = "error", "truncate", "skip"
+RAISE, TRUNCATE, SKIP = "error", "truncate", "skip"
 """What may be done with a prompt that is too long or blank. A blank one can't be cut: it is skipped then."""
-WAYS = STOP, CUT, SKIP
+INVALID_MODES = RAISE, TRUNCATE, SKIP
 
 
-class Fitted(NamedTuple):
+class FittedPrompt(NamedTuple):
     """A prompt as it is drawn; None if it is left out. note: what became of it, or ""."""
 
     text: str | None
     note: str = ""
 
 
-def fit(check: Callable[[str], str], prompt: str, way: str) -> Fitted:
+def fit_prompt(check: Callable[[str], str], prompt: str, way: str) -> FittedPrompt:
     """Return what is drawn of a prompt, and a note.
 
     Args:
@@ -33,15 +33,15 @@ def fit(check: Callable[[str], str], prompt: str, way: str) -> Fitted:
         AdtError: If the prompt cannot be drawn and `way` is `STOP`.
     """
     try:
-        return Fitted(prompt, check(prompt))
+        return FittedPrompt(prompt, check(prompt))
     except AdtError as error:
-        if way not in (CUT, SKIP):
+        if way not in (TRUNCATE, SKIP):
             raise
         reason = str(error).rpartition(";")[0] or str(error)  # without the remedy
-        if way == CUT and isinstance(error, TooLong) and (text := _cut(check, prompt)):
+        if way == TRUNCATE and isinstance(error, PromptTooLongError) and (text := _cut(check, prompt)):
             reason = reason.removeprefix("Prompt too long: ")
-            return Fitted(text, f"truncated to its first {len(text)} of {len(prompt)} characters: {reason}")
-        return Fitted(None, f"left out: {reason}")
+            return FittedPrompt(text, f"truncated to its first {len(text)} of {len(prompt)} characters: {reason}")
+        return FittedPrompt(None, f"left out: {reason}")
 
 
 def _cut(check: Callable[[str], str], prompt: str) -> str:

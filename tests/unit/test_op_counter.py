@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adt_core.app.operations import Ledger
+from adt_core.app.op_counter import OpCounter
 
 CPU = torch.device("cpu")
 
@@ -41,7 +41,7 @@ def test_the_host_waits_once_for_what_it_reads(read, inference):
     """torch shows operations by other names in inference mode, in which rounds run."""
     with torch.inference_mode(inference):
         seen = OnDevice(torch.ones(2))
-        with Ledger() as ledger:
+        with OpCounter() as ledger:
             read(seen)
     assert ledger.waits == 1
 
@@ -49,6 +49,6 @@ def test_the_host_waits_once_for_what_it_reads(read, inference):
 @torch.inference_mode()
 def test_it_does_not_wait_for_what_stays_on_the_device():
     seen = OnDevice(torch.ones(2))
-    with Ledger() as ledger:
+    with OpCounter() as ledger:
         (seen + 1).double()
     assert ledger.waits == 0 and ledger.launches > 0

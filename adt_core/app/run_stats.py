@@ -19,6 +19,6 @@ FIGURE, SHARE, SECONDS = number(0, LARGEST), number(0, 1), number(SHORTEST, LARG
 _KINDS = {**dict.fromkeys(SHARES, SHARE), "seconds": SECONDS}
 
 
-def are_figures(value: object, names: Iterable[str]) -> TypeGuard[dict]:
+def are_run_stats(value: object, names: Iterable[str]) -> TypeGuard[dict]:
     """Is it a dictionary that has all these figures?"""
     return record({name: _KINDS.get(name, FIGURE) for name in names}).fits(value)
