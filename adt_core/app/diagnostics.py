@@ -141,7 +141,7 @@ class Diagnostics:
             tell = partial(self._tell, f"{number} of {len(ways)} methods, now {name}", number, len(ways))
             tell(1, 0.0)
             if name == "auto" and self.plain.step <= SLOW_STEP:
-                subject.decoding(way).learn_costs()
+                subject.decoding(way).measure_costs()
             self.draws[name] = self._draw(way, 1, tell), self._draw(way, len(subject.rows), tell)
         self.seconds = time.monotonic() - began
 

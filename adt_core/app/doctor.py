@@ -16,9 +16,9 @@ from torch import nn
 
 from ..drafters import JACOBI
 from ..engine import graphs
-from ..engine.memory import free_bytes
-from ..models.exact import HALF, near_on
-from ..models.kernels import said_of_products
+from ..engine.device.memory import free_bytes
+from ..models.batch_invariance import HALF, near_window
+from ..models.kernels import reduced_precision_settings
 from ..models.target import suffixed
 from ..policies import PLAIN
 from ..policies.auto import SIZES
@@ -78,13 +78,13 @@ def _model(examined: Diagnostics) -> list[str]:
     ]
     if decoder.tile:
         has_far = examined.exact.fallback is None or examined.exact.fallback.far
-        near = near_on(subject.device, decoder.dtype, config.head_dim) if has_far else None
+        near = near_window(subject.device, decoder.dtype, config.head_dim) if has_far else None
         far = "all keys are summed in float64" if near is None else f"keys beyond {near} use a fast kernel"
         lines.append(f"Batch-invariant mode: {decoder.tile} rows per matrix product; in attention, {far}.")
     elif decoder.dtype in HALF:
         lines.append("Batch-invariant mode is off: drafting may change the image.")
     if subject.device.type == "cuda":
-        why = graphs.why_off(decoder)
+        why = graphs.disabled_reason(decoder)
         lines.append(f"CUDA graphs are off: {why}." if why else "CUDA graphs are on.")
     return lines
 
@@ -158,7 +158,7 @@ def _advice(examined: Diagnostics) -> list[str]:
         known = find_published(examined.subject.target.name)
         trained = f"{known.drafter.repository} was trained for this model" if known and known.drafter else ""
         advice.append(f"Use a drafter network: {trained or '`train-drafter` makes one'}.")
-    if on_gpu and graphs.why_off(decoder):
+    if on_gpu and graphs.disabled_reason(decoder):
         advice.append("CUDA graphs are off; a newer driver or PyTorch may help.")
     if "auto" in examined.draws:
         advice.append(_what_auto_does(examined))
@@ -184,8 +184,8 @@ def _block(examined: Diagnostics) -> list[str]:
             f"{name}: {draw.tokens:.2f} tokens, {1000 * draw.step:.3g} ms, {same[name]}"
             for name, (draw, _) in examined.draws.items()
         ),
-        f"differences: {', '.join(differing) or 'none'}; graphs: {graphs.why_off(decoder) or 'as usual'}; "
-        f"products: {', '.join(said_of_products()) or 'as usual'}",
+        f"differences: {', '.join(differing) or 'none'}; graphs: {graphs.disabled_reason(decoder) or 'as usual'}; "
+        f"products: {', '.join(reduced_precision_settings()) or 'as usual'}",
     ]
 
 

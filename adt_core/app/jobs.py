@@ -141,7 +141,7 @@ def drawing(decoding: Decoding) -> Iterator[Iterator[list[int]]]:
     with closing(_finished(decoding)) as running:
         yield running
     if decoding.done_tokens == decoding.total_tokens:
-        decoding.learn_costs()
+        decoding.measure_costs()
 
 
 def rounds(decoding: Decoding) -> Generator[list[int], None, None]:
@@ -188,7 +188,7 @@ def warm_up(decoding: Decoding, count: int = WARM_UP) -> None:
     with closing(iter(decoding)) as running:
         for _ in islice(running, None if decoding.is_replayed else count):
             pass
-    decoding.learn_costs()
+    decoding.measure_costs()
 
 
 def stretches(prompts: int, at_once: int, together: int = 1, workers: int = 1) -> list[range]:

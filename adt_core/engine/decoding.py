@@ -19,8 +19,8 @@ from . import pool
 from .budget import Budget
 from .device.costs import Costs
 from .device.invariance import InvarianceReport, invariance_report
+from .device.memory import check_memory
 from .device.threads import at_most
-from .memory import check_room
 from .queue import ImageQueue
 from .request import Request, prefix_tokens, rows_of
 from .round import Outcome, run_round
@@ -120,7 +120,7 @@ class Decoding:
         """
         return self._request.memory_required(self.at_once, device)
 
-    def learn_costs(self) -> None:
+    def measure_costs(self) -> None:
         """Measure what rounds cost here, if that is not known; see :meth:`.costs.Costs.learn`."""
         self._costs.learn(self.at_once, self.codes.clamp_min(0))
 
@@ -149,7 +149,7 @@ class Decoding:
 
     def _settle_conditions(self) -> None:
         """What holds for the whole decoding, where the weights are now: ComfyUI may have moved them."""
-        check_room(self._request, self.at_once)
+        check_memory(self._request, self.at_once)
         with at_most(self._request.threads):
             self.exact = invariance_report(self._request)
         self.target.decoder.fallback = self.exact.fallback

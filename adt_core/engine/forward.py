@@ -51,7 +51,7 @@ def logits(slots: Slots, features: Tensor, depths: Tensor | int) -> Tensor:
     return with_grammar(process_logits(z, request.sampling), tables.grammar, at)
 
 
-def emitted_by(scores: Tensor) -> tuple[Tensor, Tensor]:
+def emitted_codes(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return the code that the target emits after each node, and whether its score is a finite number.
 
     One NaN among the logits makes the largest score NaN, and an overflow makes it infinite.
@@ -65,6 +65,6 @@ def emitted_by(scores: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scores.gather(-1, codes[..., None])[..., 0].isfinite()
 
 
-def perturbed(slots: Slots, z: Tensor, depths: Tensor | int) -> Tensor:
+def add_noise(slots: Slots, z: Tensor, depths: Tensor | int) -> Tensor:
     """z + g of the tokens after nodes, [B, n, V]. depths: as for :func:`logits`."""
     return z if slots.noise is None else z + slots.noise.at(slots.roots.at + 1 + depths)

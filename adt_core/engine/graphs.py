@@ -197,12 +197,12 @@ def _refuse_to_wait(mode: int | str) -> None:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def recorder_for(device: torch.device) -> Recorder | None:
+def make_recorder(device: torch.device) -> Recorder | None:
     """What captures rounds on this device; None on a CPU, and where all streams are taken."""
     return None if device.type != "cuda" or _streams(device).is_exhausted else CudaRecorder(device)
 
 
-def why_off(decoder: nn.Module) -> str:
+def disabled_reason(decoder: nn.Module) -> str:
     """Why the rounds of a model are launched the usual way; "" where they are captured."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
@@ -234,7 +234,7 @@ class Graphs:
     def is_new(self, key: Hashable) -> bool:
         """Would a round with this key be captured now?"""
         is_known = key in self._graphs or len(self._graphs) >= MOST
-        return self._recorder is not None and not why_off(self._decoder) and not is_known
+        return self._recorder is not None and not disabled_reason(self._decoder) and not is_known
 
     def __call__(self, key: Hashable, launch: Launch, state: State) -> tuple[Tensor, Any]:
         """Launch a round, or replay one with the same ``key``: of the same sizes, over the same memory.
@@ -244,7 +244,7 @@ class Graphs:
         if self.is_new(key):
             return self._capture(key, launch, state)
         graph = self._graphs.get(key)
-        if graph is None or why_off(self._decoder):
+        if graph is None or disabled_reason(self._decoder):
             return launch()
         try:
             graph.replay()

@@ -14,7 +14,7 @@ from torch import nn
 
 from .slots import Slots
 
-MOST_POOLED = 16
+MAX_POOLED = 16
 """Sets of slots in the pool at most; the latest stay."""
 MEMORY_SHARE = 1 / 4
 """Share of the device's memory that they may take together, if there are several."""
@@ -26,7 +26,7 @@ def put(decoder: nn.Module, slots: Slots) -> None:
     sets.pop(slots.plan, None)
     sets[slots.plan] = slots
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
-    while len(sets) > MOST_POOLED or len(sets) > 1 and held_bytes(decoder) > MEMORY_SHARE * memory:
+    while len(sets) > MAX_POOLED or len(sets) > 1 and held_bytes(decoder) > MEMORY_SHARE * memory:
         del sets[next(iter(sets))]
 
 

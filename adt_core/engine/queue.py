@@ -12,8 +12,8 @@ from ..models.cache import KVCache
 from ..models.rows import BatchRows, Roots
 from ..rules.noise import Kind, Noise
 from . import pool
-from .forward import logits, perturbed, prefill
-from .graphs import Graphs, recorder_for
+from .forward import add_noise, logits, prefill
+from .graphs import Graphs, make_recorder
 from .request import Request, Tables
 from .slots import Slots
 
@@ -98,7 +98,7 @@ class ImageQueue:
         decoder, rows, step = request.target.decoder, slots.rows, slots.rows.prefill()
         features = prefill(slots, step)
         z = logits(slots, features[:, -1:], torch.zeros(count, 1, dtype=torch.long, device=rows.device))
-        first = perturbed(slots, z, 0)[:, 0].argmax(-1)
+        first = add_noise(slots, z, 0)[:, 0].argmax(-1)
         slots.roots, slots.positions = Roots.all_at(first, start), [start] * count
         if self._drafter is not None:
             drafting = request.drafting.settings
@@ -127,7 +127,7 @@ class ImageQueue:
             noise.prepare([max(before, 0)] * len(images), ahead=1)  # the rest when the first token is there
         roots = Roots.all_at(torch.zeros(len(images), dtype=torch.long, device=rows.device), before)
         # Slots without a number of slots are copied into others, which have the graphs.
-        graphs = Graphs(recorder_for(rows.device) if request.replayed and cache_length else None, decoder)
+        graphs = Graphs(make_recorder(rows.device) if request.replayed and cache_length else None, decoder)
         return Slots(request, images, rows, cache, self._tables(), noise, roots, [before] * len(images), graphs)
 
     def _tables(self) -> Tables:

@@ -12,9 +12,9 @@ from torch import Tensor
 from ..drafters import Drafter
 from ..drafters.table import with_window
 from ..errors import AdtError, Check
+from ..models.batch_invariance import MASK_ALIGNMENT, near_window
 from ..models.cache import KVCache
-from ..models.digits import is_able
-from ..models.exact import ALIGNED, near_on
+from ..models.quantised_matmul import supports_byte_matmul
 from ..models.rotary import Rope
 from ..models.target import EncodedPrompt, Target
 from ..policies import CostProfile, Drafting, Policy, Scene, Shape, Source
@@ -127,7 +127,7 @@ class Request:
         decoder = self.target.decoder
         if not decoder.tile or decoder.fallback is not None and not decoder.fallback.far:
             return None
-        return near_on(decoder.embedding.device, decoder.dtype, decoder.config.head_dim)
+        return near_window(decoder.embedding.device, decoder.dtype, decoder.config.head_dim)
 
     @property
     def threads(self) -> int:
@@ -196,7 +196,8 @@ class Request:
         return self._cache_length(self.replayed)
 
     def _cache_length(self, replayed: bool) -> int:
-        return -(-(self._padded(replayed) + self.target.length + self.uncommitted + 1) // ALIGNED) * ALIGNED
+        positions = self._padded(replayed) + self.target.length + self.uncommitted + 1
+        return -(-positions // MASK_ALIGNMENT) * MASK_ALIGNMENT
 
     @property
     def noise_ahead(self) -> int:
@@ -284,7 +285,8 @@ class Request:
         tokens = max(prompt, self.largest.nodes + 1)
         numbers = 2 * config.intermediate_size + 8 * config.hidden_size + cache_length + target.num_codes
         where, matrix = device or decoder.embedding.device, decoder.layers[0].get_parameter("gate_up")
-        converts = decoder.weights is not None and where.type == "cuda" and not is_able(where, matrix.dtype)
+        on_gpu = decoder.weights is not None and where.type == "cuda"
+        converts = on_gpu and not supports_byte_matmul(where, matrix.dtype)
         near = self._near_bytes(cache_length, prompt, where)
         return decoder.wide_dtype.itemsize * rows * tokens * numbers + rows * near + 2 * converts * matrix.numel()
 
@@ -294,7 +296,7 @@ class Request:
         if not decoder.tile:
             return 0
         stays = where.type == decoder.embedding.device.type
-        near = self.near if stays else near_on(where, decoder.dtype, config.head_dim)
+        near = self.near if stays else near_window(where, decoder.dtype, config.head_dim)
         read = self.start if near is not None else prompt
         tokens = max(self.largest.nodes + 1, min(read, PREFIX_AT_ONCE))
         width = cache_length if near is None else near + tokens

@@ -29,7 +29,7 @@ from ..policies import NO_DRAFTS, Shape
 from ..rules.trace import ImageRound
 from ..rules.tree import DraftTree
 from ..rules.verify import exact_agreement, longest_path, relaxed_agreement
-from .forward import emitted_by, forward, logits, perturbed
+from .forward import add_noise, emitted_codes, forward, logits
 from .report import Report
 from .slots import Slots
 
@@ -106,7 +106,7 @@ def _plain(slots: Slots) -> tuple[Tensor, _Launched]:
     """A round without drafts: the target reads the roots alone, and every image that moves gets one token."""
     roots, moves = slots.roots, slots.moves
     z = logits(slots, forward(slots, roots.codes[:, None], slots.rows.step(roots, 0, 0, None)), 0)
-    emitted, finite = emitted_by(perturbed(slots, z, 0))
+    emitted, finite = emitted_codes(add_noise(slots, z, 0))
     following = torch.where(moves[:, 0] > 0, emitted[:, 0], roots.codes)
     if slots.proposer is not None:
         slots.proposer.on_plain_step(roots, following, z)
@@ -120,8 +120,8 @@ def check(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Veri
     request, lantern, neighbours = slots.request, slots.request.lantern, slots.tables.neighbours
     features = forward(slots, tree.tokens, slots.rows.step(slots.roots, 0, tree.depths, tree.ancestors))
     z = logits(slots, features, tree.depths)
-    scores = perturbed(slots, z, tree.depths)
-    emitted, finite = emitted_by(scores)
+    scores = add_noise(slots, z, tree.depths)
+    emitted, finite = emitted_codes(scores)
     substitutes = None
     if lantern is None or neighbours is None:  # without LANTERN there is neither
         agrees = exact_agreement(tree, emitted)

@@ -13,11 +13,20 @@ from torch import Tensor, nn
 
 from ..errors import Check
 from ..rules.sampling import guide
+from .batch_invariance import (
+    HALF,
+    FallbackConfig,
+    NearKeys,
+    near_attention,
+    pad_rows,
+    repeat_for_groups,
+    tile_for,
+    tiled_matmul,
+)
 from .cache import KVCache
 from .config import ACTIVATIONS, DecoderConfig
-from .digits import byte_product, sums_whole_numbers
-from .exact import HALF, FallbackConfig, NearKeys, filled, grouped, in_tiles, near_attention, tile_for
-from .kernels import far_attention, has_half_products, onednn_product
+from .kernels import far_attention, onednn_matmul, supports_half_matmul
+from .quantised_matmul import has_exact_sums, quantised_matmul
 from .rotary import Rope, Rotation, rope_tables
 from .rows import AttentionMetadata
 
@@ -43,11 +52,12 @@ class LayerContext(NamedTuple):
         if step.places is not None and config.axes is not None:
             rope = rope_tables(config, rope[0], step.places.flatten(0, 1))
             positions = torch.arange(len(positions), device=positions.device)
-        rotation = Rotation.of(filled(positions, tile), rope, config.num_layers, tile)
+        rotation = Rotation.of(pad_rows(positions, tile), rope, config.num_layers, tile)
         group, near_keys = config.num_heads // config.num_kv_heads, step.near_keys
         if near_keys is not None:
             near_keys = near_keys.of_layers(config.num_kv_heads, group)
-        return cls(len(step.positions), tile, rotation, step.cache_position, grouped(step.mask, group), near_keys)
+        mask = repeat_for_groups(step.mask, group)
+        return cls(len(step.positions), tile, rotation, step.cache_position, mask, near_keys)
 
 
 @contextmanager
@@ -93,8 +103,8 @@ def product(
         y = _widened(x.float(), weight, tile, kind)
         return _plus((y if scale is None else y.mul_(scale)).to(x.dtype), plus)
     multiply = partial(_multiply, weight, scale)
-    alone = not tile or scale is not None and sums_whole_numbers(x, weight)
-    return multiply(x, plus) if alone else in_tiles(multiply, x, plus, tile, kind)
+    alone = not tile or scale is not None and has_exact_sums(x, weight)
+    return multiply(x, plus) if alone else tiled_matmul(multiply, x, plus, tile, kind)
 
 
 def _multiply(weight: Tensor, scale: Tensor | None, x: Tensor, plus: Tensor | None) -> Tensor:
@@ -104,9 +114,9 @@ def _multiply(weight: Tensor, scale: Tensor | None, x: Tensor, plus: Tensor | No
     MKL (docs/performance.md).
     """
     if scale is not None:
-        return _plus(byte_product(x, weight, scale), plus)
+        return _plus(quantised_matmul(x, weight, scale), plus)
     if _draws_on_cpu(x) and x.dtype == torch.float32:
-        return _plus(onednn_product(x, weight), plus)
+        return _plus(onednn_matmul(x, weight), plus)
     if plus is None or torch.is_grad_enabled():
         return _plus(x @ weight, plus)
     return plus.addmm_(x, weight)  # one launch, where a sum apart is two
@@ -126,13 +136,13 @@ def _widened(x: Tensor, weight: Tensor, tile: int, kind: Hashable) -> Tensor:
     """x [N, in] in float32 times weight [in, out], which is widened once, piece by piece: float32 [N, out]."""
     pieces = weight.split(max(PIECE // (4 * len(weight)) // 16 * 16, 16), 1)
     every = ((partial(_multiply, piece.float(), None), (kind, piece.shape)) for piece in pieces)
-    done = [in_tiles(multiply, x, None, tile, one) if tile else multiply(x, None) for multiply, one in every]
+    done = [tiled_matmul(multiply, x, None, tile, one) if tile else multiply(x, None) for multiply, one in every]
     return done[0] if len(done) == 1 else torch.cat(done, 1)
 
 
 def _is_multiplied(weight: Tensor) -> bool:
     """Has this CPU fast products with such numbers? What stands in for missing ones is far slower than float32's."""
-    return weight.dtype in (torch.float32, torch.float64) or weight.dtype in HALF and has_half_products(weight.dtype)
+    return weight.dtype in (torch.float32, torch.float64) or weight.dtype in HALF and supports_half_matmul(weight.dtype)
 
 
 def _draws_on_cpu(x: Tensor) -> bool:
@@ -244,7 +254,7 @@ class Decoder(nn.Module):
 
     image_ids: Tensor
     exact: bool = True
-    """In half precision: do a token's features not depend on the forward that it is in (:mod:`.exact`)?"""
+    """In half precision: do a token's features not depend on the forward that it is in (:mod:`.batch_invariance`)?"""
     fallback: FallbackConfig | None = None
     """Slower operations for devices whose usual ones are not batch-invariant; set when a decoding starts."""
 
@@ -310,7 +320,7 @@ class Decoder(nn.Module):
         """
         x = F.embedding(ids, self.embedding) if inputs is None else inputs.clone()
         shape = x.shape
-        x = filled(x.flatten(0, 1), self.tile)
+        x = pad_rows(x.flatten(0, 1), self.tile)
         frame = LayerContext.of(step, rope, self.config, self.tile)
         with without_cudnn():
             for layer, layer_cache in zip(self.layers, cache.data):
@@ -345,4 +355,4 @@ class Decoder(nn.Module):
         if not self.tile:
             return function(x)
         rows = x.flatten(0, -2)
-        return function(filled(rows, self.tile))[: len(rows)].view(*x.shape[:-1], -1)
+        return function(pad_rows(rows, self.tile))[: len(rows)].view(*x.shape[:-1], -1)

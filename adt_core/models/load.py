@@ -55,8 +55,8 @@ def load(
     dtype: of the transformer, with norm and head in at least float32, and of the text encoder, which is in bfloat16
     instead of float16 because T5 overflows that. The codec is in float32. weights: "int8" or "fp8" to store the
     transformer's matrices so. exact: in half precision, drafts leave the image as it is, at some cost in speed
-    (:mod:`.exact`). Every tensor is read straight to its place on ``device``; ``check`` is called before each
-    and may raise to cancel. The weights can be moved outside of inference mode, as ComfyUI does, even if they were
+    (:mod:`.batch_invariance`). Every tensor is read straight to its place on ``device``; ``check`` is called before
+    each and may raise to cancel. The weights can be moved outside of inference mode, as ComfyUI does, even if they were
     loaded inside it.
     """
     family = family_of(checkpoint)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .exact import NearKeys, aligned
+from .batch_invariance import NearKeys, align_mask
 from .rotary import MropePositions
 
 
@@ -27,8 +27,8 @@ class AttentionMetadata:
 
     positions: [R, n] position ids. cache_length: [R, n] cache cache_length, or a slice when all rows agree.
     mask: [R, 1, n, end], added to attention scores, in the compute dtype; ``end`` cache positions are read.
-    near_keys: in the exact mode (:mod:`.exact`); ``mask`` is that of the far ones then. places: [R, n, 3], where a
-    prompt's tokens are in others than those of their position ids.
+    near_keys: in the exact mode (:mod:`.batch_invariance`); ``mask`` is that of the far ones then. places: [R, n, 3],
+    where a prompt's tokens are in others than those of their position ids.
     """
 
     positions: Tensor
@@ -165,7 +165,7 @@ class BatchRows:
         real = at >= self._blind[:, None]
         visible = (at[:, None] >= at) & (real[:, None] | ~real[..., None])
         positions = (at - self._shifts[:, None]).clamp_min(0)
-        mask = aligned(self._additive(visible))[:, None]
+        mask = align_mask(self._additive(visible))[:, None]
         return AttentionMetadata(positions, slice(0, self.length), mask, places=self._prompt_places(positions))
 
     def _prompt_places(self, positions: Tensor) -> Tensor | None:
@@ -222,7 +222,7 @@ class BatchRows:
         close = there[:, None] & (columns[:, None] >= far_until)
         mask = torch.where(close, seen.gather(2, columns[:, None].expand_as(close)), self._shut)[:, None]
         far = torch.where(self.columns[:end] < far_until, seen, self._shut)[:, None]
-        return replace(step, mask=aligned(far), near_keys=NearKeys(columns, mask.double()))
+        return replace(step, mask=align_mask(far), near_keys=NearKeys(columns, mask.double()))
 
     def _ragged_step(
         self, roots: Roots, last: int, first: int, offsets: Tensor | int, own: Tensor | None

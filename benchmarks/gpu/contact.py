@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from adt_core.engine import pool
-from adt_core.models import exact, kernels
+from adt_core.models import batch_invariance, kernels
 from adt_core.policies import PLAIN
 
 from . import device
@@ -103,7 +103,7 @@ def _attention(rehearse: bool) -> Iterator[dict]:
 
 
 def _edges(tile: int, rehearse: bool) -> Iterator[dict]:
-    with mock.patch.dict(exact.TILE, {"cuda": tile}):
+    with mock.patch.dict(batch_invariance.TILE, {"cuda": tile}):
         target = random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16)
         times = _timed({str(size): call for size, call in forwards_of(target, EDGES).items()}, rehearse)
     for size in EDGES:
@@ -117,7 +117,7 @@ def _images(weights: str | None, rehearse: bool) -> Iterator[dict]:
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {"ADT_TREE_CACHE": folder}):
         for number in (1, 2, 3):
             decoding = job.decoding([PROMPTS[0]])
-            seconds, learning = seconds_of(partial(drawn, decoding)), seconds_of(decoding.learn_costs)
+            seconds, learning = seconds_of(partial(drawn, decoding)), seconds_of(decoding.measure_costs)
             captures = [round.seconds for round in decoding.trace.rounds if round.prepared]
             held = sum(slots.graphs.num_bytes for slots in pool.kept(target.decoder))
             yield {
@@ -135,7 +135,7 @@ def _company(method: str, rehearse: bool) -> Iterator[dict]:
     plain, drafted = (job_of(target, network, name) for name in (PLAIN, method))
     expected = torch.cat([drawn(plain.decoding([prompt])) for prompt in PROMPTS])
     half = target.cells(expected).flatten(1)[:, : target.grid[0] * target.grid[1] // 2]
-    with mock.patch.object(pool, "MOST_POOLED", 1):
+    with mock.patch.object(pool, "MAX_POOLED", 1):
         cases = {
             "alone": (drawn(drafted.decoding(PROMPTS[:1])), expected[:1]),
             "four at once": (drawn(drafted.decoding(PROMPTS)), expected),

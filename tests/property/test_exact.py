@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adt_core import load_target
-from adt_core.models import exact, layers
+from adt_core.models import batch_invariance, layers
 from adt_core.models.rows import Roots
 from adt_core.rules.tree import ancestor_matrix
 from tests.reading import Reader
@@ -117,7 +117,7 @@ def test_it_takes_the_mode(runtime, monkeypatch, on):
 
 @pytest.mark.parametrize("dtype, tile", [(torch.bfloat16, 4), (torch.float16, 4), (torch.float32, 0)], ids=str)
 def test_only_half_precision_needs_the_mode(dtype, tile):
-    assert target(dtype).decoder.tile == exact.tile_for(dtype, torch.device("cpu")) == tile
+    assert target(dtype).decoder.tile == batch_invariance.tile_for(dtype, torch.device("cpu")) == tile
 
 
 @pytest.mark.parametrize("near", [None, NEAR], ids=["all keys near", "far keys"])

@@ -71,7 +71,7 @@ def test_no_deeper_tree_is_chosen_or_measured_than_is_drafted(models, monkeypatc
     target, network = models
     decoding = run(target, network, PROMPTS, drafting=AUTO, profile=costs("chain", once=0.02, each=0.002))
     assert {share.depth_asked for round in decoding.trace.rounds for share in round.images} <= set(range(6))
-    run(target, network, PROMPTS[:1], drafting=AUTO).learn_costs()
+    run(target, network, PROMPTS[:1], drafting=AUTO).measure_costs()
     assert max(depths) == 5
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from adt_core.engine import graphs
-from adt_core.engine.graphs import CudaRecorder, Graphs, recorder_for
+from adt_core.engine.graphs import CudaRecorder, Graphs, make_recorder
 
 DEVICES = itertools.count()
 
@@ -141,11 +141,11 @@ def test_a_capture_that_fails_leaves_the_others_as_they_are(device):
 
 
 def test_there_are_no_more_recorders_than_streams(device):
-    alive = [recorder_for(device) for _ in range(32)]
+    alive = [make_recorder(device) for _ in range(32)]
     assert len(set(map(stream_of, alive))) == 32
-    assert recorder_for(device) is None
+    assert make_recorder(device) is None
     alive.pop()
-    assert recorder_for(device) is not None
+    assert make_recorder(device) is not None
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("not permitted")], ids=["captured", "failed"])

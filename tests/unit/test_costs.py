@@ -17,8 +17,8 @@ from adt_core import AdtError, Decoding, Drafting
 from adt_core.app.jobs import Job, decode, drawing, warm_up
 from adt_core.engine import graphs, pool
 from adt_core.engine.device import measuring, profiles
-from adt_core.engine.memory import MEMORY_SHARE
-from adt_core.models.exact import TILE
+from adt_core.engine.device.memory import MEMORY_SHARE
+from adt_core.models.batch_invariance import TILE
 from adt_core.policies import CostProfile
 from adt_core.policies.auto import SIZES
 from adt_core.policies.costs import built_in, rounded
@@ -197,7 +197,7 @@ def test_damaged_counts_make_a_stranger_of_a_profile(cache, field, value):
 
 def learned(target, drafter, images=1, **options):
     decoding = run(target, drafter, ("a cat", "a dog", "fog")[:images], drafting=Drafting("auto"), **options)
-    decoding.learn_costs()
+    decoding.measure_costs()
     return decoding
 
 
@@ -249,7 +249,7 @@ def test_nothing_is_measured(models, cache, why):
     drafting = Drafting("eagle2" if why == "another method" else "auto")
     given = PROFILE if why == "a given profile" else None
     decoding = run(target, drafter, drafting=drafting, profile=given)
-    decoding.learn_costs()
+    decoding.measure_costs()
     assert not cache.exists()
 
 
@@ -296,7 +296,7 @@ def test_a_warm_up_measures_so_that_what_is_timed_after_it_knows_the_costs(model
 def test_a_warm_up_that_draws_the_whole_image_measures_once(models, cache, monkeypatch):
     """As on a GPU. Measured twice, a lack of memory would come twice, and a doubt would count twice."""
     learn = mock.Mock()
-    monkeypatch.setattr(Decoding, "learn_costs", learn)
+    monkeypatch.setattr(Decoding, "measure_costs", learn)
     monkeypatch.setattr(Decoding, "is_replayed", True)
     warm_up(Job(models[0], Recipe(drafting=Drafting("auto")), models[1]).decoding(["a cat"]))
     assert learn.call_count == 1
@@ -313,7 +313,7 @@ def test_measuring_changes_neither_the_image_nor_the_state_of_random_numbers(mod
     target, drafter = models
     decoding = run(target, drafter, drafting=Drafting("auto"))
     codes, state = decoding.codes.clone(), torch.get_rng_state()
-    decoding.learn_costs()
+    decoding.measure_costs()
     assert torch.equal(decoding.codes, codes) and torch.equal(torch.get_rng_state(), state)
 
 
@@ -356,9 +356,9 @@ def test_a_card_without_room_for_measuring_keeps_what_it_has(models, cache, monk
     target, drafter = models
     decoding = run(target, drafter, ("a cat",), drafting=Drafting("auto"))
     released = mock.Mock()
-    monkeypatch.setattr("adt_core.engine.memory.free_bytes", lambda device: free)
+    monkeypatch.setattr("adt_core.engine.device.memory.free_bytes", lambda device: free)
     monkeypatch.setattr(pool, "release", released)
-    decoding.learn_costs()
+    decoding.measure_costs()
     assert cache.exists() is measured and released.called is measured
 
 
@@ -370,7 +370,7 @@ def test_nothing_is_measured_without_room_for_it(models, cache, monkeypatch):
     total = (weights + decoding.memory_required()) / MEMORY_SHARE  # enough for the image
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
     monkeypatch.setattr(measuring, "run_round", mock.Mock(side_effect=AssertionError("it was measured")))
-    decoding.learn_costs()
+    decoding.measure_costs()
     assert not cache.exists()
 
 

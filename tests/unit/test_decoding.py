@@ -12,7 +12,7 @@ from adt_core.drafters import Proposer
 from adt_core.drafters.eagle import EagleProposer
 from adt_core.drafters.repeat import RepeatDrafter
 from adt_core.engine.device import profiles
-from adt_core.engine.memory import MEMORY_SHARE
+from adt_core.engine.device.memory import MEMORY_SHARE
 from adt_core.policies import PLAIN, POLICIES, CostProfile
 from adt_core.policies.costs import built_in
 from adt_core.rules.tree import chain

@@ -11,7 +11,7 @@ from adt_core.engine.device import invariance
 from adt_core.engine.device.invariance import CHAIN, COLUMNS, COMPANY, TREE
 from adt_core.engine.request import Request
 from adt_core.models import layers
-from adt_core.models.exact import NEAR, TILE, FallbackConfig
+from adt_core.models.batch_invariance import NEAR, TILE, FallbackConfig
 from adt_core.models.rows import BatchRows
 from adt_core.policies import PLAIN
 from adt_core.runtime import new_runtime
@@ -154,7 +154,7 @@ def far_keys(monkeypatch):
             return (scores.softmax(-1) @ values.double() * wrong(q.shape[2])).to(q.dtype), scores.logsumexp(-1).float()
 
         monkeypatch.setattr(Request, "replayed", True)  # prompts are padded as on a GPU
-        monkeypatch.setattr("adt_core.engine.request.near_on", lambda *model: NEAR)
+        monkeypatch.setattr("adt_core.engine.request.near_window", lambda *model: NEAR)
         monkeypatch.setattr(layers, "far_attention", kernel)
 
     return attention
@@ -213,7 +213,7 @@ def test_where_nothing_helps_nothing_is_drafted(target, monkeypatch, caplog):
 @pytest.mark.parametrize("dtype, exact", [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)])
 def test_a_device_without_the_mode_is_told_where_somebody_relies_on_it(monkeypatch, caplog, dtype, exact):
     """Such as Apple's GPUs. Drafts stay, because a device may be exact all the same."""
-    monkeypatch.setattr("adt_core.models.exact.TILE", {})
+    monkeypatch.setattr("adt_core.models.batch_invariance.TILE", {})
     target = load_target(dtype=dtype, exact=exact)
     drafted = decode(decoding_of(target, drafter=load_drafter("jacobi", target)))
     expected = invariance.NO_MODE if dtype == torch.bfloat16 and exact else invariance.InvarianceReport()
@@ -242,7 +242,7 @@ def test_a_verdict_is_remembered_for_the_weights_and_what_they_are_multiplied_by
     file.write_text(json.dumps(kept), encoding="utf-8")
     assert settled() == found and len(tries) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(invariance, "said_of_products", lambda: ["TF32"])
+        patch.setattr(invariance, "reduced_precision_settings", lambda: ["TF32"])
         assert settled() == found and len(tries) == 3
         patch.setattr(target.decoder.layers[0], "down", torch.nn.Parameter(-target.decoder.layers[0].down, False))
         assert settled() == found and len(tries) == 4

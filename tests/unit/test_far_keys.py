@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.engine.device.invariance import COMPANY, InvarianceReport
 from adt_core.engine.request import Request
-from adt_core.models import exact, layers
+from adt_core.models import batch_invariance, layers
 from tests.drafted import METHODS, run
 from tests.layouts.emu3 import write_emu3
 from tests.tiny import write_tiny_checkpoint
@@ -43,7 +43,7 @@ def by_blocks(q, keys, values, mask):
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(Request, "replayed", True)
-    monkeypatch.setattr("adt_core.engine.request.near_on", lambda *model: exact.NEAR)
+    monkeypatch.setattr("adt_core.engine.request.near_window", lambda *model: batch_invariance.NEAR)
     monkeypatch.setattr(layers, "far_attention", by_blocks)
 
 

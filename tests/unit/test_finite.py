@@ -54,7 +54,7 @@ def test_a_replayed_round_says_so_too(runtime, loaded, monkeypatch):
     target, drafters = loaded(torch.float64)
     tape = Tape()
     monkeypatch.setattr(Request, "replayed", True)
-    monkeypatch.setattr("adt_core.engine.queue.recorder_for", lambda device: tape)
+    monkeypatch.setattr("adt_core.engine.queue.make_recorder", lambda device: tape)
     draw(target, drafters, "merged")
     assert tape.captured and not runtime.graph_failures
     target.decoder.layers[-1].down.data[3, 5] = torch.nan

@@ -49,7 +49,7 @@ def as_on_a_gpu(monkeypatch, target):
 
     def begin(recorder):
         monkeypatch.setattr(Request, "replayed", True)
-        monkeypatch.setattr("adt_core.engine.queue.recorder_for", lambda device: recorder)
+        monkeypatch.setattr("adt_core.engine.queue.make_recorder", lambda device: recorder)
         return recorder
 
     yield begin
@@ -70,7 +70,7 @@ def test_what_rounds_cost_is_measured_with_graphs(target, drafters, tape, tmp_pa
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
     decoding = run(target, drafters["network"], PROMPTS[:images], drafting=Drafting("auto"))
     before = tape.captured
-    decoding.learn_costs()
+    decoding.measure_costs()
     sizes = 1 + len(measuring.CHAINS) + 2 * len(measuring.TREES)
     assert (
         0 < tape.captured - before <= sizes + 2
@@ -229,7 +229,7 @@ def test_methods_that_take_turns_each_find_their_own(target, drafters, tape):
 
 
 def test_what_is_kept_is_bounded(target, drafters, tape, monkeypatch):
-    monkeypatch.setattr(pool, "MOST_POOLED", 2)
+    monkeypatch.setattr(pool, "MAX_POOLED", 2)
     held = []
     for seed in range(4):
         sampling = Sampling(temperature=1.0 + seed)
@@ -344,7 +344,7 @@ def test_a_driver_without_memory_is_torch_without_memory(target, drafters, as_on
 
 
 def test_no_graphs_on_other_devices_or_where_they_are_switched_off(target, tape, monkeypatch):
-    assert graphs.recorder_for(torch.device("cpu")) is None
+    assert graphs.make_recorder(torch.device("cpu")) is None
     monkeypatch.setenv(graphs.SWITCH, "0")
     run(target, None, PROMPTS[:1])
     assert tape.captured == 0

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adt_core import load_target
-from adt_core.models import exact, layers
+from adt_core.models import batch_invariance, layers
 from adt_core.runtime import new_runtime
 from tests.drafted import run
 
@@ -22,29 +22,29 @@ def test_the_trace_says_whether_it_is_exact(tiny, monkeypatch):
 def test_a_lack_of_memory_is_not_taken_for_a_missing_kernel(runtime, monkeypatch):
     """Tried again, there is one, and else all keys would be added in float64 for the rest of the process."""
     full = torch.cuda.OutOfMemoryError("CUDA out of memory.")
-    monkeypatch.setattr(exact, "far_attention", mock.Mock(side_effect=[full, None]))
+    monkeypatch.setattr(batch_invariance, "far_attention", mock.Mock(side_effect=[full, None]))
     model = torch.device("cpu"), torch.bfloat16, 64
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        exact.near_on(*model)
-    assert exact.near_on(*model) == exact.NEAR
+        batch_invariance.near_window(*model)
+    assert batch_invariance.near_window(*model) == batch_invariance.NEAR
 
 
 def test_a_model_asks_for_the_kernel_of_its_own_kind(tiny, monkeypatch):
     """Older GPUs have it in float16 and not in bfloat16."""
     asked = []
-    monkeypatch.setattr("adt_core.engine.request.near_on", lambda *model: asked.append(model))
+    monkeypatch.setattr("adt_core.engine.request.near_window", lambda *model: asked.append(model))
     target = load_target(tiny / "target", dtype=torch.float16)
     run(target)
     assert set(asked) == {(torch.device("cpu"), torch.float16, target.decoder.config.head_dim)}
 
 
 def test_of_the_kernel_of_amds_gpus_nothing_is_known(monkeypatch):
-    monkeypatch.setattr(exact, "far_attention", lambda *_: None)
+    monkeypatch.setattr(batch_invariance, "far_attention", lambda *_: None)
     model = torch.device("cpu"), torch.float16, 64
-    for version, near in ((None, exact.NEAR), ("6.4", None)):
+    for version, near in ((None, batch_invariance.NEAR), ("6.4", None)):
         monkeypatch.setattr(torch.version, "hip", version)
         with new_runtime():
-            assert exact.near_on(*model) == near
+            assert batch_invariance.near_window(*model) == near
 
 
 @pytest.mark.parametrize("even", [True, False], ids=["the same bits", "other bits"])
@@ -56,9 +56,9 @@ def test_all_rows_are_multiplied_at_once_where_that_has_the_bits_of_tiles(runtim
         return added.add_(rows[:, :3] if even else rows[:, :3] * len(rows))
 
     expected = torch.cat([multiply(*parts) for parts in zip(x.split(4), plus.clone().split(4))])
-    exact.in_tiles(multiply, x, plus.clone(), 4, "a kind of product")
+    batch_invariance.tiled_matmul(multiply, x, plus.clone(), 4, "a kind of product")
     asked.clear()
-    assert exact.in_tiles(multiply, x, plus.clone(), 4, "a kind of product").equal(expected)
+    assert batch_invariance.tiled_matmul(multiply, x, plus.clone(), 4, "a kind of product").equal(expected)
     assert asked == ([12] if even else [4, 4, 4])
 
 
@@ -96,7 +96,7 @@ def test_a_weight_of_bytes_is_widened_once_for_all_rows(runtime, monkeypatch, ev
 @torch.inference_mode()
 def test_what_a_cpu_can_not_multiply_is_widened(monkeypatch, dtype, fast):
     """Those that have products in bfloat16 need not have them in float16."""
-    monkeypatch.setattr(layers, "has_half_products", lambda asked: asked == fast)
+    monkeypatch.setattr(layers, "supports_half_matmul", lambda asked: asked == fast)
     with Seen() as seen:
         layers.product(torch.randn(4, 64).to(dtype), torch.randn(64, 96).to(dtype))
     assert seen.multiplied == {dtype if dtype == fast else torch.float32}

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adt_core import load_drafter, load_target
-from adt_core.models import exact, layers, rotary
+from adt_core.models import batch_invariance, layers, rotary
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import LayerContext
 from adt_core.models.rotary import rope_tables
@@ -122,8 +122,8 @@ def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
 def test_an_exact_layer_is_few_operations_more(tiny, monkeypatch, near, most):
     """Thirteen, rows that fill up a tile, and attention in two parts: one of them is torch's kernel."""
     monkeypatch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
-    monkeypatch.setitem(exact.TILE, "cpu", 8)
-    monkeypatch.setattr(layers, "has_half_products", lambda dtype: True)  # as a GPU has
+    monkeypatch.setitem(batch_invariance.TILE, "cpu", 8)
+    monkeypatch.setattr(layers, "supports_half_matmul", lambda dtype: True)  # as a GPU has
     decoder = load_target(tiny / "target", dtype=torch.bfloat16).decoder
     rows, cache = BatchRows([[1, 2], [3]], 16, decoder.embedding), KVCache(decoder.config, 2, 16, decoder.embedding)
     config, heads = replace(decoder.config, num_layers=32), decoder.config.num_heads
@@ -131,7 +131,7 @@ def test_an_exact_layer_is_few_operations_more(tiny, monkeypatch, near, most):
     monkeypatch.setattr(layers, "far_attention", lambda *_: seen)
     step = rows.near_apart(rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 4), 3), 6, near)
     frame = LayerContext.of(step, rope_tables(config, decoder.embedding), config, decoder.tile)
-    x = exact.filled(torch.randn(2 * 3, config.hidden_size).to(decoder.dtype), decoder.tile)
+    x = batch_invariance.pad_rows(torch.randn(2 * 3, config.hidden_size).to(decoder.dtype), decoder.tile)
     with Operations() as operations:
         decoder.layers[0](x, frame, cache.data[0])
     assert len(operations.names) + (near is not None) <= most, operations.names

@@ -101,7 +101,7 @@ def launched(runtime, monkeypatch):
         if DEVICE == "cuda":
             return monkeypatch.setenv(graphs.SWITCH, "1" if recorder else "0")
         monkeypatch.setattr(Request, "replayed", fixed)
-        monkeypatch.setattr("adt_core.engine.queue.recorder_for", lambda device: recorder)
+        monkeypatch.setattr("adt_core.engine.queue.make_recorder", lambda device: recorder)
 
     return choose
 

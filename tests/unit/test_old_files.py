@@ -18,7 +18,7 @@ from adt_core.app.jobs import Job
 from adt_core.engine.device import profiles
 from adt_core.lab.benchmark import PRESETS, RUNS, Benchmark
 from adt_core.lab.records import open_records
-from adt_core.models.exact import TILE
+from adt_core.models.batch_invariance import TILE
 from adt_core.policies import CostProfile
 from adt_core.policies.recipe import Recipe
 

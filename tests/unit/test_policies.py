@@ -4,7 +4,7 @@ import pytest
 
 from adt_core import AdtError, Drafting
 from adt_core.drafters import drafter_defaults
-from adt_core.models.exact import NEAR, TILE
+from adt_core.models.batch_invariance import NEAR, TILE
 from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Policy, Scene, Shape, Slot, Source, options
 from adt_core.rules.trace import ImageRound, Round
 from tests.drafted import costs

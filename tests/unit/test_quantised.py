@@ -10,8 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from adt_core import load_target
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
-from adt_core.models import digits as digits_module
-from adt_core.models import layers, quantised
+from adt_core.models import layers, quantised, quantised_matmul
 from adt_core.models.layers import MATRICES, product
 from tests.drafted import run
 from tests.reading import logits_behind
@@ -108,7 +107,7 @@ class OnGPU(torch.Tensor):
 def digits(runtime, monkeypatch):
     """The module, on a GPU that multiplies int8 and fp8 and has not been checked yet."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    return digits_module
+    return quantised_matmul
 
 
 @HALVES
@@ -118,9 +117,9 @@ def test_on_a_gpu_a_product_reads_the_bytes_that_are_stored(digits, kind, dtype)
     stored, scale, x = stored_weight(kind, 256, 512)
     read = []
     for given in (x.to(dtype), x.to(dtype).as_subclass(OnGPU)):
-        digits.byte_product(given, stored, scale)  # the first time, a GPU is tried
+        digits.quantised_matmul(given, stored, scale)  # the first time, a GPU is tried
         with Traffic(stored) as traffic:
-            digits.byte_product(given, stored, scale)
+            digits.quantised_matmul(given, stored, scale)
         read.append(traffic.bytes)
     assert 0 < read[1] <= 1.3 * stored.numel() < read[0]
 
@@ -132,19 +131,19 @@ def test_digits_are_as_exact_as_converted_weights(digits, kind, dtype, rows):
     stored, scale, x = stored_weight(kind, 1024, 64)
     x = x.repeat(7, 1)[:rows].to(dtype).as_subclass(OnGPU)
     exact = x.double() @ (stored.double() * scale.double())
-    found = digits.byte_product(x, stored, scale)
+    found = digits.quantised_matmul(x, stored, scale)
     error = (found.double() - exact).abs().max() / exact.abs().max()
     assert found.dtype == dtype and error <= torch.finfo(dtype).eps
-    assert digits.byte_product(torch.zeros_like(x), stored, scale).abs().max() == 0
+    assert digits.quantised_matmul(torch.zeros_like(x), stored, scale).abs().max() == 0
 
 
 @pytest.mark.parametrize("kind, asked", [("int8", [12]), pytest.param("fp8", [4, 4, 4, 12], marks=FP8.marks)])
 def test_sums_of_whole_numbers_need_no_tiles(digits, monkeypatch, kind, asked):
     """They are the same in any order. Of other sums it is tried first whether tiles are needed."""
     stored, scale, x = stored_weight(kind, 256, 512)
-    multiply = mock.Mock(side_effect=digits.byte_product)
-    monkeypatch.setattr(layers, "byte_product", multiply)
-    monkeypatch.setattr(layers, "sums_whole_numbers", digits.sums_whole_numbers)
+    multiply = mock.Mock(side_effect=digits.quantised_matmul)
+    monkeypatch.setattr(layers, "quantised_matmul", multiply)
+    monkeypatch.setattr(layers, "has_exact_sums", digits.has_exact_sums)
     product(x.repeat(4, 1).bfloat16().as_subclass(OnGPU), stored, scale, tile=4)
     assert [len(call.args[0]) for call in multiply.call_args_list] == asked
 
@@ -187,10 +186,10 @@ def test_digits_are_for_gpus_that_multiply_bytes(digits, monkeypatch, capability
     x, used = torch.ones(1, 32, dtype=dtype).as_subclass(OnGPU), []
     for kind, stored in quantised.KINDS.items():
         weight = torch.ones(32, 32).to(stored).t()[:, cut:]
-        digits.byte_product(x, weight, torch.ones(32 - cut))  # tried, and from now on used, if it may be
+        digits.quantised_matmul(x, weight, torch.ones(32 - cut))  # tried, and from now on used, if it may be
         monkeypatch.setattr(digits, f"{kind}_digits", lambda *_, kind=kind: used.append(kind))
-        digits.byte_product(x, weight, torch.ones(32 - cut))
-        digits.byte_product(x.as_subclass(torch.Tensor), weight, torch.ones(32 - cut))  # not on a GPU
+        digits.quantised_matmul(x, weight, torch.ones(32 - cut))
+        digits.quantised_matmul(x.as_subclass(torch.Tensor), weight, torch.ones(32 - cut))  # not on a GPU
     assert used == kinds
 
 
@@ -205,13 +204,13 @@ def test_digits_are_tried_before_they_are_used(digits, monkeypatch, caplog, kind
 
     def double(x, weight, scale):
         wrong = len(x) > 64 or "130" not in said
-        return (1 + wrong) * digits.byte_product(x.as_subclass(torch.Tensor), weight, scale)
+        return (1 + wrong) * digits.quantised_matmul(x.as_subclass(torch.Tensor), weight, scale)
 
     stored, scale, x = stored_weight(kind, 64, 32)
     monkeypatch.setattr(digits, f"{kind}_digits", double if "wrong" in said else refuse)
-    converted = digits.byte_product(x.to(dtype), stored, scale)
+    converted = digits.quantised_matmul(x.to(dtype), stored, scale)
     for _ in range(2):
-        assert digits.byte_product(x.to(dtype).as_subclass(OnGPU), stored, scale).equal(converted)
+        assert digits.quantised_matmul(x.to(dtype).as_subclass(OnGPU), stored, scale).equal(converted)
     (message,) = caplog.messages
     assert said in message and "More" not in message
 
@@ -223,6 +222,6 @@ def test_a_lack_of_memory_is_not_taken_for_what_the_device_can_do(digits, monkey
     working = mock.Mock(wraps=digits.int8_digits, side_effect=[full, *[mock.DEFAULT] * 9])
     monkeypatch.setattr(digits, "int8_digits", working)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        digits.byte_product(x.half().as_subclass(OnGPU), stored, scale)
-    digits.byte_product(x.half().as_subclass(OnGPU), stored, scale)
+        digits.quantised_matmul(x.half().as_subclass(OnGPU), stored, scale)
+    digits.quantised_matmul(x.half().as_subclass(OnGPU), stored, scale)
     assert working.call_count == 2 + len(digits._TRIED) and not caplog.records, "tried again, and then used"

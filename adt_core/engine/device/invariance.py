@@ -1,9 +1,9 @@
 """Trial of batch invariance: whether a token's features are bitwise equal in every forward on this device.
 
-The batch-invariant mode (:mod:`..models.exact`) relies on the order of sums in libraries: a row of a matrix product
-must depend neither on its index nor on the other rows, and an attention kernel must add keys in the order of their
-cache positions. No library guarantees that. So the trial reads tokens one by one and again as rounds read them, with
-the first layers of the loaded weights, and compares features and logits.
+The batch-invariant mode (:mod:`adt_core.models.batch_invariance`) relies on the order of sums in libraries: a row of a
+matrix product must depend neither on its index nor on the other rows, and an attention kernel must add keys in the
+order of their cache positions. No library guarantees that. So the trial reads tokens one by one and again as rounds read
+them, with the first layers of the loaded weights, and compares features and logits.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ...drafters.jacobi import JacobiDrafter
 from ...errors import is_out_of_memory
-from ...models.exact import ALIGNED, HALF, FallbackConfig
-from ...models.kernels import said_of_products
+from ...models.batch_invariance import HALF, MASK_ALIGNMENT, FallbackConfig
+from ...models.kernels import reduced_precision_settings
 from ...models.layers import MATRICES
 from ...models.rows import Roots
 from ...models.target import EncodedPrompt, Target
@@ -102,7 +102,7 @@ NO_MODE = InvarianceReport(
     remark="This device has no batch-invariant mode: in half precision, drafts may change the image; "
     "use float32 to avoid this."
 )
-"""Report for devices that :data:`..models.exact.TILE` does not list, such as Apple's and Intel's GPUs."""
+"""Report for devices that :data:`..models.batch_invariance.TILE` does not list, such as Apple's and Intel's GPUs."""
 
 
 def invariance_report(request: Request) -> InvarianceReport:
@@ -147,8 +147,9 @@ def report_name(request: Request) -> str:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
     samples = [layer.get_parameter(matrix).flatten()[:WEIGHT_SAMPLE].float().sum() for matrix in MATRICES]
     weights = torch.stack(samples).tolist()
-    parts = VERSION, where, torch.__version__, torch.version.cuda, *said_of_products(), decoder.dtype, decoder.weights
-    return ", ".join(map(str, (*parts, decoder.config, weights, request.groups, request.threads)))
+    libraries = VERSION, where, torch.__version__, torch.version.cuda, *reduced_precision_settings()
+    model = decoder.dtype, decoder.weights, decoder.config, weights
+    return ", ".join(map(str, (*libraries, *model, request.groups, request.threads)))
 
 
 def _run_trial(request: Request) -> InvarianceReport:
@@ -303,7 +304,7 @@ class _Trial:
         used = self._start + first + slots.rows.cache_offset + codes.shape[1]
         columns = len(slots.rows.columns)
         if all_columns or self._request.replayed:
-            roots.columns = columns if all_columns else min(-(-used // ALIGNED) * ALIGNED, columns)
+            roots.columns = columns if all_columns else min(-(-used // MASK_ALIGNMENT) * MASK_ALIGNMENT, columns)
         offsets = depths.expand(images, -1) if isinstance(depths, Tensor) else depths
         features = forward(slots, codes, slots.rows.step(roots, 0, offsets, visible.expand(images, -1, -1)))
         z = self._request.target.decoder.logits(features, self._request.sampling.guidance)

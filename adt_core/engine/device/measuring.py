@@ -20,12 +20,12 @@ from ...policies import NO_DRAFTS, CostProfile, Source
 from ...policies.auto import shape_of
 from ...policies.costs import Curve, rounded
 from .. import pool
-from ..graphs import why_off
-from ..memory import lack_of_room, lack_on_gpu
+from ..graphs import disabled_reason
 from ..queue import ImageQueue
 from ..request import Request
 from ..round import run_round
 from ..slots import Slots
+from .memory import cpu_memory_shortage, gpu_memory_shortage
 
 CHAINS, TREES = (0, 4, 16, 31), (0, 8, 31, 63)
 """Numbers of drafts that are timed; costs of others lie on lines between them. With guidance and one image a GPU's
@@ -57,7 +57,7 @@ def name_of(request: Request) -> str:
         numbers += f", tiles of {decoder.tile}"
     if decoder.fallback is not None and not decoder.fallback.far:
         numbers += ", no far keys"
-    if request.replayed and why_off(decoder):
+    if request.replayed and disabled_reason(decoder):
         where += ", no graphs"
     return f"{where}, torch {torch.__version__}; {model}, {numbers}; {sources} {size}; {rows}"[:200]
 
@@ -69,7 +69,7 @@ def measure(request: Request, images: int, codes: Tensor) -> CostProfile:
     """
     began = time.perf_counter()
     request = replace(request, prefix=codes[:, : max(request.start, request.target.length // 2)])
-    if said := lack_of_room(request, SETS * images) or lack_on_gpu(request, SETS * images):
+    if said := cpu_memory_shortage(request, SETS * images) or gpu_memory_shortage(request, SETS * images):
         raise MemoryError(said)
     pool.release(request.target.decoder)  # or there might be too little memory for more sets of slots
     plain = _Rounds(request, None, images)

@@ -1,6 +1,6 @@
 """What a decoding may take of the machine's own memory. A system that runs out of it kills the process, without a word.
 
-A GPU says so itself: then fewer images are drawn at once (:mod:`.decoding`). Its free memory is looked at beforehand
+A GPU says so itself: then fewer images are drawn at once (:mod:`..decoding`). Its free memory is looked at beforehand
 only for work that may be skipped, such as measuring.
 """
 
@@ -11,21 +11,21 @@ import math
 import psutil
 import torch
 
-from ..errors import AdtError
-from . import pool
-from .request import Request
+from ...errors import AdtError
+from .. import pool
+from ..request import Request
 
 MEMORY_SHARE = 0.8
 """Share of the machine's memory for weights, caches, trees and noise together."""
 
 
-def check_room(request: Request, at_once: int) -> None:
+def check_memory(request: Request, at_once: int) -> None:
     """AdtError if so many images at once would take too much."""
-    if said := lack_of_room(request, at_once):
+    if said := cpu_memory_shortage(request, at_once):
         raise AdtError(said)
 
 
-def lack_of_room(request: Request, at_once: int) -> str:
+def cpu_memory_shortage(request: Request, at_once: int) -> str:
     """What is wrong if the weights are on the CPU, and so many images at once take too much beside them; else ""."""
     decoder = request.target.decoder
     if decoder.embedding.device.type != "cpu":
@@ -42,7 +42,7 @@ def lack_of_room(request: Request, at_once: int) -> str:
     )
 
 
-def lack_on_gpu(request: Request, at_once: int) -> str:
+def gpu_memory_shortage(request: Request, at_once: int) -> str:
     """What is wrong if the weights are on a GPU, and its free memory is too little for so many images; else ""."""
     decoder = request.target.decoder
     needed, free = request.slots_bytes(at_once), free_bytes(decoder.embedding.device) + pool.held_bytes(decoder)

@@ -32,7 +32,7 @@ TILE = {"cuda": 64, "meta": 64, "cpu": 4}
 in which it reads the weights once. On CPUs single rows are multiplied by other kernels."""
 NEAR = 32
 """Positions before a token whose keys are near. Trees are no deeper."""
-ALIGNED = 8
+MASK_ALIGNMENT = 8
 """A GPU's attention kernels want the rows of a mask to begin at multiples of so many numbers. Otherwise torch copies
 the mask in every layer, or the kernel of far keys refuses it."""
 
@@ -43,7 +43,7 @@ def tile_for(dtype: torch.dtype, device: torch.device) -> int:
 
 
 @cached_per_runtime
-def near_on(device: torch.device, dtype: torch.dtype, width: int) -> int | None:
+def near_window(device: torch.device, dtype: torch.dtype, width: int) -> int | None:
     """Positions before a token whose keys are near; None for all, where torch has no kernel for far ones.
 
     dtype: of the model. width: numbers of a head. Older GPUs have the kernel in float16 alone. AMD's GPUs have another
@@ -68,7 +68,7 @@ class FallbackConfig(NamedTuple):
     far: bool = True
 
 
-def in_tiles(
+def tiled_matmul(
     multiply: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, plus: Tensor | None, tile: int, kind: Hashable
 ) -> Tensor:
     """``multiply(x, plus)`` of rows x [N, in] and plus [N, out] or None, with the bits of ``tile`` rows at a time.
@@ -90,7 +90,7 @@ def in_tiles(
     return parts
 
 
-def filled(x: Tensor, tile: int) -> Tensor:
+def pad_rows(x: Tensor, tile: int) -> Tensor:
     """Rows x [N, ...] with zeros behind them up to a multiple of ``tile``; as they are if it is 0."""
     missing = -len(x) % tile if tile else 0
     return F.pad(x, (0, 0) * (x.ndim - 1) + (0, missing)) if missing else x
@@ -108,7 +108,7 @@ class NearKeys(NamedTuple):
 
     def of_layers(self, heads: int, group: int) -> NearKeys:
         """For layers in which groups of so many heads share their keys. heads: of keys."""
-        mask = grouped(self.mask, group).expand(-1, heads, -1, -1)
+        mask = repeat_for_groups(self.mask, group).expand(-1, heads, -1, -1)
         return self._replace(mask=mask.flatten(0, 1))  # made once, where every layer would copy it
 
     def take(self, cache: Tensor, end: int) -> Tensor:
@@ -136,12 +136,12 @@ def near_attention(q: Tensor, entries: Tensor, mask: Tensor, far: tuple[Tensor, 
     return torch.addcmul((weights[..., :-1] @ values).view(q.shape), out, weights[..., -1:].view(*q.shape[:3], 1))
 
 
-def grouped(mask: Tensor, group: int) -> Tensor:
+def repeat_for_groups(mask: Tensor, group: int) -> Tensor:
     """A mask [R, 1, n, w] for every query of a group of heads that share their keys: [R, 1, g * n, w], aligned."""
-    return mask if group == 1 else aligned(mask.repeat(1, 1, group, 1))
+    return mask if group == 1 else align_mask(mask.repeat(1, 1, group, 1))
 
 
-def aligned(mask: Tensor) -> Tensor:
-    """The same mask [..., end] in memory whose rows begin at multiples of :data:`ALIGNED` numbers."""
-    missing = -mask.shape[-1] % ALIGNED
+def align_mask(mask: Tensor) -> Tensor:
+    """The same mask [..., end] in memory whose rows begin at multiples of :data:`MASK_ALIGNMENT` numbers."""
+    missing = -mask.shape[-1] % MASK_ALIGNMENT
     return F.pad(mask, (0, missing))[..., : mask.shape[-1]] if missing else mask

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import is_out_of_memory
 from ..runtime import cached_per_runtime
-from .kernels import fp8_product, int8_product
+from .kernels import fp8_matmul, int8_matmul
 
 _DIGITS = {torch.bfloat16: 2, torch.float16: 3}
 """Digits of float8_e4m3fn, of 4 bits each, that hold an activation's significant bits: 8 of bfloat16, 11 of float16."""
@@ -24,7 +24,7 @@ _TRIED = (1, 3, 64, 130)
 """Rows with which products are tried: of plain steps, of a tile, and of a large tree."""
 
 
-def byte_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+def quantised_matmul(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """x [M, in] times what ``weight * scale`` says, in x's dtype and to its precision: [M, out].
 
     weight: [in, out], int8 or float8_e4m3fn, stored as [out, in]. scale: [out], float32 or float64. By digits on an
@@ -34,8 +34,8 @@ def byte_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return _by_digits(x, weight, scale) if _has_digits(x, weight) else _converted(x, weight, scale)
 
 
-def sums_whole_numbers(x: Tensor, weight: Tensor) -> bool:
-    """Is every sum of :func:`byte_product` one of whole numbers, and so exact in any order?"""
+def has_exact_sums(x: Tensor, weight: Tensor) -> bool:
+    """Is every sum of :func:`quantised_matmul` one of whole numbers, and so exact in any order?"""
     return weight.dtype == torch.int8 and _has_digits(x, weight)
 
 
@@ -48,10 +48,10 @@ def _has_digits(x: Tensor, weight: Tensor) -> bool:
         return False
     multiple, _ = _NEEDED[weight.dtype]
     fits = weight.shape[0] % multiple == 0 and weight.shape[1] % multiple == 0
-    return fits and is_able(x.device, weight.dtype) and _work_here(x.device, x.dtype, weight.dtype)
+    return fits and supports_byte_matmul(x.device, weight.dtype) and _work_here(x.device, x.dtype, weight.dtype)
 
 
-def is_able(device: torch.device, stored: torch.dtype) -> bool:
+def supports_byte_matmul(device: torch.device, stored: torch.dtype) -> bool:
     """Can a GPU of NVIDIA multiply with bytes of this dtype, as far as its compute capability says?"""
     return torch.cuda.get_device_capability(device) >= _NEEDED[stored][1]
 
@@ -89,7 +89,7 @@ def _step(x: Tensor, bits: int) -> Tensor:
 
 
 def int8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """As :func:`byte_product`: 15 bits of a row's numbers as ``128 * high + low``, summed exactly.
+    """As :func:`quantised_matmul`: 15 bits of a row's numbers as ``128 * high + low``, summed exactly.
 
     CUDA's product wants more than 16 rows. Rows that are added stay as memory had them: nobody reads their results.
     """
@@ -98,12 +98,12 @@ def int8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     digits = torch.empty(2, max(rows, 9), x.shape[1], dtype=torch.int8, device=x.device)
     digits[0, :rows] = whole >> 7  # with ``out``, CUDA would shift bytes
     torch.bitwise_and(whole, 127, out=digits[1, :rows])
-    high, low = int8_product(digits.flatten(0, 1), weight).view(*digits.shape[:2], -1)[:, :rows]
+    high, low = int8_matmul(digits.flatten(0, 1), weight).view(*digits.shape[:2], -1)[:, :rows]
     return torch.mul((high * 128.0 + low) * step, scale).to(x.dtype)
 
 
 def fp8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """As :func:`byte_product`: every digit holds the next 4 bits of what the digits before it left."""
+    """As :func:`quantised_matmul`: every digit holds the next 4 bits of what the digits before it left."""
     step = _step(x, 8)
     rest = x / step
     digits = torch.empty(_DIGITS[x.dtype], *x.shape, dtype=weight.dtype, device=x.device)
@@ -111,14 +111,14 @@ def fp8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
         digit.copy_(rest)
         rest = (rest - digit.float()).mul_(16)
     digits[-1].copy_(rest)
-    *earlier, total = fp8_product(digits.flatten(0, 1), weight).view(*digits.shape[:2], -1)
+    *earlier, total = fp8_matmul(digits.flatten(0, 1), weight).view(*digits.shape[:2], -1)
     for sums in reversed(earlier):
         total = torch.add(sums, total, alpha=1 / 16)
     return torch.mul(total * step, scale).to(x.dtype)
 
 
 def _converted(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """As :func:`byte_product`. float16 would overflow before it is scaled, so its rows are made small."""
+    """As :func:`quantised_matmul`. float16 would overflow before it is scaled, so its rows are made small."""
     if x.dtype != torch.float16:
         return (x @ weight.to(x.dtype) * scale).to(x.dtype)
     step = _step(x, -7)  # 18,000 products with numbers of up to 448 are within its range
