@@ -1,4 +1,7 @@
-"""Checkouts of this project side by side: each runs its own ``python -m adt_core`` in a process of its own."""
+"""Two checkouts of this project side by side, each driven through ``python -m adt_core`` in a process of its own.
+
+The command line is the only interface used, so the checkouts may differ in every internal name.
+"""
 
 from __future__ import annotations
 
@@ -10,40 +13,47 @@ from pathlib import Path
 from types import TracebackType
 
 HERE = Path(__file__).resolve().parents[1]
-_SERVE = """
-import contextlib, io, json, sys
+_SERVER = """
+import contextlib, io, json, runpy, sys
 from pathlib import Path
 import adt_core
-from adt_core.cli import main
 
 print(json.dumps(str(Path(adt_core.__file__).resolve().parents[1])), flush=True)
 for line in sys.stdin:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = main(json.loads(line))
-    print(json.dumps([code, said.getvalue()]), flush=True)
+    sys.argv[1:] = json.loads(line)
+    output = io.StringIO()
+    code = 0
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            runpy.run_module("adt_core", run_name="__main__")
+        except SystemExit as exit:
+            code = exit.code or 0
+    print(json.dumps([code, output.getvalue()]), flush=True)
 """
+"""Runs ``python -m adt_core`` for each line of arguments, in one process, so that torch is imported only once."""
 
 
 class Checkout:
-    """The command line of a checkout, imported once and called many times. It works only while ``run`` waits for it.
+    """Command line of a checkout in a process that is idle except during `run`.
 
-    It runs in the same Python as the caller, with ``threads`` CPU threads and with the checkout as its working folder.
+    Args:
+        folder: Root of the checkout, which is also the working folder of the process.
+        threads: Number of CPU threads.
     """
 
     def __init__(self, folder: Path, threads: int):
         self._folder = folder.resolve()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE],
+            [sys.executable, "-c", _SERVER],
             cwd=self._folder,
             env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": ""},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        found = self._answer()
-        if found != str(self._folder):
-            sys.exit(f"{folder}: its processes import adt_core from {found}; name the root of a checkout.")
+        imported = self._receive()
+        if imported != str(self._folder):
+            sys.exit(f"{folder}: its process imports adt_core from {imported}; name the root of a checkout.")
 
     def __enter__(self) -> Checkout:
         return self
@@ -51,16 +61,24 @@ class Checkout:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._process.communicate()
 
-    def _answer(self):
+    def _receive(self):
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            sys.exit(f"{self._folder}: adt_core could not be run; the reason is above.")
+            sys.exit(f"{self._folder}: adt_core could not be run; see the error above.")
         return json.loads(line)
 
-    def run(self, arguments: list[str]) -> tuple[int, str]:
-        """Run ``python -m adt_core`` with these arguments. Returns its exit code and all that it printed."""
+    def run(self, arguments: list[str]) -> str:
+        """Run ``python -m adt_core`` with these arguments and return its output.
+
+        Raises:
+            SystemExit: If the command fails.
+        """
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(arguments) + "\n")
         self._process.stdin.flush()
-        return tuple(self._answer())
+        code, output = self._receive()
+        if code:
+            reason = output.strip().splitlines()[-1:] or ["no output"]
+            sys.exit(f"{self._folder}: {' '.join(arguments)} exited with {code}: {reason[0]}")
+        return output

@@ -1,4 +1,4 @@
-"""What the benchmarks share: held-out captions, what their pictures must show, and methods that take turns on them."""
+"""Held-out captions, an image metric, and interleaved comparisons that the benchmarks share."""
 
 from __future__ import annotations
 
@@ -19,43 +19,56 @@ from model_making.data import example
 from model_making.judging import asked_by_scene, judge, see
 
 HELD_OUT_SEED = 2
-BUNDLED, BUNDLED_COUNT = 4000, 200
-"""First number and count of the held-out captions that come with the pack, adt_core/bundled/captions.json."""
+BUNDLED = 4000
+"""Number of the first held-out caption in adt_core/bundled/captions.json."""
+BUNDLED_COUNT = 200
+"""Number of captions in adt_core/bundled/captions.json."""
 SCENES = "attributes found"
-"""Name of the metric of :func:`scene_metric`."""
+"""Name of the metric that :func:`scene_metric` returns."""
 SAMPLING = Sampling(1, BUNDLED_SAMPLING.temperature, guidance=BUNDLED_SAMPLING.guidance)
-"""How the bundled model draws."""
+"""Default sampling of the bundled model."""
 RECIPE = Recipe(SAMPLING, lantern=Lantern(100, 0.1), drafter="bundled")
-"""What methods have in common that are compared on it; the LANTERN of those that are called ``+lantern``."""
+"""Default recipe of comparisons; its LANTERN settings apply to methods whose name ends in ``+lantern``."""
 
 
 def captions(start: int, count: int) -> list[str]:
-    """Held-out captions ``start`` .. ``start + count - 1``: never trained on."""
+    """Return the held-out captions with the numbers `start` to `start + count - 1`; no training has used them."""
     return [example(HELD_OUT_SEED, i)[1] for i in range(start, start + count)]
 
 
 def scene_metric(first: int = BUNDLED, count: int = BUNDLED_COUNT) -> ImageMetric:
-    """Attributes found in a picture and attributes asked for, for pictures whose prompts are these held-out captions.
+    """Return a metric that counts the prompted attributes found in an image.
 
-    It stands in for CLIP's score, which knows nothing of the bundled model's small scenes.
+    It replaces the CLIP score, which does not cover the bundled model's small synthetic scenes.
+
+    Args:
+        first: Number of the first held-out caption that the metric accepts as a prompt.
+        count: Number of captions that it accepts.
     """
     scenes = {caption: scene for _, caption, scene in (example(HELD_OUT_SEED, i) for i in range(first, first + count))}
 
-    def metric(picture: Image.Image, prompt: str) -> Scores:
-        named = judge(see(np.asarray(picture)), asked_by_scene(scenes[prompt])).named
-        return {SCENES: (sum(named.values()), len(named))}
+    def metric(image: Image.Image, prompt: str) -> Scores:
+        found = judge(see(np.asarray(image)), asked_by_scene(scenes[prompt])).named
+        return {SCENES: (sum(found.values()), len(found))}
 
     return metric
 
 
 @cache
 def bundled() -> Target:
-    """The bundled model, loaded once."""
+    """Return the bundled model, loaded once."""
     return load_target()
 
 
 def comparison(presets: dict[str, Preset], prompts: list[str], recipe: Recipe = RECIPE) -> Benchmark:
-    """Methods of any name on the bundled model; a name that ends in ``+lantern`` is a known one with the recipe's."""
+    """Return a benchmark of these methods on the bundled model.
+
+    Args:
+        presets: Methods by name. A name that ends in ``+lantern`` is the method without this ending, with the recipe's
+            LANTERN settings.
+        prompts: Prompts, one image each.
+        recipe: Settings that all methods share.
+    """
     known = PRESETS | {name: preset for name, preset in presets.items() if not name.endswith(RELAXED)}
     return Benchmark(prompts, list(presets), recipe, known=known)
 
@@ -63,9 +76,16 @@ def comparison(presets: dict[str, Preset], prompts: list[str], recipe: Recipe = 
 def compared(
     presets: dict[str, Preset], prompts: list[str], recipe: Recipe = RECIPE, judged: bool = False
 ) -> list[dict]:
-    """Records of plain decoding and these methods, which take turns on every prompt, for ``adt_core.lab.report``.
+    """Measure plain decoding and these methods, interleaved on every prompt.
 
-    judged: look for what the prompts name, which must be captions that come with the pack.
+    Args:
+        presets: Methods by name, as in :func:`comparison`.
+        prompts: Prompts, one image each.
+        recipe: Settings that all methods share.
+        judged: Apply :func:`scene_metric`; the prompts must be captions of adt_core/bundled/captions.json.
+
+    Returns:
+        Records for ``adt_core.lab.report``.
     """
     benchmark = comparison(presets, prompts, recipe)
     benchmark = replace(benchmark, metrics={SCENES: scene_metric()} if judged else {})

@@ -1,13 +1,14 @@
-"""Does this checkout draw what another one draws: the same tokens, from the same draft trees?
+"""Compare the tokens and draft trees of this checkout with those of another commit.
 
     git worktree add ../before COMMIT
     python -m benchmarks.identity ../before [--seeds 2] [--prompts 1] [--only adt-tree] [--keep 0.7]
 
-Both checkouts run the same ``generate`` commands on the bundled model in float32 on the CPU: all methods, drafters and
-ways to decode. The tokens are compared, and of every round the trees, the accepted drafts and the drafter's forwards.
-Tokens alone prove little: a lossless method writes the right ones whatever its drafter does. ``auto`` follows the
-clock, so only its tokens are compared. Prints a line per run; the exit code is 1 if anything differs.
-All runs take about 15 minutes; with ``--keep 0.7``, where most of every image is given, about 6.
+Both checkouts run the same ``generate`` commands on the bundled model in float32 on the CPU, covering every method,
+drafter and decoding option. The comparison uses the files that ``generate`` writes with ``--tokens`` and ``--trace``:
+the tokens and, for every round, the drafter's forwards, the tree sizes and the accepted drafts. Equal tokens are weak
+evidence, because a lossless method corrects every wrong draft. ``auto`` depends on the clock, so only its tokens are
+compared. Prints a line per run; the exit code is 1 if any run differs. All runs take about 15 minutes on two cores,
+or 6 minutes with ``--keep 0.7``, which decodes only the last rows of each image.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from typing import NamedTuple
 from .checkouts import HERE, Checkout
 from .harness import captions
 
-FIRST = 4300  # held-out caption of this benchmark
-MANY = 4
-"""Prompts of the runs that decode several images at once."""
-PICTURE = HERE / "assets" / "icon.png"
+FIRST_CAPTION = 4300  # number of the first held-out caption of this benchmark
+BATCHED_PROMPTS = 4
+"""Number of prompts in runs that decode several images at once."""
+IMAGE = HERE / "assets" / "icon.png"
 FIELDS = tuple("image position depth_asked width_asked depth width nodes accepted ranks substituted".split())
-"""What is compared of an image's share of a round."""
+"""Keys of the trace that are compared for each image of a round."""
 
 CHAIN = "--method eagle2 --depth 16 --width 1 --nodes 16"
 PRUNED = "--depth 6 --width 3 --nodes 10 --expand-above 0.3 --keep-above 0.05"
@@ -59,7 +60,7 @@ RUNS = {
     "adt-tree, LANTERN lambda": f"{ADT_TREE} {FACTOR} --max-substitution 0.1",
     "adt-tree, several at once": f"{ADT_TREE} --at-once 3",
     "adt-tree, two of a prompt": f"{ADT_TREE} --batch-size 2",
-    "adt-tree, continued": f"{ADT_TREE} --continue-from {PICTURE} --keep 0.4 --keep-left 0.3",
+    "adt-tree, continued": f"{ADT_TREE} --continue-from {IMAGE} --keep 0.4 --keep-left 0.3",
     "adt-tree, no guidance": f"{ADT_TREE} --cfg 1 --top-p 0.9",
     "static:mc_sim_7b_63": "--method static:mc_sim_7b_63",
     "static:naive_extend_57": "--method static:naive_extend_57",
@@ -71,7 +72,7 @@ RUNS = {
     "jacobi, LANTERN delta": f"{WINDOW} {FIXED} {DELTA}",
     "jacobi, LANTERN lambda": f"{WINDOW} {FIXED} {FACTOR}",
     "jacobi, several at once": f"{WINDOW} {FIXED} --at-once 3",
-    "jacobi, continued": f"{WINDOW} {FIXED} --continue-from {PICTURE} --keep 0.5",
+    "jacobi, continued": f"{WINDOW} {FIXED} --continue-from {IMAGE} --keep 0.5",
     "jacobi, temperature 0": f"{WINDOW} {FIXED} --temperature 0",
     "bundled+jacobi": f"{BOTH} {FIXED}",
     "bundled+jacobi, adt-tree": f"{BOTH} --method adt-tree",
@@ -81,86 +82,109 @@ RUNS = {
     "auto": "--method auto",
     "auto, jacobi": f"{WINDOW} --method auto",
 }
-"""Options of ``generate`` for each run."""
+"""Options of ``generate`` by the name of the run."""
 
 
-class Drawn(NamedTuple):
-    """tokens: codes by image, row, column. rounds: by prompt and round, drafter's forwards and every image's FIELDS."""
+class Output(NamedTuple):
+    """Tokens and rounds of one run.
+
+    Attributes:
+        tokens: Codes by image, row and column.
+        rounds: For each prompt and round, the drafter's forwards and the `FIELDS` of every image.
+    """
 
     tokens: list
     rounds: list[list]
 
     @property
     def accepted(self) -> int:
-        """Accepted drafts of all rounds."""
-        at = FIELDS.index("accepted")
-        return sum(share[at] for rounds in self.rounds for _, shares in rounds for share in shares)
+        """Number of accepted drafts in all rounds."""
+        column = FIELDS.index("accepted")
+        return sum(image[column] for rounds in self.rounds for _, images in rounds for image in images)
 
 
-def draw(checkout: Checkout, options: list[str], prompts: list[str], folder: Path) -> Drawn:
-    """What ``generate`` writes with these options. Exits where the command fails."""
-    file, tokens, trace = folder / "prompts.txt", folder / "tokens.json", folder / "trace.json"
-    file.write_text("\n".join(prompts) + "\n", encoding="utf-8")
-    files = {"prompts": file, "output": folder / "picture.png", "tokens": tokens, "trace": trace}
-    arguments = ["generate", *(word for name, path in files.items() for word in (f"--{name}", str(path)))]
-    code, said = checkout.run([*arguments, "--device", "cpu", "--dtype", "float32", *options])
-    if code:
-        sys.exit(f"generate {' '.join(options)} ended with {code}: {said.strip().splitlines()[-1]}")
-    decodings = json.loads(trace.read_text(encoding="utf-8"))["decodings"]
+def generate(checkout: Checkout, options: list[str], prompts: list[str], folder: Path) -> Output:
+    """Run ``generate`` with these options and read the tokens and the trace that it writes.
 
-    def compared(round: dict) -> list:
-        return [round["drafter_forwards"], [[share[name] for name in FIELDS] for share in round["images"]]]
+    Raises:
+        SystemExit: If the command fails.
+    """
+    files = {
+        "prompts": folder / "prompts.txt",
+        "output": folder / "picture.png",
+        "tokens": folder / "tokens.json",
+        "trace": folder / "trace.json",
+    }
+    files["prompts"].write_text("\n".join(prompts) + "\n", encoding="utf-8")
+    file_options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    checkout.run(["generate", *file_options, "--device", "cpu", "--dtype", "float32", *options])
+    tokens = json.loads(files["tokens"].read_text(encoding="utf-8"))["tokens"]
+    decodings = json.loads(files["trace"].read_text(encoding="utf-8"))["decodings"]
+    return Output(tokens, [[_compared(round) for round in decoding["rounds"]] for decoding in decodings])
 
-    rounds = [[compared(round) for round in decoding["rounds"]] for decoding in decodings]
-    return Drawn(json.loads(tokens.read_text(encoding="utf-8"))["tokens"], rounds)
+
+def _compared(round: dict) -> list:
+    return [round["drafter_forwards"], [[image[name] for name in FIELDS] for image in round["images"]]]
 
 
-def difference(before: Drawn, now: Drawn, rounds_too: bool) -> str:
-    """The first difference in words; empty if there is none. rounds_too: compare the rounds as well."""
+def difference(before: Output, now: Output, compare_rounds: bool) -> str:
+    """Describe the first difference; return an empty string if the outputs are equal."""
     if before.tokens != now.tokens:
         images = [i for i, (a, b) in enumerate(zip(before.tokens, now.tokens)) if a != b]
         return f"TOKENS DIFFER in the images {images} of {len(before.tokens)}, now {len(now.tokens)}"
-    if not rounds_too:
+    if not compare_rounds:
         return ""
     for prompt, (old, new) in enumerate(zip(before.rounds, now.rounds)):
         for number, (one, other) in enumerate(zip(old, new)):
             if one != other:
-                what = f"drafter forwards and each image's {', '.join(FIELDS)}"
-                return f"ROUNDS DIFFER at prompt {prompt}, round {number}: {what} were {one}, are {other}"
+                fields = f"drafter forwards and each image's {', '.join(FIELDS)}"
+                return f"ROUNDS DIFFER at prompt {prompt}, round {number}: {fields} were {one}, are {other}"
         if len(old) != len(new):
             return f"ROUNDS DIFFER at prompt {prompt}: there were {len(old)}, there are {len(new)}"
     return ""
 
 
-def main() -> None:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="a checkout of another commit")
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--prompts", type=int, default=1, help=f"of each run but those at once, which have {MANY}")
-    parser.add_argument("--only", default="", help="runs whose name holds this")
-    parser.add_argument("--keep", type=float, help="share of every image's rows that is given, to be done sooner")
+    parser.add_argument(
+        "--prompts", type=int, default=1, help=f"prompts per run; runs with --at-once use {BATCHED_PROMPTS}"
+    )
+    parser.add_argument("--only", default="", help="run only the runs whose name contains this text")
+    parser.add_argument("--keep", type=float, help="share of the rows of every image that is given, to save time")
     parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def _options(name: str, seed: int, keep: float | None) -> list[str]:
+    options = [*RUNS[name].split(), "--seed", str(seed)]
+    if keep is not None and "--continue-from" not in options:
+        options += ["--continue-from", str(IMAGE), "--keep", str(keep)]
+    return options
+
+
+def main() -> None:
+    """Run the command line of this benchmark."""
+    args = _arguments()
+    runs = [(name, seed) for name in RUNS if args.only in name for seed in range(1, args.seeds + 1)]
     different = 0
-    chosen = [(name, seed) for name in RUNS if args.only in name for seed in range(1, args.seeds + 1)]
     with (
         Checkout(args.before, args.threads) as before,
         Checkout(HERE, args.threads) as now,
         tempfile.TemporaryDirectory() as folder,
     ):
-        for name, seed in chosen:
-            options = [*RUNS[name].split(), "--seed", str(seed)]
-            if args.keep is not None and "--continue-from" not in options:
-                options += ["--continue-from", str(PICTURE), "--keep", str(args.keep)]
-            prompts = captions(FIRST, MANY if "--at-once" in options else args.prompts)
-            old, new = (draw(checkout, options, prompts, Path(folder)) for checkout in (before, now))
-            found = difference(old, new, rounds_too="auto" not in options)
+        for name, seed in runs:
+            options = _options(name, seed, args.keep)
+            prompts = captions(FIRST_CAPTION, BATCHED_PROMPTS if "--at-once" in options else args.prompts)
+            old, new = (generate(checkout, options, prompts, Path(folder)) for checkout in (before, now))
+            found = difference(old, new, compare_rounds="auto" not in options)
             different += bool(found)
             rounds = sum(map(len, new.rounds))
             equal = f"equal ({rounds} rounds, {new.accepted} accepted drafts)"
             print(f"{name}, seed {seed}: {found or equal}", flush=True)
-    print(f"{len(chosen) - different} of {len(chosen)} runs are equal" + ("; FAILED" if different else ""))
-    sys.exit(1 if different or not chosen else 0)
+    print(f"{len(runs) - different} of {len(runs)} runs are equal" + ("; FAILED" if different else ""))
+    sys.exit(1 if different or not runs else 0)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""The losslessness matrix: every method, drafter, proposal and tree size writes plain decoding's tokens.
+"""Check that every method, drafter, proposal and tree size generates the tokens of plain decoding.
 
     python -m benchmarks.lossless [--captions 16] [--seeds 2] [--dtype float64] [--weights int8] [--guidance 3]
                                   [--temperatures 0 1] [--only TEXT] [--exact on|off]
 
 In float64 and in half precision any difference is a failure (exit code 1). In float32 the first difference of an image
-must be a near tie of the plain run: a gap below 1e-3 between its two best perturbed logits. Every cell also counts
-accepted drafts by depth and sibling rank, so that a matrix in which nothing was drafted can't pass. The captions of a
-seed decode as one batch.
+must be a near tie of the plain run: a gap below 1e-3 between the two largest perturbed logits. Every setting also
+counts accepted drafts by depth and sibling rank, and fails if it has none: it would prove nothing. The captions of a
+seed are decoded as one batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from adt_core import Drafting, Sampling, Target, load_drafter, load_target
+from adt_core import Drafting, Sampling, Target, Trace, load_drafter, load_target
 from adt_core.app.jobs import Job, decode
 from adt_core.drafters import with_window
 from adt_core.policies import PLAIN, CostProfile
@@ -30,20 +30,26 @@ from adt_core.policies.recipe import Recipe
 from adt_core.rules.sampling import noise_table, process_logits
 
 from .harness import captions
-from .turns import head, row
+from .interleaving import header, row
 
 TIE = 1e-3
-"""Gap of two perturbed logits below which rounding may turn their order in float32."""
+"""Gap of two perturbed logits below which float32 rounding may change their order."""
 
 
 class Setting(NamedTuple):
-    """A drafter, as ``--drafter`` takes it, and drafting options."""
+    """Drafter and drafting options of one row of the matrix.
+
+    Attributes:
+        drafter: Value of ``--drafter``.
+        options: Arguments of `Drafting`.
+    """
 
     drafter: str
     options: dict
 
     @property
     def name(self) -> str:
+        """Drafter and option values, separated by spaces."""
         return f"{self.drafter} " + " ".join(str(value) for value in self.options.values())
 
 
@@ -64,7 +70,7 @@ _COUPLED = [
         "bundled", {"method": "eagle2", "depth": 6, "width": 2, "nodes": 8, "expand_above": 0.3, "keep_above": 0.05}
     ),
     Setting("jacobi", {"method": "eagle2", "depth": 16, "width": 1, "nodes": 16}),
-    # A window of one slot is never read twice, so its guesses stay poor and ADT-Tree would keep it that short.
+    # depth_min: a window of one position is never refined, so ADT-Tree would see rejected drafts and never extend it.
     Setting(
         "jacobi",
         {"method": "adt-tree", "depth": 8, "width": 3, "nodes": 16, "depth_min": 4, "depth_max": 16, "width_max": 4},
@@ -77,38 +83,44 @@ SETTINGS = [
     *_COUPLED,
     *(setting._replace(options=setting.options | {"proposal": "top-k"}) for setting in _WITH_BOTH_PROPOSALS),
 ]
-"""The matrix: every method and drafter, and each kind of tree with both proposals."""
+"""Rows of the matrix: every method and drafter, and each kind of tree with both proposals."""
 
 
 def plain_run(target: Target, prompts: list[str], sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Plain decoding's codes [B, T], and for every token the gap between the two best perturbed logits, [B, T].
+    """Decode plainly and record how close each token's decision was.
 
-    Images that are decoded together plainly stay in step, so the target's head is asked once for every position.
+    In plain decoding all images of a batch advance together, so the target's head is called once per position.
+
+    Returns:
+        Codes [B, T], and the gaps between the two largest perturbed logits [B, T].
     """
-    head, asked = target.decoder.logits, []
+    logits_of = target.decoder.logits
+    recorded = []
 
-    def watched(*arguments) -> Tensor:
-        logits = head(*arguments)
-        asked.append(logits[:, -1])
+    def recording(*arguments) -> Tensor:
+        logits = logits_of(*arguments)
+        recorded.append(logits[:, -1])
         return logits
 
-    with patch.object(target.decoder, "logits", watched):
+    with patch.object(target.decoder, "logits", recording):
         codes = decode(Job(target, Recipe(sampling, Drafting(method=PLAIN))).decoding(prompts)).codes
-    z = process_logits(torch.stack(asked, 1), sampling)
+    z = process_logits(torch.stack(recorded, 1), sampling)
     noise = noise_table(sampling, [0] * len(prompts), target.length, z.shape[-1], z)
     perturbed = z if noise is None else z + noise
-    assert torch.equal(perturbed.argmax(-1).cpu(), codes), "the logits that were watched are not those of the tokens"
+    assert torch.equal(perturbed.argmax(-1).cpu(), codes), "the recorded logits do not reproduce the tokens"
     best, second = perturbed.topk(2, -1).values.unbind(-1)
     return codes, best - second
 
 
 FREE = ((0, 1.0), (64, 1.0))
-"""What drafts cost ``auto`` here, so that it drafts all the time: else it would rightly make next to none, and prove
-nothing."""
+"""Cost of drafts in the profile of :func:`free_drafts`: the same for 0 and for 64 drafts."""
 
 
 def free_drafts(job: Job) -> Job:
-    """The same job, in which ``auto`` believes that drafts of every source cost nothing."""
+    """Return the job with a cost profile in which drafts cost nothing.
+
+    With the real costs, ``auto`` would draft almost nothing on a CPU, and its row would prove nothing.
+    """
     assert job.drafter is not None
     names = [source.name for source in with_window(job.drafter).sources]
     return replace(job, recipe=replace(job.recipe, profile=CostProfile("free", 1, dict.fromkeys(names, FREE))))
@@ -116,7 +128,17 @@ def free_drafts(job: Job) -> Job:
 
 @dataclass
 class Cell:
-    """What one setting did over all images: differences, near ties, accepted drafts."""
+    """Results of one setting over all images.
+
+    Attributes:
+        images: Number of images.
+        identical: Images with the tokens of plain decoding.
+        first_gaps: Plain decoding's gap at the first different token of each other image.
+        emitted: Tokens after prefill.
+        forwards: Rounds, summed over images.
+        depths: Accepted drafts by depth in the tree.
+        ranks: Accepted drafts by sibling rank.
+    """
 
     images: int = 0
     identical: int = 0
@@ -128,23 +150,32 @@ class Cell:
 
     @property
     def tau(self) -> float:
+        """Tokens per target pass."""
         return self.emitted / self.forwards
 
     @property
-    def really_drafted(self) -> bool:
-        """tau above 1, and accepted drafts at several depths."""
+    def has_drafted(self) -> bool:
+        """Whether drafts were accepted, at more than one depth."""
         return self.tau > 1 and len(self.depths) > 1
 
     def lossless(self, tolerance: float) -> bool:
-        """Every image is plain decoding's, or parts from it at a gap below ``tolerance``."""
+        """Return whether every image equals plain decoding's or first differs at a gap below `tolerance`."""
         return all(gap < tolerance for gap in self.first_gaps)
 
-    def add(self, codes: Tensor, trace, expected: Tensor, gaps: Tensor) -> None:
-        """Count the images of a decoding, codes [B, T], against plain decoding's."""
-        for share in (share for round in trace.rounds for share in round.images):
-            self.emitted, self.forwards = self.emitted + share.accepted + 1, self.forwards + 1
-            self.depths.update(range(1, share.accepted + 1))
-            self.ranks.update(share.ranks)
+    def add(self, codes: Tensor, trace: Trace, expected: Tensor, gaps: Tensor) -> None:
+        """Add the images of a decoding.
+
+        Args:
+            codes: [B, T].
+            trace: Trace of the decoding.
+            expected: Plain decoding's codes [B, T].
+            gaps: Plain decoding's gaps [B, T].
+        """
+        for image_round in (image_round for round in trace.rounds for image_round in round.images):
+            self.emitted += image_round.accepted + 1
+            self.forwards += 1
+            self.depths.update(range(1, image_round.accepted + 1))
+            self.ranks.update(image_round.ranks)
         for image, different in enumerate(codes != expected):
             self.images += 1
             self.identical += not different.any()
@@ -160,9 +191,20 @@ def run_matrix(
     settings: list[Setting],
     guidance: float = 3.0,
 ) -> Iterator[tuple[str, Cell]]:
-    """Decode everything, the prompts of one seed as one batch; yield each Cell, with its name, as soon as it is done.
+    """Decode the prompts with every setting, temperature and seed.
 
-    At temperature 0 all seeds draw the same image, so one is enough.
+    At temperature 0 the image does not depend on the seed, so only the first seed is used.
+
+    Args:
+        target: Target model.
+        prompts: Prompts, decoded as one batch for each seed.
+        seeds: Seeds of the sampling.
+        temperatures: Temperatures of the sampling.
+        settings: Rows of the matrix.
+        guidance: Guidance scale.
+
+    Yields:
+        Name and results of each setting as soon as it is finished.
     """
     drafters = {name: load_drafter(name, target) for name in {setting.drafter for setting in settings}}
     for temperature in temperatures:
@@ -178,36 +220,43 @@ def run_matrix(
             yield f"T{temperature:g} {setting.name}", cell
 
 
-def main() -> None:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--captions", type=int, default=16)
-    parser.add_argument("--seeds", type=int, default=2, help="at temperature 0 only the first")
+    parser.add_argument("--seeds", type=int, default=2, help="number of seeds; temperature 0 uses only the first")
     parser.add_argument("--dtype", choices=["float64", "float32", "bfloat16", "float16"], default="float64")
     parser.add_argument("--weights", choices=["int8", "fp8"])
-    parser.add_argument("--exact", choices=["on", "off"], default="on", help="of half precision")
+    parser.add_argument("--exact", choices=["on", "off"], default="on", help="batch-invariant mode of half precision")
     parser.add_argument("--guidance", type=float, default=3.0)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--only", default="", help="settings whose name holds this")
-    args = parser.parse_args()
+    parser.add_argument("--only", default="", help="run only the settings whose name contains this text")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the command line of this benchmark."""
+    args = _arguments()
     target = load_target(dtype=getattr(torch, args.dtype), weights=args.weights, exact=args.exact == "on")
     settings = [setting for setting in SETTINGS if args.only in setting.name]
-    tolerance, prompts = TIE if args.dtype == "float32" else 0.0, captions(3000, args.captions)
+    tolerance = TIE if args.dtype == "float32" else 0.0
+    prompts = captions(3000, args.captions)
     cells = []
-    print(head("setting", "images", "identical", "gaps of first differences", "tau", "accepted by depth", "by rank"))
-    matrix = run_matrix(target, prompts, list(range(args.seeds)), args.temperatures, settings, args.guidance)
-    for name, cell in matrix:
+    print(header("setting", "images", "identical", "gaps of first differences", "tau", "accepted by depth", "by rank"))
+    for name, cell in run_matrix(target, prompts, list(range(args.seeds)), args.temperatures, settings, args.guidance):
         cells.append(cell)
         gaps = ", ".join(f"{gap:.1e}" for gap in cell.first_gaps)
-        depths, ranks = dict(sorted(cell.depths.items())), dict(sorted(cell.ranks.items()))
-        line = row(name, cell.images, cell.identical, gaps, cell.tau, depths, ranks)
-        print(line, flush=True)  # a row at a time: a long run that is cut off has shown what it did
-    good = all(cell.really_drafted and cell.lossless(tolerance) for cell in cells)
-    total, same = sum(cell.images for cell in cells), sum(cell.identical for cell in cells)
+        depths = dict(sorted(cell.depths.items()))
+        ranks = dict(sorted(cell.ranks.items()))
+        # Print each row at once: an interrupted run has then shown its results.
+        print(row(name, cell.images, cell.identical, gaps, cell.tau, depths, ranks), flush=True)
+    passed = all(cell.has_drafted and cell.lossless(tolerance) for cell in cells)
+    total = sum(cell.images for cell in cells)
+    identical = sum(cell.identical for cell in cells)
     print(
-        f"{args.dtype} {args.weights or ''}: {same} of {total} images identical to plain decoding"
-        + ("" if good else "; FAILED")
+        f"{args.dtype} {args.weights or ''}: {identical} of {total} images identical to plain decoding"
+        + ("" if passed else "; FAILED")
     )
-    sys.exit(0 if good else 1)
+    sys.exit(0 if passed else 1)
 
 
 if __name__ == "__main__":

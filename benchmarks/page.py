@@ -1,10 +1,10 @@
-"""Does a page of twenty finished maps move as smoothly as one of twenty stock samplers of the same size?
+"""Measure the frame rate of a page with twenty finished acceptance maps, and with as many stock samplers.
 
     python -m benchmarks.page [--turns 5] [--frames 120]
 
-Frames a second while the page is dragged, and the longest wait for one, in ComfyUI's canvas and in Nodes 2.0. Both
-kinds of nodes take turns in one page of the newest frontend. ComfyUI and Chromium are those of the browser tests; a
-browser without a GPU paints on the processor, so nothing else should run beside this.
+Reports frames per second while the page is dragged and the longest time between two frames, in ComfyUI's canvas and in
+Nodes 2.0. Both kinds of nodes are interleaved in one page of the newest frontend. ComfyUI and Chromium are set up as in
+the browser tests. A browser without a GPU renders on the CPU, so nothing else should run at the same time.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import numpy as np
 
 from tests.tiny import write_tiny_checkpoint
 
-from .turns import in_turns
+from .interleaving import interleave
 
 _TESTS = Path(__file__).parent.parent / "tests"
 sys.path[:0] = [str(_TESTS / "workflow"), str(_TESTS / "browser")]
 
-OURS, STOCK = "ADTTreeSampler", "KSampler"
-COUNT = 20
+OURS = "ADTTreeSampler"
+STOCK = "KSampler"
+COUNT = 20  # nodes on the page
 SCALES = {"all in sight": 0.25, "some in sight": 0.6}
-"""Of the page: at the first nobody can read a word, at the second all can be read."""
+"""Zoom of the page: too small to read the text of the nodes, and large enough to read it."""
 MAKE = """async (count) => {
   app.graph.clear();
   const add = (kind, pos) => {
@@ -61,7 +62,7 @@ MAKE = """async (count) => {
   for (const one of helpers) app.graph.remove(one);
   return JSON.stringify(app.graph.serialize());
 }"""
-"""Draws an image with each of so many samplers; the workflow of these samplers alone."""
+"""Runs `count` samplers to the end and returns a workflow that contains only these samplers."""
 OPEN = """async ([workflow, scale]) => {
   await app.loadGraphData(JSON.parse(workflow));
   await new Promise((next) => setTimeout(next, 3000));
@@ -78,47 +79,52 @@ PAN = """async (frames) => {
   }
   return times;
 }"""
-"""When each frame came, in milliseconds."""
+"""Drags the page for `frames` frames and returns the time of each frame in milliseconds."""
 
 
-def stock(workflow: str) -> str:
-    """The same workflow with stock samplers, as large and in the same places."""
+def with_stock_samplers(workflow: str) -> str:
+    """Return the workflow with a stock sampler of the same size and position for every node."""
     data = json.loads(workflow)
-    places = [{name: node[name] for name in ("id", "pos", "size", "order", "mode", "flags")} for node in data["nodes"]]
+    kept = ("id", "pos", "size", "order", "mode", "flags")
     values = [0, "fixed", 20, 8.0, "euler", "simple", 1.0]
-    data["nodes"] = [{**one, "type": STOCK, "properties": {}, "widgets_values": values} for one in places]
+    stock = {"type": STOCK, "properties": {}, "widgets_values": values}
+    data["nodes"] = [{name: node[name] for name in kept} | stock for node in data["nodes"]]
     return json.dumps({**data, "links": []})
 
 
-def moved(page, workflow: str, scale: float, frames: int) -> tuple[float, float]:
-    """Frames a second while a workflow is dragged, and the longest wait for one in milliseconds."""
+def drag(page, workflow: str, scale: float, frames: int) -> tuple[float, float]:
+    """Open a workflow and drag it.
+
+    Returns:
+        Frames per second, and the longest time between two frames in milliseconds.
+    """
     page.evaluate(OPEN, [workflow, scale])
-    page.evaluate(PAN, 90)  # what is seen first is painted first
-    waits = np.diff(page.evaluate(PAN, frames))
-    return 1000 / waits.mean(), waits.max()
+    page.evaluate(PAN, 90)  # warm-up: the first frames render every node for the first time
+    intervals = np.diff(page.evaluate(PAN, frames))
+    return 1000 / intervals.mean(), intervals.max()
 
 
 def spread(values: list[float]) -> str:
-    """The median, the least and the most."""
+    """Format the median, the minimum and the maximum."""
     return f"{np.median(values):6.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
 def measure(page, turns: int, frames: int) -> None:
-    """Print what a page shows of both kinds, turn by turn."""
+    """Print the frame rates of both kinds of nodes at every scale."""
     ours = page.evaluate(MAKE, COUNT)
-    workflows = {OURS: ours, STOCK: stock(ours)}
+    workflows = {OURS: ours, STOCK: with_stock_samplers(ours)}
     for name, scale in SCALES.items():
-        drags = {kind: partial(moved, page, workflow, scale) for kind, workflow in workflows.items()}
-        taken = list(in_turns(drags, [frames] * turns))
-        found = {kind: [turn[kind] for turn in taken] for kind in workflows}
-        for kind, turned in found.items():
-            rates, waits = zip(*turned)
-            print(f"  {name}, {kind:15} {spread(rates)} frames a second, longest wait {spread(waits)} ms")
-        ratios = [one[0] / other[0] for one, other in zip(found[OURS], found[STOCK])]
+        drags = {kind: partial(drag, page, workflow, scale) for kind, workflow in workflows.items()}
+        results = list(interleave(drags, [frames] * turns))
+        for kind in workflows:
+            rates, waits = zip(*(result[kind] for result in results))
+            print(f"  {name}, {kind:15} {spread(rates)} frames per second, longest interval {spread(waits)} ms")
+        ratios = [result[OURS][0] / result[STOCK][0] for result in results]
         print(f"  {name}, ratio of rates  {np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
 
 
 def main() -> None:
+    """Run the command line of this benchmark."""
     from comfy_page import ComfyPage, launch
     from comfy_server import NEWEST, NEWEST_FRONTEND, PACKS, Comfy, page
     from playwright.sync_api import sync_playwright
@@ -128,7 +134,8 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=120)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        base, browser = Path(folder), launch(playwright)
+        base = Path(folder)
+        browser = launch(playwright)
         write_tiny_checkpoint(base / "models" / "ar_image" / "tiny", scale=3.0, resolution=96, max_positions=512)
         options = ("--preview-method", "auto", "--front-end-root", str(page(NEWEST_FRONTEND)))
         with Comfy(NEWEST, base, PACKS, options) as server:

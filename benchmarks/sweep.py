@@ -1,10 +1,10 @@
-"""Choose drafting constants on one prompt set, compare the winners on another.
+"""Tune drafting options on one prompt set and compare the best ones on another.
 
     python -m benchmarks.sweep [--tune 6] [--evaluate 16] [--temperature 0.6]
 
-Three families: fixed EAGLE-2 trees (a tree of width 1 is a chain), ADT-Tree, and both with confidence pruning. Each
-family's best on the tuning captions (median ratio to plain decoding, interleaved) goes to the evaluation captions.
-There ADT-Tree is set against the best fixed tree prompt by prompt.
+There are three families of candidates: fixed EAGLE-2 trees (a tree of width 1 is a chain), ADT-Tree, and both with
+confidence pruning. The candidate of each family with the highest median speed-up over plain decoding on the tuning
+captions is measured on the evaluation captions, where ADT-Tree is also compared with the best fixed tree per prompt.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from adt_core.lab.report import ratios, summary, table
 from adt_core.policies import PLAIN
 
 from .harness import RECIPE, SAMPLING, captions, compared
-from .turns import interval
+from .interleaving import format_median
 
-TUNING, EVALUATION = 2000, 1000  # first held-out captions
+TUNING = 2000  # number of the first held-out caption for tuning
+EVALUATION = 1000  # number of the first held-out caption for the comparison
 FIXED = ((2, 1, 2), (3, 1, 3), (4, 1, 4), (5, 1, 5), (6, 1, 6), (3, 2, 4), (3, 2, 6), (4, 2, 6), (5, 2, 8), (5, 3, 10))
-"""Depth, width, nodes."""
+"""Depth, width and nodes of fixed trees."""
 ADAPTIVE = (
     (1, 6, 0.5, 6, 1, "horizontal"),
     (1, 8, 0.6, 8, 1, "horizontal"),
@@ -38,35 +39,35 @@ ADAPTIVE = (
     (2, 6, 0.6, 6, 3, "vertical"),
     (2, 10, 0.6, 8, 4, "horizontal"),
 )
-"""Width at first, nodes, beta, most depth, most width, beginning."""
+"""Initial width, nodes, beta, maximum depth, maximum width and initialisation of ADT-Tree."""
 SHAPES = (("eagle2", 8, 1), ("eagle2", 8, 2), ("eagle2", 8, 3), ("adt-tree", 4, 2), ("adt-tree", 4, 3))
-"""Method, depth, width of the pruned ones."""
-BOUNDS = ((0.35, 0.1), (0.5, 0.1), (0.6, 0.05))
-"""Confidence above which a pruned tree expands a node, and keeps it."""
+"""Method, depth and width of pruned trees."""
+CONFIDENCES = ((0.35, 0.1), (0.5, 0.1), (0.6, 0.05))
+"""Confidence above which a pruned tree expands a node, and confidence above which it keeps a node."""
 
 
 def families() -> dict[str, dict[str, Preset]]:
-    """The candidates of each family, by a label."""
-    fixed = [{"method": "eagle2", "depth": d, "width": k, "nodes": n} for d, k, n in FIXED]
-    adaptive = [
-        {"method": "adt-tree", "width": w, "nodes": n, "beta": b, "depth_max": d, "width_max": k, "init": i}
-        for w, n, b, d, k, i in ADAPTIVE
-    ]
+    """Return the candidates of each family by a label that lists their options."""
+    fixed = [{"method": "eagle2", "depth": depth, "width": width, "nodes": nodes} for depth, width, nodes in FIXED]
+    names = ("width", "nodes", "beta", "depth_max", "width_max", "init")
+    adaptive = [{"method": "adt-tree", **dict(zip(names, values, strict=True))} for values in ADAPTIVE]
     pruned = [
-        {"method": m, "depth": d, "width": k, "nodes": 8, "expand_above": e, "keep_above": q}
-        | ({"depth_max": 8, "width_max": k} if m == "adt-tree" else {})
-        for (m, d, k), (e, q) in itertools.product(SHAPES, BOUNDS)
+        {"method": method, "depth": depth, "width": width, "nodes": 8, "expand_above": expand, "keep_above": keep}
+        | ({"depth_max": 8, "width_max": width} if method == "adt-tree" else {})
+        for (method, depth, width), (expand, keep) in itertools.product(SHAPES, CONFIDENCES)
     ]
     return {
-        family: {
-            " ".join(f"{k} {v}" if k != "method" else v for k, v in one.items()): Preset(Drafting(**one))
-            for one in candidates
-        }
+        family: {_label(options): Preset(Drafting(**options)) for options in candidates}
         for family, candidates in {"fixed": fixed, "adt": adaptive, "pruned": pruned}.items()
     }
 
 
+def _label(options: dict) -> str:
+    return " ".join(value if name == "method" else f"{name} {value}" for name, value in options.items())
+
+
 def main() -> None:
+    """Run the command line of this benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", type=int, default=6)
     parser.add_argument("--evaluate", type=int, default=16)
@@ -80,9 +81,9 @@ def main() -> None:
         best[family] = max(candidates, key=lambda name: np.median(ratios(records, PLAIN, name)))
     winners = {best[family]: candidates[best[family]] for family, candidates in families().items()}
     records = compared(winners, captions(EVALUATION, args.evaluate), recipe)
-    print(f"\n## the winners, evaluation set\n\n{table(summary(records), args.evaluate)}")
-    against = interval(ratios(records, best["fixed"], best["adt"]))
-    print(f"\nADT-Tree against the best fixed tree: {against} times as fast")
+    print(f"\n## best candidates, evaluation set\n\n{table(summary(records), args.evaluate)}")
+    speedup = format_median(ratios(records, best["fixed"], best["adt"]))
+    print(f"\nSpeed-up of ADT-Tree over the best fixed tree: {speedup}")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""Is a seed's picture that of transformers' own ``generate``, and what does upstream's noise cost?
+"""Compare the images with those of transformers' ``generate``, and measure the cost of the ``upstream`` noise.
 
     python -m benchmarks.upstream [--prompts 8]
     python -m benchmarks.upstream --costs [--prompts 8] [--threads 1]
 
-The first draws captions with the bundled model, which is a Chameleon: by ``generate`` after ``torch.manual_seed``, and
-by this engine with upstream's noise, plain and drafted, at temperature 1. It ends with 1 if a token differs.
+The first command generates held-out captions with the bundled model, a Chameleon, at temperature 1: with ``generate``
+after ``torch.manual_seed``, and with this engine and the ``upstream`` noise, with and without drafting. The exit code
+is 1 if any token differs.
 
-The second decodes plainly with either noise, a step of one and a step of the other in turns, in seconds of the
-processor. A step is that of one random layer as wide as a published model's, with a head of so many codes. A ratio is
-that of one caption's steps. That of all layers is computed, as if each took as long as the whole step.
+The second command decodes plainly with either noise, alternating between steps of one and of the other, in
+milliseconds of CPU time. A step uses one random layer of a published model's width and a head of its number of codes. A
+ratio compares the steps of one caption. The ratio for all layers is computed from it, as if each layer took as long as
+the complete step.
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ from adt_core.rules.settings import UPSTREAM
 from adt_core.rules.upstream import Upstream
 
 from .harness import captions
-from .turns import head, middle, row
+from .interleaving import header, median_with_interval, row
 
-FIRST = 3900  # held-out caption of this benchmark
+FIRST_CAPTION = 3900  # number of the first held-out caption of this benchmark
 METHODS = {
     "plain": ("jacobi", {"method": PLAIN}),
     "ADT-Tree": (BUNDLED, {"method": "adt-tree"}),
@@ -47,7 +49,7 @@ METHODS = {
 
 
 class Layers(NamedTuple):
-    """Of a published model."""
+    """Sizes of the layers of a published model."""
 
     hidden: int
     inner: int
@@ -55,127 +57,167 @@ class Layers(NamedTuple):
     count: int
 
 
-JANUS, ANOLE, EMU3 = Layers(2048, 5632, 16, 24), Layers(4096, 11008, 32, 32), Layers(4096, 14336, 32, 32)
+JANUS = Layers(2048, 5632, 16, 24)
+ANOLE = Layers(4096, 11008, 32, 32)
+EMU3 = Layers(4096, 14336, 32, 32)
 STEPS = [
     *((JANUS, codes, codes) for codes in (1024, 4096, 8192, 16384, 32768)),
     (ANOLE, 8192, 65536),
     (EMU3, 32768, 184622),
 ]
-"""Layers, codes, and the width of the row that a script samples from: of Janus-Pro-1B, Anole and Emu3."""
-ROUNDS = 32  # of a ratio: noise of 1,024 codes is made for so many at once
+"""Layers, number of codes, and width of the row that the original script samples from."""
+ROUNDS = 32  # steps per ratio: noise of 1,024 codes is generated for 32 positions at a time
 
 
-# ---- the same picture ----------------------------------------------------------------------------
+# ---- equal images --------------------------------------------------------------------------------
 
 
-def generated(model: ChameleonForConditionalGeneration, target: Target, prompt: str, sampling: Sampling) -> Tensor:
-    """The codes [T] that ``generate`` draws of a prompt."""
-    row, ids = target.encode_prompt(prompt), target.decoder.image_ids
-    other = torch.tensor([target.unconditional(row)])
-    guide = UnbatchedClassifierFreeGuidanceLogitsProcessor(sampling.guidance, model, unconditional_ids=other)
-    allowed = ids.tolist()
+def chameleon() -> ChameleonForConditionalGeneration:
+    """Load the bundled model into transformers, with image tokens allowed."""
+    model = ChameleonForConditionalGeneration.from_pretrained(resolve(BUNDLED, "target")).float().eval()
+    model.model.vocabulary_mapping.__dict__["image_tokens"] = []  # its forward masks the tokens of this list
+    return model
+
+
+@torch.inference_mode()
+def generate(model: ChameleonForConditionalGeneration, target: Target, prompt: str, sampling: Sampling) -> Tensor:
+    """Generate an image with transformers' ``generate``.
+
+    Args:
+        model: The bundled model as :func:`chameleon` loads it.
+        target: The same model in this engine, which encodes the prompt.
+        prompt: Text of the prompt.
+        sampling: Seed, guidance and temperature.
+
+    Returns:
+        Codes [T].
+    """
+    ids = target.encode_prompt(prompt)
+    unconditional = torch.tensor([target.unconditional(ids)])
+    guidance = UnbatchedClassifierFreeGuidanceLogitsProcessor(sampling.guidance, model, unconditional_ids=unconditional)
+    first_code = target.decoder.image_ids[0]  # the ids of the codes are consecutive
+    allowed = target.decoder.image_ids.tolist()
     torch.manual_seed(sampling.seed)
-    drawn = model.generate(
-        torch.tensor([row]),
-        attention_mask=torch.ones(1, len(row), dtype=torch.long),
-        logits_processor=[guide],
+    generated = model.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        logits_processor=[guidance],
         prefix_allowed_tokens_fn=lambda *_: allowed,
         max_new_tokens=target.length,
         do_sample=True,
         temperature=sampling.temperature,
         top_k=0,
     )
-    return drawn[0, len(row) :] - ids[0]  # codes follow each other
+    return generated[0, len(ids) :] - first_code
 
 
 def check(prompts: list[str]) -> bool:
-    """Draw and compare; is every token equal?"""
+    """Print how many images equal transformers' by method; return whether all do."""
     target = load_target()
-    model = ChameleonForConditionalGeneration.from_pretrained(resolve(BUNDLED, "target")).float().eval()
-    model.model.vocabulary_mapping.__dict__["image_tokens"] = []  # which its forward forbids
-    equal, passes = dict.fromkeys(METHODS, 0), {name: list[float]() for name in METHODS}
+    model = chameleon()
+    equal = dict.fromkeys(METHODS, 0)
+    tau = {name: list[float]() for name in METHODS}
     for number, prompt in enumerate(prompts):
         sampling = Sampling(number, guidance=2.0, noise=UPSTREAM)
-        with torch.inference_mode():
-            theirs = generated(model, target, prompt, sampling)
+        expected = generate(model, target, prompt, sampling)
         for name, (drafter, options) in METHODS.items():
             job = Job(target, Recipe(sampling, Drafting(**options)), load_drafter(drafter, target))
             decoding = decode(job.decoding([prompt]))
-            equal[name] += bool(decoding.codes[0].equal(theirs))
-            passes[name].append(decoding.trace.report()["tau"])
-    print("| method | pictures that are transformers' in every token | tokens a pass |\n" + "|---" * 3 + "|")
+            equal[name] += bool(decoding.codes[0].equal(expected))
+            tau[name].append(decoding.trace.report()["tau"])
+    print(header("method", "images equal to transformers' in every token", "tokens per target pass"))
     for name, count in equal.items():
-        print(f"| {name} | {count} of {len(prompts)} | {np.mean(passes[name]):.2f} |")
+        print(row(name, f"{count} of {len(prompts)}", f"{np.mean(tau[name]):.2f}"))
     return all(count == len(prompts) for count in equal.values())
 
 
-# ---- what it costs -------------------------------------------------------------------------------
+# ---- cost of the noise ---------------------------------------------------------------------------
 
 
 def target_of(layers: Layers, codes: int, width: int) -> Target:
-    """The bundled model with one random layer in place of its own, and a script that samples from so wide a row."""
-    target, draw = load_target(), torch.Generator().manual_seed(1)
-    shape = {"hidden_size": layers.hidden, "intermediate_size": layers.inner, "num_layers": 1}
-    heads = {"num_heads": layers.heads, "num_kv_heads": layers.heads}
-    config, ids = replace(target.decoder.config, **shape, **heads), target.decoder.image_ids
+    """Return the bundled model with one random layer and another head.
+
+    Args:
+        layers: Sizes of the layer.
+        codes: Number of codes of the head.
+        width: Width of the row that the original script samples from.
+    """
+    target = load_target()
+    config = replace(
+        target.decoder.config,
+        hidden_size=layers.hidden,
+        intermediate_size=layers.inner,
+        num_layers=1,
+        num_heads=layers.heads,
+        num_kv_heads=layers.heads,
+    )
+    ids = target.decoder.image_ids
     decoder = Decoder(config, ids[torch.arange(codes) % len(ids)], codes).requires_grad_(False)
+    generator = torch.Generator().manual_seed(1)
     for parameter in decoder.parameters():
-        parameter.normal_(0, layers.hidden**-0.5, generator=draw)
+        parameter.normal_(0, layers.hidden**-0.5, generator=generator)
     decoder.config = replace(config, vocab_size=width)
-    target.decoder, target.draws_from = decoder, width if width > codes else 0
+    target.decoder = decoder
+    target.draws_from = width if width > codes else 0
     return target
 
 
-def step(target: Target, prompt: str) -> list[float]:
-    """Milliseconds of a step with our own noise, and with upstream's."""
-    plain, spent = Drafting(method=PLAIN), [0.0, 0.0]
-    jobs = [Job(target, Recipe(Sampling(1, noise=noise), plain)) for noise in ("own", UPSTREAM)]
+def step_times(target: Target, prompt: str) -> list[float]:
+    """Return the milliseconds of a step with this pack's own noise and with the ``upstream`` noise."""
+    drafting = Drafting(method=PLAIN)
+    jobs = [Job(target, Recipe(Sampling(1, noise=noise), drafting)) for noise in ("own", UPSTREAM)]
     runs = [iter(job.decoding([prompt])) for job in jobs]
     for run in runs:
-        next(run)  # which reads the prompt
-    for turn in range(2 * ROUNDS):
+        next(run)  # the first step also reads the prompt
+    seconds = [0.0, 0.0]
+    for number in range(2 * ROUNDS):
         started = time.process_time()
-        next(runs[turn % 2])
-        spent[turn % 2] += time.process_time() - started
-    return [1000 * seconds / ROUNDS for seconds in spent]
+        next(runs[number % 2])
+        seconds[number % 2] += time.process_time() - started
+    return [1000 * total / ROUNDS for total in seconds]
 
 
-def noise(codes: int, width: int, times: int = 30) -> list[float]:
-    """Milliseconds of a position's noise alone, our own and upstream's; medians."""
-    taken, chunk = [], max(2**15 // codes, 1)  # as many positions as an image is given at once
+def noise_times(codes: int, width: int, repeats: int = 30) -> list[float]:
+    """Return the median milliseconds of the noise of one position, this pack's own and ``upstream``."""
+    medians = []
+    chunk = max(2**15 // codes, 1)  # positions that the engine generates at a time
     for kind in (Own(codes, torch.empty(0)), Upstream(width, torch.arange(codes), 1)):
-        made, found = kind((1, 0)), []
-        for turn in range(times):
+        generate_noise = kind((1, 0))
+        times = []
+        for number in range(repeats):
             started = time.process_time()
-            made(range(chunk * turn, chunk * (turn + 1)))
-            found.append(1000 * (time.process_time() - started) / chunk)
-        taken.append(float(np.median(found)))
-    return taken
+            generate_noise(range(chunk * number, chunk * (number + 1)))
+            times.append(1000 * (time.process_time() - started) / chunk)
+        medians.append(float(np.median(times)))
+    return medians
 
 
-def costs(prompts: list[str]) -> None:
-    """Print what either noise costs, by the row that a script samples from."""
-    names = "codes", "row", "ms of noise, own", "upstream", "ms of a step of one layer", "upstream / own", "all layers"
-    print(head(*names), flush=True)
+def print_costs(prompts: list[str]) -> None:
+    """Print the cost of both kinds of noise for each of `STEPS`."""
+    columns = ("ms of noise, own", "upstream", "ms of a step of one layer", "upstream / own", "all layers")
+    print(header("codes", "row", *columns), flush=True)
     for layers, codes, width in STEPS:
         target = target_of(layers, codes, width)
-        own, theirs = np.array([step(target, prompt) for prompt in prompts]).T
-        all_layers = 1 + np.median(theirs - own) / (np.median(own) * layers.count)
-        cells = codes, width, *(f"{ms:.3f}" for ms in noise(codes, width)), float(np.median(own))
-        print(row(*cells, "{:.3f} ({:.3f} to {:.3f})".format(*middle(theirs / own)), f"{all_layers:.4f}"), flush=True)
+        own, upstream = np.array([step_times(target, prompt) for prompt in prompts]).T
+        all_layers = 1 + np.median(upstream - own) / (np.median(own) * layers.count)
+        noise = [f"{milliseconds:.3f}" for milliseconds in noise_times(codes, width)]
+        ratio = "{:.3f} ({:.3f} to {:.3f})".format(*median_with_interval(upstream / own))
+        print(row(codes, width, *noise, float(np.median(own)), ratio, f"{all_layers:.4f}"), flush=True)
 
 
 def main() -> None:
+    """Run the command line of this benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--costs", action="store_true")
+    parser.add_argument("--costs", action="store_true", help="measure the cost of the noise")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    prompts = captions(FIRST, args.prompts)
-    if not args.costs:
-        sys.exit(0 if check(prompts) else 1)
-    costs(prompts)
+    prompts = captions(FIRST_CAPTION, args.prompts)
+    if args.costs:
+        print_costs(prompts)
+        return
+    sys.exit(0 if check(prompts) else 1)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""Is this checkout faster than another one? Both draw the same images, in processes of their own that take turns.
+"""Compare the speed of this checkout with another commit's on the same images.
 
     git worktree add ../before COMMIT
     python -m benchmarks.versions ../before [--prompts 12] [--threads 2]
 
-Seconds an image of the bundled model, without its prompt and codec; medians of ratios with bootstrap intervals. Both
-checkouts must know the same options of ``generate``. Whether they draw the same is what ``benchmarks.identity`` says.
+Each checkout runs in a process of its own, and the processes are interleaved. Reports seconds per image of the bundled
+model, without prompt and codec, and medians of ratios with 95 % bootstrap intervals. Both checkouts must accept the
+same options of ``generate``. ``benchmarks.identity`` checks that they generate the same tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -20,9 +20,9 @@ import numpy as np
 
 from .checkouts import HERE, Checkout
 from .harness import captions
-from .turns import head, in_turns, interval, row
+from .interleaving import format_median, header, interleave, row
 
-FIRST = 4100  # held-out caption of this benchmark
+FIRST_CAPTION = 4100  # number of the first held-out caption of this benchmark
 METHODS = {
     "plain": "--method autoregressive",
     "ADT-Tree": "--method adt-tree",
@@ -30,47 +30,58 @@ METHODS = {
     "window": "--drafter jacobi --method eagle2",
     "network and window": "--drafter bundled+jacobi --method eagle2",
 }
-"""Options of ``generate`` for each method."""
+"""Options of ``generate`` by method."""
 
 
 def seconds(checkout: Checkout, folder: Path, task: tuple[str, int]) -> float:
-    """Seconds that a checkout takes to decode by a method the held-out caption of a number, after its prompt was read.
+    """Measure the decoding time of one image.
 
-    task: the method and the number.
+    Args:
+        checkout: Checkout that runs ``generate``.
+        folder: Folder for the files that it writes.
+        task: Method and number of the held-out caption.
+
+    Returns:
+        Seconds of decoding, without the prompt.
     """
     method, number = task
-    report, caption = folder / "report.json", captions(number, 1)[0]
-    arguments = ["generate", "--prompt", caption, "--seed", number, "--output", folder / "picture.png"]
-    code, said = checkout.run([*map(str, arguments), "--report", str(report), *METHODS[method].split()])
-    if code:
-        sys.exit(f"generate {METHODS[method]} ended with {code}: {said.strip().splitlines()[-1]}")
+    report = folder / "report.json"
+    arguments = ["generate", "--prompt", captions(number, 1)[0], "--seed", str(number)]
+    arguments += ["--output", str(folder / "picture.png"), "--report", str(report)]
+    checkout.run([*arguments, *METHODS[method].split()])
     figures = json.loads(report.read_text(encoding="utf-8"))
     return figures["seconds"] - figures["prefill_seconds"]
 
 
-def main() -> None:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="a checkout of another commit")
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
-    tasks = [(method, FIRST + max(number, 0)) for number in range(-1, args.prompts) for method in METHODS]
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the command line of this benchmark."""
+    args = _arguments()
+    numbers = [FIRST_CAPTION, *range(FIRST_CAPTION, FIRST_CAPTION + args.prompts)]  # the first run is a warm-up
+    tasks = [(method, number) for number in numbers for method in METHODS]
     with (
         Checkout(args.before, args.threads) as before,
         Checkout(HERE, args.threads) as now,
         tempfile.TemporaryDirectory() as folder,
     ):
         runs = {name: partial(seconds, checkout, Path(folder)) for name, checkout in (("old", before), ("new", now))}
-        turns = list(in_turns(runs, tasks))
-    counted = list(zip(tasks, turns))[len(METHODS) :]  # the first prompt warms up and does not count
-    taken = {}
+        results = list(interleave(runs, tasks))
+    counted = list(zip(tasks, results))[len(METHODS) :]
+    times = {}
     for method in METHODS:
-        mine = [turn for task, turn in counted if task[0] == method]
-        taken[method] = [np.array([turn[name] for turn in mine]) for name in runs]
-    print(head("method", "seconds an image, before", "now", "before / now", "times plain, before", "now"))
-    for method, (old, new) in taken.items():
-        times = [interval(plain / ours) for plain, ours in zip(taken["plain"], (old, new))]
-        print(row(method, f"{np.median(old):.3f}", f"{np.median(new):.3f}", interval(old / new), *times))
+        selected = [result for task, result in counted if task[0] == method]
+        times[method] = [np.array([result[name] for result in selected]) for name in runs]
+    print(header("method", "seconds per image, before", "now", "before / now", "speed-up over plain, before", "now"))
+    for method, (old, new) in times.items():
+        speedups = [format_median(plain / drafted) for plain, drafted in zip(times["plain"], (old, new))]
+        print(row(method, f"{np.median(old):.3f}", f"{np.median(new):.3f}", format_median(old / new), *speedups))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import torch
 
 from adt_core.files import write
 
-from ..auto import no_profiles
+from ..auto import empty_profile_cache
 from . import methods, others, rounds
 from .parts import Part
 
@@ -96,7 +96,7 @@ def filled(text: str, texts: dict[str, str]) -> str:
 def measured(name: str, count: int) -> dict:
     """A part's figures."""
     begun = time.monotonic()
-    with no_profiles():
+    with empty_profile_cache():
         data = json.loads(json.dumps(short(PARTS[name].measure(count))))
     print(f"{name}: {time.monotonic() - begun:.0f} s", flush=True)
     return {"count": count, "data": data}

@@ -14,7 +14,7 @@ from adt_core.lab.report import table as summed_up
 from adt_core.policies import PLAIN
 
 from ..harness import BUNDLED, RECIPE, SAMPLING, SCENES, bundled, captions, compared, comparison
-from ..turns import table
+from ..interleaving import table
 from .parts import Part
 
 RELAXABLE = ("adt-tree", "merged")

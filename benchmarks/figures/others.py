@@ -16,9 +16,9 @@ from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
 
-from ..auto import METHODS, cells, measured, workers
+from ..auto import METHODS, cells, measure, workers
 from ..harness import SAMPLING, bundled, captions, comparison
-from ..turns import in_turns, interval, middle, table, words
+from ..interleaving import format_interval, format_median, interleave, median_with_interval, table
 from .parts import Part
 
 SETS = {"grammar": "captions", "ordinary": "ordinary prompts"}
@@ -28,7 +28,7 @@ def measure_auto(count: int) -> list[dict]:
     lines = []
     for kind in SETS:
         with workers(list(METHODS)) as ready:
-            lines += measured(ready, kind, 1, count)
+            lines += measure(ready, kind, 1, count)
     return lines
 
 
@@ -58,7 +58,7 @@ def measure_together(count: int) -> list[dict]:
     for name, at_once in product(TOGETHER, AT_ONCE):
         warm_up(jobs[name].decoding(prompts[:at_once]))
     runs = {(name, at_once): partial(run, name=name, at_once=at_once) for name, at_once in product(TOGETHER, AT_ONCE)}
-    turns = list(in_turns(runs, range(REPEATS)))
+    turns = list(interleave(runs, range(REPEATS)))
     lines, alone = [], [turn[PLAIN, 1] for turn in turns]
     for name, at_once in runs:
         mine = [turn[name, at_once] for turn in turns]
@@ -72,7 +72,7 @@ def measure_together(count: int) -> list[dict]:
 def tables_of_together(lines: list[dict]) -> dict[str, str]:
     columns = ["method", "at once", "images a minute", "times plain, one by one (least to most)", "identical"]
     shown = (
-        [TOGETHER[line["method"]], line["at once"], f"{line['rate']:.1f}", words(line["times"]), line["same"]]
+        [TOGETHER[line["method"]], line["at once"], f"{line['rate']:.1f}", format_interval(line["times"]), line["same"]]
         for line in lines
     )
     return {"together": table(columns, shown)}
@@ -103,13 +103,13 @@ def measure_half(count: int) -> list[dict]:
         jobs |= {(name, mode): _half(target, *how) for name, how in HALF.items()}
     for job in jobs.values():
         warm_up(job.decoding(prompts[:1]))
-    turns = list(in_turns({cell: runner(jobs[cell]) for cell in product(HALF, MODES)}, prompts))
+    turns = list(interleave({cell: runner(jobs[cell]) for cell in product(HALF, MODES)}, prompts))
     seconds = {cell: np.array([turn[cell].trace.report()["seconds"] for turn in turns]) for cell in jobs}
     lines = []
     for name, mode in product(HALF, MODES):
         line = {"method": name, "exact": mode, "seconds": float(np.median(seconds[name, mode]))}
-        line["times"] = middle(seconds["plain", mode] / seconds[name, mode])
-        line["cost"] = middle(seconds[name, "on"] / seconds[name, "off"]) if MODES[mode] else None
+        line["times"] = median_with_interval(seconds["plain", mode] / seconds[name, mode])
+        line["cost"] = median_with_interval(seconds[name, "on"] / seconds[name, "off"]) if MODES[mode] else None
         same = sum(turn[name, mode].codes.equal(turn["plain", mode].codes) for turn in turns)
         lines.append(line | {"same": f"{same} of {count}"})
     return lines
@@ -118,8 +118,8 @@ def measure_half(count: int) -> list[dict]:
 def tables_of_half(lines: list[dict]) -> dict[str, str]:
     columns = "method|exact|seconds an image|times as fast as plain|seconds, on / off|identical".split("|")
     shown = (
-        [*(line[name] for name in ("method", "exact", "seconds")), words(line["times"]),
-         words(line["cost"]) if line["cost"] else "", line["same"]]
+        [*(line[name] for name in ("method", "exact", "seconds")), format_interval(line["times"]),
+         format_interval(line["cost"]) if line["cost"] else "", line["same"]]
         for line in lines
     )  # fmt: skip
     costs = [line["cost"][0] for line in lines if line["cost"]]
@@ -181,7 +181,7 @@ def tables_of_regions(found: dict[str, list]) -> dict[str, str]:
         values = np.array(images).T
         means = [f"{mean:.2f}" for mean in values[2:].mean(1)]
         quarters = ", ".join(means[:QUARTERS]), ", ".join(means[QUARTERS:])
-        lines.append([name, *map(interval, values[:2]), *quarters])
+        lines.append([name, *map(format_median, values[:2]), *quarters])
     columns = "method|Spearman of depth|of tokens a round|depth, smoothest to busiest quarter|tokens per forward"
     return {"regions": table(columns.split("|"), lines)}
 

@@ -28,7 +28,7 @@ from adt_core.policies import PLAIN
 
 from ..gpu.device import seconds_of, spread
 from ..harness import bundled, captions, comparison
-from ..turns import in_turns, table
+from ..interleaving import interleave, table
 from .parts import Part
 
 NODES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -67,7 +67,7 @@ def forwards(plain: Job, prompts: list[str]) -> dict[int, list[float]]:
         counted = decode(jobs[nodes].decoding([prompt])).trace.rounds[4:]  # the first ones are slow
         return [one.seconds - one.drafting for one in counted if one.images[0].nodes == nodes - 1]
 
-    turns = list(in_turns({nodes: partial(measure, nodes=nodes) for nodes in NODES}, prompts))
+    turns = list(interleave({nodes: partial(measure, nodes=nodes) for nodes in NODES}, prompts))
     return {nodes: [seconds for turn in turns for seconds in turn[nodes]] for nodes in NODES}
 
 

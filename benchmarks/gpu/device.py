@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from adt_core.version import VERSION
 
-from ..turns import in_turns
+from ..interleaving import interleave
 
 Case = tuple[str, Callable[[], Iterable[dict]]]
 """A part is a list of cases: a name, and what measures its rows. Each may fail without the others."""
@@ -89,7 +89,7 @@ def interleaved(
             synchronise()
             return None
 
-    turns = list(in_turns({name: partial(turn, name=name) for name in calls}, range(repeats)))
+    turns = list(interleave({name: partial(turn, name=name) for name in calls}, range(repeats)))
     return {name: [one[name] for one in turns] for name in calls if name not in failed}, failed
 
 
