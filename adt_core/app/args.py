@@ -1,6 +1,6 @@
-"""What the commands are asked for beside the recipe: what to draw, how much of it, where it goes, and on what.
+"""Arguments of the commands, apart from the recipe: inputs, outputs, numbers of images and devices.
 
-The command line makes its options of these, by their names. Nothing here needs torch, so its help is quick.
+The command line creates its options from the fields. This module does not import torch, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .prompts import CAPTIONS
 
 @dataclass(frozen=True)
 class InputArgs(Settings):
-    """What to draw; one of these."""
+    """Prompts of `generate`. Exactly one of the fields is set."""
 
     prompt: str | None = text(None, "Prompt: what the image shows.")
     prompts: Path | None = path("File of prompts: text, table (.csv, .tsv), MS-COCO captions (.json) or .jsonl.")
@@ -38,7 +38,7 @@ class InputArgs(Settings):
 
 @dataclass(frozen=True)
 class BatchArgs(Settings):
-    """How many pictures."""
+    """Number of images of `generate`."""
 
     batch_size: int = whole(1, "Images per prompt.", 1, MOST_AT_ONCE, stands="N")
     at_once: int | None = whole(
@@ -51,13 +51,13 @@ class BatchArgs(Settings):
 
     @property
     def together(self) -> int:
-        """Pictures drawn at the same time."""
+        """Maximum number of images that are decoded at the same time."""
         return self.at_once or self.batch_size
 
 
 @dataclass(frozen=True)
 class ImageToImageArgs(Settings):
-    """The picture that images begin with, or that they are made of."""
+    """Input images of `generate`: an image to continue, or images to edit."""
 
     source: tuple[Path, ...] = paths(
         "Source image that GLM-Image changes as the prompt says; repeat the option for several, in order."
@@ -69,7 +69,7 @@ class ImageToImageArgs(Settings):
 
 @dataclass(frozen=True)
 class OutputArgs(Settings):
-    """What is written."""
+    """Output files of `generate`."""
 
     output: Path = path("Output image; several are numbered, from FILE-0001.png on.", "FILE.png")
     tokens: Path | None = path("Write the codebook indices of each image, row by row.", "FILE.json")
@@ -80,29 +80,41 @@ class OutputArgs(Settings):
 
 @dataclass(frozen=True)
 class DeviceArgs(Settings):
-    """Where models run."""
+    """Device of the models."""
 
     device: str = choice("auto", "auto uses CUDA if available.", ("auto", "cpu", "cuda"))
 
 
 @dataclass(frozen=True)
 class WorkerArgs(Settings):
-    """Several engines, for the prompts of a file."""
+    """Worker processes that share the prompts of a file."""
 
-    workers: int = whole(1, "Number of engines, each with one GPU or a share of the CPU cores.", 1, None, stands="N")
+    workers: int = whole(
+        1, "Number of worker processes, each with one GPU or a share of the CPU cores.", 1, None, stands="N"
+    )
     ray_address: str | None = text(
         None, "HOST:PORT of a running Ray cluster, or auto for this machine's (default: none).", "ADDRESS"
     )
 
     @property
     def wanted(self) -> bool:
-        """Is Ray asked for? One engine on this machine does without."""
+        """Whether Ray is needed. A single worker on this machine runs without it."""
         return self.workers > 1 or self.ray_address is not None
 
 
 @dataclass(frozen=True)
 class GenerateArgs:
-    """What ``generate`` is asked for. given: values of the recipe's options, by their names."""
+    """All arguments of `generate`.
+
+    Attributes:
+        files: Output files.
+        subject: Prompts.
+        given: Values of the recipe's options that the user has set, by option name.
+        numbers: Number of images.
+        continuation: Input images.
+        device: "auto", "cpu" or "cuda".
+        engines: Worker processes.
+    """
 
     files: OutputArgs
     subject: InputArgs
@@ -113,14 +125,16 @@ class GenerateArgs:
     engines: WorkerArgs = WorkerArgs()
 
 
-# ---- the laboratory's ------------------------------------------------------------------------------------------------
+# ---- benchmarks and training ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class BenchmarkArgs(Settings):
-    """What ``benchmark`` compares."""
+    """Methods, prompts and results of `benchmark`."""
 
-    prompts: str = text(BUNDLED, "As for generate; bundled: the captions included in the pack.", "FILE")
+    prompts: str = text(
+        BUNDLED, "File of prompts, as for generate; bundled: the captions included in the pack.", "FILE"
+    )
     count: int | None = whole(None, "Number of prompts to use (default: all).", 1, None, stands="N")
     sample_seed: int = whole(0, "Seed that selects the prompts for `count`.", 0, LARGEST_SEED, stands="N")
     caption: str = choice(CAPTIONS[0], "Which caption of an MS-COCO image to use.", CAPTIONS)
@@ -132,7 +146,7 @@ class BenchmarkArgs(Settings):
 
 @dataclass(frozen=True)
 class QualityArgs(Settings):
-    """Weights of models that judge pictures."""
+    """Paths of the models that score image quality."""
 
     clip: Path | None = path("CLIP score: a CLIP model in transformers' layout.", "DIR")
     hps: Path | None = path("HPSv2: its weights, in the same layout.", "DIR")
@@ -143,9 +157,11 @@ class QualityArgs(Settings):
 
 @dataclass(frozen=True)
 class TrainingDataArgs(Settings):
-    """What ``train-drafter`` learns from."""
+    """Training data of `train-drafter`."""
 
-    prompts: Path | None = path("As for generate; the target generates images for them with the sampling options.")
+    prompts: Path | None = path(
+        "File of prompts, as for generate; the target generates images for them with the sampling options."
+    )
     images: Path | None = path(
         "Folder of images with captions, such as 1.jpg and 1.txt, to use instead of prompts.", "DIR"
     )
@@ -162,7 +178,7 @@ class TrainingDataArgs(Settings):
 
 @dataclass(frozen=True)
 class TrainingArgs(Settings):
-    """How it trains."""
+    """Hyperparameters of `train-drafter`."""
 
     start: str | None = text(
         None, "Start from this drafter's weights, such as the drafter of a fine-tuned target's base model.", "PATH"
@@ -196,7 +212,7 @@ class TrainingArgs(Settings):
 
 @dataclass(frozen=True)
 class TrainingOutputArgs(Settings):
-    """What training writes."""
+    """Output files of `train-drafter`."""
 
     output: Path = path("Folder of the drafter, to use as `drafter`.", "DIR")
     every: int = whole(100, "Measure and save after this many steps.", 1, None, stands="N")
@@ -205,15 +221,15 @@ class TrainingOutputArgs(Settings):
 
 @dataclass(frozen=True)
 class CheckDrafterArgs(Settings):
-    """What ``check-drafter`` draws."""
+    """Test images of `check-drafter`."""
 
-    prompts: Path | None = path("As for generate (default: the captions included in the pack).")
+    prompts: Path | None = path("File of prompts, as for generate (default: the captions included in the pack).")
     count: int = whole(8, "Images to generate.", 1, None, stands="N")
 
 
 @dataclass(frozen=True)
 class DownloadArgs(Settings):
-    """What ``download`` fetches."""
+    """Model and folder of `download`."""
 
     name: str | None = text(None, "Published model, such as Janus-Pro-1B; see --list.", "NAME")
     to: Path | None = path("Folder of the models (default: ComfyUI's models/ar_image).", "FOLDER")
@@ -222,7 +238,7 @@ class DownloadArgs(Settings):
 
 @dataclass(frozen=True)
 class InspectArgs(Settings):
-    """What ``inspect`` looks at."""
+    """Checkpoint and output format of `inspect`."""
 
     path: str = text(BUNDLED, "Folder or file of a target or a drafter, or 'bundled'.", "PATH")
     json: bool = setting(False, "Print JSON.")

@@ -1,8 +1,8 @@
-"""An image for each prompt of a list, saved as soon as it is finished: a batch that was stopped goes on where it was.
+"""Batch folders: one PNG per prompt and seed, written as soon as the image is finished, so that a batch can resume.
 
-An image depends on its prompt, its seed and the settings alone. So a folder belongs to the settings, and holds one PNG
-for each prompt and seed, which also carries its tokens and figures. What has its PNG there is done, whichever list
-asked for it and whatever it was decoded together with.
+An image depends only on its prompt, seed and settings. Each folder therefore belongs to one set of settings, and a PNG
+in it counts as done, regardless of the list that requested it and of the images that were decoded together with it.
+The PNGs contain the image's tokens and run statistics.
 """
 
 from __future__ import annotations
@@ -31,8 +31,16 @@ from .run_stats import are_run_stats
 
 
 class SavedImage(NamedTuple):
-    """A finished image. pixels: [H, W, 3], the bytes of its PNG. codes: [rows, columns] int64 on the CPU. figures: by
-    the names of ``Trace.report``."""
+    """A finished image.
+
+    Attributes:
+        prompt: The prompt, without a suffix.
+        seed: Seed of its noise.
+        path: Its PNG.
+        pixels: [H, W, 3] uint8.
+        codes: Codebook indices [rows, columns] int64 on the CPU.
+        figures: Run statistics, by the names of `Trace.report`.
+    """
 
     prompt: str
     seed: int
@@ -43,17 +51,21 @@ class SavedImage(NamedTuple):
 
 
 NESTED = "sampling", "drafting", "lantern", "profile"
-"""Entries of a report that are no figures."""
+"""Entries of a report that are not run statistics."""
 NUMBERS = "seconds", "tokens", "tau", "target_forwards", "mean_depth", "substitution_rate"
-"""Figures that every finished image has."""
+"""Run statistics that every finished image has."""
 
 
 @dataclass(frozen=True)
 class BatchFolder:
-    """The images of a job in a folder, one for each prompt and seed. Without seeds, the job's seed is used.
+    """The images of a job in a folder, one per prompt and seed.
 
-    Each image is the same as if it were decoded alone: all have the image index 0 in the noise. folder: usually
-    :func:`home`. texts: further text chunks of the PNGs, by name.
+    Each image is equal to the one that is decoded without others, because all use image index 0 for their noise.
+
+    Attributes:
+        job: Loaded models and recipe. Its seed applies where a method gets no seed.
+        folder: Usually the result of `batch_folder`.
+        texts: Additional text chunks of the PNGs, by name.
     """
 
     job: Job
@@ -62,27 +74,39 @@ class BatchFolder:
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
-        """The PNGs in the folder, by the digest at the end of their names. Links don't count: they are replaced."""
+        """PNGs in the folder by the digest at the end of their names, without links, which are replaced."""
         files = (path for path in self.folder.glob("*.png") if path.is_file() and not is_link(path))
         return {path.stem.rpartition("-")[2]: path for path in files}
 
     def path(self, prompt: str, seed: int | None = None, place: str = "") -> Path:
-        """Where an image lies, or will. place: what the name of a new file begins with."""
-        mine = digest(prompt if self._seed(seed) == self.job.recipe.sampling.seed else [prompt, seed])
-        name = "-".join(filter(None, (place, slug(prompt), mine))) + ".png"
-        return self._paths.get(mine, self.folder / name)
+        """Return the path of an image, which may not exist yet.
+
+        Args:
+            prompt: The prompt.
+            seed: Seed of the image.
+            place: Prefix of the name of a new file.
+        """
+        own_digest = digest(prompt if self._seed(seed) == self.job.recipe.sampling.seed else [prompt, seed])
+        name = "-".join(filter(None, (place, slug(prompt), own_digest))) + ".png"
+        return self._paths.get(own_digest, self.folder / name)
 
     def find(self, prompt: str, seed: int | None = None) -> SavedImage | None:
-        """An image that is done. None if it is missing or damaged, or was saved anew without its settings."""
+        """Return a finished image, or None if its PNG is missing, damaged, or has lost its settings.
+
+        Args:
+            prompt: The prompt.
+            seed: Seed of the image.
+        """
         path = self.path(prompt, seed)
         try:
             saved = read_settings(path)
         except AdtError:
             return None
         seed = self._seed(seed)
-        tokens, figures = saved.get("tokens"), saved.get("figures")
-        is_ours = (saved.get("prompt"), saved.get("seed")) == (prompt, seed)
-        if not is_ours or not self._are_tokens(tokens) or not _are_figures(figures):
+        tokens = saved.get("tokens")
+        figures = saved.get("figures")
+        is_same_image = (saved.get("prompt"), saved.get("seed")) == (prompt, seed)
+        if not is_same_image or not self._are_tokens(tokens) or not _are_figures(figures):
             return None
         pixels = read_pixels(path, self._size)
         return None if pixels is None else SavedImage(prompt, seed, path, pixels, torch.tensor(tokens), figures)
@@ -92,14 +116,15 @@ class BatchFolder:
 
     @property
     def _size(self) -> tuple[int, int]:
-        """Width and height of an image, in pixels."""
+        """Width and height of an image in pixels."""
         rows, columns = self.job.target.grid
         return columns * self.job.target.downsample, rows * self.job.target.downsample
 
     def _are_tokens(self, value: object) -> TypeGuard[list[list[int]]]:
-        """Are they codes of the target, for every cell of its grid?"""
-        (rows, columns), codes = self.job.target.grid, self.job.target.num_codes
-        return list_of(list_of(whole_number(0, codes - 1), columns, columns), rows, rows).fits(value)
+        """Return whether a value is a complete grid of the target's codebook indices."""
+        rows, columns = self.job.target.grid
+        code = whole_number(0, self.job.target.num_codes - 1)
+        return list_of(list_of(code, columns, columns), rows, rows).fits(value)
 
     def save(
         self,
@@ -110,12 +135,21 @@ class BatchFolder:
         place: str = "",
         check: Check | None = None,
     ) -> SavedImage:
-        """Write the PNG of a finished image of a decoding.
+        """Write the PNG of a finished image.
 
-        image: its number in the decoding. place: what the file's name begins with. Raises AdtError if it
-        can't be written.
+        Args:
+            decoding: Decoding that contains the image.
+            image: Index of the image in the decoding.
+            prompt: The prompt.
+            seed: Seed of the image.
+            place: Prefix of the file name.
+            check: Cancellation callback.
+
+        Raises:
+            AdtError: If the file cannot be written.
         """
-        codes, path = decoding.grid_codes()[image].clone(), self.path(prompt, seed, place)
+        codes = decoding.grid_codes()[image].clone()
+        path = self.path(prompt, seed, place)
         pixels = self.job.pixels(codes[None], check)[0]
         report = decoding.trace.part([image]).report()
         own = {"seed": self._seed(seed)}
@@ -129,39 +163,64 @@ class BatchFolder:
 
 
 def _are_figures(value: object) -> TypeGuard[dict]:
-    """Are they figures of a finished image?"""
+    """Return whether a value has the run statistics of a finished image and no column of the node's table."""
     return are_run_stats(value, NUMBERS) and value.keys().isdisjoint(("id", "prompt", "file"))
 
 
 def batch_folder(root: Path, job: Job, name: str = "") -> Path:
-    """The job's folder below ``root``. It is called by ``name``, the model's unless given, and by :func:`key`."""
+    """Return the folder of a job's images.
+
+    Args:
+        root: Parent folder.
+        job: Loaded models and recipe.
+        name: First part of the folder's name, by default the model's name. `job_key` is the second part.
+    """
     return named_folder(root, job_key(job), name, job.target.name)
 
 
 def named_folder(root: Path, unique: str, name: str, usual: str) -> Path:
-    """The folder NAME-UNIQUE below ``root``. usual: the name where none is given. Raises as :func:`inside`.
+    """Return the folder `root`/NAME-UNIQUE.
 
-    Earlier versions called it UNIQUE alone. Such a folder is used again if no name is given.
+    Version 0.1 named it UNIQUE. If such a folder exists and no name is given, it is used.
+
+    Args:
+        root: Parent folder.
+        unique: Digest of the settings.
+        name: Name from the user, or "".
+        usual: Name to use without a name from the user.
+
+    Raises:
+        AdtError: If the path contains a link.
     """
     is_earlier = not name and (root / unique).is_dir()
     return inside(root, unique if is_earlier else "-".join(filter(None, (file_name_part(name or usual), unique))))
 
 
 def job_key(job: Job) -> str:
-    """What the name of the job's folder ends with: the same for jobs that give the same images. Drafting counts under
-    LANTERN alone."""
-    target, network = job.target, job.drafter.network if job.drafter is not None else None
+    """Return a digest that is equal for jobs with equal images.
+
+    The drafter and its settings count only under LANTERN, where they change the image.
+
+    Args:
+        job: Loaded models and recipe.
+    """
+    target = job.target
+    network = job.drafter.network if job.drafter is not None else None
     modules = (target.decoder, target.codec, target.text_encoder)
     weights = [fingerprint(module) for module in modules if module is not None]
-    of_network = fingerprint(network) if network is not None and job.recipe.lantern is not None else None
-    made = job.loaded.image(weights, target.grid, of_network)
+    drafter_weights = fingerprint(network) if network is not None and job.recipe.lantern is not None else None
+    content = job.loaded.image(weights, target.grid, drafter_weights)
     if job.recipe.sampling.noise == UPSTREAM:
-        made["noise_device"] = maker(target.decoder.embedding.device)
-    return digest({**made, "noise_version": NOISE_VERSION})
+        content["noise_device"] = maker(target.decoder.embedding.device)
+    return digest({**content, "noise_version": NOISE_VERSION})
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Tells modules apart: a digest of the first numbers of every parameter and every floating-point buffer."""
+    """Return a digest of the first 64 elements of every parameter and floating-point buffer.
+
+    Args:
+        module: Module whose weights are to be identified.
+    """
     values = [*module.parameters(), *(buffer for buffer in module.buffers() if buffer.is_floating_point())]
     numbers = torch.cat([value.detach().flatten()[:64].to("cpu", torch.float32) for value in values])
     return hashlib.sha256(numbers.numpy().tobytes()).hexdigest()[:12]

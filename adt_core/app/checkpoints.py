@@ -1,4 +1,4 @@
-"""Checkpoints as people name them: models and drafters to load, what a wrong one is, and what is published where."""
+"""Loading of targets and drafters by path, and the table of published checkpoints."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ..models.target import PublishedSampling, Target
 from . import training_domain, unsupported
 
 BUNDLED_SAMPLING = PublishedSampling(guidance=2.0, temperature=0.6)
-"""At temperature 1 the bundled model tears things and mixes their colours. With more guidance it draws things twice,
-with less it passes over words (model_making/README.md)."""
+"""At temperature 1 the bundled model breaks shapes and mixes their colours. With more guidance it repeats things, with
+less it ignores words (model_making/README.md)."""
 
 
 def load_target(
@@ -31,15 +31,26 @@ def load_target(
     weights: str | None = None,
     exact: bool = True,
 ) -> Target:
-    """Load a target from ``"bundled"``, a checkpoint folder or a weights file. AdtError if it can't be read.
+    """Load a target.
 
-    The rest as for :func:`adt_core.models.load.load`.
+    Args:
+        path: "bundled", a checkpoint folder or a weights file.
+        device: Device of the weights.
+        dtype: Precision of the computation.
+        check: Cancellation callback.
+        weights: Quantisation of the matrices, "int8" or "fp8"; None keeps `dtype`.
+        exact: Use batch-invariant mode in half precision.
+
+    Raises:
+        AdtError: If the checkpoint cannot be read.
     """
     checkpoint = open_checkpoint(path)
     unsupported.refuse_kind(checkpoint)
     target = load.load(checkpoint, device, dtype, check, weights, exact)
     if str(path) == BUNDLED:
-        target.name, target.published, target.words = BUNDLED, BUNDLED_SAMPLING, training_domain.bundled_vocabulary()
+        target.name = BUNDLED
+        target.published = BUNDLED_SAMPLING
+        target.words = training_domain.bundled_vocabulary()
         target.prompter.name = "the bundled model"
     return target
 
@@ -47,7 +58,17 @@ def load_target(
 def load_drafter(
     path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None
 ) -> drafters.Drafter:
-    """The drafter of this name for ``target``, as :func:`adt_core.drafters.load_drafter` gives it."""
+    """Load a drafter for a target, as `adt_core.drafters.load_drafter` does, with errors about unsupported files.
+
+    Args:
+        path: Name of a drafter without files, such as "jacobi", or path of a drafter network.
+        target: Target to draft for.
+        check: Cancellation callback.
+        device: Device of the weights, by default the target's.
+
+    Raises:
+        AdtError: If the checkpoint cannot be read.
+    """
     if str(path) in drafters.DRAFTERS:
         return drafters.load_drafter(path, target)
     with explain_errors(str(path).removesuffix(drafters.WITH_WINDOW), "drafter"):
@@ -55,7 +76,14 @@ def load_drafter(
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """The checkpoint of a target. AdtError if it can't be read; of a published one it says how to get it."""
+    """Open the checkpoint of a target.
+
+    Args:
+        path: "bundled", a checkpoint folder or a weights file.
+
+    Raises:
+        AdtError: If it cannot be read. For a published model the message contains the download command.
+    """
     try:
         with explain_errors(path, "target"):
             return Checkpoint(resolve(path, "target"))
@@ -64,15 +92,17 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         if row is None:
             raise
         raise AdtError(
-            f"{error.template.removesuffix('.')}; to get it whole, {row.how_to_get(home_of(Path(path)))}."
+            f"{error.template.removesuffix('.')}; to complete it, {row.how_to_get(home_of(Path(path)))}."
         ) from error
 
 
 @contextmanager
 def explain_errors(path: str | Path, role: str) -> Iterator[None]:
-    """In the block a checkpoint is read. AdtError if it is of a known kind that can't be, such as GGUF.
+    """Raise an AdtError that names the kind of file if the block reads an unsupported one, such as GGUF.
 
-    role: as for :func:`resolve`.
+    Args:
+        path: Path that the block reads.
+        role: "target" or "drafter".
     """
     place = resolve(path, role)
     try:
@@ -85,7 +115,14 @@ def explain_errors(path: str | Path, role: str) -> Iterator[None]:
 
 
 def published_sampling(path: str | Path) -> PublishedSampling:
-    """How the authors of a target draw with it, without loading it: its ``published``. AdtError if it can't be read."""
+    """Return the sampling settings of a target's authors without loading the target.
+
+    Args:
+        path: "bundled", a checkpoint folder or a weights file.
+
+    Raises:
+        AdtError: If the checkpoint cannot be read.
+    """
     if str(path) == BUNDLED:
         return BUNDLED_SAMPLING
     checkpoint = open_checkpoint(path)
@@ -94,49 +131,71 @@ def published_sampling(path: str | Path) -> PublishedSampling:
 
 
 def is_target_config(config: dict) -> bool:
-    """Is a ``config.json`` that of a target? Reads nothing else, so the checkpoint may be damaged."""
+    """Return whether a `config.json` belongs to a target. No other file is read.
+
+    Args:
+        config: Content of the file.
+    """
     return any(family.recognises(config, ()) for family in load.FAMILIES)
 
 
 def is_target_file(name: str) -> bool:
-    """Is this the name of a weights file that is a target without a ``config.json``?"""
+    """Return whether a weights file is a target that needs no `config.json`.
+
+    Args:
+        name: Name of the file.
+    """
     return any(fnmatchcase(name, pattern) for family in load.FAMILIES for pattern in family.single_files)
 
 
 def find_drafter(model: str | Path) -> Path | None:
-    """The published drafter of a target, where its folder lies beside the target or in ``ar_image_drafters``."""
+    """Return the folder of a target's published drafter, next to the target or in `ar_image_drafters`, if installed.
+
+    Args:
+        model: Path of the target.
+    """
     path = Path(os.path.expanduser(model)).absolute()
-    row, home = find_published(name_of(path)), home_of(path)
+    row = find_published(name_of(path))
     if row is None or row.drafter is None:
         return None
-    name, organisation = row.drafter.folder, row.drafter.repository.partition("/")[0]
+    name = row.drafter.folder
+    organisation = row.drafter.repository.partition("/")[0]
+    home = home_of(path)
     homes = home, home.parent / "ar_image_drafters", home.parent.parent / "ar_image_drafters"
-    places = (home / place for home in homes for place in (name, f"{organisation}/{name}"))
-    return next((place for place in places if (place / "config.json").is_file()), None)
+    folders = (home / folder for home in homes for folder in (name, f"{organisation}/{name}"))
+    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 
 def find_published(name: str) -> Published | None:
-    """The published model whose folder or file has this name."""
+    """Return the published model of a name, in upper or lower case.
+
+    Args:
+        name: Name of its folder or file.
+    """
     return next((row for row in published() if row.downloads and row.name.lower() == name.lower()), None)
 
 
 def published() -> list[Published]:
-    """The published checkpoints that can be loaded, family by family."""
+    """Return the published checkpoints that can be loaded, family by family."""
     return [row for family in load.FAMILIES for row in family.published]
 
 
 _WEIGHTS = "*.safetensors *.bin *.pt *.pth *.ckpt *.index.json config.json *_config.json pairing.json"
 _TEXTS = "*tokenizer* *.model vocab* merges.txt added_tokens.json special_tokens_map.json"
 _PARTS = f"{_WEIGHTS} {_TEXTS}".split()
-"""Patterns of names of files that belong to a checkpoint."""
+"""Patterns of the names of files that belong to a checkpoint."""
 
 
 def checkpoint_files(path: str | Path, role: str) -> list[Path]:
-    """The files of a checkpoint, what its family looks for beside it included; [] if there is none. Opens nothing.
+    """Return the files of a checkpoint, including those that its family reads from other folders.
 
-    role: as for :func:`resolve`.
+    No file is opened. If there is no checkpoint, the list is empty, and opening it raises the error.
+
+    Args:
+        path: "bundled", a checkpoint folder or a weights file.
+        role: "target" or "drafter".
     """
-    with suppress(AdtError, OSError):  # whoever opens it says so
+    with suppress(AdtError, OSError):
         place = resolve(path, role)
         folder = place if place.is_dir() else place.parent
         homes = dict.fromkeys((folder, folder.parent, home_of(place)))

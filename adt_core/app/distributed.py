@@ -1,8 +1,8 @@
-"""Engines in this process or on Ray, for more than one GPU or machine: ``--workers`` and ``--ray-address``.
+"""Worker processes for more than one GPU or machine: `--workers` and `--ray-address`.
 
-An engine takes a number and yields what comes of it. On Ray, each engine lives in a process of its own, on this machine
-or another, with a GPU to itself where there are any. Ray places the engines and hands out the numbers. It starts an
-engine that was lost anew, and gives it the number that it was at.
+A worker maps a number, such as the index of a prompt, to results. Without Ray, one worker runs in this process. With
+Ray, each worker is a process on this machine or another, with its own GPU if there are any. Ray places the workers,
+distributes the numbers, restarts a lost worker, and repeats the number that it was processing.
 """
 
 from __future__ import annotations
@@ -24,67 +24,84 @@ from tqdm import tqdm
 from ..errors import AdtError, pip_install
 from .args import WorkerArgs
 
-RESTARTS = 10
-"""How often an engine is started anew. Bounded, since one that lacks memory, or fails at a prompt, always goes down."""
+MAX_RESTARTS = 10
+"""Restarts of a worker. Bounded, because a worker may fail every time, for example if it lacks memory."""
 OBJECT_STORE = 128 * 2**20
-"""Bytes. It holds one result per engine until that is fetched. Ray would take a third of the memory, which is more than
-/dev/shm has in many a container."""
-PATIENCE = 5.0
-"""Seconds in which a cluster has to answer."""
-LONG = 30.0
-"""Seconds without a newly loaded engine after which the wait is explained."""
+"""Bytes of Ray's object store, which holds one result per worker until it is fetched. Ray's default, a third of the
+memory, is more than /dev/shm has in many containers."""
+CONNECT_TIMEOUT = 5.0
+"""Seconds in which a cluster must answer."""
+LOAD_NOTICE = 30.0
+"""Seconds without a newly loaded worker after which a message explains the delay."""
 
 
 class Worker(Protocol):
-    """facts: what it says of itself when it is loaded."""
+    """Loaded models that process numbers.
+
+    Attributes:
+        facts: Information about the worker that is available after loading.
+    """
 
     facts: Any
 
     def __call__(self, number: int, /) -> Iterable[Any]: ...
 
 
-def check_args(order: WorkerArgs, prompts: object) -> None:
-    """Raises AdtError if there is no list of prompts to spread, and for a missing Ray."""
-    if order.wanted and not prompts:
+def check_args(args: WorkerArgs, prompts: object) -> None:
+    """Check that workers have prompts to share and that Ray is installed.
+
+    Args:
+        args: Worker processes.
+        prompts: File of prompts, if any.
+
+    Raises:
+        AdtError: If one of both is missing.
+    """
+    if args.wanted and not prompts:
         raise AdtError("`workers` and `ray_address` need a list of prompts; give a file with `prompts`.")
-    if order.wanted and importlib.util.find_spec("ray") is None:
+    if args.wanted and importlib.util.find_spec("ray") is None:
         raise AdtError(f"`workers` and `ray_address` need Ray, which is not installed; run {pip_install('ray')}")
 
 
 @contextmanager
 def start_workers(
-    build: Callable[[], Worker], order: WorkerArgs, device: str, count: int
+    build: Callable[[], Worker], args: WorkerArgs, device: str, count: int
 ) -> Iterator[tuple[list[Any], Callable[[Iterable[int]], Iterable[Any]]]]:
-    """Load the engines that the order asks for, at most one for each of the ``count`` numbers.
+    """Load the workers, and stop them at the end of the block, together with a cluster that was started here.
 
-    Yields the facts of every engine, and a function that maps numbers to all that the engines yield for them. On Ray
-    the function may be called once, and gives what is finished first. build: makes an engine; it is sent to every
-    process. Raises what ``build`` and the engines raise, and AdtError if no cluster is at ``--ray-address``, if it is
-    too small, or if an engine is lost again and again. In the end the engines are stopped, and with them a cluster that
-    was started here.
+    Args:
+        build: Creates a worker. It is pickled and sent to every process.
+        args: Number of workers and address of the cluster.
+        device: "auto", "cpu" or "cuda".
+        count: Number of numbers to process; more workers than that are not started.
+
+    Yields:
+        The facts of every worker, and a function that maps numbers to the results of all workers. With Ray, this
+        function may be called once and returns results in the order in which they are finished.
+
+    Raises:
+        AdtError: If no cluster answers at `ray_address`, if it is too small, or if a worker fails too often.
     """
-    if not order.wanted:
-        engine = build()
-        yield [engine.facts], lambda numbers: chain.from_iterable(map(engine, numbers))
+    if not args.wanted:
+        worker = build()
+        yield [worker.facts], lambda numbers: chain.from_iterable(map(worker, numbers))
         return
-    workers = min(order.workers, count)
-    with (
-        open(os.devnull, "w", encoding="utf-8") as nowhere,
-        redirect_stdout(nowhere),
-    ):  # Ray prints pages about what it tries again
-        ray = _connect(order, device, workers)
+    workers = min(args.workers, count)
+    with open(os.devnull, "w", encoding="utf-8") as devnull, redirect_stdout(devnull):  # Ray logs every retry
+        ray = _connect(args, device, workers)
         try:
-            needs, threads = _needs(ray, device, workers), int(ray.cluster_resources().get("CPU", 1)) // workers
-            remote = ray.remote(**needs, max_restarts=RESTARTS, max_task_retries=-1, scheduling_strategy="SPREAD")
-            worker = partial(remote(_RayActor).remote, build, max(1, threads), os.getcwd(), order.ray_address)
-            actors = [worker() for _ in range(workers)]
+            resources = _resources(ray, device, workers)
+            threads = int(ray.cluster_resources().get("CPU", 1)) // workers
+            options = {"max_restarts": MAX_RESTARTS, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
+            remote = ray.remote(**resources, **options)(_RayActor).remote
+            actors = [remote(build, max(1, threads), os.getcwd(), args.ray_address) for _ in range(workers)]
             yield _load(ray, actors), partial(_map, actors)
-        except ray.exceptions.RayTaskError as error:  # an engine's own error comes out as it was raised there
-            raise error.cause from error
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from error  # the worker's own exception
         except ray.exceptions.RayActorError as error:
             problem = str(error).strip().splitlines()[-1].strip()
             raise AdtError(
-                f"`workers`: an engine failed {RESTARTS + 1} times, or could not be started ({problem}); "
+                f"`workers`: a worker failed {MAX_RESTARTS + 1} times, or could not be started ({problem}); "
                 "check the free memory, and that every machine has this pack. Finished results were kept."
             ) from error
         finally:
@@ -92,54 +109,57 @@ def start_workers(
 
 
 def _load(ray: Any, actors: list) -> list[Any]:
-    """The facts of all engines, once they are loaded. Others may use the cluster, so a long wait is explained."""
+    """Return the facts of all workers after they are loaded. A message explains a long wait."""
     facts = [actor.load.remote() for actor in actors]
     loading = facts
     while loading:
-        ready, loading = ray.wait(loading, timeout=LONG)
-        ray.get(ready)  # raises an engine's error at once
+        ready, loading = ray.wait(loading, timeout=LOAD_NOTICE)
+        ray.get(ready)  # raises a worker's error immediately
         if not ready:
-            _say(
-                f"{len(loading)} of {len(actors)} engines are not ready yet: "
+            _print(
+                f"{len(loading)} of {len(actors)} workers are not ready yet: "
                 "they are loading the model, or waiting for free resources in the cluster."
             )
     return ray.get(facts)
 
 
 def _map(actors: list, numbers: Iterable[int]) -> Iterator[Any]:
-    """All that engines yield for the numbers.
+    """Yield the results of all numbers.
 
-    An engine for which no number is left is ended at once: one that was lost may need its place to start again.
+    A worker for which no number is left is stopped immediately, because the replacement of a lost worker may need its
+    GPU.
     """
     from ray.util import ActorPool
 
     pool = ActorPool(actors)
     reported = {None}
-    actors.clear()  # an engine lives as long as there is a reference to it
-    for results, successor in pool.map_unordered(lambda actor, number: actor.run.remote(number), list(numbers)):
+    actors.clear()  # an actor lives until its last reference is deleted
+    for results, replacement in pool.map_unordered(lambda actor, number: actor.run.remote(number), list(numbers)):
         pool.pop_idle()
-        if successor not in reported:
-            reported.add(successor)
-            machine = successor[0]
-            _say(f"An engine failed. A new one was started on the machine {machine}, and repeats its prompt.")
+        if replacement not in reported:
+            reported.add(replacement)
+            machine = replacement[0]
+            _print(f"A worker failed. A new one was started on the machine {machine}, and repeats its prompt.")
         yield from results
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     tqdm.write(text, file=sys.stderr)
 
 
 class _RayActor:
-    """Runs in a process of its own. It makes the engine when first asked: Ray hides the errors of a constructor."""
+    """Process of a worker. The worker is created on first use, because Ray hides exceptions of a constructor."""
 
     def __init__(self, build: Callable[[], Worker], threads: int, folder: str, address: str | None):
-        self._build, self._threads = build, threads
-        self._folder, self._address = folder, address
+        self._build = build
+        self._threads = threads
+        self._folder = folder
+        self._address = address
 
     @cached_property
-    def _engine(self) -> Worker:
+    def _worker(self) -> Worker:
         torch.set_num_threads(min(self._threads, os.cpu_count() or 1))
-        with suppress(OSError):  # another machine may lack the folder, which only relative paths need
+        with suppress(OSError):  # only relative paths need the folder, and another machine may lack it
             os.chdir(self._folder)
         try:
             return self._build()
@@ -150,33 +170,35 @@ class _RayActor:
             raise AdtError(f"{error.template} ({where})") from error
 
     def load(self) -> Any:
-        return self._engine.facts
+        return self._worker.facts
 
     def run(self, number: int) -> tuple[list[Any], tuple[str, int] | None]:
-        """What comes of a number; and this machine and process if the process replaces one that was lost."""
+        """Return the results of a number, and the machine and process id if this process replaces a lost one."""
         import ray
 
-        replaces = ray.get_runtime_context().was_current_actor_reconstructed
-        return list(self._engine(number)), (platform.node(), os.getpid()) if replaces else None
+        is_replacement = ray.get_runtime_context().was_current_actor_reconstructed
+        return list(self._worker(number)), (platform.node(), os.getpid()) if is_replacement else None
 
 
-def _connect(order: WorkerArgs, device: str, workers: int) -> Any:
-    """The module ``ray``, connected to the cluster at ``--ray-address``, or to one that is started here."""
+def _connect(args: WorkerArgs, device: str, workers: int) -> Any:
+    """Return the module `ray`, connected to the cluster at `ray_address` or to a new one on this machine."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    address, quiet = order.ray_address, {"log_to_driver": False, "logging_level": "ERROR"}
-    if address is None:  # these count only before the import
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # listen to this machine alone, on Linux too
-        os.environ.setdefault("RAY_worker_niceness", "0")  # as urgent as the command itself; Ray would take 15
+    address = args.ray_address
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:  # Ray reads these variables when it is imported
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # listen on the loopback address only
+        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 slows the workers down
     ray: Any = importlib.import_module("ray")
     if address is None:
-        gpus, cores = torch.cuda.device_count() if device != "cpu" else 0, torch.get_num_threads()
+        gpus = torch.cuda.device_count() if device != "cpu" else 0
+        cores = max(workers, torch.get_num_threads())
         local = {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
-        ray.init("local", num_cpus=max(workers, cores), num_gpus=gpus, **local, **quiet)
+        ray.init("local", num_cpus=cores, num_gpus=gpus, **local, **quiet)
         return ray
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if host and port.isdecimal():  # Ray itself would try for minutes, and then end the process
-            socket.create_connection((host, int(port)), PATIENCE).close()
+        if host and port.isdecimal():  # Ray retries for minutes, and then exits the process
+            socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
         ray.init(address, **quiet)
     except (OSError, ValueError, RuntimeError, ImportError, SystemExit) as error:
         raise AdtError(
@@ -186,10 +208,11 @@ def _connect(order: WorkerArgs, device: str, workers: int) -> Any:
     return ray
 
 
-def _needs(ray: Any, device: str, workers: int) -> dict[str, int]:
-    """What one engine takes of the cluster: a GPU if there are any and they may be used, else a core.
+def _resources(ray: Any, device: str, workers: int) -> dict[str, int]:
+    """Return the resources of one worker: a GPU if there are any and `device` allows them, else a CPU core.
 
-    Raises AdtError if there is too little for all.
+    Raises:
+        AdtError: If the cluster has too little for all workers.
     """
     resources = ray.cluster_resources()
     kind = "GPU" if device == "cuda" or device == "auto" and resources.get("GPU") else "CPU"

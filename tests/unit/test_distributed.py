@@ -1,5 +1,4 @@
-"""Engines on Ray: what is drawn and measured is the same as without, also when a worker or a machine is lost in the
-middle."""
+"""Workers on Ray: results are equal to those of a single process, also if a worker or a machine is lost."""
 
 import json
 import os
@@ -18,7 +17,7 @@ from tests.command import words
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ["a cat", "a dog", "a cow", "a red house", "fog", "a blue sky", "a tree"]
 LOST = 1
-"""Number of the prompt whose worker is killed."""
+"""Index of the prompt whose worker is killed."""
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +27,10 @@ def ray():
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """An empty folder to work in, with a list of prompts; workers find the project from there. They have a thread each,
-    as threads tell on pixels."""
+    """Working directory with a list of prompts, from which workers can import the package.
+
+    All use one thread, because the number of threads changes the last bits of pixels.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
@@ -41,12 +42,12 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def cluster(ray):
-    """A cluster with two cores on one machine, to which tests add others."""
+    """Cluster of one machine with two cores, to which tests add machines."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
-        patch.setenv("RAY_worker_niceness", "0")  # other tests, which may run beside these, would leave them little
+        patch.setenv("RAY_worker_niceness", "0")  # else tests that run in parallel would slow the workers down
         found = Cluster(
             initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": distributed.OBJECT_STORE}
         )
@@ -56,7 +57,7 @@ def cluster(ray):
 
 @pytest.fixture
 def run(tiny, capsys):
-    """Run a command; returns its exit code, and what it said and complained of."""
+    """Function that runs a command and returns its exit code, standard output and standard error."""
     usual = {"model": tiny / "target", "drafter": tiny / "drafter", "prompts": "list.txt"}
     usual |= {"device": "cpu", "dtype": "float64"}
     return lambda command, output, **given: (
@@ -66,17 +67,16 @@ def run(tiny, capsys):
 
 
 def fragile(module, maker, folder):
-    """The engine of a module whose process is killed when it has drawn a prompt and not yet handed it over: the first
-    time, of one prompt."""
-    name = module.__name__  # sent to the workers, where the module is the real one
+    """Return a factory of workers that is killed once, after it has drawn the prompt LOST but not returned the result."""
+    name = module.__name__  # workers import the unpatched module
 
     def build(*arguments):
         import importlib
         import signal
 
-        engine = getattr(importlib.import_module(name), maker)(*arguments)
+        worker = getattr(importlib.import_module(name), maker)(*arguments)
 
-        class Fragile(type(engine)):
+        class Fragile(type(worker)):
             def __call__(self, number):
                 found = list(super().__call__(number))
                 with (folder / "begun").open("a", encoding="utf-8") as file:
@@ -86,14 +86,14 @@ def fragile(module, maker, folder):
                     os.kill(os.getpid(), signal.SIGKILL)
                 return found
 
-        engine.__class__ = Fragile
-        return engine
+        worker.__class__ = Fragile
+        return worker
 
     return build
 
 
 def tries(folder):
-    """How often each prompt was drawn, and by how many processes in all."""
+    """Return how often each prompt was drawn, and the number of processes."""
     lines = [line.split() for line in (folder / "begun").read_text(encoding="utf-8").splitlines()]
     return Counter(int(number) for number, _ in lines), len({process for _, process in lines})
 
@@ -103,7 +103,7 @@ def load(path):
 
 
 def without_times(decodings):
-    """A trace's rounds, apart from what the clock says."""
+    """Return the rounds of traces without their timings."""
     return [
         [d["prompt"], d["acceptance"], [{**round, "seconds": 0, "drafting": 0} for round in d["rounds"]]]
         for d in decodings
@@ -111,7 +111,7 @@ def without_times(decodings):
 
 
 @pytest.mark.long
-def test_a_killed_worker_s_prompt_is_drawn_again(ray, run, folder, monkeypatch):
+def test_prompt_of_a_killed_worker_is_drawn_again(ray, run, folder, monkeypatch):
     def generate(folder, **more):
         files = {name: f"{folder}/{name}.json" for name in ("tokens", "trace", "report")}
         return run("generate", f"{folder}/a.png", batch_size=2, method="adt-tree", **files, **more)
@@ -124,7 +124,7 @@ def test_a_killed_worker_s_prompt_is_drawn_again(ray, run, folder, monkeypatch):
         "one was drawn twice, all others once; the killed process had a successor"
     )
     assert not ray.is_initialized() and "2 workers" in out
-    assert err.count("An engine failed") == 1 and "raylet" not in out + err
+    assert err.count("A worker failed") == 1 and "raylet" not in out + err
 
     names = sorted(path.name for path in Path("alone").iterdir())
     assert sorted(path.name for path in Path("spread").iterdir()) == names and len(names) == 2 * len(PROMPTS) + 3
@@ -143,7 +143,7 @@ COUNTED = "tokens tau target_forwards agreement acceptance substitution_rate pic
 
 
 def assert_same_results(prompts):
-    """Of the benchmark in one process and of that on two workers."""
+    """Compare the results of a benchmark in one process with those of two workers."""
     alone, spread = load("alone/results.json"), load("spread/results.json")
     assert [record["text"] for record in spread["records"]] == prompts and spread["settings"]["workers"] == 2
     for one, two in zip(alone["records"], spread["records"]):
@@ -159,7 +159,8 @@ def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monk
     options = {"methods": "eagle2,jacobi+lantern", "lantern_delta": 0.5}
     assert run("benchmark", "alone", **options)[0] == 0
     monkeypatch.setattr(benchmark, "load", fragile(benchmark, "load", folder))
-    add_line, added = records.core.add_line, []
+    add_line = records.add_line
+    added = []
 
     def interrupted(*arguments):
         if len(added) == 6:
@@ -168,7 +169,7 @@ def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monk
         added.append(arguments)
         add_line(*arguments)
 
-    monkeypatch.setattr(records.core, "add_line", interrupted)
+    monkeypatch.setattr(records, "add_line", interrupted)
     on_ray = {**options, "workers": 2, "ray_address": cluster.address}
     code, _, err = run("benchmark", "spread", **on_ray)
     assert code == 130 and "Interrupted" in err
@@ -182,10 +183,11 @@ def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monk
 
 
 @pytest.mark.long
-def test_a_lost_machine_s_engine_takes_the_place_of_one_that_is_done(run, cluster, monkeypatch):
-    """There is no other place: all cores are taken until the prompts run out."""
+def test_the_worker_of_a_lost_machine_restarts_where_another_has_finished(run, cluster, monkeypatch):
+    """All cores are in use until no prompts are left."""
     machine = cluster.add_node(num_cpus=1, object_store_memory=distributed.OBJECT_STORE)
-    write, written = generation.write, []
+    write = generation.write
+    written = []
     cluster.wait_for_nodes()
 
     def lose_the_machine(path, content):
@@ -214,7 +216,7 @@ def assert_refused(result, *named, code=1):
 
 
 @pytest.mark.parametrize(("command", "output", "code"), [("generate", "a.png", 2), ("benchmark", "out", 1)])
-def test_wrong_options(run, command, output, code, monkeypatch):
+def test_invalid_options(run, command, output, code, monkeypatch):
     assert_refused(run(command, output, workers=0), "--workers", "0", code=2)
     monkeypatch.setattr(distributed.importlib.util, "find_spec", lambda name: None)
     assert_refused(run(command, output, workers=2), "--workers", "-m pip install ray", code=code)
@@ -222,12 +224,12 @@ def test_wrong_options(run, command, output, code, monkeypatch):
 
 
 @pytest.mark.parametrize("option", [{"workers": 2}, {"ray_address": "auto"}])
-def test_one_prompt_is_not_spread(run, option):
+def test_a_single_prompt_is_rejected(run, option):
     assert_refused(run("generate", "a.png", prompts=None, prompt="a cat", **option), "--workers", "--prompts", code=2)
 
 
 @pytest.mark.long
-def test_an_address_where_nothing_answers(ray, run):
+def test_an_address_without_a_cluster(ray, run):
     for address in ("127.0.0.1:9", "nonsense"):
         assert_refused(run("generate", "a.png", ray_address=address), "--ray-address", address, "ray start")
 
@@ -241,5 +243,5 @@ def test_a_cluster_that_is_too_small(run, cluster):
 
 
 @pytest.mark.long
-def test_what_a_worker_finds_wrong_is_said_here(run, cluster):
+def test_errors_of_a_worker_are_reported(run, cluster):
     assert_refused(run("generate", "a.png", ray_address=cluster.address, model="nowhere"), "nowhere", "machine")
