@@ -105,7 +105,7 @@ def costs_measured_once():
     from adt_core.engine.device import measuring
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring, "ENOUGH_SECONDS", 0.0)
+        patch.setattr(measuring, "TIME_LIMIT", 0.0)
         yield
 
 

@@ -20,7 +20,7 @@ from .budget import Budget
 from .device.costs import Costs
 from .device.invariance import InvarianceReport, invariance_report
 from .device.memory import check_memory
-from .device.threads import at_most
+from .device.threads import limit_threads
 from .queue import ImageQueue
 from .request import Request, prefix_tokens, rows_of
 from .round import Outcome, run_round
@@ -121,8 +121,8 @@ class Decoding:
         return self._request.memory_required(self.at_once, device)
 
     def measure_costs(self) -> None:
-        """Measure what rounds cost here, if that is not known; see :meth:`.costs.Costs.learn`."""
-        self._costs.learn(self.at_once, self.codes.clamp_min(0))
+        """Measure what rounds cost here, if that is not known; see :meth:`.costs.Costs.measure_if_needed`."""
+        self._costs.measure_if_needed(self.at_once, self.codes.clamp_min(0))
 
     # ---- the loop --------------------------------------------------------------------------
 
@@ -150,10 +150,10 @@ class Decoding:
     def _settle_conditions(self) -> None:
         """What holds for the whole decoding, where the weights are now: ComfyUI may have moved them."""
         check_memory(self._request, self.at_once)
-        with at_most(self._request.threads):
+        with limit_threads(self._request.threads):
             self.exact = invariance_report(self._request)
         self.target.decoder.fallback = self.exact.fallback
-        self._costs.settle(self.at_once)
+        self._costs.choose_profile(self.at_once)
         self._threads = self._request.threads
         self.trace.settings |= self._request.settings() | self.conditions()
 
@@ -170,7 +170,7 @@ class Decoding:
         """The next round; None when all images are finished."""
         while True:
             try:
-                with at_most(self._threads):
+                with limit_threads(self._threads):
                     slots = queue.refill()
                     if slots is not None and self._request.check is not None:
                         self._request.check()
@@ -212,7 +212,7 @@ class Decoding:
         prepared = slots.graphs.attempts > attempts
         round = Round(index, seconds, outcome.drafting, outcome.forwards, shares, prepared)
         if not prepared:
-            self._costs.note(steps, seconds)
+            self._costs.record(steps, seconds)
         if drafting:
             self._policy.on_verified(round)
             if not self._policy.drafts:

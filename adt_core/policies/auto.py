@@ -28,6 +28,11 @@ from .base import NO_DRAFTS, DraftSettings, Policy, Scene, Shape, Slot, Source
 SIZES = (4, 8, 12, 16, 24, 31, 63)
 """Numbers of drafts to choose from. The largest leave room for the root: in the exact mode a GPU multiplies 64 rows at
 a time, which with guidance are 31 drafts. With 32 it would be a product more."""
+MEASURED_CHAINS = (0, 4, 16, 31)
+"""Numbers of drafts for which chains are timed; the cost of others is interpolated linearly. They include the largest
+chain of each number of tiles."""
+MEASURED_TREES = (0, 8, 31, 63)
+"""Numbers of drafts for which trees are timed, likewise."""
 LONGEST_CHAIN, LONGEST_SPINE, WIDTH = 31, 42, 4
 """Drafts of a chain, and of a tree's spine, and candidates at a position of a tree, at most."""
 EASE_MEMORY, SKILL_MEMORY = 0.9, 0.995
@@ -93,6 +98,11 @@ class Auto(Policy):
     @classmethod
     def largest(cls, settings: DraftSettings) -> Shape:
         return Shape(spine_length(SIZES[-1], WIDTH), WIDTH, SIZES[-1])
+
+    @classmethod
+    def measured_shapes(cls, source: Source) -> Sequence[Shape]:
+        sizes = MEASURED_CHAINS if source.width == 1 else MEASURED_TREES
+        return [shape_of(source, size) for size in sizes]
 
     def expectation(self) -> float:
         """Tokens per plain step's time that the best source and size usually bring; 0 without any."""

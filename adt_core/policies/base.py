@@ -93,8 +93,8 @@ class Policy:
 
     A subclass writes ``choose``, and what else it needs. settings_type: class of its settings. help: what it does.
     needs_drafter: False for plain decoding. needs_network: only a drafter with a network can grow its trees.
-    chooses: it chooses between the sources of its scene; a network has the window beside it then. Costs are measured
-    after the first image, by :class:`.auto.Auto`'s sizes: so its ``largest`` must be that one's.
+    chooses: it chooses between the sources of its scene; a network has the window beside it then. If it
+    uses the cost profile, it overrides ``measured_shapes``, and none of these shapes exceeds ``largest``.
     """
 
     settings_type: ClassVar[type[DraftSettings]] = DraftSettings
@@ -114,6 +114,14 @@ class Policy:
     def largest(cls, settings: Any) -> Shape:
         """The largest shape that ``choose`` may give: memory is set aside for it."""
         return Shape(settings.depth, settings.width, settings.nodes)
+
+    @classmethod
+    def measured_shapes(cls, source: Source) -> Sequence[Shape]:
+        """Return the shapes whose rounds are timed for the cost profile of a draft mode, with ascending `nodes` from 0.
+
+        A policy that uses the profile overrides this.
+        """
+        return ()
 
     def begin(self) -> bool:
         """A new set of images begins. Are there drafts for them?"""

@@ -13,14 +13,14 @@ import psutil
 import pytest
 import torch
 
-from adt_core import AdtError, Decoding, Drafting
+from adt_core import AdtError, Decoding, Drafting, policies
 from adt_core.app.jobs import Job, decode, drawing, warm_up
 from adt_core.engine import graphs, pool
 from adt_core.engine.device import measuring, profiles
 from adt_core.engine.device.memory import MEMORY_SHARE
 from adt_core.models.batch_invariance import TILE
 from adt_core.policies import CostProfile
-from adt_core.policies.auto import SIZES
+from adt_core.policies.auto import MEASURED_CHAINS, MEASURED_TREES, SIZES
 from adt_core.policies.costs import built_in, rounded
 from adt_core.policies.recipe import Recipe
 from tests.drafted import run
@@ -112,7 +112,7 @@ def test_where_the_folder_cannot_be_written_a_profile_lives_as_long_as_the_proce
     cache.write_text("a file where the folder should be", encoding="utf-8")
     profiles.save(PROFILE)
     assert profiles.find(PROFILE.name, 2) == PROFILE
-    assert [profiles.doubted(PROFILE, NO_DRAFTS) for _ in range(2)] == [False, True]
+    assert [profiles.needs_remeasuring(PROFILE, NO_DRAFTS) for _ in range(2)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -134,62 +134,83 @@ def test_the_folder_is_the_systems_usual_one_unless_another_is_named(system, var
     assert profiles.folder() == profiles.Path(expected).expanduser()
 
 
-# ---- when they are doubted -----------------------------------------------------------------------
+# ---- when they are measured again ----------------------------------------------------------------
 
 
-def readings(dear: float):
-    """Twelve cheap rounds and twelve dear ones, which take so many times what the profile says."""
-    return [(1.0, 0.01)] * 12 + [(2.0, 0.02 * dear)] * 12
+def readings(factor: float):
+    """Twelve small rounds and twelve large ones, which take `factor` times as long as by the profile."""
+    return [(1.0, 0.01)] * 12 + [(2.0, 0.02 * factor)] * 12
 
 
 NO_DRAFTS = [(1.0, 0.01)] * 24
 
 
-def doubts(readings, count):
-    """What so many decodings with these readings say of the profile, until it is measured anew."""
-    return [profiles.doubted(MEASURED, readings) for _ in range(count)]
+def results(readings, count):
+    """Whether the profile needs re-measuring after each of `count` decodings with these readings."""
+    return [profiles.needs_remeasuring(MEASURED, readings) for _ in range(count)]
 
 
-def test_a_profile_is_measured_anew_when_decodings_in_a_row_disagree(cache):
-    """The first time after two; and after twice as many each time, so that it ends where a machine is never quiet."""
-    for wanted in (2, 4, 8):
+@pytest.mark.parametrize("factor", [0.5, 1.5])
+def test_a_profile_is_measured_again_after_two_mismatches_in_a_row(cache, factor):
+    for _ in range(3):
         profiles.save(MEASURED)
-        assert doubts(readings(1.5), wanted) == [False] * (wanted - 1) + [True]
+        assert results(readings(factor), 2) == [False, True]
     profiles.save(MEASURED)
     for _ in range(20):
-        assert not any([*doubts(readings(0.5), 3), *doubts(readings(1.1), 1)]), "one that agrees ends the row"
+        assert not any([*results(readings(factor), 1), *results(readings(1.1), 1)]), "a match resets the count"
 
 
 @pytest.mark.long
-def test_doubts_outlive_the_process(cache):
-    """The command line draws each image in a process of its own."""
+def test_mismatches_are_counted_across_processes(cache):
+    """The command line decodes each image in a new process."""
     profiles.save(MEASURED)
-    command = "from tests.unit.test_costs import *; print(profiles.doubted(MEASURED, NO_DRAFTS))"
+    command = "from tests.unit.test_costs import *; print(profiles.needs_remeasuring(MEASURED, NO_DRAFTS))"
     process = partial(subprocess.run, [sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True)
     assert [process().stdout for _ in range(2)] == ["False\n", "True\n"]
 
 
-def test_a_profile_stays_where_it_cannot_be_measured_anew(cache):
-    """As where memory is short: then every decoding goes on doubting."""
+def test_a_profile_stays_if_it_cannot_be_measured_again(cache):
+    """For example for lack of memory: every further decoding with a mismatch then asks for it again."""
     profiles.save(MEASURED)
-    assert doubts(NO_DRAFTS, 2**profiles.MOST_TIMES + 2)[-1] and profiles.find(MEASURED.name, 1) == MEASURED
+    assert results(readings(1.5), 9) == [False] + [True] * 8 and profiles.find(MEASURED.name, 1) == MEASURED
 
 
-def test_a_machine_that_is_slower_as_a_whole_raises_no_doubt(cache):
+def test_decodings_without_drafts_cause_one_new_measurement(cache):
+    """A wrong profile may prevent drafts. If the second one does so too, drafts don't pay on this device."""
+    profiles.save(MEASURED)
+    assert results(NO_DRAFTS, 2) == [False, True]
+    profiles.save(MEASURED)
+    assert not any(results(NO_DRAFTS, 20))
+    assert results(readings(1.5), 2) == [False, True]
+
+
+def test_rounds_that_do_not_allow_a_comparison_are_ignored(cache):
     profiles.save(MEASURED)
     slower = [(steps, 7 * seconds) for steps, seconds in readings(1.0)]
-    assert not any(doubts(slower, 20))
-    assert not any(doubts([(2.0, 0.5)] * 40, 20)), "where all rounds are alike nothing can be compared"
-    assert not any(doubts([], 20))
+    assert not any(results(slower, 20)), "a machine that is slower in all rounds"
+    assert not any(results([(2.0, 0.5)] * 40, 20)), "rounds of one size"
+    assert not any(results(readings(1.5)[:15], 20)), "too few large rounds"
+    assert not any(results([], 20))
+
+
+@pytest.mark.parametrize("times, doubts", [(1, 1), (3, 7), (10, 1024)])
+def test_counts_of_earlier_versions_are_read(cache, times, doubts):
+    """Their files have up to 10 measurements and 1024 mismatches."""
+    write_counts(cache, times=times, doubts=doubts)
+    assert profiles.find(MEASURED.name, 1) == MEASURED and results(readings(1.5), 1) == [True]
 
 
 @pytest.mark.parametrize("field", ["times", "doubts"])
 @pytest.mark.parametrize("value", [-1, 1.5, "2", None, 10**30])
-def test_damaged_counts_make_a_stranger_of_a_profile(cache, field, value):
+def test_a_profile_with_damaged_counts_is_ignored(cache, field, value):
+    write_counts(cache, **{field: value})
+    assert profiles.find(MEASURED.name, 1) is None and results(NO_DRAFTS, 5) == [False] * 5
+
+
+def write_counts(cache, **counts):
     profiles.save(MEASURED)
     (path,) = cache.iterdir()
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {field: value}), encoding="utf-8")
-    assert profiles.find(MEASURED.name, 1) is None and doubts(NO_DRAFTS, 5) == [False] * 5
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | counts), encoding="utf-8")
 
 
 # ---- measuring -----------------------------------------------------------------------------------
@@ -256,18 +277,18 @@ def test_nothing_is_measured(models, cache, why):
 def test_a_reading_in_which_a_round_was_captured_is_taken_again(models, monkeypatch):
     target, drafter = models
     request = run(target, drafter, drafting=Drafting("auto"))._request
-    plain, rounds = measuring._Rounds(request, None, 1), []
+    plain, rounds = measuring._TimedRounds(request, 1, drafts=False), []
 
     def captured_at_first(slots, *_):
         slots.graphs.attempts += not rounds
         rounds.append(slots)
 
     monkeypatch.setattr(measuring, "run_round", captured_at_first)
-    plain.seconds(0)
+    plain.seconds(policies.NO_DRAFTS)
     assert len(rounds) == 2
 
 
-@pytest.mark.parametrize("timed", [measuring.CHAINS, measuring.TREES], ids=["chains", "trees"])
+@pytest.mark.parametrize("timed", [MEASURED_CHAINS, MEASURED_TREES], ids=["chains", "trees"])
 def test_costs_are_timed_where_another_product_would_begin(timed):
     """In the exact mode with guidance, on a GPU. Between two sizes on a line there is no such step."""
     tiles = {size: -(-2 * (size + 1) // TILE["cuda"]) for size in SIZES}
@@ -280,11 +301,11 @@ def test_a_name_says_how_many_rows_are_multiplied_and_whether_rounds_are_capture
     target, drafter = copy.deepcopy(models)
     request = run(target, drafter, drafting=Drafting("auto"))._request
     target.decoder.set_dtype(torch.bfloat16)
-    assert f", tiles of {target.decoder.tile};" in measuring.name_of(request)
+    assert f", tiles of {target.decoder.tile};" in measuring.profile_name(request)
     monkeypatch.setattr(type(request), "replayed", True)
-    captured = measuring.name_of(request)
+    captured = measuring.profile_name(request)
     monkeypatch.setenv(graphs.SWITCH, "0")
-    assert measuring.name_of(request) != captured
+    assert measuring.profile_name(request) != captured
 
 
 def test_a_warm_up_measures_so_that_what_is_timed_after_it_knows_the_costs(models, cache):
@@ -381,4 +402,4 @@ def test_the_name_says_what_was_measured_and_not_whose_machine_it_is(models):
     decoding = learned(target, drafter)
     name = learned(target, drafter).profile.name
     assert "float64" in name and torch.__version__ in name and platform.node() not in name and decoding.codes.min() >= 0
-    assert measuring.READINGS >= 3
+    assert measuring.MAX_READINGS >= 3

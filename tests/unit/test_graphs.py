@@ -9,12 +9,11 @@ import torch
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.engine import graphs, pool
-from adt_core.engine.device import measuring
 from adt_core.engine.request import Request
 from adt_core.engine.round import run_round
 from adt_core.engine.slots import Slots
 from adt_core.lab.benchmark import drafters_by_name
-from adt_core.policies.auto import Auto
+from adt_core.policies.auto import MEASURED_CHAINS, MEASURED_TREES, Auto
 from adt_core.rules.settings import Lantern
 from adt_core.runtime import get_runtime
 from tests.drafted import METHODS, costs, run, write_drafter
@@ -71,7 +70,7 @@ def test_what_rounds_cost_is_measured_with_graphs(target, drafters, tape, tmp_pa
     decoding = run(target, drafters["network"], PROMPTS[:images], drafting=Drafting("auto"))
     before = tape.captured
     decoding.measure_costs()
-    sizes = 1 + len(measuring.CHAINS) + 2 * len(measuring.TREES)
+    sizes = 1 + len(MEASURED_CHAINS) + 2 * len(MEASURED_TREES)
     assert (
         0 < tape.captured - before <= sizes + 2
         and not get_runtime().graph_failures

@@ -90,9 +90,13 @@ def test_a_policy_may_choose_between_sources(models, monkeypatch, drafter):
 
 
 @pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.chooses])
-def test_what_chooses_may_take_the_largest_trees_that_are_measured(name):
-    """Costs that were measured for one such policy serve the others."""
-    assert Drafting(name).policy.largest(Drafting(name).settings) == Auto.largest(Drafting().settings)
+@pytest.mark.parametrize("width", [1, 256], ids=["chains", "trees"])
+def test_measured_shapes_fit_into_the_memory_of_the_largest_shape(name, width):
+    policy = Drafting(name).policy
+    largest = policy.largest(Drafting(name).settings)
+    shapes = policy.measured_shapes(Source("a draft mode", width))
+    assert shapes[0] == NO_DRAFTS and shapes == sorted(shapes, key=lambda shape: shape.nodes)
+    assert all(max(column) <= limit for column, limit in zip(zip(*shapes), largest[:3]))
 
 
 # ---- a drafter -----------------------------------------------------------------------------------

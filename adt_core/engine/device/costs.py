@@ -1,4 +1,4 @@
-"""What rounds cost where a decoding runs: the profile that it goes by, and how a profile is learned."""
+"""Cost profile of one decoding: how it is chosen, checked against the decoding's rounds, and measured."""
 
 from __future__ import annotations
 
@@ -11,54 +11,78 @@ from ...policies import CostProfile
 from ...policies.costs import built_in
 from ..request import Request
 from . import profiles
-from .measuring import measure, name_of
-from .threads import at_most
+from .measuring import measure, profile_name
+from .threads import limit_threads
 
 
 class Costs:
-    """Of one decoding, whose policy may choose by them.
+    """Cost profile of a decoding whose policy chooses between draft modes.
 
-    profile: what is believed; None where the policy does not choose, or before :meth:`settle`.
+    Attributes:
+        profile: Profile in use; None before `choose_profile`, and if the policy does not choose.
     """
 
     def __init__(self, request: Request, given: CostProfile | None):
-        """given: a profile to go by, whatever was measured here."""
-        self._request, self._wanted = request, request.drafting.policy.chooses
-        self.profile = self._given = given if self._wanted else None
+        """Prepare the choice of a profile.
+
+        Args:
+            request: Batch to decode.
+            given: Profile to use instead of a measured one, such as that of a saved image.
+        """
+        self._request = request
+        self._is_needed = request.drafting.policy.chooses
+        self._given = given if self._is_needed else None
+        self.profile = self._given
         self._readings: list[tuple[float, float]] = []
 
-    def settle(self, at_once: int) -> None:
-        """Choose the profile, for so many images at once: the given one, what was measured here, or a guess."""
-        if self._wanted:
-            device = self._request.target.decoder.embedding.device.type
-            guess = built_in(device, at_once, [source.name for source in self._request.sources])
-            self.profile = self._given or profiles.find(name_of(self._request), at_once) or guess
+    def choose_profile(self, batch_size: int) -> None:
+        """Use the given profile, else the measured one, else the built-in estimate.
 
-    def note(self, steps: float | None, seconds: float) -> None:
-        """A round has taken so many seconds. steps: plain steps, by the profile; None where nothing was expected."""
+        Args:
+            batch_size: Number of images that are decoded together.
+        """
+        if not self._is_needed:
+            return
+        self.profile = self._given or profiles.find(profile_name(self._request), batch_size)
+        if self.profile is None:
+            device = self._request.target.decoder.embedding.device.type
+            self.profile = built_in(device, batch_size, [source.name for source in self._request.sources])
+
+    def record(self, steps: float | None, seconds: float) -> None:
+        """Record a round.
+
+        Args:
+            steps: Its cost by the profile, in plain steps; None if the policy has made no estimate.
+            seconds: Its measured time.
+        """
         if steps is not None:
             self._readings.append((steps, seconds))
 
-    def learn(self, at_once: int, codes: Tensor) -> None:
-        """Measure what rounds cost here, if that is not known, or if many decodings have disagreed with what is known.
+    def measure_if_needed(self, batch_size: int, codes: Tensor) -> None:
+        """Measure and save the profile if there is none, or if decodings have contradicted it.
 
-        codes: of the images, all drawn; it takes a second or two, so this comes last. No failure may cost the images:
-        what drafts cost then stays unknown, and a lack of memory is remembered for the rest of the process.
+        Measuring takes one to three seconds, so call this after the last image. Errors of the device are logged and
+        not raised, because the images are finished by then; measuring is not tried again in this process.
+
+        Args:
+            batch_size: Number of images that are decoded together.
+            codes: Tokens [B, T] of the finished images.
         """
         request = self._request
-        if not self._wanted or request.start == request.target.length or self._given is not None:
+        shapes = [request.drafting.policy.measured_shapes(source) for source in request.sources]
+        if not self._is_needed or not all(shapes) or request.start == request.target.length or self._given is not None:
             return
-        name = name_of(request)
-        measured = profiles.find(name, at_once)
+        name = profile_name(request)
+        measured = profiles.find(name, batch_size)
         readings = self._readings if measured == self.profile else ()
-        if measured is not None and not profiles.doubted(measured, readings):
+        if measured is not None and not profiles.needs_remeasuring(measured, readings):
             return
-        if profiles.is_unmeasurable(name, at_once):
+        if profiles.is_unmeasurable(name, batch_size):
             return
         try:
-            with at_most(request.threads):
-                profiles.save(measure(request, at_once, codes))
+            with limit_threads(request.threads):
+                profiles.save(measure(request, batch_size, codes))
         except (MemoryError, RuntimeError) as error:
-            profiles.note_unmeasurable(name, at_once)
+            profiles.mark_unmeasurable(name, batch_size)
             level = logging.INFO if is_out_of_memory(error) else logging.WARNING
             logging.getLogger(__name__).log(level, "The cost of drafts on this device could not be measured: %s", error)

@@ -2,8 +2,8 @@
 
 The batch-invariant mode (:mod:`adt_core.models.batch_invariance`) relies on the order of sums in libraries: a row of a
 matrix product must depend neither on its index nor on the other rows, and an attention kernel must add keys in the
-order of their cache positions. No library guarantees that. So the trial reads tokens one by one and again as rounds read
-them, with the first layers of the loaded weights, and compares features and logits.
+order of their cache positions. No library guarantees that. So the trial reads tokens one by one and again as rounds do,
+with the first layers of the loaded weights, and compares features and logits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What rounds cost on this device: they are timed once, when a decoding has ended and all is warm.
+"""Measurement of cost profiles: how long rounds with drafts take on this device, relative to plain steps.
 
-Plain steps and rounds with drafts take turns, so that a machine which is busy for a while slows both. A round counts in
-the median of its turn's plain steps, and of these ratios the median counts.
+It runs once per model and device, after a decoding, when everything is warm. Plain steps and rounds with drafts are
+timed alternately, so that a busy machine slows both. Each round is divided by the median plain step of its turn, and
+the profile stores the median of these ratios.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from statistics import median
@@ -16,8 +18,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from ...policies import NO_DRAFTS, CostProfile, Source
-from ...policies.auto import shape_of
+from ...policies import NO_DRAFTS, CostProfile, Shape
 from ...policies.costs import Curve, rounded
 from .. import pool
 from ..graphs import disabled_reason
@@ -27,23 +28,21 @@ from ..round import run_round
 from ..slots import Slots
 from .memory import cpu_memory_shortage, gpu_memory_shortage
 
-CHAINS, TREES = (0, 4, 16, 31), (0, 8, 31, 63)
-"""Numbers of drafts that are timed; costs of others lie on lines between them. With guidance and one image a GPU's
-product has room for 31 in the exact mode, and two products for 63."""
-READINGS = 9
-"""Of every size, at most."""
-SETS = 3
-"""Sets of slots that are there together: of plain steps, of a source, and of images that are begun anew."""
-ENOUGH_SECONDS = 0.7
-"""Of a source: after these no further readings are begun, but each size has one in any case."""
+MAX_READINGS = 9
+"""Readings of each shape at most."""
+SETS_OF_SLOTS = 3
+"""Sets of slots in memory at a time: for plain steps, for one draft mode, and for images that start again."""
+TIME_LIMIT = 0.7
+"""Seconds per draft mode after which no further readings begin. Each shape is read at least once."""
 
 
-def name_of(request: Request) -> str:
-    """What a profile is measured for: all that the costs of this request's rounds depend on but how many images there are.
+def profile_name(request: Request) -> str:
+    """Return the name of a cost profile: everything that the cost of a round depends on except the batch size.
 
-    It says nothing of whose machine it is.
+    The name does not identify the machine or its user.
     """
-    decoder, config = request.target.decoder, request.target.decoder.config
+    decoder = request.target.decoder
+    config = decoder.config
     device = decoder.embedding.device
     cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: {request.threads}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
@@ -63,63 +62,90 @@ def name_of(request: Request) -> str:
 
 
 def measure(request: Request, images: int, codes: Tensor) -> CostProfile:
-    """The costs of this request's rounds with so many images together. codes: tokens [B, T], best those that it has drawn.
+    """Measure the cost of a request's rounds.
 
-    The lower half of these images is drawn again and again; nothing is kept of it. MemoryError if there is no room.
+    The first half of each image is kept as a prefix and rounds are timed in the tokens after it. Nothing of what is
+    decoded is kept.
+
+    Args:
+        request: Gives the models, the settings, and the policy whose `measured_shapes` are timed.
+        images: Batch size.
+        codes: Tokens [B, T] of generated images.
+
+    Returns:
+        The profile, which is not saved yet.
+
+    Raises:
+        MemoryError: If memory is too short for measuring.
     """
     began = time.perf_counter()
     request = replace(request, prefix=codes[:, : max(request.start, request.target.length // 2)])
-    if said := cpu_memory_shortage(request, SETS * images) or gpu_memory_shortage(request, SETS * images):
-        raise MemoryError(said)
-    pool.release(request.target.decoder)  # or there might be too little memory for more sets of slots
-    plain = _Rounds(request, None, images)
-    costs = {source.name: _curve(plain, _Rounds(request, source, images), source) for source in request.sources}
-    profile = CostProfile(name_of(request), images, costs)
-    took = time.perf_counter() - began
+    shortage = cpu_memory_shortage(request, SETS_OF_SLOTS * images)
+    shortage = shortage or gpu_memory_shortage(request, SETS_OF_SLOTS * images)
+    if shortage:
+        raise MemoryError(shortage)
+    pool.release(request.target.decoder)  # makes room for the sets of slots
+    plain = _TimedRounds(request, images, drafts=False)
+    costs = {}
+    for source in request.sources:
+        shapes = request.drafting.policy.measured_shapes(source)
+        costs[source.name] = _curve(plain, _TimedRounds(request, images, drafts=True), shapes)
+    profile = CostProfile(profile_name(request), images, costs)
     logging.getLogger(__name__).info(
-        "Measured the cost of drafts on this device in %.1f s: profile %s.", took, profile.digest
+        "Measured the cost of drafts on this device in %.1f s: profile %s.",
+        time.perf_counter() - began,
+        profile.digest,
     )
     return profile
 
 
-def _curve(plain: _Rounds, drafting: _Rounds, source: Source) -> Curve:
-    """Plain steps that the rounds of a source take, by their number of drafts."""
+def _curve(plain: _TimedRounds, drafting: _TimedRounds, shapes: Sequence[Shape]) -> Curve:
+    """Return the cost of rounds of each shape in plain steps, by their number of drafts."""
     began = time.perf_counter()
-    ratios: dict[int, list[float]] = {size: [] for size in (CHAINS if source.width == 1 else TREES)}
-    for turn in range(1 + READINGS):
-        readings = [(plain.seconds(0), drafting.seconds(size)) for size in ratios]
+    ratios: dict[Shape, list[float]] = {shape: [] for shape in shapes}
+    for turn in range(1 + MAX_READINGS):
+        readings = [(plain.seconds(NO_DRAFTS), drafting.seconds(shape)) for shape in shapes]
+        is_warm_up = turn == 0
+        if is_warm_up:
+            continue
         step = median(seconds for seconds, _ in readings)
-        if turn:  # in the first, things are done for the first time
-            for ratio, (_, seconds) in zip(ratios.values(), readings):
-                ratio.append(seconds / step)
-        if turn and time.perf_counter() - began > ENOUGH_SECONDS:
+        for ratio, (_, seconds) in zip(ratios.values(), readings):
+            ratio.append(seconds / step)
+        if time.perf_counter() - began > TIME_LIMIT:
             break
     steps = accumulate(map(median, ratios.values()), max)  # more drafts are never cheaper
-    return tuple(zip(ratios, map(rounded, steps)))
+    return tuple((shape.nodes, rounded(cost)) for shape, cost in zip(ratios, steps))
 
 
-class _Rounds:
-    """Rounds of one source, or without drafts, one after the other, in the lower half of images."""
+class _TimedRounds:
+    """Rounds of the same images, which start again before they are finished."""
 
-    def __init__(self, request: Request, source: Source | None, images: int):
-        self._request, self._images, self._source = request, images, source
-        self._queue = ImageQueue(request, lambda: source is not None, lambda *_: None)
+    def __init__(self, request: Request, images: int, drafts: bool):
+        self._request = request
+        self._images = images
+        self._queue = ImageQueue(request, lambda: drafts, lambda *_: None)
         self._queue.begin([], images)
 
-    def seconds(self, size: int) -> float:
-        """Of a round with so many drafts for every image."""
-        slots = self._ready()
-        shape = shape_of(self._source, size) if self._source else NO_DRAFTS
-        shapes = [self._request.cut(shape)] * len(slots)
-        with torch.inference_mode():
-            started, attempts = time.perf_counter(), slots.graphs.attempts
-            run_round(slots, shapes, [0] * len(slots))
-            seconds = time.perf_counter() - started
-        return seconds if slots.graphs.attempts == attempts else self.seconds(size)  # it took the capture's time, too
+    def seconds(self, shape: Shape) -> float:
+        """Run a round with trees of this shape and return its time in seconds.
 
-    def _ready(self) -> Slots:
-        """Slots whose images have not reached their last quarter; if they have, they begin again."""
-        slots, length = self._queue.slots, self._request.target.length
+        A round that was captured as a graph is repeated, because its time includes the capture.
+        """
+        while True:
+            slots = self._unfinished_slots()
+            shapes = [self._request.cut(shape)] * len(slots)
+            attempts = slots.graphs.attempts
+            with torch.inference_mode():
+                started = time.perf_counter()
+                run_round(slots, shapes, [0] * len(slots))
+                seconds = time.perf_counter() - started
+            if slots.graphs.attempts == attempts:
+                return seconds
+
+    def _unfinished_slots(self) -> Slots:
+        """Return slots whose images start again if one has reached half of the tokens that are left."""
+        slots = self._queue.slots
+        length = self._request.target.length
         if slots is None or max(slots.positions) >= (length + self._request.start) // 2:
             slots = self._queue.restart(list(range(self._images)))
         return slots

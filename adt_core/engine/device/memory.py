@@ -1,7 +1,8 @@
-"""What a decoding may take of the machine's own memory. A system that runs out of it kills the process, without a word.
+"""Checks of free memory before a decoding.
 
-A GPU says so itself: then fewer images are drawn at once (:mod:`..decoding`). Its free memory is looked at beforehand
-only for work that may be skipped, such as measuring.
+A system that runs out of RAM kills the process without an error message, so RAM is checked before a decoding starts.
+A GPU raises an error instead, and the decoding goes on with a smaller batch (:mod:`..decoding`); its free memory is
+checked only for work that may be skipped, such as measuring.
 """
 
 from __future__ import annotations
@@ -16,43 +17,63 @@ from .. import pool
 from ..request import Request
 
 MEMORY_SHARE = 0.8
-"""Share of the machine's memory for weights, caches, trees and noise together."""
+"""Maximum share of the machine's RAM for weights, caches, trees and noise together."""
 
 
-def check_memory(request: Request, at_once: int) -> None:
-    """AdtError if so many images at once would take too much."""
-    if said := cpu_memory_shortage(request, at_once):
-        raise AdtError(said)
+def check_memory(request: Request, batch_size: int) -> None:
+    """Raise AdtError if decoding on the CPU would need too much RAM.
+
+    Args:
+        request: Batch to decode.
+        batch_size: Number of images that are decoded together.
+
+    Raises:
+        AdtError: If it would need more than `MEMORY_SHARE` of the RAM.
+    """
+    if shortage := cpu_memory_shortage(request, batch_size):
+        raise AdtError(shortage)
 
 
-def cpu_memory_shortage(request: Request, at_once: int) -> str:
-    """What is wrong if the weights are on the CPU, and so many images at once take too much beside them; else ""."""
+def cpu_memory_shortage(request: Request, batch_size: int) -> str:
+    """Return an error message if the weights are on the CPU and RAM is too small, else "".
+
+    Args:
+        request: Batch to decode.
+        batch_size: Number of images that are decoded together.
+    """
     decoder = request.target.decoder
     if decoder.embedding.device.type != "cpu":
         return ""
     weights = sum(part.numel() * part.element_size() for part in decoder.parameters())
-    work, total = request.memory_required(at_once), psutil.virtual_memory().total
+    work = request.memory_required(batch_size)
+    total = psutil.virtual_memory().total
     if weights + work <= MEMORY_SHARE * total:
         return ""
-    images = f"{at_once} images at a time" if at_once > 1 else "one image"
-    needed, beside, there = (f"{size / 2**30:.3g} GB" for size in (work, weights, total))
+    images = f"{batch_size} images at a time" if batch_size > 1 else "one image"
+    needed, loaded, installed = (f"{size / 2**30:.3g} GB" for size in (work, weights, total))
     return (
-        f"{images} would need {needed} of memory in addition to the {beside} of {request.target.name}, but at most "
-        f"{MEMORY_SHARE:.0%} of this machine's {there} may be used; use a smaller batch size, tree or model."
+        f"{images} would need {needed} of memory in addition to the {loaded} of {request.target.name}, but at most "
+        f"{MEMORY_SHARE:.0%} of this machine's {installed} may be used; use a smaller batch size, tree or model."
     )
 
 
-def gpu_memory_shortage(request: Request, at_once: int) -> str:
-    """What is wrong if the weights are on a GPU, and its free memory is too little for so many images; else ""."""
+def gpu_memory_shortage(request: Request, batch_size: int) -> str:
+    """Return an error message if the weights are on a GPU and its free memory is too small, else "".
+
+    Args:
+        request: Batch to decode.
+        batch_size: Number of images that are decoded together.
+    """
     decoder = request.target.decoder
-    needed, free = request.slots_bytes(at_once), free_bytes(decoder.embedding.device) + pool.held_bytes(decoder)
+    needed = request.slots_bytes(batch_size)
+    free = free_bytes(decoder.embedding.device) + pool.held_bytes(decoder)
     if needed <= free:
         return ""
     return f"it would need {needed / 2**30:.3g} GB of GPU memory, but only {free / 2**30:.3g} GB are free"
 
 
 def free_bytes(device: torch.device) -> float:
-    """Bytes of a GPU's memory that this process could still have; without a bound for other devices."""
+    """Return the bytes of GPU memory that this process can still allocate; infinity for other devices."""
     if device.type != "cuda":
         return math.inf
     free, _ = torch.cuda.mem_get_info(device)

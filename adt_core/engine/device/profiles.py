@@ -1,6 +1,7 @@
-"""What was found out about a device: where the user's cache folder keeps cost profiles, and reports on the exact mode.
+"""Cache of cost profiles and invariance reports, as small JSON files in the user's cache folder.
 
-Each is a small file, named after what it was found for. What is unreadable, foreign or damaged counts for nothing.
+A file is named after a hash of what it was measured for. Unreadable, foreign and damaged files are ignored. If a file
+can't be written, its content is kept in the runtime for the rest of the process.
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ from ...runtime import get_runtime
 from ...untrusted import whole_number
 
 FOLDER = "ADT_TREE_CACHE"
-"""Environment variable: the cache folder, in place of the system's usual one."""
-LARGEST_FILE = 2**16
-"""Bytes. What is larger is none of ours."""
-DOUBTFUL, FEWEST = 1.3, 8
-"""When a decoding doubts its profile. The profile says which rounds are cheap and which are dear, and how many times
-dearer these are. If this ratio was wrong by the factor DOUBTFUL, the decoding doubts it. A decoding with fewer than
-FEWEST cheap or dear rounds says nothing. One without any drafts doubts it, too, for by a wrong profile none might ever
-come."""
-MOST_TIMES = 10
-"""A profile that was measured n times is measured anew after 2^n decodings in a row that doubt it; n is this at most.
-So a wrong one is found soon, and a right one that is doubted again and again costs little."""
+"""Environment variable for the cache folder, which replaces the system's default."""
+MAX_FILE_BYTES = 2**16
+"""Ignore larger files; this module never writes any."""
+MISMATCH_FACTOR = 1.3
+"""Threshold for re-measuring: the measured cost ratio of large to small rounds differs from the profile's by this
+factor."""
+MIN_ROUNDS = 8
+"""Number of large and of small rounds that a decoding needs to check its profile."""
 
 
 class _Record(NamedTuple):
-    """A profile as it is kept. times: how often it was measured. doubts: decodings in a row that doubt it.
+    """Stored cost profile.
 
-    Files of earlier versions have neither number.
+    Attributes:
+        profile: The profile.
+        times: How often it was measured, at most 2. Files of earlier versions may lack it or have up to 10.
+        doubts: Consecutive decodings that have contradicted it, at most 1. Files of earlier versions may lack it or
+            have up to 1024.
     """
 
     profile: CostProfile
@@ -46,16 +48,16 @@ class _Record(NamedTuple):
     doubts: int = 0
 
 
-_COUNT = whole_number(0, 2**MOST_TIMES)
+_COUNT = whole_number(0, 2**10)
 
 
 def folder() -> Path:
-    """Where profiles are kept. It may not exist yet."""
+    """Return the cache folder, which may not exist yet."""
     if chosen := os.environ.get(FOLDER):
         return Path(chosen)
-    usual = _home() / {"win32": "AppData/Local", "darwin": "Library/Caches"}.get(sys.platform, ".cache")
+    default = _home() / {"win32": "AppData/Local", "darwin": "Library/Caches"}.get(sys.platform, ".cache")
     variable = {"win32": "LOCALAPPDATA", "darwin": ""}.get(sys.platform, "XDG_CACHE_HOME")
-    return Path(os.environ.get(variable) or usual) / "adt-tree"
+    return Path(os.environ.get(variable) or default) / "adt-tree"
 
 
 def _home() -> Path:
@@ -67,51 +69,50 @@ def _home() -> Path:
 
 
 def find(name: str, images: int) -> CostProfile | None:
-    """The profile that was measured for this name and so many images together; None if there is none."""
-    kept = _record(name, images)
-    return kept and kept.profile
+    """Return the cost profile that was measured for this name and batch size, or None."""
+    record = _find_record(name, images)
+    return None if record is None else record.profile
 
 
 def save(profile: CostProfile) -> None:
-    """Keep a profile that was measured now, whole or not at all; where it can't be written, for this process alone."""
-    before = _record(profile.name, profile.images)
-    _keep(_Record(profile, min(before.times + 1, MOST_TIMES) if before is not None else 1))
+    """Save a profile that was measured just now."""
+    is_first = _find_record(profile.name, profile.images) is None
+    _save_record(_Record(profile, times=1 if is_first else 2))
 
 
-def _record(name: str, images: int) -> _Record | None:
-    """What :func:`_keep` has kept under this name; None if there is nothing, or a stranger in its place."""
-    kept = _read(_path(name, images))
-    if not isinstance(kept, dict):
+def _find_record(name: str, images: int) -> _Record | None:
+    content = _read(_profile_path(name, images))
+    if not isinstance(content, dict):
         return None
-    counts: dict[str, Any] = {field: kept.get(field, usual) for field, usual in _Record._field_defaults.items()}
+    counts: dict[str, Any] = {field: content.get(field, default) for field, default in _Record._field_defaults.items()}
     try:
-        profile = CostProfile.from_json({field: value for field, value in kept.items() if field not in counts})
+        profile = CostProfile.from_json({field: value for field, value in content.items() if field not in counts})
     except AdtError:
         return None
-    belongs = (profile.name, profile.images) == (name, images) and all(map(_COUNT.fits, counts.values()))
-    return _Record(profile, **counts) if belongs else None
+    is_valid = (profile.name, profile.images) == (name, images) and all(map(_COUNT.fits, counts.values()))
+    return _Record(profile, **counts) if is_valid else None
 
 
-def _keep(kept: _Record) -> None:
-    content = {**kept.profile.to_json(), "times": kept.times, "doubts": kept.doubts}
-    _write(_path(kept.profile.name, kept.profile.images), content)
+def _save_record(record: _Record) -> None:
+    content = {**record.profile.to_json(), "times": record.times, "doubts": record.doubts}
+    _write(_profile_path(record.profile.name, record.profile.images), content)
 
 
 def find_report(name: str) -> Any:
-    """What :func:`save_report` has kept under this name, or a stranger in its place; None if there is nothing."""
-    kept = _read(_verdict(name))
-    return kept.get("verdict") if isinstance(kept, dict) and kept.get("name") == name else None
+    """Return the JSON value that `save_report` has saved under this name, or None. It may be damaged or foreign."""
+    content = _read(_report_path(name))
+    return content.get("verdict") if isinstance(content, dict) and content.get("name") == name else None
 
 
 def save_report(name: str, report: dict) -> None:
-    """Keep a report on the exact mode, in plain JSON types, as profiles are kept."""
-    _write(_verdict(name), {"name": name, "verdict": report})
+    """Save an invariance report of plain JSON types."""
+    _write(_report_path(name), {"name": name, "verdict": report})
 
 
 def _read(path: Path) -> Any:
     try:
         with opened(path) as file:
-            return parse_json(file.read(LARGEST_FILE))
+            return parse_json(file.read(MAX_FILE_BYTES))
     except (OSError, ValueError, AdtError):
         return get_runtime().unsaved_files.get(path)
 
@@ -126,46 +127,57 @@ def _write(path: Path, content: dict) -> None:
         )
 
 
-def note_unmeasurable(name: str, images: int) -> None:
-    """Measuring has failed. It is not tried again in this process: that would cost time after every image."""
-    get_runtime().unmeasurable.add(_path(name, images))
+def mark_unmeasurable(name: str, images: int) -> None:
+    """Record that measuring has failed, so that it is not tried again in this process after every image."""
+    get_runtime().unmeasurable.add(_profile_path(name, images))
 
 
 def is_unmeasurable(name: str, images: int) -> bool:
-    """Has measuring failed in this process, for this name and so many images together?"""
-    return _path(name, images) in get_runtime().unmeasurable
+    """Return whether measuring has failed in this process for this name and batch size."""
+    return _profile_path(name, images) in get_runtime().unmeasurable
 
 
-def doubted(profile: CostProfile, readings: Sequence[tuple[float, float]]) -> bool:
-    """Is a profile to be measured anew? readings: of another decoding with it, plain steps and seconds of rounds."""
-    doubts, kept = _doubts(profile, readings), _record(profile.name, profile.images)
-    if doubts is None or kept is None:
+def needs_remeasuring(profile: CostProfile, readings: Sequence[tuple[float, float]]) -> bool:
+    """Return whether two decodings in a row have contradicted a saved profile, and record this decoding's result.
+
+    Args:
+        profile: Profile that the decoding has used.
+        readings: Cost by the profile in plain steps, and measured seconds, of each of the decoding's rounds.
+    """
+    record = _find_record(profile.name, profile.images)
+    mismatch = None if record is None else _is_mismatch(record, readings)
+    if record is None or mismatch is None:
         return False
-    enough = 2**kept.times
-    count = min(kept.doubts + 1, enough) if doubts else 0
-    if count != kept.doubts:
-        _keep(kept._replace(doubts=count))
-    return count == enough
+    if mismatch and record.doubts:
+        return True
+    if mismatch != bool(record.doubts):
+        _save_record(record._replace(doubts=int(mismatch)))
+    return False
 
 
-def _doubts(profile: CostProfile, readings: Sequence[tuple[float, float]]) -> bool | None:
-    """Does a decoding doubt its profile? None if it says nothing."""
+def _is_mismatch(record: _Record, readings: Sequence[tuple[float, float]]) -> bool | None:
+    """Return whether a decoding's rounds contradict its profile, or None if they don't allow a comparison.
+
+    A decoding without drafts has nothing to compare. It counts as a mismatch once, because a wrong profile may be the
+    reason; a second measurement settles it.
+    """
     if not readings:
         return None
-    if max(steps for steps, _ in readings) <= max(1.0, profile.plain):
-        return True
+    if max(steps for steps, _ in readings) <= max(1.0, record.profile.plain):
+        return True if record.times < 2 else None
     middle = median(steps for steps, _ in readings)
-    cheap, dear = ([r[1] / r[0] for r in readings if (r[0] > middle) == above] for above in (False, True))
-    if min(len(cheap), len(dear)) < FEWEST:
+    small = [seconds / steps for steps, seconds in readings if steps <= middle]
+    large = [seconds / steps for steps, seconds in readings if steps > middle]
+    if min(len(small), len(large)) < MIN_ROUNDS:
         return None
-    return not 1 / DOUBTFUL < median(dear) / median(cheap) < DOUBTFUL
+    return not 1 / MISMATCH_FACTOR < median(large) / median(small) < MISMATCH_FACTOR
 
 
-def _path(name: str, images: int) -> Path:
+def _profile_path(name: str, images: int) -> Path:
     return folder() / f"costs-{_digest(f'{name}, {images} images')}.json"
 
 
-def _verdict(name: str) -> Path:
+def _report_path(name: str) -> Path:
     return folder() / f"exact-{_digest(name)}.json"
 
 

@@ -1,4 +1,4 @@
-"""CPU threads of the engine's own work, set for a while and set back."""
+"""Limit of the CPU threads that torch uses."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,8 +7,8 @@ import torch
 
 
 @contextmanager
-def at_most(count: int) -> Iterator[None]:
-    """Let torch use so many CPU threads at most within the block."""
+def limit_threads(count: int) -> Iterator[None]:
+    """Let torch use at most `count` CPU threads within the block."""
     before = torch.get_num_threads()
     if count >= before:
         yield

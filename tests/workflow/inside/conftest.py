@@ -64,9 +64,7 @@ class Pack:
         self.bundled = ROOT / "adt_core" / "bundled"
         self.package = lambda name: importlib.import_module(package + name)
         self.AdtError = self.package(".adt_core.errors").AdtError
-        self.package(
-            ".adt_core.engine.device.measuring"
-        ).ENOUGH_SECONDS = 0.0  # one reading of what rounds cost will do
+        self.package(".adt_core.engine.device.measuring").TIME_LIMIT = 0.0  # one reading of each shape
 
     @property
     def ours(self) -> dict[str, dict]:

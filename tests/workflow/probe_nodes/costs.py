@@ -20,8 +20,10 @@ def pack() -> str:
 @PromptServer.instance.routes.get("/probe/costs")
 async def costs(request):
     """From now on the pack finds the built-in costs of one image wherever it looks for measured ones."""
-    profiles, policies = (import_module(f"{pack()}.adt_core.{name}") for name in ("engine.profiles", "policies.costs"))
+    profiles, policies = (
+        import_module(f"{pack()}.adt_core.{name}") for name in ("engine.device.profiles", "policies.costs")
+    )
     measured = policies.built_in("cpu", 1).costs
     profiles.find = lambda name, images: policies.CostProfile(name, images, measured)
-    profiles.doubted = lambda *_: False
+    profiles.needs_remeasuring = lambda *_: False
     return web.json_response({})
