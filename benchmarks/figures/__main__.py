@@ -1,13 +1,13 @@
-"""Every figure of this program in README.md and docs, measured anew on the bundled model.
+"""Measure every figure of this program in README.md and docs, on the bundled model.
 
-    python -m benchmarks.figures [--only NAME,...] [--count N]      measure, keep the numbers, write the documents
-    python -m benchmarks.figures --write                            write the documents from the numbers that are kept
+    python -m benchmarks.figures [--only NAME,...] [--count N]      measure, store the figures, update the documents
+    python -m benchmarks.figures --write                            update the documents from the stored figures
 
-The numbers are kept in docs/figures.json, part by part, with the commit, the machine and the day of each. In the
-documents a table stands between ``<!-- figures: NAME -->`` and ``<!-- /figures -->``, and below it where it comes from.
-All parts take some 15 minutes on two cores, and nothing else should run beside them; those that only count (tokens,
-depths) don't mind. ``--count`` is the number of prompts in place of each part's own. What the model draws is judged by
-``python -m model_making.quality``, and losslessness by ``python -m benchmarks.lossless``: both take longer.
+docs/figures.json stores the figures of each part with their commit, machine and date. In the documents, a table is
+placed between ``<!-- figures: NAME -->`` and ``<!-- /figures -->``, followed by this origin. All parts take about 20
+minutes on two cores. Nothing else should run meanwhile, except for parts that only count tokens and depths. ``--count``
+replaces each part's number of prompts. Two measurements take longer and have commands of their own: ``python -m
+model_making.quality`` judges the images, and ``python -m benchmarks.lossless`` checks losslessness.
 """
 
 from __future__ import annotations
@@ -28,107 +28,130 @@ import torch
 from adt_core.files import write
 
 from ..auto import empty_profile_cache
-from . import methods, others, rounds
+from . import generate, methods, others, rounds
 from .parts import Part
 
 ROOT = Path(__file__).parents[2]
-KEPT = ROOT / "docs" / "figures.json"
-PARTS: dict[str, Part] = {**methods.PARTS, **others.PARTS, **rounds.PARTS}
+STORED = ROOT / "docs" / "figures.json"
+PARTS: dict[str, Part] = {**generate.PARTS, **methods.PARTS, **others.PARTS, **rounds.PARTS}
 MARKED = re.compile(r"<!-- figures: (\w+) -->(?:(?!<!-- ).)*<!-- /figures -->", re.DOTALL)
 DIGITS = 6
-"""Of a number that is kept."""
+"""Significant digits of a stored float."""
 
 
 def pages() -> list[Path]:
-    """The documents that may show figures."""
+    """Return the documents that may contain figures."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def kept() -> dict[str, dict]:
-    """The figures of every part that was measured."""
-    return json.loads(KEPT.read_text(encoding="utf-8"))
+def load_figures() -> dict[str, dict]:
+    """Return the stored figures by part."""
+    return json.loads(STORED.read_text(encoding="utf-8"))
 
 
-def short(value: Any) -> Any:
-    """The same JSON with DIGITS digits of every number with a fraction."""
+def rounded(value: Any) -> Any:
+    """Return the JSON value with every float rounded to `DIGITS` significant digits."""
     if isinstance(value, dict):
-        return {name: short(one) for name, one in value.items()}
+        return {name: rounded(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [short(one) for one in value]
+        return [rounded(item) for item in value]
     return float(f"{float(value):.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def origin() -> dict[str, str]:
-    """Where and when figures are measured."""
-    told = subprocess.run(
+    """Return commit, machine and date of a measurement."""
+    described = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=7"], cwd=ROOT, capture_output=True, text=True
     )
     names = re.findall(r"^model name\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
     processor = names[0] if names else platform.processor() or platform.machine()
     machine = f"{processor}, {os.cpu_count()} cores, torch {torch.__version__}"
-    return {"commit": told.stdout.strip() or "unknown", "machine": machine, "day": date.today().isoformat()}
+    return {"commit": described.stdout.strip() or "unknown", "machine": machine, "day": date.today().isoformat()}
 
 
 def _read(path: str) -> str:
     return Path(path).read_text(encoding="utf-8") if os.path.exists(path) else ""
 
 
-def shown(figures: dict[str, dict]) -> dict[str, str]:
-    """What stands between the markers of every name. A table has its origin below; a short text has not."""
-    found = {}
+def render(figures: dict[str, dict]) -> dict[str, str]:
+    """Return the text for every marker; tables are followed by their origin, short texts are not."""
+    texts = {}
     for name, part in figures.items():
-        below = "\n\n*{count} prompts; commit {commit}, {day}; {machine}.*".format(**part)
+        footer = "\n\n*{count} prompts; commit {commit}, {day}; {machine}.*".format(**part)
         for marker, text in PARTS[name].tables(part["data"]).items():
-            found[marker] = text + (below if "\n" in text else "")
-    return found
+            texts[marker] = text + (footer if "\n" in text else "")
+    return texts
 
 
-def filled(text: str, texts: dict[str, str]) -> str:
-    """A document with the figures of these names in it. KeyError for a marker of another name."""
+def fill(document: str, texts: dict[str, str]) -> str:
+    """Replace the text between the markers of a document.
 
-    def placed(marker: re.Match) -> str:
+    Raises:
+        KeyError: If the document has a marker whose name is not in `texts`.
+    """
+
+    def replacement(marker: re.Match) -> str:
         edge = "\n" if "\n" in texts[marker[1]] else ""
         return f"<!-- figures: {marker[1]} -->{edge}{texts[marker[1]]}{edge}<!-- /figures -->"
 
-    return MARKED.sub(placed, text)
+    return MARKED.sub(replacement, document)
 
 
-def measured(name: str, count: int) -> dict:
-    """A part's figures."""
-    begun = time.monotonic()
+def measure(name: str, count: int) -> dict:
+    """Measure a part with an empty cache of cost profiles; return its number of prompts and its figures."""
+    started = time.monotonic()
     with empty_profile_cache():
-        data = json.loads(json.dumps(short(PARTS[name].measure(count))))
-    print(f"{name}: {time.monotonic() - begun:.0f} s", flush=True)
+        data = json.loads(json.dumps(rounded(PARTS[name].measure(count))))
+    print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
     return {"count": count, "data": data}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help=f"some of {','.join(PARTS)}")
-    parser.add_argument("--count", type=int, help="prompts of every part")
-    parser.add_argument("--write", action="store_true", help="measure nothing")
-    parser.add_argument(
-        "--output", type=Path, help="a JSON file to write in place of docs/figures.json and the documents"
-    )
-    args = parser.parse_args()
-    chosen = [] if args.write else args.only.split(",") if args.only else list(PARTS)
-    if unknown := set(chosen) - set(PARTS):
-        parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
-    figures = kept() if KEPT.exists() and not args.output else {}
-    where = origin()  # at first: what is written later changes the checkout
-    for name in chosen:
-        figures[name] = where | measured(name, args.count or PARTS[name].count)
+def measure_and_store(names: list[str], count: int | None, file: Path, figures: dict[str, dict]) -> None:
+    """Measure parts and write the figures after each of them.
+
+    Args:
+        names: Parts to measure.
+        count: Number of prompts; None for each part's default.
+        file: JSON file, one line per part.
+        figures: Figures of other parts; the new ones are added.
+    """
+    where = origin()  # before the checkout changes
+    for name in names:
+        figures[name] = where | measure(name, count or PARTS[name].count)
         lines = [f"{json.dumps(part)}: {json.dumps(figures[part])}" for part in PARTS if part in figures]
-        write(args.output or KEPT, ("{\n" + ",\n".join(lines) + "\n}\n").encode())  # a line for each part
-    texts = shown(figures)
-    if args.output:
-        print("\n\n".join(texts.values()))
-        return
+        write(file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def update_documents(texts: dict[str, str]) -> None:
+    """Write the texts into all documents that have a marker for them."""
     for page in pages():
         text = page.read_text(encoding="utf-8")
-        if (new := filled(text, texts)) != text:
+        if (new := fill(text, texts)) != text:
             write(page, new.encode())
-            print(f"{page.relative_to(ROOT)} is written anew")
+            print(f"{page.relative_to(ROOT)} was updated")
+
+
+def main() -> None:
+    """Run the command line of the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--count", type=int, help="number of prompts of every part")
+    parser.add_argument("--write", action="store_true", help="measure nothing")
+    parser.add_argument(
+        "--output", type=Path, help="a JSON file to write instead of docs/figures.json and the documents"
+    )
+    args = parser.parse_args()
+    names = args.only.split(",") if args.only else list(PARTS)
+    if unknown := set(names) - set(PARTS):
+        parser.error(f"--only: unknown parts {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
+    figures = load_figures() if STORED.exists() and not args.output else {}
+    if not args.write:
+        measure_and_store(names, args.count, args.output or STORED, figures)
+    texts = render(figures)
+    if args.output:
+        print("\n\n".join(texts.values()))
+    else:
+        update_documents(texts)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""All methods side by side on the bundled model, one image at a time, and what one change of them does."""
+"""All methods on the bundled model, one image at a time, and the effect of single options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adt_core import Drafting, Lantern, load_drafter
 from adt_core.app.jobs import decode
 from adt_core.lab.benchmark import PRESETS, RELAXED, Preset
 from adt_core.lab.report import median_interval, ratios, summary
-from adt_core.lab.report import table as summed_up
+from adt_core.lab.report import table as summary_table
 from adt_core.policies import PLAIN
 
 from ..harness import BUNDLED, RECIPE, SAMPLING, SCENES, bundled, captions, compared, comparison
@@ -19,7 +19,7 @@ from .parts import Part
 
 RELAXABLE = ("adt-tree", "merged")
 FIXED = {f"eagle2 d{depth} k2 N6": Preset(Drafting("eagle2", depth=depth, width=2, nodes=6)) for depth in (4, 5)}
-"""Fixed trees with as many drafts as ADT-Tree's have on average, and of the depths around theirs."""
+"""Fixed trees with the mean number of drafts of ADT-Tree's trees, and with depths next to their mean depth."""
 MAIN = {
     **{
         name: PRESETS[name]
@@ -36,24 +36,25 @@ PAIRS = [
     ("merged", "adt-tree"), ("merged-64", "merged"), ("auto", "merged"), ("auto-jacobi", "jacobi"),
     *((name + RELAXED, name) for name in RELAXABLE),
 ]  # fmt: skip
-"""Methods of the main run that are set against each other."""
+"""Pairs of methods whose ratio is reported."""
 GREEDY = ("eagle2", "adt-tree", "jacobi", "merged", "auto")
 SHORT = ("method", "speedup", "low", "high", "tau", "mean_depth", "nodes_per_round", "substitution_rate", SCENES)
 DRAFTER_SHARE = 1 / 32
-"""Of a step, for a forward of a one-layer drafter beside a target of 32 layers."""
+"""Cost of a forward of a one-layer drafter in plain steps of a target with 32 layers."""
 SPEED = {
     "auto": "*auto*, the default",
     "merged": "network and Jacobi window in one tree, 24 drafts",
-    "merged-64": "the same, 64 drafts",
+    "merged-64": "network and Jacobi window in one tree, 64 drafts",
     "jacobi-chain": "Jacobi window as a chain, no network",
     "eagle2": "EAGLE-2, coupled",
     "eagle2-top-k": "EAGLE-2 with the usual top-k proposals",
     "adt-tree": "ADT-Tree",
 }
-"""Rows of the table in README.md."""
+"""Rows of the table in README.md by method."""
 
 
 def measure_methods(count: int) -> dict:
+    """Measure all methods, and the ratios of `PAIRS` with their 95 % intervals."""
     records = compared(MAIN, captions(BUNDLED, count), judged=True)
     pairs = []
     for one, other in PAIRS:
@@ -62,30 +63,38 @@ def measure_methods(count: int) -> dict:
     return {"rows": summary(records), "pairs": pairs, "images": count}
 
 
-def bounds(rows: list[dict]) -> list[list]:
-    """The speed-ups that tokens alone would allow, if checking a whole tree took no longer than one plain step."""
+def upper_bounds(rows: list[dict]) -> list[list]:
+    """Return the speed-ups if verifying a tree took as long as one plain step.
+
+    Args:
+        rows: Summary of the main run.
+
+    Returns:
+        Method, speed-up with free drafting, and speed-up with drafter forwards of `DRAFTER_SHARE` of a step.
+    """
     plain = next(row for row in rows if row["method"] == PLAIN)["target_forwards"]
-    both = [(row["method"], row["target_forwards"], row["drafter_forwards"]) for row in rows]
-    return [[name, plain / target, plain / (target + DRAFTER_SHARE * drafter)] for name, target, drafter in both]
+    forwards = [(row["method"], row["target_forwards"], row["drafter_forwards"]) for row in rows]
+    return [[name, plain / target, plain / (target + DRAFTER_SHARE * drafter)] for name, target, drafter in forwards]
 
 
 def tables_of_methods(data: dict) -> dict[str, str]:
+    """Return the tables of the main run by marker."""
     rows = {row["method"]: row for row in data["rows"]}
     speed = [
         [title, "{speedup:.2f} ({low:.2f} to {high:.2f})".format(**rows[name]), f"{rows[name]['tau']:.1f}"]
         for name, title in SPEED.items()
     ]
-    charged = f"a drafter's forward 1/{round(1 / DRAFTER_SHARE)} of a step"
+    with_drafter = f"drafter forward = 1/{round(1 / DRAFTER_SHARE)} step"
     return {
         "speed": table(["method", "speed-up over plain decoding", "tokens per target pass"], speed),
-        "methods": summed_up(data["rows"], data["images"]),
-        "pairs": table(["method", "against", "times as fast (median)", "95 % CI low", "95 % CI high"], data["pairs"]),
-        "bounds": table(["method", "drafting free", charged], bounds(data["rows"])),
+        "methods": summary_table(data["rows"], data["images"]),
+        "pairs": table(["method", "baseline", "speed-up (median)", "95 % CI low", "95 % CI high"], data["pairs"]),
+        "bounds": table(["method", "free drafting", with_drafter], upper_bounds(data["rows"])),
     }
 
 
-def relaxed() -> dict[str, Preset]:
-    """LANTERN with other settings than the main run's."""
+def lantern_presets() -> dict[str, Preset]:
+    """Return methods with other LANTERN settings than the main run's."""
     deltas = {f"delta {delta}": Lantern(100, delta) for delta in (0.05, 0.3, 0.7, 1.0)}
     rules = {"exact": None, **deltas, "lambda 2": Lantern(100, factor=2.0), "lambda 20": Lantern(1000, factor=20.0)}
     chosen = {"adt-tree": rules, "adt-tree-top-k": ("exact", "delta 0.3"), "merged": ("delta 0.3", "delta 1.0")}
@@ -97,15 +106,15 @@ def relaxed() -> dict[str, Preset]:
 
 
 def measure_lantern(count: int) -> dict:
-    return {"rows": summary(compared(relaxed(), captions(BUNDLED, count), judged=True)), "images": count}
+    """Measure LANTERN with several settings."""
+    return {"rows": summary(compared(lantern_presets(), captions(BUNDLED, count), judged=True)), "images": count}
 
 
 def measure_greedy(count: int) -> dict:
+    """Measure the methods of `GREEDY` at temperature 0."""
     recipe = replace(RECIPE, sampling=replace(SAMPLING, temperature=0.0))
-    return {
-        "rows": summary(compared({name: PRESETS[name] for name in GREEDY}, captions(BUNDLED, count), recipe)),
-        "images": count,
-    }
+    presets = {name: PRESETS[name] for name in GREEDY}
+    return {"rows": summary(compared(presets, captions(BUNDLED, count), recipe)), "images": count}
 
 
 CHANGES: dict[str, dict[str, dict]] = {
@@ -132,11 +141,11 @@ CHANGES: dict[str, dict[str, dict]] = {
     },
     "merged": {"proposals top-k": {"proposal": "top-k"}},
 }
-"""By the method that is changed: one change each."""
+"""Changes of single options by method and title."""
 
 
-def changed(name: str) -> dict[str, Preset]:
-    """A method and its changes."""
+def with_changes(name: str) -> dict[str, Preset]:
+    """Return a method and its variants with one change each."""
     preset = PRESETS[name]
     return {name: preset} | {
         change: preset._replace(drafting=preset.drafting.replace(**options))
@@ -145,31 +154,41 @@ def changed(name: str) -> dict[str, Preset]:
 
 
 def measure_changes(count: int) -> list[list]:
-    """Tokens a pass, mean depth and drafts a round, by change; images are drawn together."""
-    prompts, lines = captions(BUNDLED, count), []
-    for presets in map(changed, CHANGES):
+    """Decode all prompts as one batch with every change.
+
+    Returns:
+        Method, change, tokens per target pass, mean tree depth and drafts per round.
+    """
+    prompts = captions(BUNDLED, count)
+    lines = []
+    for presets in map(with_changes, CHANGES):
         jobs = comparison(presets, prompts).jobs(bundled(), load_drafter("bundled", bundled()))
+        method = next(iter(presets))
         for name in presets:
             report = decode(jobs[name].decoding(prompts)).trace.report()
-            lines.append(
-                [next(iter(presets)), name, *(report[figure] for figure in ("tau", "mean_depth", "mean_nodes"))]
-            )
+            lines.append([method, name, *(report[figure] for figure in ("tau", "mean_depth", "mean_nodes"))])
     return lines
+
+
+def tables_of_lantern(data: dict) -> dict[str, str]:
+    """Return the table for the marker ``lantern``."""
+    return {"lantern": summary_table(data["rows"], data["images"], SHORT)}
+
+
+def tables_of_greedy(data: dict) -> dict[str, str]:
+    """Return the table for the marker ``greedy``."""
+    columns = (*SHORT[:7], "seconds", "identical", "agreement")
+    return {"greedy": summary_table(data["rows"], data["images"], columns)}
+
+
+def tables_of_changes(lines: list[list]) -> dict[str, str]:
+    """Return the table for the marker ``changes``."""
+    return {"changes": table(["method", "change", "tokens per target pass", "depth", "drafts per round"], lines)}
 
 
 PARTS = {
     "methods": Part(8, measure_methods, tables_of_methods),
-    "lantern": Part(4, measure_lantern, lambda data: {"lantern": summed_up(data["rows"], data["images"], SHORT)}),
-    "greedy": Part(
-        4,
-        measure_greedy,
-        lambda data: {
-            "greedy": summed_up(data["rows"], data["images"], (*SHORT[:7], "seconds", "identical", "agreement"))
-        },
-    ),
-    "changes": Part(
-        6,
-        measure_changes,
-        lambda data: {"changes": table(["method", "change", "tokens a pass", "depth", "drafts a round"], data)},
-    ),
+    "lantern": Part(4, measure_lantern, tables_of_lantern),
+    "greedy": Part(4, measure_greedy, tables_of_greedy),
+    "changes": Part(6, measure_changes, tables_of_changes),
 }

@@ -1,8 +1,7 @@
-"""*auto* beside its sources, several images at once, half precision, and what the trees have to do with the picture."""
+"""*auto*, batches, half precision, and the relation between draft trees and image detail."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 
@@ -25,57 +24,70 @@ SETS = {"grammar": "captions", "ordinary": "ordinary prompts"}
 
 
 def measure_auto(count: int) -> list[dict]:
+    """Measure *auto* and single draft modes on both `SETS`, in processes without measured costs."""
     lines = []
     for kind in SETS:
-        with workers(list(METHODS)) as ready:
-            lines += measure(ready, kind, 1, count)
+        with workers(list(METHODS)) as started:
+            lines += measure(started, kind, 1, count)
     return lines
 
 
 def tables_of_auto(lines: list[dict]) -> dict[str, str]:
-    columns = ["prompts", "method", "times plain", "worst image", "identical"]
-    shown = ([SETS[kind], *rest] for kind, _, *rest in map(cells, lines))
-    return {"auto": table(columns, shown)}
+    """Return the table for the marker ``auto``."""
+    columns = ["prompts", "method", "speed-up over plain", "lowest of an image", "identical"]
+    rows = ([SETS[kind], *rest] for kind, _, *rest in map(cells, lines))
+    return {"auto": table(columns, rows)}
 
 
-AT_ONCE = (1, 2, 4, 8)
+BATCH_SIZES = (1, 2, 4, 8)
 REPEATS = 2
-TOGETHER = {PLAIN: "plain", "auto": "auto"}
+BATCHED = {PLAIN: "plain", "auto": "auto"}
 
 
 def measure_together(count: int) -> list[dict]:
-    """Images a minute by method and number at once; every image is compared with the one that is drawn alone."""
-    prompts, numbers = captions(3200, count), list(range(count))
-    jobs = comparison({name: PRESETS[name] for name in TOGETHER}, prompts).jobs(
+    """Measure throughput by method and batch size, and compare the images with plain decoding of single images."""
+    prompts = captions(3200, count)
+    indices = list(range(count))
+    jobs = comparison({name: PRESETS[name] for name in BATCHED}, prompts).jobs(
         bundled(), load_drafter("bundled", bundled())
     )
 
-    def run(_: int, name: str, at_once: int) -> tuple[float, Tensor]:
-        parts = [slice(i, i + at_once) for i in range(0, count, at_once)]
-        drawn = [decode(jobs[name].decoding(prompts[part], numbers[part])) for part in parts]
-        return sum(one.trace.report()["seconds"] for one in drawn), torch.cat([one.codes for one in drawn])
+    def run(_: int, name: str, batch_size: int) -> tuple[float, Tensor]:
+        batches = [slice(i, i + batch_size) for i in range(0, count, batch_size)]
+        decodings = [decode(jobs[name].decoding(prompts[batch], indices[batch])) for batch in batches]
+        seconds = sum(decoding.trace.report()["seconds"] for decoding in decodings)
+        return seconds, torch.cat([decoding.codes for decoding in decodings])
 
-    for name, at_once in product(TOGETHER, AT_ONCE):
-        warm_up(jobs[name].decoding(prompts[:at_once]))
-    runs = {(name, at_once): partial(run, name=name, at_once=at_once) for name, at_once in product(TOGETHER, AT_ONCE)}
-    turns = list(interleave(runs, range(REPEATS)))
-    lines, alone = [], [turn[PLAIN, 1] for turn in turns]
-    for name, at_once in runs:
-        mine = [turn[name, at_once] for turn in turns]
-        times = [one[0] / other[0] for one, other in zip(alone, mine)]
-        line = {"method": name, "at once": at_once, "times": [float(np.median(times)), min(times), max(times)]}
-        line["rate"] = 60 * count / float(np.median([seconds for seconds, _ in mine]))
-        lines.append(line | {"same": f"{(mine[0][1] == alone[0][1]).all(-1).sum().item()} of {count}"})
+    for name, batch_size in product(BATCHED, BATCH_SIZES):
+        warm_up(jobs[name].decoding(prompts[:batch_size]))
+    runs = {(name, size): partial(run, name=name, batch_size=size) for name, size in product(BATCHED, BATCH_SIZES)}
+    results = list(interleave(runs, range(REPEATS)))
+    single = [result[PLAIN, 1] for result in results]
+    lines = []
+    for name, batch_size in runs:
+        measured = [result[name, batch_size] for result in results]
+        times = [plain[0] / other[0] for plain, other in zip(single, measured)]
+        line = {"method": name, "at once": batch_size, "times": [float(np.median(times)), min(times), max(times)]}
+        line["rate"] = 60 * count / float(np.median([seconds for seconds, _ in measured]))
+        identical = (measured[0][1] == single[0][1]).all(-1).sum().item()
+        lines.append(line | {"same": f"{identical} of {count}"})
     return lines
 
 
 def tables_of_together(lines: list[dict]) -> dict[str, str]:
-    columns = ["method", "at once", "images a minute", "times plain, one by one (least to most)", "identical"]
-    shown = (
-        [TOGETHER[line["method"]], line["at once"], f"{line['rate']:.1f}", format_interval(line["times"]), line["same"]]
+    """Return the table for the marker ``together``."""
+    columns = [
+        "method",
+        "batch size",
+        "images per minute",
+        "speed-up over plain decoding of single images (minimum to maximum)",
+        "identical",
+    ]
+    rows = (
+        [BATCHED[line["method"]], line["at once"], f"{line['rate']:.1f}", format_interval(line["times"]), line["same"]]
         for line in lines
     )
-    return {"together": table(columns, shown)}
+    return {"together": table(columns, rows)}
 
 
 HALF = {
@@ -87,50 +99,68 @@ HALF = {
 MODES = {"on": True, "off": False}
 
 
-def runner(job: Job) -> Callable[[str], Decoding]:
-    return lambda prompt: decode(job.decoding([prompt]))
+def _decode_one(job: Job, prompt: str) -> Decoding:
+    return decode(job.decoding([prompt]))
 
 
-def _half(target: Target, drafter: str, drafting: Drafting) -> Job:
+def _half_job(target: Target, drafter: str, drafting: Drafting) -> Job:
     return Job(target, Recipe(SAMPLING, drafting), load_drafter(drafter, target))
 
 
 def measure_half(count: int) -> list[dict]:
-    """In bfloat16, plain decoding and drafting, with the exact mode on and off."""
-    jobs, prompts = {}, captions(3600, count)
+    """Measure plain decoding and drafting in bfloat16, with the batch-invariant mode on and off."""
+    prompts = captions(3600, count)
+    jobs = {}
     for mode, exact in MODES.items():
         target = load_target(dtype=torch.bfloat16, exact=exact)
-        jobs |= {(name, mode): _half(target, *how) for name, how in HALF.items()}
+        jobs |= {(name, mode): _half_job(target, *options) for name, options in HALF.items()}
     for job in jobs.values():
         warm_up(job.decoding(prompts[:1]))
-    turns = list(interleave({cell: runner(jobs[cell]) for cell in product(HALF, MODES)}, prompts))
-    seconds = {cell: np.array([turn[cell].trace.report()["seconds"] for turn in turns]) for cell in jobs}
+    runs = {(name, mode): partial(_decode_one, jobs[name, mode]) for name, mode in product(HALF, MODES)}
+    results = list(interleave(runs, prompts))
+    seconds = {key: np.array([result[key].trace.report()["seconds"] for result in results]) for key in jobs}
     lines = []
     for name, mode in product(HALF, MODES):
         line = {"method": name, "exact": mode, "seconds": float(np.median(seconds[name, mode]))}
         line["times"] = median_with_interval(seconds["plain", mode] / seconds[name, mode])
         line["cost"] = median_with_interval(seconds[name, "on"] / seconds[name, "off"]) if MODES[mode] else None
-        same = sum(turn[name, mode].codes.equal(turn["plain", mode].codes) for turn in turns)
-        lines.append(line | {"same": f"{same} of {count}"})
+        identical = sum(result[name, mode].codes.equal(result["plain", mode].codes) for result in results)
+        lines.append(line | {"same": f"{identical} of {count}"})
     return lines
 
 
 def tables_of_half(lines: list[dict]) -> dict[str, str]:
-    columns = "method|exact|seconds an image|times as fast as plain|seconds, on / off|identical".split("|")
-    shown = (
-        [*(line[name] for name in ("method", "exact", "seconds")), format_interval(line["times"]),
-         format_interval(line["cost"]) if line["cost"] else "", line["same"]]
+    """Return the table for the marker ``half``, and the range of the mode's cost for the marker ``exact``."""
+    columns = ["method", "exact", "seconds per image", "speed-up over plain", "seconds, on / off", "identical"]
+    rows = [
+        [
+            line["method"],
+            line["exact"],
+            line["seconds"],
+            format_interval(line["times"]),
+            format_interval(line["cost"]) if line["cost"] else "",
+            line["same"],
+        ]
         for line in lines
-    )  # fmt: skip
+    ]
     costs = [line["cost"][0] for line in lines if line["cost"]]
-    return {"half": table(columns, shown), "exact": f"{min(costs):.2f} to {max(costs):.2f}"}
+    return {"half": table(columns, rows), "exact": f"{min(costs):.2f} to {max(costs):.2f}"}
 
 
-REGIONS, QUARTERS = ("adt-tree", "jacobi", "merged"), 4
+REGIONS = ("adt-tree", "jacobi", "merged")
+QUARTERS = 4
 
 
 def detail(pixels: Tensor, downsample: int) -> np.ndarray:
-    """pixels [3, H, W] -> mean absolute gradient per token, smoothed over neighbours, flat."""
+    """Return the mean absolute gradient around each token, smoothed over neighbouring tokens.
+
+    Args:
+        pixels: [3, H, W].
+        downsample: Pixels per token in each direction.
+
+    Returns:
+        [T] in raster order.
+    """
     gray = pixels.mean(0)
     gradient = torch.zeros_like(gray)
     gradient[:, 1:] += gray.diff(dim=1).abs()
@@ -140,50 +170,70 @@ def detail(pixels: Tensor, downsample: int) -> np.ndarray:
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """Rank correlation, ties at their mean rank; 0 where all values are one."""
+    """Return the rank correlation, with mean ranks for ties; 0 if all values of `a` are equal."""
 
     def ranks(x: np.ndarray) -> np.ndarray:
+        # x = [5, 3, 5]: inverse [1, 0, 1], counts [1, 2], mean ranks of the values 3 and 5 [1, 2.5].
         _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
         return (counts.cumsum() - (counts - 1) / 2)[inverse]
 
     return float(np.corrcoef(ranks(a), ranks(b))[0, 1]) if np.ptp(a) else 0.0
 
 
-def measure_regions(count: int) -> dict[str, list]:
-    """By method, for every image: Spearman of depth and of tokens a round with the detail of the picture around; then
-    the depth, and the tokens per forward, of each quarter of the image, from the smoothest to the busiest.
+def _image_figures(busy: np.ndarray, depth: np.ndarray, emitted: np.ndarray) -> list[float]:
+    """Return both rank correlations, then depths and tokens per forward by quarter of increasing detail.
 
-    A token of a round that emitted n took 1 / n of a forward. The first token has no round and is left out.
+    A token of a round that emitted n tokens costs 1 / n of a forward, so the mean is harmonic.
     """
-    prompts, found = captions(1000, count), {}
+    quarters = np.array_split(np.argsort(busy, kind="stable"), QUARTERS)
+    depths = [float(depth[part].mean()) for part in quarters]
+    tokens_per_forward = [float(1 / np.mean(1 / emitted[part])) for part in quarters]
+    return [spearman(depth, busy), spearman(emitted, busy), *depths, *tokens_per_forward]
+
+
+def measure_regions(count: int) -> dict[str, list]:
+    """Relate tree depth and accepted tokens to the detail of the image around each token.
+
+    The first token of an image has no round and is left out.
+
+    Returns:
+        For each method and image, Spearman's correlation of detail with depth and with tokens per round; then the
+        depth and the tokens per forward of each quarter of the tokens, by increasing detail.
+    """
+    prompts = captions(1000, count)
     jobs = comparison({name: PRESETS[name] for name in REGIONS}, prompts).jobs(
         bundled(), load_drafter("bundled", bundled())
     )
+    figures: dict[str, list] = {}
     for name in REGIONS:
-        job, decoding = jobs[name], decode(jobs[name].decoding(prompts))
+        job = jobs[name]
+        decoding = decode(job.decoding(prompts))
         with torch.inference_mode():
-            pictures = job.pixels(decoding.grid_codes())
-        found[name] = []
-        for image, picture in enumerate(pictures):
-            busy = detail(picture.float(), job.target.downsample)[1:]
-            maps = (decoding.trace.token_map(figure, image) for figure in ("depth", "acceptance"))
-            depth, emitted = (np.array(figures).flatten()[1:] for figures in maps)
-            quarters = np.array_split(np.argsort(busy, kind="stable"), QUARTERS)
-            forwards = [1 / np.mean(1 / emitted[part]) for part in quarters]
-            means = [*(depth[part].mean() for part in quarters), *forwards]
-            found[name].append([spearman(depth, busy), spearman(emitted, busy), *map(float, means)])
-    return found
+            images = job.pixels(decoding.grid_codes())
+        figures[name] = []
+        for number, pixels in enumerate(images):
+            busy = detail(pixels.float(), job.target.downsample)[1:]
+            maps = (decoding.trace.token_map(figure, number) for figure in ("depth", "acceptance"))
+            depth, emitted = (np.array(values).flatten()[1:] for values in maps)
+            figures[name].append(_image_figures(busy, depth, emitted))
+    return figures
 
 
-def tables_of_regions(found: dict[str, list]) -> dict[str, str]:
-    lines = []
-    for name, images in found.items():
+def tables_of_regions(figures: dict[str, list]) -> dict[str, str]:
+    """Return the table for the marker ``regions``."""
+    columns = [
+        "method",
+        "Spearman of depth",
+        "of tokens per round",
+        "depth, smoothest to busiest quarter",
+        "tokens per forward",
+    ]
+    rows = []
+    for name, images in figures.items():
         values = np.array(images).T
         means = [f"{mean:.2f}" for mean in values[2:].mean(1)]
-        quarters = ", ".join(means[:QUARTERS]), ", ".join(means[QUARTERS:])
-        lines.append([name, *map(format_median, values[:2]), *quarters])
-    columns = "method|Spearman of depth|of tokens a round|depth, smoothest to busiest quarter|tokens per forward"
-    return {"regions": table(columns.split("|"), lines)}
+        rows.append([name, *map(format_median, values[:2]), ", ".join(means[:QUARTERS]), ", ".join(means[QUARTERS:])])
+    return {"regions": table(columns, rows)}
 
 
 PARTS = {

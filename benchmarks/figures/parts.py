@@ -1,4 +1,4 @@
-"""What a part of the figures is."""
+"""Definition of a part of the figures."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 class Part(NamedTuple):
     """Figures that are measured together.
 
-    count: prompts unless told otherwise. measure: their figures in JSON, for a count. tables: from these, what the
-    documents show, by the names of their markers.
+    Attributes:
+        count: Default number of prompts.
+        measure: Returns the figures of this many prompts as JSON types.
+        tables: Returns the texts for the documents by the name of their marker, from these figures.
     """
 
     count: int

@@ -1,12 +1,13 @@
-"""Where the time of a round goes, beside what the device could do.
+"""Breakdown of the time of a round, compared with the limits of the device.
 
-First table: rounds by the tokens that the target reads in them, without drafting; all sizes in turn, medians with the
-middle half of the readings. *Share of the limit*: the time that reading the weights and multiplying with them would
-take at the memory bandwidth and the arithmetic rate that this device shows in two plain tests, by the time measured.
+First table: rounds by the number of tokens in the target's pass, without drafting, interleaved; medians with the middle
+half of the measurements. *Share of the limit* is the time that reading the weights and multiplying with them would take
+at the memory bandwidth and the arithmetic rate of this device, as measured by two simple tests, divided by the measured
+time.
 
-Second table: whole images, with timers around the calls of the target's layers, of its head (also where the drafter
-reads through it) and of the drafter. *At most*: the speed-up if drafting took no time, and a node beyond the root only
-its arithmetic at this device's rate.
+Second table: complete images, with timers around the target's layers, its head (including its use by the drafter) and
+the drafter. *At most* is the speed-up if drafting took no time and every node beyond the root only the time of its
+arithmetic.
 """
 
 from __future__ import annotations
@@ -40,22 +41,24 @@ METHODS = {
     "merged-64": "network and window, 64 drafts",
     "merged" + RELAXED: "network and window, LANTERN",
 }
-SPENT = ("target", "head", "drafter")
-FIRST = 4000  # held-out caption of this benchmark
+COMPONENTS = ("target", "head", "drafter")
+FIRST_CAPTION = 4000  # number of the first held-out caption of this part
 
 
 def limits() -> tuple[float, float]:
-    """Bytes a second of a reading pass over 512 MB, and operations a second of a big matrix product; the best of 8."""
-    data, square = torch.ones(2**27), torch.randn(2048, 2048, generator=torch.Generator().manual_seed(0))
+    """Return bytes per second of a sum over 512 MB, and operations per second of a large matmul; best of 8."""
+    data = torch.ones(2**27)
+    square = torch.randn(2048, 2048, generator=torch.Generator().manual_seed(0))
     bandwidth = 4 * len(data) / min(seconds_of(data.sum) for _ in range(8))
-    with torch.inference_mode():  # as forwards run: what multiplies depends on it
-        return bandwidth, 2 * 2048**3 / min(seconds_of(lambda: product(square, square)) for _ in range(8))
+    with torch.inference_mode():  # as in forwards: `product` selects its backend by this
+        rate = 2 * 2048**3 / min(seconds_of(lambda: product(square, square)) for _ in range(8))
+    return bandwidth, rate
 
 
-def forwards(plain: Job, prompts: list[str]) -> dict[int, list[float]]:
-    """Seconds of rounds without their drafting, by the tokens that the target reads in them.
+def round_times(plain: Job, prompts: list[str]) -> dict[int, list[float]]:
+    """Return the seconds of rounds without drafting, by the number of tokens in the target's pass.
 
-    A round with n tokens checks a chain of n - 1 drafts of the Jacobi window.
+    A round with n tokens verifies a chain of n - 1 drafts of the Jacobi window.
     """
     window = load_drafter("jacobi", plain.target)
     jobs = {1: plain}
@@ -64,25 +67,31 @@ def forwards(plain: Job, prompts: list[str]) -> dict[int, list[float]]:
         jobs[nodes] = replace(plain, recipe=replace(plain.recipe, drafting=chain), drafter=window)
 
     def measure(prompt: str, nodes: int) -> list[float]:
-        counted = decode(jobs[nodes].decoding([prompt])).trace.rounds[4:]  # the first ones are slow
-        return [one.seconds - one.drafting for one in counted if one.images[0].nodes == nodes - 1]
+        counted = decode(jobs[nodes].decoding([prompt])).trace.rounds[4:]  # the first rounds are slower
+        return [round.seconds - round.drafting for round in counted if round.images[0].nodes == nodes - 1]
 
-    turns = list(interleave({nodes: partial(measure, nodes=nodes) for nodes in NODES}, prompts))
-    return {nodes: [seconds for turn in turns for seconds in turn[nodes]] for nodes in NODES}
+    results = list(interleave({nodes: partial(measure, nodes=nodes) for nodes in NODES}, prompts))
+    return {nodes: [seconds for result in results for seconds in result[nodes]] for nodes in NODES}
 
 
 @contextmanager
 def timers(target: Target, network: torch.nn.Module | None) -> Iterator[dict[str, float]]:
-    """Seconds within the target's layers, its head, and the drafter's network, as they are used."""
-    spent, begun, logits = defaultdict(float), [], target.decoder.logits
+    """Accumulate the seconds spent in the target's layers, in its head and in the drafter's network.
+
+    Yields:
+        Seconds by component, updated within the block.
+    """
+    seconds: dict[str, float] = defaultdict(float)
+    started: list[float] = []
+    logits = target.decoder.logits
 
     def before(*_) -> None:
-        begun.append(time.perf_counter())
+        started.append(time.perf_counter())
 
     def after(name: str, *_) -> None:
-        spent[name] += time.perf_counter() - begun.pop()
+        seconds[name] += time.perf_counter() - started.pop()
 
-    def timed(*arguments):
+    def timed_logits(*arguments):
         before()
         result = logits(*arguments)
         after("head")
@@ -92,9 +101,9 @@ def timers(target: Target, network: torch.nn.Module | None) -> Iterator[dict[str
     for module, name in ((target.decoder, "target"), (network, "drafter")):
         if module is not None:
             hooks += [module.register_forward_pre_hook(before), module.register_forward_hook(partial(after, name))]
-    target.decoder.logits = timed
+    target.decoder.logits = timed_logits
     try:
-        yield spent
+        yield seconds
     finally:
         del target.decoder.logits
         for hook in hooks:
@@ -102,63 +111,78 @@ def timers(target: Target, network: torch.nn.Module | None) -> Iterator[dict[str
 
 
 def components(job: Job, prompts: list[str]) -> dict[str, float]:
-    """Milliseconds a round by component, and the rounds' figures, over whole images."""
+    """Decode complete images; return the milliseconds per round by component, nodes per round and tau."""
     total: dict[str, float] = defaultdict(float)
     for prompt in prompts:
         decoding = job.decoding([prompt])
-        with timers(job.target, job.drafter.network if job.drafter else None) as spent:
+        with timers(job.target, job.drafter.network if job.drafter else None) as seconds:
             for number, _ in enumerate(rounds(decoding)):
                 if number == 0:
-                    spent.clear()  # of the prompt, and of what is done once
-        measured = decoding.trace.rounds[1:]
-        for name, seconds in {**spent, "round": sum(one.seconds for one in measured)}.items():
-            total[name] += 1000 * seconds
-        total["rounds"] += len(measured)
-        total["nodes"] += sum(one.images[0].nodes + 1 for one in measured)
-        total["tokens"] += sum(one.images[0].accepted + 1 for one in measured)
-    per = {name: total[name] / total["rounds"] for name in ("round", *SPENT, "nodes")}
-    return {**per, "rest": per["round"] - sum(per[name] for name in SPENT), "tau": total["tokens"] / total["rounds"]}
+                    seconds.clear()  # the first round includes the prompt and one-time work
+        counted = decoding.trace.rounds[1:]
+        for name, value in {**seconds, "round": sum(round.seconds for round in counted)}.items():
+            total[name] += 1000 * value
+        total["rounds"] += len(counted)
+        total["nodes"] += sum(round.images[0].nodes + 1 for round in counted)
+        total["tokens"] += sum(round.images[0].accepted + 1 for round in counted)
+    per = {name: total[name] / total["rounds"] for name in ("round", *COMPONENTS, "nodes")}
+    rest = per["round"] - sum(per[name] for name in COMPONENTS)
+    return {**per, "rest": rest, "tau": total["tokens"] / total["rounds"]}
 
 
 def measure(count: int) -> dict:
-    target, prompts = bundled(), captions(FIRST, count)
+    """Measure both tables; half of the prompts serve for the first one."""
+    target = bundled()
+    prompts = captions(FIRST_CAPTION, count)
     layers = list(target.decoder.layers.parameters())
     stored = sum(p.numel() * p.element_size() for p in (*layers, target.decoder.head))
     bandwidth, rate = limits()
-    # With guidance two rows go through the layers, and one through the head.
+    # With guidance, the layers process two rows and the head one.
     node = 2 * (2 * sum(p.numel() for p in layers) + target.decoder.head.numel()) / rate
     presets = {name: PRESETS[name.removesuffix(RELAXED)] for name in METHODS}
     jobs = comparison(presets, prompts).jobs(target, load_drafter("bundled", target))
-    taken = forwards(jobs[PLAIN], prompts[: -(-count // 2)])
+    by_size = round_times(jobs[PLAIN], prompts[: -(-count // 2)])
     return {
         "bandwidth": bandwidth,
         "rate": rate,
         "weights": stored,
         "node": node,
-        "forwards": {str(nodes): spread(seconds, 1000) for nodes, seconds in taken.items()},
+        "forwards": {str(nodes): spread(seconds, 1000) for nodes, seconds in by_size.items()},
         "rounds": {name: components(jobs[name], prompts) for name in (PLAIN, *METHODS)},
     }
 
 
-def tables(data: dict) -> dict[str, str]:
-    read, node = 1000 * data["weights"] / data["bandwidth"], 1000 * data["node"]
-    plain, sizes = data["forwards"]["1"]["median"], []
-    for nodes, taken in data["forwards"].items():
-        share = max(read, int(nodes) * node) / taken["median"]
-        shown = "{median:.2f} ({low:.2f} to {high:.2f})".format(**taken)
-        sizes.append([nodes, 2 * int(nodes), shown, taken["median"] / plain, f"{share:.0%}"])
-    step, lines = data["rounds"][PLAIN]["round"], []
+def _rows_by_size(data: dict) -> Iterator[list]:
+    read = 1000 * data["weights"] / data["bandwidth"]
+    node = 1000 * data["node"]
+    plain = data["forwards"]["1"]["median"]
+    for nodes, times in data["forwards"].items():
+        share = max(read, int(nodes) * node) / times["median"]
+        shown = "{median:.2f} ({low:.2f} to {high:.2f})".format(**times)
+        yield [nodes, 2 * int(nodes), shown, times["median"] / plain, f"{share:.0%}"]
+
+
+def _rows_by_method(data: dict) -> Iterator[list]:
+    node = 1000 * data["node"]
+    step = data["rounds"][PLAIN]["round"]
     for name, per in data["rounds"].items():
-        at_least, token = step + node * (per["nodes"] - 1), per["round"] / per["tau"]
-        parts = [per[part] for part in ("round", *SPENT, "rest")]
-        figures = [f"{per['nodes']:.1f}", per["tau"], token, step / token, step * per["tau"] / at_least]
-        lines.append([METHODS.get(name, "plain"), *parts, *figures])
-    columns = ["method", "ms a round", *SPENT, "rest", "nodes", "tau", "ms a token", "times plain", "at most"]
+        shortest_round = step + node * (per["nodes"] - 1)
+        token = per["round"] / per["tau"]
+        parts = [per[part] for part in ("round", *COMPONENTS, "rest")]
+        figures = [f"{per['nodes']:.1f}", per["tau"], token, step / token, step * per["tau"] / shortest_round]
+        yield [METHODS.get(name, "plain"), *parts, *figures]
+
+
+def tables(data: dict) -> dict[str, str]:
+    """Return the limits of the device and both tables by marker."""
+    columns = ["method", "ms per round", *COMPONENTS, "rest", "nodes", "tau", "ms per token", "speed-up", "at most"]
     return {
         "device": f"it read memory at {data['bandwidth'] / 1e9:.0f} GB/s and multiplied large matrices at "
         f"{data['rate'] / 1e9:.0f} GFLOP/s; the weights of layers and head are {data['weights'] / 1e6:.1f} MB",
-        "forwards": table(["nodes", "rows", "ms (middle half)", "plain steps", "share of the limit"], sizes),
-        "rounds": table(columns, lines),
+        "forwards": table(
+            ["nodes", "rows", "ms (middle half)", "plain steps", "share of the limit"], _rows_by_size(data)
+        ),
+        "rounds": table(columns, _rows_by_method(data)),
     }
 
 

@@ -1,0 +1,75 @@
+"""Speed beside transformers' own ``generate``, with the same model, captions and sampling settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from adt_core import load_drafter
+from adt_core.app.jobs import Job, decode, warm_up
+from adt_core.lab.benchmark import PRESETS
+from adt_core.policies import PLAIN
+
+from ..gpu.device import seconds_of
+from ..harness import SAMPLING, bundled, captions, comparison
+from ..interleaving import format_interval, interleave, median_with_interval, table
+from ..upstream import chameleon, generate
+from .parts import Part
+
+FIRST_CAPTION = 3700  # number of the first held-out caption of this part
+TRANSFORMERS = "transformers"
+TITLES = {
+    TRANSFORMERS: "transformers' `generate`",
+    PLAIN: "this engine, plain decoding",
+    "auto": "this engine, *auto* (the default)",
+}
+
+
+def _engine_seconds(job: Job, prompt: str) -> float:
+    return seconds_of(lambda: decode(job.decoding([prompt])))
+
+
+def measure(count: int) -> list[dict]:
+    """Measure seconds per image, prompt included, in interleaved runs; loading and image decoder are excluded."""
+    prompts = captions(FIRST_CAPTION, count)
+    target = bundled()
+    model = chameleon()
+    jobs = comparison({"auto": PRESETS["auto"]}, prompts).jobs(target, load_drafter("bundled", target))
+    for job in jobs.values():
+        warm_up(job.decoding(prompts[:1]))
+    runs: dict[str, Callable[[str], float]] = {
+        TRANSFORMERS: lambda prompt: seconds_of(lambda: generate(model, target, prompt, SAMPLING)),
+        **{name: partial(_engine_seconds, job) for name, job in jobs.items()},
+    }
+    runs[TRANSFORMERS](prompts[0])  # warm-up
+    results = list(interleave(runs, prompts))
+    seconds = {name: np.array([result[name] for result in results]) for name in runs}
+    return [
+        {
+            "method": name,
+            "seconds": float(np.median(seconds[name])),
+            "times transformers": median_with_interval(seconds[TRANSFORMERS] / seconds[name]),
+            "times plain": median_with_interval(seconds[PLAIN] / seconds[name]),
+        }
+        for name in TITLES
+    ]
+
+
+def tables(lines: list[dict]) -> dict[str, str]:
+    """Return the table for the marker ``transformers``."""
+    columns = ("decoder", "seconds per image", "speed-up over transformers", "speed-up over plain decoding")
+    rows = [
+        [
+            TITLES[line["method"]],
+            line["seconds"],
+            format_interval(line["times transformers"]),
+            format_interval(line["times plain"]),
+        ]
+        for line in lines
+    ]
+    return {"transformers": table(columns, rows)}
+
+
+PARTS = {"transformers": Part(6, measure, tables)}
