@@ -46,13 +46,14 @@ class Tape:
     nothing may wait for the device.
     """
 
-    survives, num_bytes = True, 0
+    survives_failure = True
+    num_bytes = 0
 
     def __init__(self) -> None:
         self.captured = self.replayed = 0
         self.replaying = False
 
-    def beside(self, run):
+    def on_stream(self, run):
         return run()
 
     def __call__(self, run: Callable[[], object]) -> Callable[[], object]:

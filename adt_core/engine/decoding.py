@@ -97,7 +97,7 @@ class Decoding:
     def at_work(self) -> list[int]:
         """Numbers of the images at work."""
         slots = self._queue.slots if self._queue else None
-        return [image for image, at_work in zip(slots.images, slots.at_work) if at_work] if slots else []
+        return [image for image, at_work in zip(slots.images, slots.active) if at_work] if slots else []
 
     @property
     def profile(self) -> CostProfile | None:
@@ -193,7 +193,7 @@ class Decoding:
         unfinished = [image for image in range(self.images) if self.codes[image, -1] < 0]
         queue.begin(unfinished, self.at_once)
         self.codes[unfinished, self.start :] = -1
-        self._budget.forget(unfinished)
+        self._budget.reset(unfinished)
         self.trace.forget(unfinished)
 
     def _entered(self, slots: Slots, seconds: float) -> None:
@@ -231,7 +231,7 @@ class Decoding:
         """The policy's choice."""
         if slots.proposer is None:
             return [NO_DRAFTS] * len(slots)
-        every = zip(slots.images, slots.positions, slots.at_work)
+        every = zip(slots.images, slots.positions, slots.active)
         seen = [Slot(image, position) for image, position, at_work in every if at_work]
         chosen = map(self._request.cut, self._policy.choose(seen))
-        return [next(chosen) if at_work else NO_DRAFTS for at_work in slots.at_work]
+        return [next(chosen) if at_work else NO_DRAFTS for at_work in slots.active]

@@ -1,4 +1,7 @@
-"""The target at work on the slots: tokens in, processed logits out. Nothing here waits for the device."""
+"""Forward passes of the target over the slots, from tokens to processed logits.
+
+Nothing here waits for the device, so that rounds can be captured as CUDA graphs.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,54 @@ from .slots import Slots
 
 
 def forward(slots: Slots, codes: Tensor, step: AttentionMetadata) -> Tensor:
-    """Codes [B, n] through the target: features [R, n, h]. step: of tokens from the roots on."""
-    request, decoder, rows = slots.request, slots.request.target.decoder, slots.rows
+    """Run the target on tokens after the committed ones.
+
+    Args:
+        slots: State of the images; the KV cache is written.
+        codes: Codes [B, n] of the tokens, roots first.
+        step: Their positions and attention mask.
+
+    Returns:
+        Features [R, n, h].
+    """
+    request = slots.request
+    rows = slots.rows
+    decoder = request.target.decoder
     ids = rows.spread(decoder.image_ids[codes])
     if decoder.tile:
         step = rows.near_apart(step, rows.spread(slots.roots.at) + rows.cache_offset, request.near)
-    check = None if request.replayed else request.check  # nothing may be raised in the middle of a capture
+    check = None if request.replayed else request.check  # an exception would break a capture
     return decoder(ids, step, slots.cache, slots.tables.rope, check)
 
 
 def prefill(slots: Slots, step: AttentionMetadata) -> Tensor:
-    """The prompts and the prefixes through the target: features [R, n, h].
+    """Run the target on the prompts and prefixes.
 
-    In the exact mode prefixes are read as if they were drawn: apart from the prompts, and a few at a time. So are
-    prompts where all keys are near: else their padding would show.
+    The batch-invariant mode reads prefixes as if they were generated: in forward passes of their own, with at most
+    `PREFIX_AT_ONCE` tokens each. It also reads prompts like this if all keys count as near, because their padding would
+    change the result otherwise.
+
+    Args:
+        slots: State of the images; the KV cache is written.
+        step: Positions and attention mask of all tokens.
+
+    Returns:
+        Features [R, n, h].
     """
-    request, rows, decoder = slots.request, slots.rows, slots.request.target.decoder
-    exact = rows.length if not decoder.tile else rows.cache_offset if request.near is not None else 0
-    starts = [*([0] if exact else []), *range(exact, rows.length, PREFIX_AT_ONCE)]
+    request = slots.request
+    rows = slots.rows
+    decoder = request.target.decoder
+    if not decoder.tile:
+        unsplit = rows.length
+    elif request.near is not None:
+        unsplit = rows.cache_offset
+    else:
+        unsplit = 0
+    starts = [*([0] if unsplit else []), *range(unsplit, rows.length, PREFIX_AT_ONCE)]
     features = []
     for start, end in zip(starts, [*starts[1:], rows.length]):
         part = step.part(start, end)
-        if start >= exact:
+        if start >= unsplit:
             part = rows.near_apart(part, start, request.near)
         inputs = None if rows.features is None else rows.features[:, start:end]
         features.append(decoder(rows.ids[:, start:end], part, slots.cache, slots.tables.rope, request.check, inputs))
@@ -42,13 +71,21 @@ def prefill(slots: Slots, step: AttentionMetadata) -> Tensor:
 
 
 def logits(slots: Slots, features: Tensor, depths: Tensor | int) -> Tensor:
-    """Features [R, n, h] of nodes -> processed logits z [B, n, V] of the tokens after them.
+    """Return the logits of the tokens after nodes, with guidance, temperature and filters applied.
 
-    depths: [B, n], of the nodes below their roots, or one number for all.
+    Args:
+        slots: State of the images.
+        features: Features [R, n, h] of the nodes.
+        depths: Depths [B, n] of the nodes below their roots, or one depth for all.
+
+    Returns:
+        Processed logits z [B, n, V].
     """
-    request, tables, at = slots.request, slots.tables, slots.roots.at + 1 + depths
-    z = request.target.decoder.logits(features, guidance_at(tables.guidance, at))
-    return with_grammar(process_logits(z, request.sampling), tables.grammar, at)
+    request = slots.request
+    tables = slots.tables
+    positions = slots.roots.at + 1 + depths
+    z = request.target.decoder.logits(features, guidance_at(tables.guidance, positions))
+    return with_grammar(process_logits(z, request.sampling), tables.grammar, positions)
 
 
 def emitted_codes(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,7 +94,8 @@ def emitted_codes(scores: Tensor) -> tuple[Tensor, Tensor]:
     One NaN among the logits makes the largest score NaN, and an overflow makes it infinite.
 
     Args:
-        scores: [B, n, V], z + g.
+        scores: Scores z + g [B, n, V].
+
     Returns:
         Codes [B, n], and [B, n] bool.
     """
@@ -66,5 +104,14 @@ def emitted_codes(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def add_noise(slots: Slots, z: Tensor, depths: Tensor | int) -> Tensor:
-    """z + g of the tokens after nodes, [B, n, V]. depths: as for :func:`logits`."""
+    """Return the scores z + g of the tokens after nodes; their maximum is the sampled token (Gumbel-max).
+
+    Args:
+        slots: State of the images.
+        z: Processed logits [B, n, V].
+        depths: Depths [B, n] of the nodes below their roots, or one depth for all.
+
+    Returns:
+        Scores [B, n, V]; z itself at temperature 0.
+    """
     return z if slots.noise is None else z + slots.noise.at(slots.roots.at + 1 + depths)

@@ -1,12 +1,12 @@
-"""Whole rounds that a GPU replays, as CUDA graphs.
+"""Capture and replay of rounds as CUDA graphs.
 
-A round launches some hundreds of kernels, and Python takes longer to launch many of them than the GPU takes to run
-them. A captured round is launched at once. It needs no Triton, but fixed sizes and fixed memory: all that a round reads
-and changes stays in its place (:mod:`.slots`), and what the host decides reaches it as numbers in that memory.
+A round launches several hundred kernels, and Python takes longer to launch them than the GPU takes to run them. A
+captured round is a single launch. It needs fixed tensor sizes and fixed memory: everything that a round reads or
+changes stays at its address (:mod:`.slots`), and values that change from round to round are in that memory.
 
-The first round of its sizes is launched the usual way, then captured, and the replay is compared with the usual way.
-If it differs, or if the driver refuses, this model goes on the usual way for the rest of the process, and a log line
-says so once.
+The first round of each size is launched normally and then captured, and the result of the replay is compared with that
+of the normal launch. If they differ, or if the driver raises an error, the model runs without graphs for the rest of
+the process, and a warning is logged once.
 """
 
 from __future__ import annotations
@@ -27,56 +27,61 @@ from torch import Tensor, nn
 from ..errors import is_out_of_memory
 from ..runtime import get_runtime
 
-MOST = 48
-"""Rounds that are captured over one set of slots. Others are launched the usual way."""
-SWITCH = "ADT_TREE_GRAPHS"
-"""Environment variable; "0" switches graphs off."""
+MAX_GRAPHS = 48
+"""Maximum number of captured rounds per set of slots. Further rounds are launched normally."""
+VARIABLE = "ADT_TREE_GRAPHS"
+"""Environment variable; "0" disables graphs."""
 
 Result = TypeVar("Result")
 Launch = Callable[[], tuple[Tensor, Any]]
-"""Launches a round. Returns a tensor that the host reads after every replay, and what is the same in every replay, such
-as how often the drafter ran."""
+"""Launches a round. It returns a tensor that the host reads after each replay, and values that are the same in each
+replay, such as the drafter's number of forward passes."""
 State = Callable[[], Sequence[Tensor]]
-"""Gives the tensors that a round both reads and changes. They are set back before a replay is tried. KV caches are left
-out: the same round writes the same entries again."""
+"""Returns the tensors that a round both reads and changes. They are restored before a replay is tried. KV caches are
+not among them, because the same round writes the same entries again."""
 _log = logging.getLogger(__name__)
 
 
 class Recorder(Protocol):
-    """Captures what is launched, on a stream of its own."""
+    """Captures kernel launches on a stream of its own.
+
+    Attributes:
+        num_bytes: Device memory that its captures have taken.
+    """
 
     num_bytes: int
-    """Of the device's memory, that its captures have taken."""
 
     @property
-    def survives(self) -> bool:
-        """May it capture again after a capture for which there was too little memory?"""
+    def survives_failure(self) -> bool:
+        """Whether it can capture again after a capture that ran out of memory."""
 
-    def beside(self, run: Callable[[], Result]) -> Result:
-        """Call ``run`` on that stream, without capturing."""
+    def on_stream(self, run: Callable[[], Result]) -> Result:
+        """Call `run` on the capture stream, without capturing, and return its result."""
 
     def __call__(self, run: Callable[[], object]) -> Callable[[], object]:
-        """Capture what ``run`` launches. Returns what launches the same again."""
+        """Capture what `run` launches, and return a function that launches it again."""
 
 
 class CudaRecorder:
-    """CUDA's own graphs. They share one pool of memory, since they never run at once.
+    """Recorder for CUDA graphs. All its graphs share one memory pool, because they never run at the same time.
 
-    Other threads may launch work meanwhile. But while a round is captured, torch raises an error in every thread that
-    waits for a device.
+    Other threads may launch work during a capture. Threads that wait for a device get an error from torch.
     """
 
     def __init__(self, device: torch.device):
-        self._device, self._pool, self._captured = device, torch.cuda.graph_pool_handle(), _Captured(device)
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._captured = _CapturedGraphs(device)
         self.num_bytes = 0
 
     @property
-    def survives(self) -> bool:
-        """A failed capture leaves CUDA's own asynchronous allocator in ruins, and torch's as it was."""
+    def survives_failure(self) -> bool:
+        """False for CUDA's asynchronous allocator, which can't recover from a failed capture; torch's own can."""
         return torch.cuda.get_allocator_backend() == "native"
 
-    def beside(self, run: Callable[[], Result]) -> Result:
-        current, own = torch.cuda.current_stream(self._device), self._captured.stream
+    def on_stream(self, run: Callable[[], Result]) -> Result:
+        current = torch.cuda.current_stream(self._device)
+        own = self._captured.stream
         own.wait_stream(current)
         try:
             with torch.cuda.stream(own):
@@ -87,79 +92,85 @@ class CudaRecorder:
     def __call__(self, run: Callable[[], object]) -> Callable[[], object]:
         free, _ = torch.cuda.mem_get_info(self._device)
         try:
-            return self.beside(lambda: self._capture(run))
+            return self.on_stream(lambda: self._capture(run))
         except RuntimeError as error:
-            if not is_out_of_memory(error) or not self.survives:
+            if not is_out_of_memory(error) or not self.survives_failure:
                 raise
         finally:
             self.num_bytes += max(free - torch.cuda.mem_get_info(self._device)[0], 0)
-        torch.cuda.empty_cache()  # what is cached can't be given back in a capture
-        return self.beside(lambda: self._capture(run))
+        torch.cuda.empty_cache()  # torch can't free cached memory during a capture
+        return self.on_stream(lambda: self._capture(run))
 
     def _capture(self, run: Callable[[], object]) -> Callable[[], object]:
-        """An error must not leave the capture in ruins, which would leave the allocator in ruins.
+        """Capture `run`; on an error, end the capture in an orderly way.
 
-        So torch refuses to wait for the device before CUDA does, and memory is let go of while the capture goes on.
+        An error of CUDA during a capture would leave the allocator in an undefined state. So torch is set to raise an
+        error before the host waits for the device, and memory is released before the capture ends.
         """
-        number, mode = self._captured.add(), torch.cuda.get_sync_debug_mode()
-        graph = self._captured.graphs[number]
+        index = self._captured.add()
+        mode = torch.cuda.get_sync_debug_mode()
+        graph = self._captured.graphs[index]
         with _no_garbage_collection():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            _refuse_to_wait("error")
+            _set_sync_debug_mode("error")
             try:
                 run()
             except BaseException as error:
                 clear_frames(error.__traceback__)
-                with suppress(RuntimeError):  # the first error says more
+                with suppress(RuntimeError):  # the first error is more informative
                     graph.capture_end()
                 raise
             finally:
-                _refuse_to_wait(mode)
+                _set_sync_debug_mode(mode)
             graph.capture_end()
-        return partial(self._captured.replay, number)
+        return partial(self._captured.replay, index)
 
 
-class _Captured:
-    """Graphs that were captured on one stream. They live together and die together, failed captures included.
+class _CapturedGraphs:
+    """All graphs captured on one stream, including failed captures, which are freed together.
 
-    torch frees the stream's workspace for products when any of its graphs dies, and the others would still write there.
-    Whoever may replay one of them holds this.
+    torch frees a stream's workspace for matrix products when any graph of the stream is freed, but the other graphs
+    still write to it. So every replay function holds a reference to all of them.
     """
 
     def __init__(self, device: torch.device):
-        self._streams = _streams(device)
+        self._streams = _stream_pool(device)
         self.stream = self._streams.take()
         self.graphs: list[torch.cuda.CUDAGraph] = []
 
     def add(self) -> int:
-        """The number of a new graph."""
+        """Add an empty graph and return its index."""
         self.graphs.append(torch.cuda.CUDAGraph())
         return len(self.graphs) - 1
 
-    def replay(self, number: int) -> None:
-        self.graphs[number].replay()
+    def replay(self, index: int) -> None:
+        self.graphs[index].replay()
 
     def __del__(self) -> None:
-        self.graphs.clear()  # before anybody else captures on the stream
+        self.graphs.clear()  # before the stream is taken by another recorder
         self._streams.give_back(self.stream)
 
 
-class _Streams:
-    """Streams of a device, each for one user at a time. Those that were given back are taken first: libraries keep
-    memory for every stream that they have met."""
+class _StreamPool:
+    """Pool of a device's capture streams, each used by one recorder at a time.
 
-    _DISTINCT = 32
-    """torch has so many, and then hands out the first again."""
+    Streams that were given back are reused first, because libraries allocate memory for every stream they see.
+    """
+
+    _MAX_STREAMS = 32
+    """torch has this number of streams and then returns the first one again."""
 
     def __init__(self, device: torch.device):
-        self._device, self._free, self._taken = device, list[torch.cuda.Stream](), set[torch.cuda.Stream]()
+        self._device = device
+        self._free: list[torch.cuda.Stream] = []
+        self._taken: set[torch.cuda.Stream] = set()
 
     @property
     def is_exhausted(self) -> bool:
-        return len(self._taken) >= self._DISTINCT
+        return len(self._taken) >= self._MAX_STREAMS
 
     def take(self) -> torch.cuda.Stream:
-        """A stream that nobody else has; there is one unless all are taken."""
+        """Return a stream that is not in use; the pool must not be exhausted."""
         stream = self._free.pop() if self._free else torch.cuda.Stream(self._device)
         while stream in self._taken:
             stream = torch.cuda.Stream(self._device)
@@ -171,16 +182,16 @@ class _Streams:
         self._free.append(stream)
 
 
-def _streams(device: torch.device) -> _Streams:
+def _stream_pool(device: torch.device) -> _StreamPool:
     pools = get_runtime().streams
     if device not in pools:
-        pools[device] = _Streams(device)
+        pools[device] = _StreamPool(device)
     return pools[device]
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Python's garbage may hold CUDA's objects, and to destroy one of them would end a capture."""
+    """Disable garbage collection during a capture, which would fail if a CUDA object were destroyed."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -190,56 +201,82 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _refuse_to_wait(mode: int | str) -> None:
-    """Set what torch does where the host would wait for the device, without its word that this is a new feature."""
+def _set_sync_debug_mode(mode: int | str) -> None:
+    """Set whether torch raises an error when the host waits for the device, without its warning about this feature."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         torch.cuda.set_sync_debug_mode(mode)
 
 
 def make_recorder(device: torch.device) -> Recorder | None:
-    """What captures rounds on this device; None on a CPU, and where all streams are taken."""
-    return None if device.type != "cuda" or _streams(device).is_exhausted else CudaRecorder(device)
+    """Return a recorder for a device; None for a CPU, and if all capture streams are in use."""
+    return None if device.type != "cuda" or _stream_pool(device).is_exhausted else CudaRecorder(device)
 
 
 def disabled_reason(decoder: nn.Module) -> str:
-    """Why the rounds of a model are launched the usual way; "" where they are captured."""
-    if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH} is 0"
+    """Return why a model runs without graphs, or "" if it runs with them."""
+    if os.environ.get(VARIABLE) == "0":
+        return f"{VARIABLE} is 0"
     runtime = get_runtime()
     return runtime.capture_failure or runtime.graph_failures.get(decoder, "")
 
 
 class _Graph(NamedTuple):
-    """A captured round: what launches it, where the host reads it, and what else there is to know of it."""
+    """A captured round.
+
+    Attributes:
+        replay: Launches it again.
+        report: Tensor that the host reads after a replay.
+        info: Values that are the same in each replay.
+    """
 
     replay: Callable[[], object]
     report: Tensor
-    known: Any
+    info: Any
 
 
 class Graphs:
-    """Captured rounds over one set of slots, by the model of this decoder."""
+    """Captured rounds of one set of slots.
+
+    Attributes:
+        attempts: Number of captures that were tried.
+    """
 
     def __init__(self, recorder: Recorder | None, decoder: nn.Module):
-        self._recorder, self._decoder = recorder, decoder
-        self._graphs: dict[Hashable, _Graph | None] = {}  # None for a round that there was no memory to capture
-        self.attempts = 0  # to capture one
+        """Start without captured rounds.
+
+        Args:
+            recorder: Captures rounds; None to launch all rounds normally.
+            decoder: Decoder of the model, for which failures are recorded.
+        """
+        self._recorder = recorder
+        self._decoder = decoder
+        self._graphs: dict[Hashable, _Graph | None] = {}  # None for a round that was not captured for lack of memory
+        self.attempts = 0
 
     @property
     def num_bytes(self) -> int:
-        """Of the device's memory, as was measured around the captures."""
+        """Bytes of device memory, measured before and after each capture."""
         return self._recorder.num_bytes if self._recorder is not None else 0
 
     def is_new(self, key: Hashable) -> bool:
-        """Would a round with this key be captured now?"""
-        is_known = key in self._graphs or len(self._graphs) >= MOST
+        """Return whether the next round with this key will be captured."""
+        is_known = key in self._graphs or len(self._graphs) >= MAX_GRAPHS
         return self._recorder is not None and not disabled_reason(self._decoder) and not is_known
 
     def __call__(self, key: Hashable, launch: Launch, state: State) -> tuple[Tensor, Any]:
-        """Launch a round, or replay one with the same ``key``: of the same sizes, over the same memory.
+        """Run a round: replay it if one with this key was captured, else launch it, and capture it if possible.
 
-        Returns what ``launch`` returns. Raises OutOfMemoryError.
+        Args:
+            key: Identifies rounds of the same sizes over the same memory.
+            launch: Launches the round.
+            state: Returns the tensors that the round reads and changes.
+
+        Returns:
+            The same as `launch`.
+
+        Raises:
+            OutOfMemoryError: If a replay runs out of memory.
         """
         if self.is_new(key):
             return self._capture(key, launch, state)
@@ -252,37 +289,37 @@ class Graphs:
             if not is_out_of_memory(error):
                 raise
             raise torch.cuda.OutOfMemoryError(str(error)) from error
-        return graph.report, graph.known
+        return graph.report, graph.info
 
     def _capture(self, key: Hashable, launch: Launch, state: State) -> tuple[Tensor, Any]:
-        """Launch a round the usual way, capture it, and see whether its replay brings the same."""
+        """Launch a round normally, capture it, and compare the result of its replay."""
         assert self._recorder is not None
         self.attempts += 1
         parts = state()
         before = [part.clone() for part in parts]
-        expected, known = self._recorder.beside(launch)  # libraries prepare themselves for a stream at its first use
-        report = torch.full_like(expected, -1)  # outside of the graph's memory
+        expected, info = self._recorder.on_stream(launch)  # libraries initialise a stream at its first use
+        report = torch.full_like(expected, -1)  # outside the graph's memory pool
         try:
             replay = self._recorder(lambda: report.copy_(launch()[0]))
-            _write(parts, before)
+            _copy_all(parts, before)
             replay()
             if not report.equal(expected):
                 raise RuntimeError("a replayed round gave other results than a launched one")
-        except RuntimeError as error:  # as the driver's errors are, and those of what can't be captured
-            self._give_up(key, error)
-            _write(parts, before)
+        except RuntimeError as error:  # of the driver, or of an operation that can't be captured
+            self._handle_failure(key, error)
+            _copy_all(parts, before)
             return launch()
-        self._graphs[key] = _Graph(replay, report, known)
-        return report, known
+        self._graphs[key] = _Graph(replay, report, info)
+        return report, info
 
-    def _give_up(self, key: Hashable, error: RuntimeError) -> None:
-        """Go on without graphs; if there was no memory for one, without that one where others can be captured."""
-        survives = self._recorder is not None and self._recorder.survives
+    def _handle_failure(self, key: Hashable, error: RuntimeError) -> None:
+        """Disable graphs for the model; after a lack of memory, only for this key if further captures are possible."""
+        survives = self._recorder is not None and self._recorder.survives_failure
         if is_out_of_memory(error) and survives:
             self._graphs[key] = None
             return
-        runtime = get_runtime()
         reason = str(error).split("\n")[0].rstrip(".")
+        runtime = get_runtime()
         runtime.graph_failures[self._decoder] = reason
         if not survives:
             runtime.capture_failure = runtime.capture_failure or reason
@@ -290,6 +327,6 @@ class Graphs:
         _log.warning("CUDA graphs are off, which is slower but does not change the image: %s.", reason)
 
 
-def _write(parts: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def _copy_all(parts: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     for part, value in zip(parts, values):
         part.copy_(value)

@@ -1,7 +1,8 @@
-"""What stays in a GPU's memory from one decoding to the next, with the weights: caches, state and captured rounds.
+"""Pool of slots that stay in a GPU's memory between decodings: KV caches, state and captured graphs.
 
-A decoding with the same plan (:meth:`.request.Request.plan`) goes on in the same memory. Methods that take turns, as in a
-comparison, each find their own.
+A decoding reuses the slots of an earlier one with the same plan (:meth:`.request.Request.plan`). Methods that
+alternate, as in a comparison, each find their own. The pool is an attribute of the decoder whose weights the graphs
+read, so it is freed together with them.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from torch import nn
 from .slots import Slots
 
 MAX_POOLED = 16
-"""Sets of slots in the pool at most; the latest stay."""
+"""Maximum number of sets of slots; the oldest are dropped."""
 MEMORY_SHARE = 1 / 4
-"""Share of the device's memory that they may take together, if there are several."""
+"""Maximum share of the device's memory for the pool, if it holds more than one set."""
 
 
 def put(decoder: nn.Module, slots: Slots) -> None:
-    """Keep these slots for the next decoding that has their plan."""
-    sets, device = _sets(decoder), slots.rows.device
+    """Keep slots for the next decoding with the same plan, and drop the oldest sets beyond the limits."""
+    sets = _sets(decoder)
+    device = slots.rows.device
     sets.pop(slots.plan, None)
     sets[slots.plan] = slots
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
@@ -31,25 +33,25 @@ def put(decoder: nn.Module, slots: Slots) -> None:
 
 
 def take(decoder: nn.Module, plan: Hashable) -> Slots | None:
-    """Take the slots of this plan out of the pool; None if there are none."""
+    """Remove and return the slots of a plan; None if there are none."""
     return _sets(decoder).pop(plan, None)
 
 
 def release(decoder: nn.Module) -> None:
-    """Free the pool, because the weights are to be moved or the memory is wanted."""
+    """Free the pool, for example before the weights are moved."""
     _sets(decoder).clear()
 
 
 def held_bytes(decoder: nn.Module) -> int:
-    """Bytes of the device's memory that the pool takes, and that would be free after :func:`release`."""
-    return sum(slots.num_bytes for slots in kept(decoder))
+    """Return the bytes of device memory that `release` would free."""
+    return sum(slots.num_bytes for slots in pooled(decoder))
 
 
-def kept(decoder: nn.Module) -> list[Slots]:
-    """The slots in the pool, the latest last."""
+def pooled(decoder: nn.Module) -> list[Slots]:
+    """Return the slots in the pool, oldest first."""
     return list(_sets(decoder).values())
 
 
 def _sets(decoder: nn.Module) -> dict[Hashable, Slots]:
-    """The pool's slots with these weights, by their plan, the latest last."""
+    """Return the pooled slots by plan, oldest first."""
     return decoder.__dict__.setdefault("pooled_slots", {})

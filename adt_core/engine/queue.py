@@ -49,7 +49,7 @@ class ImageQueue:
         if self.slots is None:
             self.slots = self._enter_all() if self._waiting else None
         while self.slots is not None and (finished := self.slots.finished()):
-            slots, everyone = self.slots, len(finished) == sum(self.slots.at_work)
+            slots, everyone = self.slots, len(finished) == sum(self.slots.active)
             if everyone and not self._waiting:
                 return None
             if self._waiting and slots.proposer is not None:
@@ -58,7 +58,7 @@ class ImageQueue:
             elif everyone:  # plain images go best in step, so nobody enters before all have left
                 self.slots = self._enter_all()
             elif self._request.replayed:
-                slots.retire(finished)
+                slots.deactivate(finished)
             else:
                 slots.select([slot for slot in range(len(slots)) if slot not in finished])
         return self.slots

@@ -1,4 +1,4 @@
-"""What the host reads of a round: one tensor of whole numbers, which packs and unpacks itself."""
+"""Report of a round: all values that the host reads from the device, packed into one integer tensor."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from ..drafters import Verified
 
 
 class Report(NamedTuple):
-    """What the host reads of a round: whole numbers, on the device [B, n] each, on the host a list for each image.
+    """Values that the host reads after a round.
 
-    accepted, depth: drafts accepted, and the depth of the tree. root: code of the next one. levels: drafts on every
-    level, the root's first. codes, ranks, substituted: of the nodes along the accepted path, the root first. finite: 1
-    if the logits on that path are finite numbers, else 0.
+    On the device, each field is a tensor [B, n] int64. On the host, each is a list of n integers for one image.
+
+    Attributes:
+        accepted: Number of accepted drafts; n = 1.
+        depth: Depth of the tree; n = 1.
+        root: Code of the next root; n = 1.
+        levels: Number of nodes at each depth, the root's first.
+        codes: Codes of the nodes on the accepted path, the root first.
+        ranks: Sibling ranks of these nodes.
+        substituted: 1 for each of these nodes that LANTERN substituted; empty without LANTERN.
+        finite: 1 if the logits on the path are finite, else 0; n = 1.
     """
 
     accepted: Any
@@ -30,14 +38,15 @@ class Report(NamedTuple):
     finite: Any
 
     @classmethod
-    def of(cls, verified: Verified) -> Report:
-        """Of a tree that was checked."""
-        tree, acceptance, substitutes = verified.tree, verified.acceptance, verified.substitutes
-        path = acceptance.path
+    def from_verified(cls, verified: Verified) -> Report:
+        """Return the report of a verified tree."""
+        tree = verified.tree
+        path = verified.acceptance.path
+        substitutes = verified.substitutes
         return cls(
-            accepted=acceptance.accepted[:, None],
+            accepted=verified.acceptance.accepted[:, None],
             depth=tree.realised_depth()[:, None],
-            root=acceptance.next_root[:, None],
+            root=verified.acceptance.next_root[:, None],
             levels=tree.levels(),
             codes=tree.tokens.gather(1, path),
             ranks=tree.ranks.gather(1, path),
@@ -46,16 +55,36 @@ class Report(NamedTuple):
         )
 
     @classmethod
-    def of_plain(cls, codes: Tensor, finite: Tensor) -> Report:
-        """Of plain steps, which have drawn these codes [B]. finite: [B] bool."""
-        none, zero = codes[:, None][:, :0], torch.zeros_like(codes)[:, None]
-        return cls(zero, zero, codes[:, None], none, none, none, none, finite[:, None].long())
+    def from_plain_step(cls, codes: Tensor, finite: Tensor) -> Report:
+        """Return the report of a plain step.
 
-    def packed(self) -> tuple[Tensor, tuple[int, ...]]:
-        """All of it in one tensor [B, k] int64, and the widths of its parts."""
+        Args:
+            codes: New roots [B].
+            finite: [B] bool, whether their logits are finite.
+        """
+        zero = torch.zeros_like(codes)[:, None]
+        empty = zero[:, :0]
+        return cls(
+            accepted=zero,
+            depth=zero,
+            root=codes[:, None],
+            levels=empty,
+            codes=empty,
+            ranks=empty,
+            substituted=empty,
+            finite=finite[:, None].long(),
+        )
+
+    def pack(self) -> tuple[Tensor, tuple[int, ...]]:
+        """Return all fields in one tensor [B, k] int64, and the number of columns of each field."""
         return torch.cat(self, 1), tuple(part.shape[1] for part in self)
 
     @classmethod
-    def unpacked(cls, row: list[int], widths: Sequence[int]) -> Report:
-        """One image's, of what :meth:`packed` gave."""
+    def unpack(cls, row: list[int], widths: Sequence[int]) -> Report:
+        """Return one image's report.
+
+        Args:
+            row: Row of the packed tensor.
+            widths: Number of columns of each field.
+        """
         return cls(*(row[end - width : end] for end, width in zip(accumulate(widths), widths)))

@@ -23,7 +23,7 @@ from ..rules.noise import NOISE_VERSION, Key, Kind, Noise, Own
 from ..rules.settings import UPSTREAM, Lantern, Sampling
 from ..rules.upstream import Upstream, maker
 from ..rules.verify import Neighbours
-from .graphs import MOST
+from .graphs import MAX_GRAPHS
 
 PROMPT_STEP = 128
 """Where rounds are replayed, prompts are padded to a multiple of this, so that the next decoding has the same sizes.
@@ -261,7 +261,7 @@ class Request:
         """Bytes of graphs beside their activations."""
         lengths = 1 + (-(-self.cache_length // COLUMNS) - 1).bit_length()
         sizes = 1 if self.active_drafter is None else CAPTURED
-        return WORKSPACE_BYTES + min(sizes * lengths, MOST) * GRAPH_BYTES
+        return WORKSPACE_BYTES + min(sizes * lengths, MAX_GRAPHS) * GRAPH_BYTES
 
     def state_bytes(self, at_once: int, device: torch.device | None = None) -> int:
         """The same without graphs: caches, noise, and the largest forward."""

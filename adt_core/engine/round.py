@@ -1,15 +1,27 @@
-"""One round, from top to bottom: propose, check, commit, report.
+"""One round of decoding: propose, verify, commit, report.
 
-A drafter proposes a tree of tokens for every image. The target reads all of it in one forward and says which token it
-draws behind each node, so checking is comparing. The longest path that passes is settled: its keys and values move
-together in the cache, the drafter learns, and the token behind the path is the next root. The report is all that the
-host reads, once a round.
+1. The drafter *proposes* a tree of draft tokens for each image. Its root is the last decided token of the image.
+2. The target reads all nodes of the tree in one forward pass. Its logits plus the image's noise determine which token
+   it emits after each node. A draft is accepted if it is the token emitted after its parent and all its ancestors are
+   accepted. This is *verification*; the result is the longest accepted path.
+3. The path is *committed*: its keys and values become contiguous in the KV cache, the drafter updates its state, and
+   the token that the target emits after the path is the next root.
+4. A *report*, one small tensor, is the only thing that the host reads from the device.
 
-A device only says how this is launched: piece by piece on a CPU, and on a GPU as a CUDA graph that is replayed when a
-round of the same sizes comes again (:mod:`.graphs`). The code is the same, and only sizes differ. Some depend on what
-was computed, such as the length of the longest accepted path. They are asked of ``Session.size``: on a CPU it gives the
-number itself, and on a GPU, whose numbers the host may not read in the middle of a round, the most that is possible. On
-a CPU a finished image leaves its slot. On a GPU its slot may be computed on, but the image does not move.
+So each round decides at least one token per image. Without drafts it is a plain decoding step.
+
+Example: the root is token 7, and the drafter proposes the tree on the left. On the right is what the target emits
+after each node. Draft 3 is accepted because the target emits 3 after the root; draft 9 because it emits 9 after 3. The
+path is 7, 3, 9, two drafts are accepted, and 4 is the next root::
+
+    7 ─┬─ 3 ─┬─ 9        emitted after 7: 3
+       │     └─ 1        emitted after 3: 9
+       └─ 5              emitted after 9: 4
+
+The same functions run on every device. A CPU executes them directly. A GPU replays them as a CUDA graph that was
+captured in an earlier round of the same sizes (:mod:`.graphs`). Therefore the code between `upload_controls` and the
+report must not wait for the device, and tensor sizes must not depend on values on the device. Where a smaller size
+would do, `Session.size` returns the exact size on a CPU and the upper bound in a replayed round.
 """
 
 from __future__ import annotations
@@ -34,15 +46,18 @@ from .report import Report
 from .slots import Slots
 
 WAIT_SHARE = 0.05
-"""Plain images that are ahead wait for those behind, if the gap is at most this share of the tokens that they still
-need. Waiting pays up to there: forwards are some 5 % cheaper where all images are at one position."""
+"""In plain decoding, images that are ahead wait for the others if the gap is at most this share of the tokens that they
+still need. Forward passes are about 5 % faster if all images are at the same position."""
 
 
 class Outcome(NamedTuple):
-    """What a round brought.
+    """Result of a round.
 
-    images: share and emitted codes of every image that took part; the last code is the new root's. drafting: seconds of
-    the drafter, where the host can tell. forwards: the drafter's.
+    Attributes:
+        images: For each image that advanced, its entry in the trace and the codes that were decided. The last code is
+            the new root.
+        drafting: Seconds that the drafter took; 0 in a replayed round.
+        forwards: Forward passes of the drafter's network.
     """
 
     images: list[tuple[ImageRound, list[int]]]
@@ -50,39 +65,76 @@ class Outcome(NamedTuple):
     forwards: int = 0
 
 
-def run_round(slots: Slots, shapes: Sequence[Shape], allowed: Sequence[int]) -> Outcome:
-    """One round with trees of these shapes at most. allowed: substitutes that each image may still take."""
-    # Drafts stand behind the root. The last place is for the token that the target draws behind them.
-    rooms = [slots.request.target.length - 2 - position for position in slots.positions]
-    fitting = [_within(shape, room) for shape, room in zip(shapes, rooms)]
-    launch: Callable[[], tuple[Tensor, _Launched]]
+def run_round(slots: Slots, shapes: Sequence[Shape], max_substitutions: Sequence[int]) -> Outcome:
+    """Run one round for all slots.
+
+    Args:
+        slots: State of the images, which is updated.
+        shapes: Maximum size of each slot's draft tree.
+        max_substitutions: Number of tokens of each slot's image that LANTERN may still substitute.
+
+    Returns:
+        The decided codes and statistics of the round.
+
+    Raises:
+        AdtError: If the target's logits are not finite.
+    """
+    plan = _plan_round(slots, shapes)
+    slots.upload_controls(plan.shapes, plan.advances, max_substitutions)
+    packed, info = slots.graphs((plan.key, slots.roots.columns), plan.launch, slots.state)
+    slots.prepare_noise()  # for the next round, while the device executes this one
+    reports = [Report.unpack(row, info.widths) for row in packed.tolist()]  # waits for the device
+    images = [
+        _read_report(slots, slot, reports[slot], plan.shapes[slot])
+        for slot, advances in enumerate(plan.advances)
+        if advances
+    ]
+    return Outcome(images, info.drafting, info.forwards)
+
+
+class _RoundPlan(NamedTuple):
+    """What the host decides before a round.
+
+    Attributes:
+        shapes: Maximum size of each slot's draft tree, cut to the positions that remain.
+        advances: 1 for each slot whose image advances, else 0.
+        launch: Launches the round; called unless a captured round is replayed.
+        key: Identifies rounds that launch the same work.
+    """
+
+    shapes: Sequence[Shape]
+    advances: Sequence[int]
+    launch: Callable[[], tuple[Tensor, _LaunchInfo]]
     key: Hashable
-    proposer, replayed = slots.proposer, slots.request.replayed
-    if proposer is not None and _drafts(proposer, fitting, max(rooms)):
-        moves = [int(at_work) for at_work in slots.at_work]
-        # A replayed round has the sizes that the policy asked for, because these repeat. The limits cut each tree to
-        # what fits.
-        sizes = Shapes(shapes if replayed else fitting, slots.limits, may_be_cut=replayed)
-        key, launch = sizes.key, partial(_drafted, slots, proposer, sizes)
-    else:
-        moves = _plain_moves(slots)
-        # With a drafter it is another round than without: its graph reads memory that is freed with the drafter.
-        key, launch = ("plain", proposer is not None), partial(_plain, slots)
-    slots.order(fitting, moves, allowed)
-    packed, launched = slots.graphs((key, slots.roots.columns), launch, slots.state)  # launched, or replayed
-    slots.prepare_noise()  # of the next round, while the device is at work
-    reports = [Report.unpacked(row, launched.widths) for row in packed.tolist()]  # the one wait
-    images = [_read(slots, slot, reports[slot], fitting[slot]) for slot, moved in enumerate(moves) if moved]
-    return Outcome(images, launched.drafting, launched.forwards)
 
 
-# ---- what is launched -------------------------------------------------------------------------
+def _plan_round(slots: Slots, shapes: Sequence[Shape]) -> _RoundPlan:
+    proposer = slots.proposer
+    replayed = slots.request.replayed
+    # The last position of an image gets no draft: the target emits a token after the path in any case.
+    remaining = [slots.request.target.length - 2 - position for position in slots.positions]
+    fitting = [_cut_to_fit(shape, positions) for shape, positions in zip(shapes, remaining)]
+    if proposer is None or not _has_drafts(proposer, fitting, max(remaining)):
+        # The key depends on the proposer because a graph that was captured with one accesses its memory.
+        key = "plain", proposer is not None
+        return _RoundPlan(fitting, _plain_advances(slots), partial(_plain_round, slots), key)
+    advances = [int(is_active) for is_active in slots.active]
+    # In a replayed round, tensors have the sizes that the policy has asked for, because these sizes recur. The uploaded
+    # limits then cut each tree to what fits.
+    sizes = Shapes(shapes if replayed else fitting, slots.tree_limits, may_be_cut=replayed)
+    return _RoundPlan(fitting, advances, partial(_drafted_round, slots, proposer, sizes), sizes.key)
 
 
-class _Launched(NamedTuple):
-    """What the host knows of a round when it has launched it. A replay has it from the capture.
+# ---- work on the device: no synchronisation, fixed sizes in a replayed round ---------------------
 
-    widths: of the report's parts. drafting: seconds of the drafter; 0 where the host does not wait for it.
+
+class _LaunchInfo(NamedTuple):
+    """What the host learns from launching a round. A replay reuses the values of the capture.
+
+    Attributes:
+        widths: Number of columns of each field of the report.
+        drafting: Seconds that the drafter took; 0 where the host does not wait for it.
+        forwards: Forward passes of the drafter's network.
     """
 
     widths: tuple[int, ...]
@@ -90,80 +142,127 @@ class _Launched(NamedTuple):
     forwards: int = 0
 
 
-def _drafted(slots: Slots, proposer: Proposer, shapes: Shapes) -> tuple[Tensor, _Launched]:
-    """A round with a tree for every image."""
-    started, before = time.perf_counter(), proposer.forwards
+def _drafted_round(slots: Slots, proposer: Proposer, shapes: Shapes) -> tuple[Tensor, _LaunchInfo]:
+    """Propose, verify and commit a tree for each image, and return the packed report."""
+    started = time.perf_counter()
+    forwards = proposer.forwards
     tree = proposer.propose(slots.roots, shapes)
     drafting = 0.0 if slots.request.replayed else time.perf_counter() - started
-    verified = check(slots, proposer, tree, shapes.width)
-    report = Report.of(verified)  # first: the tree's tokens may be those of the roots, which ``commit`` changes
+    verified = verify(slots, proposer, tree, shapes.width)
+    report = Report.from_verified(verified)  # before `commit`, which overwrites the roots that the tree may refer to
     commit(slots, proposer, verified)
-    packed, widths = report.packed()
-    return packed, _Launched(widths, drafting, proposer.forwards - before)
+    packed, widths = report.pack()
+    return packed, _LaunchInfo(widths, drafting, proposer.forwards - forwards)
 
 
-def _plain(slots: Slots) -> tuple[Tensor, _Launched]:
-    """A round without drafts: the target reads the roots alone, and every image that moves gets one token."""
-    roots, moves = slots.roots, slots.moves
+def _plain_round(slots: Slots) -> tuple[Tensor, _LaunchInfo]:
+    """Decide one token of each image that advances: read its root and sample the next token."""
+    roots = slots.roots
     z = logits(slots, forward(slots, roots.codes[:, None], slots.rows.step(roots, 0, 0, None)), 0)
     emitted, finite = emitted_codes(add_noise(slots, z, 0))
-    following = torch.where(moves[:, 0] > 0, emitted[:, 0], roots.codes)
+    next_roots = torch.where(slots.advances[:, 0] > 0, emitted[:, 0], roots.codes)
     if slots.proposer is not None:
-        slots.proposer.on_plain_step(roots, following, z)
-    roots.advance(following, moves)
-    packed, widths = Report.of_plain(following, finite[:, 0]).packed()
-    return packed, _Launched(widths)
+        slots.proposer.on_plain_step(roots, next_roots, z)
+    roots.advance(next_roots, slots.advances)
+    packed, widths = Report.from_plain_step(next_roots, finite[:, 0]).pack()
+    return packed, _LaunchInfo(widths)
 
 
-def check(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Verified:
-    """Read a whole tree in one forward and find the longest path that passes. width: most children of a node."""
-    request, lantern, neighbours = slots.request, slots.request.lantern, slots.tables.neighbours
+def verify(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Verified:
+    """Read a draft tree in one forward pass and find the longest accepted path.
+
+    Args:
+        slots: State of the images.
+        proposer: Proposer that has made the tree.
+        tree: Draft trees [B, N + 1], root first.
+        width: Maximum number of children of a node.
+
+    Returns:
+        Scores of all nodes and the accepted path.
+    """
+    request = slots.request
     features = forward(slots, tree.tokens, slots.rows.step(slots.roots, 0, tree.depths, tree.ancestors))
     z = logits(slots, features, tree.depths)
     scores = add_noise(slots, z, tree.depths)
     emitted, finite = emitted_codes(scores)
     substitutes = None
-    if lantern is None or neighbours is None:  # without LANTERN there is neither
+    if request.lantern is None or slots.tables.neighbours is None:  # without LANTERN both are None
         agrees = exact_agreement(tree, emitted)
     else:
         agrees, substitutes = relaxed_agreement(
-            tree, emitted, z, neighbours, lantern, greedy=request.sampling.greedy, width=width, allowed=slots.allowed
+            tree,
+            emitted,
+            z,
+            slots.tables.neighbours,
+            request.lantern,
+            greedy=request.sampling.greedy,
+            width=width,
+            allowed=slots.max_substitutions,
         )
     acceptance = longest_path(tree, agrees, emitted)
-    longest = proposer.session.size(lambda: acceptance.accepted, tree.height)
-    acceptance = acceptance.cut(longest)
-    return Verified(
-        tree, features, scores, acceptance, finite.gather(1, acceptance.path).all(1), slots.roots, substitutes
-    )
+    acceptance = acceptance.cut(proposer.session.size(lambda: acceptance.accepted, tree.height))
+    path_is_finite = finite.gather(1, acceptance.path).all(1)
+    return Verified(tree, features, scores, acceptance, path_is_finite, slots.roots, substitutes)
 
 
 def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
-    """Move the accepted paths together in the cache, let the drafter learn, and go on to the new roots."""
-    acceptance, roots, moves = verified.acceptance, slots.roots, slots.moves
-    if proposer.session.size(acceptance.is_scattered, 1):  # 0 or 1: on a GPU always 1
+    """Keep the accepted paths in the KV cache, update the drafter, and advance to the new roots."""
+    acceptance = verified.acceptance
+    roots = slots.roots
+    if proposer.session.size(acceptance.is_scattered, 1):  # 1 if any path is not contiguous; in a replayed round always
         starts = slots.rows.spread(roots.at) + slots.rows.cache_offset
         slots.cache.compact(starts, slots.rows.spread(acceptance.path))
     proposer.on_verified(verified)
-    following = torch.where(moves[:, 0] > 0, acceptance.next_root, roots.codes)
-    roots.advance(following, (acceptance.accepted[:, None] + 1) * moves)
+    next_roots = torch.where(slots.advances[:, 0] > 0, acceptance.next_root, roots.codes)
+    roots.advance(next_roots, (acceptance.accepted[:, None] + 1) * slots.advances)
 
 
-# ---- what is read -----------------------------------------------------------------------------
+# ---- work on the host ----------------------------------------------------------------------------
 
 
-def _read(slots: Slots, slot: int, report: Report, shape: Shape) -> tuple[ImageRound, list[int]]:
-    """An image's share of a round, and its codes. Its position goes on.
+def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
+    """Return the shape without the levels that exceed the image's `remaining` positions.
 
-    In the lists of a report number 0 stands for the root, which is no draft.
+    A tree that becomes shorter keeps the number of its branches: 10 nodes at depth 6 have 4 branches, so at depth 2
+    there are 6 nodes. A published tree has fixed nodes, and those below the last level are not verified.
+    """
+    if remaining <= 0:
+        return NO_DRAFTS
+    depth = min(shape.depth, remaining)
+    branches = max(shape.nodes - shape.depth, 0)
+    nodes = shape.nodes if shape.tree else min(shape.nodes, depth + branches)
+    return shape._replace(depth=depth, nodes=nodes)
 
-    Raises:
-        AdtError: If the target's logits are no finite numbers: no image comes from them.
+
+def _has_drafts(proposer: Proposer, shapes: Sequence[Shape], remaining: int) -> bool:
+    """Return whether the round verifies trees: an image gets drafts, or the drafter has to read every root."""
+    return any(shape.nodes > 0 for shape in shapes) or (remaining > 0 and not proposer.idles)
+
+
+def _plain_advances(slots: Slots) -> list[int]:
+    """Return 1 for each slot that takes a plain step, else 0: inactive slots, and those that wait (`WAIT_SHARE`)."""
+    positions = [position for position, is_active in zip(slots.positions, slots.active) if is_active]
+    first = min(positions)
+    last = max(positions)
+    gap_is_small = 0 < last - first <= WAIT_SHARE * (slots.request.target.length - last)
+    leaders_wait = slots.proposer is None and gap_is_small
+    return [
+        int(is_active and not (leaders_wait and position == last))
+        for position, is_active in zip(slots.positions, slots.active)
+    ]
+
+
+def _read_report(slots: Slots, slot: int, report: Report, shape: Shape) -> tuple[ImageRound, list[int]]:
+    """Return an image's trace entry and decided codes, and advance its position on the host.
+
+    Index 0 of the report's lists is the root, which is not a draft.
     """
     if not report.finite[0]:
-        raise not_finite(slots.request.target)
-    (accepted,), (depth,) = report.accepted, report.depth
+        raise not_finite_error(slots.request.target)
+    (accepted,) = report.accepted
+    (depth,) = report.depth
     levels = tuple(report.levels[1 : depth + 1])
-    share = ImageRound(
+    entry = ImageRound(
         image=slots.images[slot],
         position=slots.positions[slot],
         depth_asked=shape.depth,
@@ -177,10 +276,10 @@ def _read(slots: Slots, slot: int, report: Report, shape: Shape) -> tuple[ImageR
         levels=levels,
     )
     slots.positions[slot] += accepted + 1
-    return share, [*report.codes[1 : accepted + 1], *report.root]
+    return entry, [*report.codes[1 : accepted + 1], *report.root]
 
 
-def not_finite(target: Target) -> AdtError:
+def not_finite_error(target: Target) -> AdtError:
     """Return the error for logits that are infinite or NaN."""
     dtype = str(target.decoder.dtype).removeprefix("torch.")
     remedy = "download its weights again, or check them with inspect"
@@ -189,33 +288,3 @@ def not_finite(target: Target) -> AdtError:
     return AdtError(
         f"`dtype` is {dtype}, in which the logits of {target.name} are infinite or NaN, so there is no image; {remedy}."
     )
-
-
-# ---- what the host decides --------------------------------------------------------------------
-
-
-def _within(shape: Shape, room: int) -> Shape:
-    """The shape for an image in which ``room`` drafts can follow each other.
-
-    A tree that is cut shorter gets no more branches. A published tree loses the levels below, and that is all.
-    """
-    if room <= 0:
-        return NO_DRAFTS
-    depth, branches = min(shape.depth, room), max(shape.nodes - shape.depth, 0)
-    return shape._replace(depth=depth, nodes=shape.nodes if shape.tree else min(shape.nodes, depth + branches))
-
-
-def _drafts(proposer: Proposer, shapes: Sequence[Shape], room: int) -> bool:
-    """Is this a round with trees? So it is if an image gets drafts, or if the drafter must read every root.
-
-    room: for drafts, in the image that has most.
-    """
-    return any(shape.nodes > 0 for shape in shapes) or (room > 0 and not proposer.idles)
-
-
-def _plain_moves(slots: Slots) -> list[int]:
-    """Which images take a step: all at work. Where the gap is small, those furthest ahead wait."""
-    positions = [position for position, at_work in zip(slots.positions, slots.at_work) if at_work]
-    first, last = min(positions), max(positions)
-    waits = slots.proposer is None and 0 < last - first <= WAIT_SHARE * (slots.request.target.length - last)
-    return [int(at_work and not (waits and at == last)) for at, at_work in zip(slots.positions, slots.at_work)]

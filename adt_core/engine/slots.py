@@ -1,4 +1,4 @@
-"""The images at work: their state, one slot for each image."""
+"""Batch slots: the state of the images that are being decoded, one slot per image."""
 
 from __future__ import annotations
 
@@ -19,14 +19,25 @@ from .request import COLUMNS, Request, Tables
 
 @dataclass
 class Slots:
-    """State of the images at work, by slot.
+    """State of the images that are being decoded.
 
-    images: number of each slot's image. rows, cache: of the target. tables: what forwards look up. noise: None at
-    temperature 0. roots: the last decided tokens. positions: theirs, on the host. graphs: captured rounds. proposer:
-    what drafts; None for nothing. plan: what ``Request.plan`` says of these slots; None if their memory can't be used
-    again. at_work: False for a slot whose image is finished, and which runs along.
+    Tensors on the device are changed in place, because captured graphs refer to their memory.
 
-    What is in the device's memory stays in its place.
+    Attributes:
+        request: Batch to which the images belong.
+        images: Number of each slot's image within the decoding.
+        rows: Rows of the transformer's batch.
+        cache: KV cache of the target.
+        tables: Lookup tables of forward passes.
+        noise: Noise of the images; None at temperature 0.
+        roots: Last decided token of each image, on the device.
+        positions: Raster positions of the roots, on the host.
+        graphs: Captured rounds.
+        proposer: State of the drafter; None in plain decoding.
+        plan: Key in the pool (`Request.plan`); None if the slots can't be reused.
+        active: Whether each slot's image is unfinished. A finished image may stay in its slot.
+        controls: Values that the host sets for each round, [B, 5] int64: depth, width and nodes of the tree, whether
+            the image advances, and how many tokens LANTERN may still substitute.
     """
 
     request: Request
@@ -42,51 +53,59 @@ class Slots:
     plan: Hashable = None
 
     def __post_init__(self) -> None:
-        self.at_work: list[bool] = [True] * len(self)
-        self.orders = torch.zeros(len(self), 5, dtype=torch.long, device=self.rows.device)
-        self._orders: list[list[int]] = []
+        self.active: list[bool] = [True] * len(self)
+        self.controls = torch.zeros(len(self), 5, dtype=torch.long, device=self.rows.device)
+        self._uploaded: list[list[int]] = []
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the device's memory that this takes, graphs included."""
+        """Bytes of device memory, graphs included."""
         return self.request.state_bytes(len(self)) + self.graphs.num_bytes
 
     def __len__(self) -> int:
         return len(self.images)
 
-    # ---- who is at work ---------------------------------------------------------------------
+    # ---- images enter and leave -------------------------------------------------------------
 
     def finished(self) -> list[int]:
-        """Slots at work whose image is whole."""
+        """Return the active slots whose image is complete."""
         last = self.request.target.length - 1
-        return [slot for slot, at in enumerate(self.positions) if at == last and self.at_work[slot]]
+        return [slot for slot, position in enumerate(self.positions) if position == last and self.active[slot]]
 
     def select(self, slots: list[int]) -> None:
-        """Go on with these slots alone."""
+        """Drop all other slots. This changes tensor sizes, so it is not for replayed rounds."""
         index = torch.tensor(slots, device=self.rows.device)
         self.cache.select(self.rows.of(index))
         self.rows = self.rows.select(index)
         if self.noise is not None:
             self.noise.select(index)
         self.roots = Roots(self.roots.codes[index], self.roots.at[index])
-        self.images, self.positions = ([values[slot] for slot in slots] for values in (self.images, self.positions))
-        self.at_work = [self.at_work[slot] for slot in slots]
-        self.orders, self._orders, self.plan = self.orders[index], [], None
+        self.images = [self.images[slot] for slot in slots]
+        self.positions = [self.positions[slot] for slot in slots]
+        self.active = [self.active[slot] for slot in slots]
+        self.controls = self.controls[index]
+        self._uploaded = []
+        self.plan = None
         if self.proposer is not None:
             self.proposer.select(index, self.rows)
 
-    def retire(self, slots: list[int]) -> None:
-        """The images of these slots are finished. The slots stay and run along: with fewer slots, rounds would have
-        other sizes, and would have to be captured anew."""
+    def deactivate(self, slots: list[int]) -> None:
+        """Mark slots as inactive. They are still computed, because other tensor sizes would need new graphs."""
         for slot in slots:
-            self.at_work[slot] = False
+            self.active[slot] = False
 
     def stop_drafting(self) -> None:
-        """Decode plainly from now on. The proposer is dropped, so nothing has to keep it up to date."""
-        self.proposer = self.plan = None
+        """Switch to plain decoding and free the proposer."""
+        self.proposer = None
+        self.plan = None
 
     def admit(self, slots: list[int], others: Slots) -> None:
-        """Put the images of ``others``, whose first token is drawn, in the place of those of ``slots``."""
+        """Replace the images of some slots.
+
+        Args:
+            slots: Slots to fill.
+            others: State of the new images, whose first token is decided, in the same order.
+        """
         index = torch.tensor(slots, device=self.rows.device)
         self.rows.admit(index, others.rows)
         self.cache.admit(self.rows.of(index), others.cache)
@@ -95,54 +114,69 @@ class Slots:
         self.roots.codes.index_copy_(0, index, others.roots.codes)
         self.roots.at.index_copy_(0, index, others.roots.at)
         for slot, image, position in zip(slots, others.images, others.positions, strict=True):
-            self.images[slot], self.positions[slot], self.at_work[slot] = image, position, True
+            self.images[slot] = image
+            self.positions[slot] = position
+            self.active[slot] = True
         if self.proposer is not None:
             self.proposer.admit(index, others.proposer, self.rows)
 
     def restart(self, others: Slots) -> None:
-        """Begin with the images of ``others``, which has the same plan, in the same memory."""
+        """Replace all images by those of another request with the same plan."""
         self.request = others.request
         self.admit(list(range(len(self))), others)
 
-    # ---- a round ----------------------------------------------------------------------------
+    # ---- one round --------------------------------------------------------------------------
 
-    def order(self, shapes: Sequence[Shape], moves: Sequence[int], allowed: Sequence[int]) -> None:
-        """Say what the host has decided, in one copy: shapes of the trees, steps of plain images, LANTERN's limits.
+    def upload_controls(
+        self, shapes: Sequence[Shape], advances: Sequence[int], max_substitutions: Sequence[int]
+    ) -> None:
+        """Copy the host's values for a round to the device, in one transfer and only if they have changed.
 
-        It sets ``roots.columns``, too: how many columns of the cache a replayed round reads.
+        It also sets `roots.columns`, the number of cache positions that a replayed round reads.
+
+        Args:
+            shapes: Maximum size of each slot's tree.
+            advances: 1 for each slot whose image advances, else 0.
+            max_substitutions: Number of tokens that LANTERN may still substitute, for each slot.
         """
         self.roots.columns = self._columns() if self.request.replayed else 0
-        orders = [[*shape[:3], move, most] for shape, move, most in zip(shapes, moves, allowed, strict=True)]
-        if orders != self._orders:
-            words, on_gpu = torch.tensor(orders), self.orders.is_cuda
-            self.orders.copy_(words.pin_memory() if on_gpu else words, non_blocking=on_gpu)
-            self._orders = orders
+        values = zip(shapes, advances, max_substitutions, strict=True)
+        controls = [[*shape[:3], advance, limit] for shape, advance, limit in values]
+        if controls != self._uploaded:
+            on_host = torch.tensor(controls)
+            is_cuda = self.controls.is_cuda
+            self.controls.copy_(on_host.pin_memory() if is_cuda else on_host, non_blocking=is_cuda)
+            self._uploaded = controls
 
     def prepare_noise(self) -> None:
-        """Make noise for the next round; best while the device is at work on this one."""
+        """Make the noise of the next round. Call it while the device executes the current one."""
         if self.noise is not None:
             self.noise.prepare(self.positions)
 
     def state(self) -> list[Tensor]:
-        """What a round changes and the next one reads, but for KV caches."""
+        """Return all tensors that a round changes and the next one reads, except KV caches."""
         return [self.roots.codes, self.roots.at, *(self.proposer.state() if self.proposer is not None else [])]
 
     def _columns(self) -> int:
-        """How many columns of the KV cache a replayed round reads."""
+        """Return the number of cache positions that a replayed round reads: `COLUMNS` times a power of 2.
+
+        With `COLUMNS` = 512, rounds that use up to 512 positions read 512, those up to 1,024 read 1,024, and those up
+        to 2,048 read 2,048, so few sizes are captured.
+        """
         used = max(self.positions) + self.rows.cache_offset + self.request.uncommitted
         return min(COLUMNS << (-(-used // COLUMNS) - 1).bit_length(), len(self.rows.columns))
 
     @property
-    def limits(self) -> Tensor:
-        """Depth, width and nodes of every image's tree, [B, 3]."""
-        return self.orders[:, :3]
+    def tree_limits(self) -> Tensor:
+        """Maximum depth, width and nodes of each image's tree, [B, 3]."""
+        return self.controls[:, :3]
 
     @property
-    def moves(self) -> Tensor:
-        """Steps of every image in a plain round, 0 or 1; in any round 0 for those that only run along. [B, 1]."""
-        return self.orders[:, 3:4]
+    def advances(self) -> Tensor:
+        """1 for each image that advances in this round, else 0, [B, 1]."""
+        return self.controls[:, 3:4]
 
     @property
-    def allowed(self) -> Tensor:
-        """Substitutes that every image may still take, [B]."""
-        return self.orders[:, 4]
+    def max_substitutions(self) -> Tensor:
+        """Number of tokens of each image that LANTERN may still substitute, [B]."""
+        return self.controls[:, 4]

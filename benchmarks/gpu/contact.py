@@ -119,7 +119,7 @@ def _images(weights: str | None, rehearse: bool) -> Iterator[dict]:
             decoding = job.decoding([PROMPTS[0]])
             seconds, learning = seconds_of(partial(drawn, decoding)), seconds_of(decoding.measure_costs)
             captures = [round.seconds for round in decoding.trace.rounds if round.prepared]
-            held = sum(slots.graphs.num_bytes for slots in pool.kept(target.decoder))
+            held = sum(slots.graphs.num_bytes for slots in pool.pooled(target.decoder))
             yield {
                 "table": "Images by 'auto'", "weights": weights or "bf16", "image": number, "seconds": seconds,
                 "then measuring, s": learning, "captures": len(captures), "seconds of captures": sum(captures),

@@ -188,6 +188,6 @@ def test_a_round_that_cannot_be_captured_ends_the_graphs_of_its_model_alone(devi
 def test_what_captures_take_is_measured_and_bounded(device, monkeypatch):
     monkeypatch.setattr(Driver, "free", itertools.count(100, -1))
     captured = Graphs(CudaRecorder(device), torch.nn.Module())
-    for key in range(graphs.MOST + 2):
+    for key in range(graphs.MAX_GRAPHS + 2):
         captured(key, lambda: (torch.zeros(1), None), list)
-    assert captured.num_bytes == captured.attempts == graphs.MOST
+    assert captured.num_bytes == captured.attempts == graphs.MAX_GRAPHS

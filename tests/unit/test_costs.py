@@ -304,7 +304,7 @@ def test_a_name_says_how_many_rows_are_multiplied_and_whether_rounds_are_capture
     assert f", tiles of {target.decoder.tile};" in measuring.profile_name(request)
     monkeypatch.setattr(type(request), "replayed", True)
     captured = measuring.profile_name(request)
-    monkeypatch.setenv(graphs.SWITCH, "0")
+    monkeypatch.setenv(graphs.VARIABLE, "0")
     assert measuring.profile_name(request) != captured
 
 

@@ -344,14 +344,14 @@ def test_a_driver_without_memory_is_torch_without_memory(target, drafters, as_on
 
 def test_no_graphs_on_other_devices_or_where_they_are_switched_off(target, tape, monkeypatch):
     assert graphs.make_recorder(torch.device("cpu")) is None
-    monkeypatch.setenv(graphs.SWITCH, "0")
+    monkeypatch.setenv(graphs.VARIABLE, "0")
     run(target, None, PROMPTS[:1])
     assert tape.captured == 0
-    monkeypatch.delenv(graphs.SWITCH)
+    monkeypatch.delenv(graphs.VARIABLE)
     run(target, None, PROMPTS[:1])
     captured = tape.captured
     assert captured > 0
-    monkeypatch.setenv(graphs.SWITCH, "0")
+    monkeypatch.setenv(graphs.VARIABLE, "0")
     replayed = tape.replayed
     run(target, None, PROMPTS[:1])
     assert (tape.captured, tape.replayed) == (captured, replayed)
@@ -364,9 +364,9 @@ def test_real_graphs(folders, name, monkeypatch, caplog):
     source, options = METHODS[name]
     target = load_target(folders[0], "cuda", torch.float64)
     drafters = drafters_by_name(load_drafter(folders[1], target))
-    monkeypatch.setenv(graphs.SWITCH, "0")
+    monkeypatch.setenv(graphs.VARIABLE, "0")
     expected = run(target).codes
-    monkeypatch.delenv(graphs.SWITCH)
+    monkeypatch.delenv(graphs.VARIABLE)
     pool.release(target.decoder)
     for _ in range(2):
         assert run(target, drafters[source], drafting=Drafting(**options)).codes.equal(expected)

@@ -99,7 +99,7 @@ def launched(runtime, monkeypatch):
 
     def choose(fixed, recorder):
         if DEVICE == "cuda":
-            return monkeypatch.setenv(graphs.SWITCH, "1" if recorder else "0")
+            return monkeypatch.setenv(graphs.VARIABLE, "1" if recorder else "0")
         monkeypatch.setattr(Request, "replayed", fixed)
         monkeypatch.setattr("adt_core.engine.queue.make_recorder", lambda device: recorder)
 
@@ -127,7 +127,7 @@ def prefix_of(target, kept, whole):
 def captures(target, tape):
     """How many rounds were captured: by CUDA, or by the tape, if there is one."""
     if DEVICE == "cuda":
-        return sum(slots.graphs.attempts for slots in pool.kept(target.decoder))
+        return sum(slots.graphs.attempts for slots in pool.pooled(target.decoder))
     return tape.captured if tape else 0
 
 
