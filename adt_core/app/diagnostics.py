@@ -1,6 +1,6 @@
-"""What is measured of a model on this machine: a plain step, what drafts add to it, and whether images stay the same.
+"""Measurements of a model on this machine: plain decoding, the cost of drafts, and whether images stay the same.
 
-It takes two minutes at most. :mod:`.doctor` makes a page of it.
+They take at most two minutes. `doctor` formats them as a report.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ PROMPTS = (
     "a photo of a cat",
     "a photo of a big brown dog that lies on green grass beside a wooden fence, in the light of the evening sun",
 )
-"""What is drawn; the second is the longer one."""
-TOKENS, ENOUGH = 64, 8.0
-"""That every method draws; seconds after which a draw stops where it is."""
-PATIENCE = 90.0
-"""Seconds after which no further method is begun."""
+"""Test prompts. They differ in length, so that a batch of both is padded."""
+TOKENS = 64
+"""Tokens per image to decode with every method."""
+MAX_RUN_SECONDS = 8.0
+"""Time after which a run stops early."""
+MAX_SECONDS = 90.0
+"""Time after which no further method is measured."""
 SLOW_STEP = 0.3
-"""Seconds of a plain step beyond which the costs of drafts are not measured here: that takes some hundred steps."""
-COPIED = 2**27
-"""Bytes that are copied to see how fast a device's memory is: more than its caches hold."""
+"""Seconds of a plain step above which the costs of drafts are not measured, because that takes some hundred steps."""
+COPY_BYTES = 2**27
+"""Size of the tensor that measures the memory bandwidth. It is larger than the device's caches."""
 
 
 class MethodSetup(NamedTuple):
-    """How images are drawn: a method and what drafts for it."""
+    """Drafting settings and drafter of a method to measure."""
 
     drafting: Drafting
     drafter: Drafter | None = None
@@ -49,12 +51,15 @@ class MethodSetup(NamedTuple):
 
 @dataclass(frozen=True)
 class DiagnosticSetup:
-    """A loaded target, how it draws, and its drafter.
+    """A loaded model and the settings to measure it with.
 
     Attributes:
-        rows: Of PROMPTS.
-        check: Called often; may raise to cancel.
-        progress: Called often with the share that is done, 0 to 1, and a line of text.
+        target: The target.
+        sampling: Sampling settings.
+        drafter: Drafter of the methods that need one.
+        rows: Encoded `PROMPTS`.
+        check: Cancellation callback.
+        progress: Called often with the completed share, 0 to 1, and a line of text.
     """
 
     target: Target
@@ -70,41 +75,58 @@ class DiagnosticSetup:
 
     @property
     def network(self) -> Drafter | None:
-        """The network that drafts, without a window."""
+        """Drafter network without a Jacobi window, if there is one."""
         return without_window(self.drafter)
 
-    def ways(self) -> dict[str, MethodSetup]:
-        """What is tried, by its name, plain decoding first."""
+    def methods(self) -> dict[str, MethodSetup]:
+        """Return the methods to measure by name, plain decoding first."""
 
         def with_drafter(drafter: Drafter, method: str, **options: Any) -> MethodSetup:
-            usual = usual_options(drafter, self.device.type)
-            return MethodSetup(Drafting.of({**usual, **options, "method": method}), drafter)
+            defaults = usual_options(drafter, self.device.type)
+            return MethodSetup(Drafting.of({**defaults, **options, "method": method}), drafter)
 
-        tried = {PLAIN: MethodSetup(Drafting(PLAIN)), "auto": with_drafter(self.drafter, "auto")}
+        methods = {PLAIN: MethodSetup(Drafting(PLAIN)), "auto": with_drafter(self.drafter, "auto")}
         if self.network is not None:
-            tried["adt-tree"] = with_drafter(self.network, "adt-tree")
-        return {**tried, "jacobi, a chain": with_drafter(JacobiDrafter(), "eagle2", depth=16, width=1, nodes=16)}
+            methods["adt-tree"] = with_drafter(self.network, "adt-tree")
+        return {**methods, "jacobi, a chain": with_drafter(JacobiDrafter(), "eagle2", depth=16, width=1, nodes=16)}
 
-    def decoding(self, way: MethodSetup, images: int = 1) -> Decoding:
-        """Of the first prompts."""
-        rows, sampling = self.rows[:images], self.sampling
+    def decoding(self, method: MethodSetup, images: int = 1) -> Decoding:
+        """Return a decoding of the first prompts.
+
+        Args:
+            method: Drafting settings and drafter.
+            images: Number of prompts.
+        """
         return Decoding(
-            self.target, rows, sampling=sampling, drafting=way.drafting, drafter=way.drafter, check=self.check
+            self.target,
+            self.rows[:images],
+            sampling=self.sampling,
+            drafting=method.drafting,
+            drafter=method.drafter,
+            check=self.check,
         )
 
     def memory_required(self, device: torch.device | None = None) -> int:
-        """Bytes that the most demanding way needs beside the weights. device: where it will run."""
-        needed = (self.decoding(way, len(self.rows)).memory_required(device) for way in self.ways().values())
-        return max(*needed, 2 * COPIED)
+        """Return the bytes that the most demanding method needs in addition to the weights.
+
+        Args:
+            device: Device of the measurements, by default the current one.
+        """
+        needed = (self.decoding(method, len(self.rows)).memory_required(device) for method in self.methods().values())
+        return max(*needed, 2 * COPY_BYTES)
 
 
 class MethodMeasurement(NamedTuple):
-    """What drawing the first tokens of images has shown.
+    """Measurements of a method while it decodes the first tokens of some images.
 
-    codes: [B, n], -1 where none was drawn. step: median seconds of a round. tokens: that a round brought an image, on
-    average. drafting: the drafter's share of the time, where the host can tell. launches, waits: operations of a round
-    that the host launches, and for whose results it waits; of a round that was captured before, if there was one.
-    profile: what was believed of costs.
+    Attributes:
+        codes: [B, n], -1 for tokens that were not decoded.
+        step: Median duration of a round in seconds.
+        tokens: Mean number of tokens per round and image.
+        drafting: Share of the time that the drafter takes, as measured on the host.
+        launches: Operations per round that the host launches, outside of CUDA graphs.
+        waits: Operations per round for whose result the host waits.
+        profile: Cost profile that the method used, if any.
     """
 
     codes: Tensor
@@ -117,99 +139,132 @@ class MethodMeasurement(NamedTuple):
 
     @property
     def pace(self) -> float:
-        """Tokens a second."""
+        """Tokens per second and image."""
         return self.tokens / self.step
 
 
 class Diagnostics:
-    """Everything that is measured of a subject, in the order in which it is.
+    """Measurements of a model. The constructor runs them.
 
-    draws: by method, alone and beside a longer prompt. left_out: methods for which there was no time. exact: what the
-    exact mode has to do without. rate: bytes a second, at which this device copies.
+    Attributes:
+        subject: The model and its settings.
+        runs: By method, the measurement of one image, and of a batch with a longer prompt.
+        left_out: Methods that were skipped to save time.
+        exact: Report on batch-invariant mode.
+        rate: Memory bandwidth of a copy in bytes per second.
+        seconds: Duration of all measurements.
     """
 
     def __init__(self, subject: DiagnosticSetup):
-        self.subject, began = subject, time.monotonic()
-        self.draws: dict[str, tuple[MethodMeasurement, MethodMeasurement]] = {}
+        self.subject = subject
+        self.runs: dict[str, tuple[MethodMeasurement, MethodMeasurement]] = {}
         self.left_out: list[str] = []
+        began = time.monotonic()
         self.rate = copy_rate(subject.device)
-        ways = subject.ways()
-        for number, (name, way) in enumerate(ways.items()):
-            if self.draws and time.monotonic() - began > PATIENCE:
+        methods = subject.methods()
+        for number, (name, method) in enumerate(methods.items()):
+            if self.runs and time.monotonic() - began > MAX_SECONDS:
                 self.left_out.append(name)
                 continue
-            tell = partial(self._tell, f"{number} of {len(ways)} methods, now {name}", number, len(ways))
-            tell(1, 0.0)
+            line = f"{number} of {len(methods)} methods, now {name}"
+            report = partial(self._report, line, number, len(methods))
+            report(1, 0.0)
             if name == "auto" and self.plain.step <= SLOW_STEP:
-                subject.decoding(way).measure_costs()
-            self.draws[name] = self._draw(way, 1, tell), self._draw(way, len(subject.rows), tell)
+                subject.decoding(method).measure_costs()
+            self.runs[name] = self._run(method, 1, report), self._run(method, len(subject.rows), report)
         self.seconds = time.monotonic() - began
 
     @property
     def plain(self) -> MethodMeasurement:
-        return self.draws[PLAIN][0]
+        """Plain decoding of one image."""
+        return self.runs[PLAIN][0]
 
     @property
     def profile(self) -> CostProfile | None:
-        return self.draws["auto"][0].profile if "auto" in self.draws else None
+        """Cost profile that `auto` used."""
+        return self.runs["auto"][0].profile if "auto" in self.runs else None
 
-    def same(self, name: str) -> tuple[bool, bool]:
-        """Are the tokens of a method those of plain decoding, alone and beside another prompt?"""
+    def is_identical(self, name: str) -> tuple[bool, bool]:
+        """Return whether a method's tokens equal plain decoding's, for one image and for the same image in a batch.
+
+        Args:
+            name: Name of the method.
+        """
         plain = self.plain.codes[0]
-        alone, beside = (
-            bool(((draw.codes[0] == plain) | (draw.codes[0] < 0) | (plain < 0)).all()) for draw in self.draws[name]
+        single, batched = (
+            bool(((run.codes[0] == plain) | (run.codes[0] < 0) | (plain < 0)).all()) for run in self.runs[name]
         )
-        return alone, beside
+        return single, batched
 
-    def _tell(self, line: str, number: int, count: int, images: int, share: float) -> None:
-        """Report the progress of a method, which draws one image and then two. share: Of these images, 0 to 1."""
+    def _report(self, line: str, number: int, count: int, images: int, share: float) -> None:
+        """Report progress.
+
+        Args:
+            line: Text to show.
+            number: Index of the method.
+            count: Number of methods. Each decodes one image, then a batch.
+            images: Images of the current run.
+            share: Completed share of the current run, 0 to 1.
+        """
         if self.subject.progress is not None:
             self.subject.progress((number + (images > 1) / 2 + share / 2) / count, line)
 
-    def _draw(self, way: MethodSetup, images: int, tell: Callable[[int, float], None]) -> MethodMeasurement:
-        """Draw twice, unless it takes long: the first time, libraries prepare themselves."""
+    def _run(self, method: MethodSetup, images: int, report: Callable[[int, float], None]) -> MethodMeasurement:
+        """Measure a method. It runs twice unless it is slow, because the first run initialises libraries."""
         count = min(TOKENS, self.subject.target.length)
         for turn in range(2):
             began = time.monotonic()
-            decoding, ledger, is_counted = self.subject.decoding(way, images), OpCounter(), False
+            decoding = self.subject.decoding(method, images)
+            counter = OpCounter()
+            is_counted = False
             with closing(iter(decoding)) as rounds:
                 for number, _ in enumerate(rounds):
-                    tell(images, (turn + min(1.0, decoding.done_tokens / (images * count))) / 2)
-                    is_long = time.monotonic() - began > ENOUGH
-                    if (decoding.codes[:, count - 1] >= 0).all() or is_long and number > 3:
+                    report(images, (turn + min(1.0, decoding.done_tokens / (images * count))) / 2)
+                    is_slow = time.monotonic() - began > MAX_RUN_SECONDS
+                    if (decoding.codes[:, count - 1] >= 0).all() or is_slow and number > 3:
                         break
                     if number > 2 and not is_counted:
-                        with OpCounter() as ledger:
+                        with OpCounter() as counter:
                             next(rounds, None)
                         is_counted = not decoding.trace.rounds[-1].prepared
-            if is_long:
+            if is_slow:
                 break
         self.exact = decoding.exact
-        measured = [round for round in decoding.trace.rounds[1:] if not round.prepared] or decoding.trace.rounds
-        return MethodMeasurement(
-            codes=decoding.codes[:, :count].clone(),
-            step=median(round.seconds for round in measured),
-            tokens=mean(share.accepted + 1 for round in measured for share in round.images),
-            drafting=sum(round.drafting for round in measured) / sum(round.seconds for round in measured),
-            launches=ledger.launches,
-            waits=ledger.waits,
-            profile=decoding.profile,
-        )
+        return _summarise(decoding, count, counter)
+
+
+def _summarise(decoding: Decoding, count: int, counter: OpCounter) -> MethodMeasurement:
+    """Return the measurements of a run, without rounds that captured CUDA graphs, if there are others."""
+    rounds = [round for round in decoding.trace.rounds[1:] if not round.prepared] or decoding.trace.rounds
+    return MethodMeasurement(
+        codes=decoding.codes[:, :count].clone(),
+        step=median(round.seconds for round in rounds),
+        tokens=mean(share.accepted + 1 for round in rounds for share in round.images),
+        drafting=sum(round.drafting for round in rounds) / sum(round.seconds for round in rounds),
+        launches=counter.launches,
+        waits=counter.waits,
+        profile=decoding.profile,
+    )
 
 
 def copy_rate(device: torch.device) -> float:
-    """Bytes a second that a device reads and writes when it copies, at best of a few."""
-    source = torch.ones(COPIED, dtype=torch.uint8, device=device)
-    copied, best = torch.empty_like(source), 0.0
+    """Return the memory bandwidth of a copy, reads and writes, in bytes per second: the best of five.
+
+    Args:
+        device: Device to measure.
+    """
+    source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
+    copied = torch.empty_like(source)
+    best = 0.0
     for _ in range(5):
-        _wait(device)
+        _synchronize(device)
         started = time.perf_counter()
         copied.copy_(source)
-        _wait(device)
-        best = max(best, 2 * COPIED / (time.perf_counter() - started))
+        _synchronize(device)
+        best = max(best, 2 * COPY_BYTES / (time.perf_counter() - started))
     return best
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -90,11 +90,7 @@ def start_workers(
     with open(os.devnull, "w", encoding="utf-8") as devnull, redirect_stdout(devnull):  # Ray logs every retry
         ray = _connect(args, device, workers)
         try:
-            resources = _resources(ray, device, workers)
-            threads = int(ray.cluster_resources().get("CPU", 1)) // workers
-            options = {"max_restarts": MAX_RESTARTS, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
-            remote = ray.remote(**resources, **options)(_RayActor).remote
-            actors = [remote(build, max(1, threads), os.getcwd(), args.ray_address) for _ in range(workers)]
+            actors = _start_actors(ray, build, args, device, workers)
             yield _load(ray, actors), partial(_map, actors)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error  # the worker's own exception
@@ -106,6 +102,14 @@ def start_workers(
             ) from error
         finally:
             ray.shutdown()
+
+
+def _start_actors(ray: Any, build: Callable[[], Worker], args: WorkerArgs, device: str, workers: int) -> list:
+    resources = _resources(ray, device, workers)
+    threads = int(ray.cluster_resources().get("CPU", 1)) // workers
+    options = {"max_restarts": MAX_RESTARTS, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
+    remote = ray.remote(**resources, **options)(_RayActor).remote
+    return [remote(build, max(1, threads), os.getcwd(), args.ray_address) for _ in range(workers)]
 
 
 def _load(ray: Any, actors: list) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Choices in a prompt: ``a {red|blue} house`` stands for two prompts. Braces may lie in braces."""
+"""Alternatives in prompts: `a {red|blue} house` stands for two prompts. Braces can be nested."""
 
 from __future__ import annotations
 
@@ -10,91 +10,106 @@ import numpy as np
 from ..errors import AdtError, shown
 from .prompts import PromptEntry
 
-RANDOM, ALL, OFF = "random", "all combinations", "off"
-"""What becomes of choices: a draw by seed, a prompt for each combination, or nothing."""
+RANDOM = "random"
+ALL = "all combinations"
+OFF = "off"
 CHOICE_MODES = RANDOM, ALL, OFF
+"""Pick alternatives at random, expand a prompt to all combinations, or leave braces as they are."""
 MAX_PROMPTS = 100_000
-"""Prompts that choices may make of a list."""
+"""Maximum number of prompts after expansion."""
 MAX_CHARACTERS = 20_000
-"""Characters of a prompt in which choices are looked for: no model reads as many."""
-_PARTS = re.compile(r"\\[{|}]|[{|}]")
-_Options = list[list[str]]
-"""Of the alternatives between two braces, the texts that each can become."""
+"""Length above which a prompt is not expanded. No model reads prompts of that length."""
+_TOKENS = re.compile(r"\\[{|}]|[{|}]")
+_Group = list[list[str]]
+"""Alternatives between two braces, each as the list of the texts that it expands to."""
 
 
-def expand_prompts(prompts: Sequence[PromptEntry], way: str, seed: int = 0) -> list[PromptEntry]:
-    """The prompts with their choices made; a backslash before ``{``, ``|`` and ``}`` is then gone.
+def expand_prompts(prompts: Sequence[PromptEntry], mode: str, seed: int = 0) -> list[PromptEntry]:
+    """Expand the alternatives in prompts. A backslash before a brace or bar makes it a literal character.
 
-    CHANCE draws by the seed and the prompt's place, so it repeats, whatever else is in the list. ALL makes a prompt of
-    each combination; where there are several their ids are numbered, such as 7.1, 7.2. Raises AdtError if they are more
-    than MOST.
+    Args:
+        prompts: Prompts of a list.
+        mode: One of `CHOICE_MODES`. `RANDOM` depends only on the seed and the position of the prompt in the list. `ALL`
+            numbers the ids of several combinations, such as 7.1 and 7.2.
+        seed: Seed of `RANDOM`.
+
+    Raises:
+        AdtError: If the result has more than `MAX_PROMPTS` prompts.
     """
-    made: list[PromptEntry] = []
-    for place, prompt in enumerate(prompts):
-        if way not in (RANDOM, ALL) or len(prompt.text) > MAX_CHARACTERS or not _PARTS.search(prompt.text):
-            made.append(prompt)
+    expanded: list[PromptEntry] = []
+    for index, prompt in enumerate(prompts):
+        if mode not in (RANDOM, ALL) or len(prompt.text) > MAX_CHARACTERS or not _TOKENS.search(prompt.text):
+            expanded.append(prompt)
             continue
-        texts = _texts(prompt, way, seed, place, MAX_PROMPTS - len(made))
+        texts = _expand(prompt, mode, seed, index, MAX_PROMPTS - len(expanded))
         ids = [f"{prompt.id}.{number}" for number, _ in enumerate(texts, start=1)] if len(texts) > 1 else [prompt.id]
-        made += [prompt._replace(text=text.strip(), id=id) for text, id in zip(texts, ids)]
-    return made
+        expanded += [prompt._replace(text=text.strip(), id=id) for text, id in zip(texts, ids)]
+    return expanded
 
 
-def _texts(prompt: PromptEntry, way: str, seed: int, place: int, most: int) -> list[str]:
-    if way == ALL:
-        return list(dict.fromkeys(_Expander(lambda options: sum(options, []), prompt, most).read()))
-    generator = np.random.Generator(np.random.Philox(key=np.array([seed, place], dtype=np.uint64)))
-    return _Expander(lambda options: options[generator.integers(len(options))], prompt, most).read()
+def _expand(prompt: PromptEntry, mode: str, seed: int, index: int, limit: int) -> list[str]:
+    if mode == ALL:
+        return list(dict.fromkeys(_Expander(lambda group: sum(group, []), prompt, limit).run()))
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
+    return _Expander(lambda group: group[generator.integers(len(group))], prompt, limit).run()
 
 
 class _Expander:
-    """Finds the texts that a prompt can become, ``most`` at most. choose: what may stand in the place of alternatives.
+    """Parser that expands a prompt to at most `limit` texts.
 
-    A brace without its other one is a letter, and so are two without a bar between them.
+    A brace without a partner is a literal character, and so is a pair of braces without a bar between them.
+
+    Args:
+        choose: Returns the texts that replace a group of alternatives.
+        prompt: Prompt to expand.
+        limit: Maximum number of texts.
     """
 
-    def __init__(self, choose: Callable[[_Options], list[str]], prompt: PromptEntry, most: int):
-        self._choose, self._prompt, self._most = choose, prompt, most
-        self._open: list[_Options] = [[[""]]]  # of each brace that is open, and before them of the text itself
+    def __init__(self, choose: Callable[[_Group], list[str]], prompt: PromptEntry, limit: int):
+        self._choose = choose
+        self._prompt = prompt
+        self._limit = limit
+        self._groups: list[_Group] = [[[""]]]  # the text outside of braces, then one group per open brace
 
-    def read(self) -> list[str]:
-        text, at = self._prompt.text, 0
-        for part in _PARTS.finditer(text):
-            self._append([text[at : part.start()]])
-            self._take(part[0])
-            at = part.end()
-        self._append([text[at:]])
-        while len(self._open) > 1:
-            self._spell("")
-        return self._open[0][0]
+    def run(self) -> list[str]:
+        text = self._prompt.text
+        start = 0
+        for token in _TOKENS.finditer(text):
+            self._append([text[start : token.start()]])
+            self._handle(token[0])
+            start = token.end()
+        self._append([text[start:]])
+        while len(self._groups) > 1:
+            self._close_as_literal("")
+        return self._groups[0][0]
 
-    def _take(self, mark: str) -> None:
-        inside = len(self._open) > 1
-        if mark == "{":
-            self._open.append([[""]])
-        elif mark == "|" and inside:
-            self._open[-1].append([""])
-        elif mark == "}" and inside:
-            if len(self._open[-1]) > 1:
-                self._append(self._choose(self._open.pop()))
+    def _handle(self, token: str) -> None:
+        in_braces = len(self._groups) > 1
+        if token == "{":
+            self._groups.append([[""]])
+        elif token == "|" and in_braces:
+            self._groups[-1].append([""])
+        elif token == "}" and in_braces:
+            if len(self._groups[-1]) > 1:
+                self._append(self._choose(self._groups.pop()))
             else:
-                self._spell("}")
+                self._close_as_literal("}")
         else:
-            self._append([mark[-1]])
+            self._append([token[-1]])
 
     def _append(self, texts: list[str]) -> None:
-        before = self._open[-1][-1]
-        if len(before) * len(texts) > self._most:
+        before = self._groups[-1][-1]
+        if len(before) * len(texts) > self._limit:
             raise AdtError(
                 f"choices: prompt '{self._prompt.id}', {shown(self._prompt.text)}, makes more than {MAX_PROMPTS} "
                 f"prompts; choose '{RANDOM}'."
             )
-        self._open[-1][-1] = [beginning + text for beginning in before for text in texts]
+        self._groups[-1][-1] = [prefix + text for prefix in before for text in texts]
 
-    def _spell(self, ending: str) -> None:
-        """Put what the last open brace has into what is around it, as letters."""
-        options = self._open.pop()
+    def _close_as_literal(self, ending: str) -> None:
+        """Append the last open group to the surrounding text as literal characters."""
+        group = self._groups.pop()
         self._append(["{"])
-        for number, texts in enumerate(options):
+        for number, texts in enumerate(group):
             self._append([("|" if number else "") + text for text in texts])
         self._append([ending])

@@ -1,4 +1,4 @@
-"""Settings that a PNG brings along. Whoever made the PNG may be a stranger: each is checked, and none opens a file."""
+"""Settings in the PNG of `--from-png`. The file may be untrusted: every value is checked, and no path is opened."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ from .images import read_settings
 from .loading import choose_device
 
 PATHS = "model", "drafter"
-"""Settings that name files."""
+"""Settings that contain paths."""
 EARLIER = {"exact": "off", "suffix": ""}
-"""What holds where a PNG does not say: there was no such thing when it was written."""
+"""Values of settings that older PNGs lack."""
 
 
 def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
-    """The prompt and the recipe in a PNG, by the names of the settings, checked; what is null is left out.
+    """Return the prompt and the recipe in a PNG by option name, without null values.
 
-    given: what the user has said; of the files to be opened, only the user may name others than the pack's own. Raises
-    AdtError if the image can't be made again from them.
+    Args:
+        path: The PNG.
+        given: Options that the user has set. Only these may name a model or drafter that is not part of the pack.
+
+    Raises:
+        AdtError: If the image cannot be reproduced from the settings.
     """
     saved = read_settings(path)
     version = saved.get("noise_version")
@@ -42,27 +46,27 @@ def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
         if (name == "prompt" or name in values) and not option.holds(value):
             raise AdtError(f"{path} has {name} {shown(value)}, which is not valid; generate a new image instead.")
     if values.get("noise") == UPSTREAM == given.get("noise", UPSTREAM):
-        _check_maker(path, saved.get("noise_device"), str(given.get("device", "auto")))
+        _check_noise_device(path, saved.get("noise_device"), str(given.get("device", "auto")))
     for name in PATHS:
-        asked = values.get(name)
-        if name not in given and not _is_ours(asked):
+        value = values.get(name)
+        if name not in given and not _is_bundled(value):
             raise AdtError(
-                f"{path} names the {name} {shown(asked, 300)}, which is not opened, as anybody may have written it; "
+                f"{path} names the {name} {shown(value, 300)}, which is not opened, as anybody may have written it; "
                 f"if you trust it, add `{name}` with that path."
             )
     return EARLIER | values
 
 
-def _check_maker(path: Path, device: object, chosen: str) -> None:
-    """Raises AdtError if upstream's noise was made by another device than the chosen one, whose noise is another."""
+def _check_noise_device(path: Path, saved: object, chosen: str) -> None:
+    """Raise AdtError if the saved device makes other upstream noise than the chosen device."""
     here = maker(choose_device(chosen))
-    if device != here:
+    if saved != here:
         raise AdtError(
-            f"{path} was made with the upstream noise of {shown(device)}, but `device` {here} makes other noise; "
+            f"{path} was made with the upstream noise of {shown(saved)}, but `device` {here} makes other noise; "
             "use the same device, or choose `noise` own for another image."
         )
 
 
-def _is_ours(asked: object) -> bool:
-    """Does a setting name nothing, or what comes with the pack?"""
-    return asked in (None, BUNDLED, BUNDLED + WITH_WINDOW, *DRAFTERS)
+def _is_bundled(value: object) -> bool:
+    """Return whether a model or drafter needs no files from outside of the pack."""
+    return value in (None, BUNDLED, BUNDLED + WITH_WINDOW, *DRAFTERS)

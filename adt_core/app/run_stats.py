@@ -1,4 +1,4 @@
-"""Figures of a run as a file tells them, which anybody may have written: numbers that a run can have."""
+"""Validation of run statistics, such as seconds and tau, that are read from untrusted files."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from typing import TypeGuard
 from ..untrusted import number, record
 
 LARGEST = 10**12
-"""Of all figures: a sum of many is still a number."""
+"""Upper bound of all statistics, so that their sums stay finite."""
 SHARES = "substitution_rate", "agreement"
-"""Figures that are 1 at most."""
+"""Statistics between 0 and 1."""
 SHORTEST = 1e-9
-"""Seconds of a run, at least: speeds are ratios to them."""
+"""Lower bound of seconds, because speeds are ratios of them."""
 
-
-FIGURE, SHARE, SECONDS = number(0, LARGEST), number(0, 1), number(SHORTEST, LARGEST)
+FIGURE = number(0, LARGEST)
+SHARE = number(0, 1)
+SECONDS = number(SHORTEST, LARGEST)
 _KINDS = {**dict.fromkeys(SHARES, SHARE), "seconds": SECONDS}
 
 
 def are_run_stats(value: object, names: Iterable[str]) -> TypeGuard[dict]:
-    """Is it a dictionary that has all these figures?"""
+    """Return whether a value is a dictionary that contains valid statistics of these names.
+
+    Args:
+        value: Value from a file.
+        names: Required statistics.
+    """
     return record({name: _KINDS.get(name, FIGURE) for name in names}).fits(value)

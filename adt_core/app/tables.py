@@ -1,4 +1,4 @@
-"""Tables of spreadsheets: writing them, of texts that anybody may have written, and reading them."""
+"""CSV and TSV tables: writing untrusted text safely for spreadsheets, and reading."""
 
 from __future__ import annotations
 
@@ -11,41 +11,48 @@ from typing import Any, Literal
 from ..errors import shown
 
 _FORMULA = re.compile(r"""(^|[;\t\r\n])([\s"]*)([=+\-@\uff1d\uff0b\uff0d\uff20])""")
-"""What begins a formula: at the beginning of a cell, or behind a mark at which the spreadsheets of some countries cut
-lines into cells, even within quotes. The last four signs are the full-width forms of the first four."""
+"""Start of a formula: at the beginning of a cell, or after a character that spreadsheets of some locales treat as a
+delimiter, even in quotes. The last four characters are full-width forms of the first four."""
 
 
 def to_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], encoding: str = "utf-8") -> bytes:
-    """A table with a heading. Of each row, the columns are taken. Spreadsheets see no formula in it."""
+    """Return a CSV table with a header. Text that a spreadsheet would run as a formula is escaped.
+
+    Args:
+        columns: Names of the columns, which are the keys of the rows.
+        rows: Values by column. Missing values are empty, other keys are ignored.
+        encoding: Encoding of the file.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(_harmless, columns))
-    writer.writerows([_harmless(row.get(name)) for name in columns] for row in rows)
+    writer.writerow(map(_escape, columns))
+    writer.writerows([_escape(row.get(name)) for name in columns] for row in rows)
     return text.getvalue().encode(encoding, "backslashreplace")
 
 
-def _harmless(cell: object) -> object:
-    """A cell in which spreadsheets see no formula: an apostrophe marks a text. Numbers stay numbers."""
+def _escape(cell: object) -> object:
+    """Return a cell with an apostrophe before a formula. Numbers are unchanged."""
     return cell if isinstance(cell, int | float | None) else _FORMULA.sub(r"\1\2'\3", str(cell))
 
 
 def read_table(text: str, delimiters: str, needed: Sequence[str], known: Sequence[str]) -> list[dict[str, str]]:
-    """Return the rows of a table, without empty ones, each a dict by the names of the columns in lower case.
+    """Return the non-empty rows of a table as dictionaries by column name in lower case.
 
     Args:
-        text: CSV or TSV with a heading. Cells in quotation marks may hold delimiters and line breaks.
-        delimiters: Characters that may separate cells; the first one with which the heading has a needed column does.
-        needed: Names of columns, of which the heading has to have one.
-        known: Names of other columns that are read, for the error.
+        text: CSV or TSV with a header. Quoted cells may contain delimiters and line breaks.
+        delimiters: Possible delimiters. The first one with which the header has a needed column is used.
+        needed: Names of columns. The header must contain at least one.
+        known: Names of optional columns, for the error message.
+
     Raises:
-        ValueError: If the heading has no needed column, if the quotation marks of a cell don't match, or if a row has
-            more cells than the heading.
+        ValueError: If the header has no needed column, if quotation marks are unbalanced, or if a row has more cells
+            than the header.
     """
     for delimiter in delimiters:
-        heading, *rows = _cells(text, delimiter) or [[]]
-        names = [name.strip().lower() for name in heading]
+        header, *rows = _cells(text, delimiter) or [[]]
+        names = [name.strip().lower() for name in header]
         if not set(names).isdisjoint(needed):
-            return [_named(names, row, number) for number, row in enumerate(rows, start=1)]
+            return [_to_dict(names, row, number) for number, row in enumerate(rows, start=1)]
     found = ", ".join(map(shown, (_cells(text, delimiters[0]) or [["none"]])[0]))
     raise ValueError(
         f"its columns are {found}: name one of them {' or '.join(map(repr, needed))} in the first line; "
@@ -54,10 +61,10 @@ def read_table(text: str, delimiters: str, needed: Sequence[str], known: Sequenc
 
 
 def _cells(text: str, delimiter: str) -> list[list[str]]:
-    """Return the cells of a table row by row, without empty rows. Raises ValueError for unmatched quotation marks.
+    """Return the cells of a table row by row, without empty rows.
 
-    In PartiPrompts, quotation marks belong to the texts, as in ``"Hi" on a sign``, which is not sound CSV. So in a
-    table with tabs that is not sound, they are kept as they are.
+    In PartiPrompts, which is tab-separated, quotation marks are part of the text, as in `"Hi" on a sign`. A table with
+    tabs and unbalanced quotation marks is therefore read without quoting.
     """
     try:
         return _rows(text, delimiter, csv.QUOTE_MINIMAL)
@@ -75,8 +82,8 @@ def _rows(text: str, delimiter: str, quoting: Literal[0, 3]) -> list[list[str]]:
         raise ValueError(f"line {reader.line_num}: {error}") from error
 
 
-def _named(names: Sequence[str], row: Sequence[str], number: int) -> dict[str, str]:
-    """Return a row by the names of its columns. Raises ValueError if it has more cells than there are names."""
+def _to_dict(names: Sequence[str], row: Sequence[str], number: int) -> dict[str, str]:
+    """Return a row as a dictionary. Raise ValueError if it has more cells than the header."""
     if any(map(str.strip, row[len(names) :])):
         remedy = "put text with commas in quotation marks"
         raise ValueError(f"row {number} has {len(row)} cells, but the heading has {len(names)}: {remedy}")

@@ -1,4 +1,4 @@
-"""What people take for a checkpoint and is none that can be read: what it is, and what to take instead."""
+"""Errors for files that users choose by mistake: what kind of file it is, and which one to choose instead."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NO_WEIGHTS = {
     "an image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     "a text file": (".json", ".txt", ".md", ".yaml", ".yml", ".py", ".jinja"),
 }
-"""What files are by how their names end. They may lie in a model's folder; its config.json stands for the folder."""
+"""Kinds of files without weights, by suffix. A model's folder may contain them."""
 _OTHER_MODEL = "choose a visual autoregressive model"
-_STRANGERS = (
+_OTHER_CHECKPOINTS = (
     (
         r"[._]lora_(A|B|up|down|magnitude_vector)\b|^(base_model\.|lora_)|\.(hada_w1_a|lokr_w1)$",
         "a LoRA or another adapter",
@@ -37,18 +37,25 @@ _STRANGERS = (
     (r"^(encoder\.down|decoder\.up)(_blocks)?\.\d", "the VAE of a diffusion model", _OTHER_MODEL),
     (r"^(text_model\.encoder|encoder\.block\.\d+\.layer)\.", "a text encoder", _OTHER_MODEL),
 )
-"""How tensors are named in files that are no target -> what those are, and what to do."""
-_OTHERS = {
+"""Patterns of tensor names in checkpoints that are not targets, the kind of checkpoint, and the remedy."""
+_UNSUPPORTED_MODELS = {
     "xomni": "X-Omni, which needs the diffusion model FLUX.1-dev to decode its tokens",
     "blip3o": "BLIP3o, whose images are made by a diffusion model from hidden states, not from tokens",
 }
-"""Models that draw tokens and can't be read: what their folders, or architectures, are called, and why not."""
+"""Unsupported models that generate tokens: part of the name of the folder or architecture, and the reason."""
 
 
 def refuse_layout(path: Path) -> None:
-    """AdtError if a path is a known kind of file, or a folder of one, that can't be read."""
+    """Raise an error if a path is a known but unsupported kind of file, or a folder of such files.
+
+    Args:
+        path: Existing file or folder.
+
+    Raises:
+        AdtError: If it is.
+    """
     names = {path.name} if path.is_file() else {file.name for file in path.iterdir()}
-    kind = next((kind for kind, ends in _NO_WEIGHTS.items() if path.suffix.lower() in ends), None)
+    kind = next((kind for kind, suffixes in _NO_WEIGHTS.items() if path.suffix.lower() in suffixes), None)
     if kind is not None and path.is_file():
         raise AdtError(f"{path} is {kind}, not a model; choose the model's folder or its weights file.")
     if "model_index.json" in names:
@@ -57,26 +64,34 @@ def refuse_layout(path: Path) -> None:
         raise AdtError(f"{path} is GGUF, which this version can't read; use the repository with *.safetensors.")
     if any(name.lower().endswith(".onnx") for name in names) or any(path.glob("onnx/*.onnx")):
         raise AdtError(f"{path} is ONNX, which this version can't read; use the repository with *.safetensors.")
-    deeper = path.is_dir() and any(path.glob("models/*/consolidated*.pth"))
-    if deeper or any(name.startswith("consolidated") and name.endswith(".pth") for name in names):
+    is_nested = path.is_dir() and any(path.glob("models/*/consolidated*.pth"))
+    if is_nested or any(name.startswith("consolidated") and name.endswith(".pth") for name in names):
         advice = f"run `{ANOLE.command(path.parent)}` instead"
         raise AdtError(f"{path} is in Meta's layout (consolidated.pth), as GAIR publishes Anole; {advice}.")
 
 
 def refuse_kind(checkpoint: Checkpoint) -> None:
-    """AdtError if weights are of a known kind that is no target, such as a drafter's."""
-    path, part = checkpoint.path, checkpoint.config.get("_class_name")
+    """Raise an error if a checkpoint is of a known kind that is not a target, such as a drafter.
+
+    Args:
+        checkpoint: Opened checkpoint.
+
+    Raises:
+        AdtError: If it is.
+    """
+    path = checkpoint.path
+    part = checkpoint.config.get("_class_name")
     refuse_eagle3(checkpoint, str(path))
     if "fc.weight" in checkpoint.names and any(name.startswith("layers.0.") for name in checkpoint.names):
         place = "put it into models/ar_image_drafters and choose it in the Drafter Loader, or use it as `drafter`"
         raise AdtError(f"{path} is an EAGLE drafter, not a model; {place}.")
-    called = re.sub("[^a-z0-9]", "", f"{model_type(checkpoint.config)} {checkpoint.name}".lower())
-    other = next((what for name, what in _OTHERS.items() if name in called), None)
+    model_name = re.sub("[^a-z0-9]", "", f"{model_type(checkpoint.config)} {checkpoint.name}".lower())
+    other = next((reason for name, reason in _UNSUPPORTED_MODELS.items() if name in model_name), None)
     if other is not None:
         raise AdtError(f"{path} is {other}; choose a model from docs/models.md.")
     if part is not None:
         remedy = f"choose the complete model, {path.parent}" if (path.parent / STAGE).is_dir() else _OTHER_MODEL
         raise AdtError(f"{path} is part of a diffusers model ({shown(part)}); {remedy}.")
-    for pattern, kind, advice in _STRANGERS:
+    for pattern, kind, advice in _OTHER_CHECKPOINTS:
         if any(re.search(pattern, name) for name in checkpoint.names):
             raise AdtError(f"{path} is {kind}, not a model that generates image tokens; {advice}.")

@@ -67,7 +67,7 @@ def run(tiny, capsys):
 
 
 def fragile(module, maker, folder):
-    """Return a factory of workers that is killed once, after it has drawn the prompt LOST but not returned the result."""
+    """Return a factory of workers, one of which is killed after drawing the prompt LOST and before returning it."""
     name = module.__name__  # workers import the unpatched module
 
     def build(*arguments):

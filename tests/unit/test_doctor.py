@@ -1,4 +1,4 @@
-"""The page about what a machine makes of a model: it measures, names what differs, and says nothing of whose it is."""
+"""Report on how a model runs on this machine: it names methods that differ, and contains no paths."""
 
 import re
 from pathlib import Path
@@ -20,12 +20,12 @@ TITLES += ["How to make it faster", "For a bug report"]
 
 
 @pytest.fixture(autouse=True)
-def short(runtime, monkeypatch, tmp_path):
+def few_tokens(runtime, monkeypatch, tmp_path):
     monkeypatch.setattr(diagnostics, "TOKENS", 24)
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path / "cache"))
 
 
-def page_of(target, check=None) -> str:
+def report_on(target, check=None) -> str:
     rows = [target.encode_prompt(prompt) for prompt in PROMPTS]
     return diagnose(DiagnosticSetup(target, Sampling(seed=3), load_drafter("jacobi", target), rows, check))
 
@@ -40,7 +40,7 @@ def part(page: str, title: str) -> str:
 
 
 @pytest.mark.long
-def test_the_command_says_everything_of_the_bundled_model(capsys):
+def test_command_with_the_bundled_model(capsys):
     assert main(["doctor"]) == 0
     page = capsys.readouterr().out
     assert re.findall("^## (.*)$", page, re.M) == TITLES
@@ -54,41 +54,41 @@ def test_the_command_says_everything_of_the_bundled_model(capsys):
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", WRITERS)
-def test_every_family_has_a_page(family, tmp_path):
-    page = page_of(load_small(family, WRITERS[family](tmp_path), dtype=torch.bfloat16))
+def test_report_on_every_family(family, tmp_path):
+    page = report_on(load_small(family, WRITERS[family](tmp_path), dtype=torch.bfloat16))
     assert part(page, "Same image") == "Every method gives the same tokens as plain decoding."
     assert "Use a drafter network" in part(page, "How to make it faster")
 
 
-def test_a_method_that_draws_other_tokens_is_named(small, monkeypatch):
+def test_methods_with_different_tokens_are_named(small, monkeypatch):
     monkeypatch.setattr("adt_core.engine.round.exact_agreement", lambda tree, emitted: torch.ones_like(tree.valid))
-    page = page_of(small)
+    page = report_on(small)
     assert "DIFFERS" in part(page, "Methods")
     assert "auto" in part(page, "Same image") and "jacobi, a chain" in part(page, "Same image")
 
 
-def test_a_product_that_breaks_the_exact_mode_is_found(small, monkeypatch):
+def test_products_that_are_not_batch_invariant_are_found(small, monkeypatch):
     product = layers.product
 
-    def by_place(x, *args, **options):
+    def position_dependent(x, *args, **options):
         y = product(x, *args, **options)
         y[len(y) // 2 :] *= 1 + 2**-7
         return y
 
-    monkeypatch.setattr(layers, "product", by_place)
-    assert "differ in the last bits" in part(page_of(small), "Same image")
+    monkeypatch.setattr(layers, "product", position_dependent)
+    assert "differ in the last bits" in part(report_on(small), "Same image")
 
 
-def test_what_takes_too_long_is_left_out_and_named(small, monkeypatch):
-    monkeypatch.setattr(diagnostics, "PATIENCE", -1.0)
-    monkeypatch.setattr(diagnostics, "ENOUGH", 0.0)
-    page = page_of(small)
-    assert re.search(r"over the first \d tokens", part(page, "Methods")), "a draw stops after some rounds"
+def test_slow_methods_are_skipped_and_named(small, monkeypatch):
+    monkeypatch.setattr(diagnostics, "MAX_SECONDS", -1.0)
+    monkeypatch.setattr(diagnostics, "MAX_RUN_SECONDS", 0.0)
+    page = report_on(small)
+    assert re.search(r"over the first \d tokens", part(page, "Methods")), "a run stops after some rounds"
     assert part(page, "Same image") == "Every method that was tested gives the same tokens as plain decoding."
     assert "Skipped to save time: auto, jacobi, a chain." in part(page, "Methods")
 
 
-def test_it_can_be_cancelled(small):
+def test_cancellation(small):
     class Cancelled(Exception):
         pass
 
@@ -96,4 +96,4 @@ def test_it_can_be_cancelled(small):
         raise Cancelled
 
     with pytest.raises(Cancelled):
-        page_of(small, cancel)
+        report_on(small, cancel)

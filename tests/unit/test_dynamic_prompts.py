@@ -1,4 +1,4 @@
-"""Choices such as {red|blue} in the prompts of a list: drawn by a seed, all of them, or left as they are."""
+"""Alternatives such as {red|blue} in prompts: one by seed, all combinations, or no expansion."""
 
 import random
 import time
@@ -13,8 +13,8 @@ from adt_core.app.prompts import PromptEntry, parse_lines
 from adt_core.errors import AdtError
 
 
-def texts(text: str, way: str, seed: int = 0) -> list[str]:
-    return [prompt.text for prompt in expand_prompts(parse_lines(text), way, seed)]
+def texts(text: str, mode: str, seed: int = 0) -> list[str]:
+    return [prompt.text for prompt in expand_prompts(parse_lines(text), mode, seed)]
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,10 @@ def test_all_combinations(text, expected):
     assert texts(text, ALL) == expected
     assert texts(text, OFF) == [text]
     drawn = {texts(text, RANDOM, seed)[0] for seed in range(50)}
-    assert drawn == set(expected), "by chance, each of them comes up"
+    assert drawn == set(expected), "every combination is drawn with some seed"
 
 
-def test_combinations_are_prompts_of_their_own():
+def test_combinations_become_prompts_with_numbered_ids():
     prompts = [PromptEntry("7", "{a|b} cat", 5), PromptEntry("x", "a dog"), PromptEntry("9", "{only|only} one")]
     assert expand_prompts(prompts, ALL) == [
         PromptEntry("7.1", "a cat", 5),
@@ -52,8 +52,8 @@ def test_combinations_are_prompts_of_their_own():
     assert expand_prompts(prompts, OFF) == prompts
 
 
-def test_chance_repeats_by_its_seed_alone():
-    """Equal lines differ, others in the list don't count, and nobody's random numbers are taken."""
+def test_random_choices_depend_only_on_the_seed_and_the_position():
+    """Equal lines differ, other lines have no effect, and no global random generator is used."""
     line = "{a|b|c|d|e|f} {a|b|c|d|e|f}"
     states = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].copy()
     first = texts("\n".join([line] * 20), RANDOM, 3)
@@ -65,7 +65,7 @@ def test_chance_repeats_by_its_seed_alone():
     assert expand_prompts([PromptEntry("1", line)], RANDOM, 2**64 - 1)
 
 
-def test_too_many_combinations_are_refused_before_they_are_made(monkeypatch):
+def test_too_many_combinations_are_rejected_before_they_are_created(monkeypatch):
     with pytest.raises(AdtError, match=f"choices: prompt '2', .* more than {MAX_PROMPTS} prompts; choose 'random'"):
         expand_prompts([PromptEntry("1", "a cat"), PromptEntry("2", "{a|b}" * 40)], ALL)
     monkeypatch.setattr(dynamic_prompts, "MAX_PROMPTS", 100)
@@ -85,11 +85,11 @@ def test_too_many_combinations_are_refused_before_they_are_made(monkeypatch):
         "{|" * 10**6,
     ],
 )
-@pytest.mark.parametrize("way", [RANDOM, ALL])
-def test_hostile_texts_are_read_at_once(text, way):
+@pytest.mark.parametrize("mode", [RANDOM, ALL])
+def test_malicious_texts_are_parsed_quickly(text, mode):
     started = time.perf_counter()
     try:
-        expand_prompts([PromptEntry("1", text)], way)
+        expand_prompts([PromptEntry("1", text)], mode)
     except AdtError as error:
-        assert way == ALL and "choices" in str(error)
+        assert mode == ALL and "choices" in str(error)
     assert time.perf_counter() - started < 20

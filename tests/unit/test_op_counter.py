@@ -1,4 +1,4 @@
-"""What the doctor counts of a GPU's rounds: for which operations the host waits, and which are launches."""
+"""Counts of kernel launches and of operations for which the host waits."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ CPU = torch.device("cpu")
 
 
 class OnDevice(torch.Tensor):
-    """A tensor that says it is a GPU's. Its numbers are the processor's."""
+    """Tensor that reports a CUDA device while its data is on the CPU."""
 
     @staticmethod
     def __new__(cls, numbers):
@@ -37,18 +37,18 @@ READS = {
 
 @pytest.mark.parametrize("inference", [True, False], ids=["inference mode", "without"])
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_the_host_waits_once_for_what_it_reads(read, inference):
-    """torch shows operations by other names in inference mode, in which rounds run."""
+def test_host_reads_count_as_one_wait(read, inference):
+    """Rounds run in inference mode, in which torch dispatches other operations."""
     with torch.inference_mode(inference):
         seen = OnDevice(torch.ones(2))
-        with OpCounter() as ledger:
+        with OpCounter() as counter:
             read(seen)
-    assert ledger.waits == 1
+    assert counter.waits == 1
 
 
 @torch.inference_mode()
-def test_it_does_not_wait_for_what_stays_on_the_device():
+def test_operations_on_the_device_do_not_wait():
     seen = OnDevice(torch.ones(2))
-    with OpCounter() as ledger:
+    with OpCounter() as counter:
         (seen + 1).double()
-    assert ledger.waits == 0 and ledger.launches > 0
+    assert counter.waits == 0 and counter.launches > 0

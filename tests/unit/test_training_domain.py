@@ -1,4 +1,4 @@
-"""Remarks on prompts and sizes that a model was not trained for, and the words that the bundled model knows."""
+"""Warnings about prompts and sizes outside of the training data, and the vocabulary of the bundled model."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from model_making.export import write_words
 from tests.layouts.lumina import write_lumina
 from tests.tiny import write_tiny_checkpoint
 
-TOLD = "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
+WARNING = "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
 WORDS = Path(wording.__file__).parents[1] / "adt_core" / "bundled" / "words.json"
 
 
@@ -23,15 +23,15 @@ def bundled():
     return load_target()
 
 
-def test_the_file_has_the_words_that_the_model_is_taught(tmp_path):
+def test_words_json_equals_the_training_vocabulary(tmp_path):
     write_words(tmp_path / "words.json")
     assert (tmp_path / "words.json").read_text(encoding="utf-8") == WORDS.read_text(encoding="utf-8"), (
-        "write it again: model_making.export.write_words"
+        "update the file with model_making.export.write_words"
     )
     words = bundled_vocabulary()
     assert {kind: sorted(getattr(words, kind)) for kind in words._fields} == wording.known_words()
     assert frozenset().union(*words) > {*wording.vocabulary()} - {wording.UNKNOWN}
-    assert sum(map(len, words)) == len(frozenset().union(*words)), "each word is of one kind"
+    assert sum(map(len, words)) == len(frozenset().union(*words)), "a word has two kinds"
 
 
 def test_kinds_of_words():
@@ -41,14 +41,14 @@ def test_kinds_of_words():
     assert {*"a the on left middle background red golden hot white".split()} < words.others
 
 
-def test_every_name_has_a_word_that_says_it():
+def test_every_name_contains_a_word_of_its_kind():
     words = bundled_vocabulary()
     kinds = [(wording.THING_NAMES, words.things), (wording.COLOUR_NAMES, words.others)]
     around = "GROUND_NAMES SKY_NAMES BACKDROP_NAMES WALL_NAMES TABLE_NAMES".split()
     kinds += [(getattr(wording, table), words.scenery | words.things) for table in around]
-    for table, known in kinds:
+    for table, vocabulary in kinds:
         names = {name for options in table.values() for name in options if name}
-        assert [name for name in names if not known & {*name.split()}] == []
+        assert [name for name in names if not vocabulary & {*name.split()}] == []
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,8 @@ def test_every_name_has_a_word_that_says_it():
         (" ".join(letter * 2 for letter in "bcdefghijkl"), "bb, cc, dd, ee, ff, gg, hh, ii, jj, kk and others"),
     ],
 )
-def test_a_prompt_without_a_known_thing_is_told(bundled, prompt, unknown):
-    """Colours and scenery don't silence it."""
-    assert domain_warning(bundled, [prompt]) == f"{TOLD}{prompt!r}." + (
+def test_prompts_without_a_known_object_are_reported(bundled, prompt, unknown):
+    assert domain_warning(bundled, [prompt]) == f"{WARNING}{prompt!r}." + (
         f" Unknown words: {unknown}." if unknown else ""
     )
 
@@ -85,24 +84,24 @@ def test_a_prompt_without_a_known_thing_is_told(bundled, prompt, unknown):
     "prompt",
     ["a house", "a dragon beside a house", "2mugs", "猫 house", "", " \n", "a beautiful sunset over the sea, 4k"],
 )
-def test_others_are_not(bundled, prompt):
-    """Known scenery alone is drawn. A blank prompt is refused or left out elsewhere."""
+def test_prompts_with_a_known_object_or_scenery_are_not_reported(bundled, prompt):
+    """Blank prompts are rejected elsewhere."""
     assert domain_warning(bundled, [prompt]) == ""
 
 
-def test_captions_of_the_pack_are_not(bundled):
+def test_bundled_captions_are_not_reported(bundled):
     assert domain_warning(bundled, read_prompts(BUNDLED_CAPTIONS, "all")) == ""
 
 
-def test_those_of_a_list_are_counted_and_the_first_are_named(bundled):
-    said = domain_warning(bundled, ["a cat", "a house", "a dog"])
-    assert said == f"{TOLD}2 of 3 prompts: 'a cat', 'a dog'. Unknown words: cat, dog."
-    said = domain_warning(bundled, ["a cat", "a cat", "a house", *"bcd", "x" * 99])
-    assert said.startswith(f"{TOLD}6 of 7 prompts: 'a cat', 'b', 'c' and others. Unknown words: cat, xxx")
-    assert len(domain_warning(bundled, ["xyz " * 99])) < len(TOLD) + 70
+def test_prompts_of_a_list_are_counted_and_the_first_are_quoted(bundled):
+    warning = domain_warning(bundled, ["a cat", "a house", "a dog"])
+    assert warning == f"{WARNING}2 of 3 prompts: 'a cat', 'a dog'. Unknown words: cat, dog."
+    warning = domain_warning(bundled, ["a cat", "a cat", "a house", *"bcd", "x" * 99])
+    assert warning.startswith(f"{WARNING}6 of 7 prompts: 'a cat', 'b', 'c' and others. Unknown words: cat, xxx")
+    assert len(domain_warning(bundled, ["xyz " * 99])) < len(WARNING) + 70
 
 
-def test_other_models_know_all_words(bundled, tmp_path):
+def test_models_without_a_vocabulary_report_no_prompts(bundled, tmp_path):
     write_tiny_checkpoint(tmp_path / "bundled")
     for folder in (tmp_path / "bundled", WORDS.parent / "target"):
         assert domain_warning(load_target(folder), ["a cat"]) == ""
@@ -114,49 +113,50 @@ def test_other_models_know_all_words(bundled, tmp_path):
 TRAINED = {family.name: family.trained for family in FAMILIES}
 
 
-def drawn(family, width, height, usual, side, name="A model"):
-    """Return the remark on an image of this size by a model of a family, whose usual image is a square."""
+def warning_for(family, width, height, usual, side, name="A model"):
+    """Return the warning about an image size for a model of a family whose default image is a square."""
     grid = height // side, width // side
     usual_grid = (usual // side, usual // side)
-    stated = {"name": name, "grid": grid, "usual_grid": usual_grid, "downsample": side, "words": frozenset()}
-    return domain_warning(SimpleNamespace(**stated, trained=TRAINED[family]), ["a cat"])
+    attributes = {"name": name, "grid": grid, "usual_grid": usual_grid, "downsample": side, "words": frozenset()}
+    return domain_warning(SimpleNamespace(**attributes, trained=TRAINED[family]), ["a cat"])
 
 
 @pytest.mark.parametrize("size", [(512, 512), (256, 256), (512, 1024), (768, 768), (2048, 256)])
-def test_sizes_that_glm_image_was_not_trained_for_are_told(size):
-    """They were drawn without a word."""
-    told = drawn("glm-image", *size, 1024, 32, "GLM-Image")
-    assert told == (
+def test_sizes_outside_of_the_training_range_are_reported(size):
+    warning = warning_for("glm-image", *size, 1024, 32, "GLM-Image")
+    assert warning == (
         "GLM-Image was trained for images of about as many pixels as 1024x1024 to 2048x2048; "
         f"{size[0]}x{size[1]} is outside of that, so the image may look worse."
     )
 
 
 @pytest.mark.parametrize("size", [(1024, 1024), (1152, 896), (2048, 2048), (2048, 512), (1536, 1024), (1024, 832)])
-def test_sizes_that_it_was_trained_for_are_not(size):
-    assert drawn("glm-image", *size, 1024, 32) == ""
+def test_sizes_in_the_training_range_are_not_reported(size):
+    assert warning_for("glm-image", *size, 1024, 32) == ""
 
 
 @pytest.mark.parametrize(
-    "family, usual, side, told, untold",
+    "family, usual, side, reported, accepted",
     [
         ("lumina-mgpt", 768, 16, (512, 512), (1024, 512)),
         ("lumina-mgpt-2", 768, 8, (512, 512), (1024, 512)),
         ("emu3", 720, 8, (512, 512), (960, 544)),
     ],
 )
-def test_families_of_one_number_of_pixels(family, usual, side, told, untold):
-    assert f"as many pixels as {usual}x{usual}; {told[0]}x{told[1]} is outside" in drawn(family, *told, usual, side)
-    assert drawn(family, *untold, usual, side) == drawn(family, usual, usual, usual, side) == ""
+def test_families_with_one_number_of_pixels(family, usual, side, reported, accepted):
+    assert f"as many pixels as {usual}x{usual}; {reported[0]}x{reported[1]} is outside" in warning_for(
+        family, *reported, usual, side
+    )
+    assert warning_for(family, *accepted, usual, side) == warning_for(family, usual, usual, usual, side) == ""
 
 
-def test_families_of_which_nothing_is_known_are_not_told():
+def test_families_without_a_training_range_report_nothing():
     unknown = {name for name, trained in TRAINED.items() if trained is None}
     assert unknown == {"chameleon", "llamagen", "janus", "liquid"}
-    assert drawn("chameleon", 64, 64, 512, 16) == ""
+    assert warning_for("chameleon", 64, 64, 512, 16) == ""
 
 
-def test_a_loaded_model_has_the_sizes_of_its_family(tmp_path):
+def test_a_loaded_model_has_the_training_range_of_its_family(tmp_path):
     target = load_target(write_lumina(tmp_path / "Lumina-mGPT-7B-768"))
     assert domain_warning(target, ["a cat"]) == ""
     assert domain_warning(target.sized(128, 64), ["a cat"]).startswith(
