@@ -39,9 +39,10 @@ import numpy as np
 import torch
 
 from adt_core import Drafting, load_drafter, load_target
-from adt_core.app.jobs import Job, decode
+from adt_core.app.jobs import decode, new_decoding
 from adt_core.app.loading import choose_device
 from adt_core.engine.device import profiles
+from adt_core.engine.job import Job
 from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
@@ -96,7 +97,7 @@ def _serve(connection: Connection, method: str, dtype: str, lantern: bool) -> No
     job = Job(target, recipe, drafter)
     connection.send(None)
     while (batch := connection.recv()) is not None:
-        decoding = decode(job.decoding(*batch))
+        decoding = decode(new_decoding(job, *batch))
         hashes = [hashlib.sha256(codes.numpy().tobytes()).hexdigest() for codes in decoding.codes]
         connection.send((decoding.trace.report()["seconds"], hashes))
 

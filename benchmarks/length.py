@@ -22,7 +22,8 @@ from itertools import product
 import torch
 
 from adt_core import Decoding, Target
-from adt_core.app.jobs import Job
+from adt_core.app.jobs import new_decoding
+from adt_core.engine.job import Job
 from adt_core.models.cache import KVCache
 from adt_core.models.families import lumina2
 from adt_core.models.rotary import rope_tables
@@ -101,7 +102,7 @@ def decode_tenth(job: Job, tenth: int, prompt: str) -> tuple[float, float]:
     target = job.target
     prefix = torch.arange(96 * 96 * tenth // 10).expand(1, -1) % target.num_codes
     tokens = target.length // 10
-    milliseconds, count = timed_rounds(job.decoding([prompt], prefix=prefix), tokens)
+    milliseconds, count = timed_rounds(new_decoding(job, [prompt], prefix=prefix), tokens)
     return milliseconds / count, milliseconds / tokens
 
 
@@ -132,7 +133,7 @@ def _twice(measure: Callable[[], float], _prompt: str) -> tuple[float, float]:
 
 def print_tenths(target: Target, prompt: str) -> None:
     """Print the time of each tenth of a plainly decoded image, and the peak memory of the process."""
-    decoding = job_of(target, None, PLAIN, guidance=PUBLISHED.guidance, top_k=PUBLISHED.top_k).decoding([prompt])
+    decoding = new_decoding(job_of(target, None, PLAIN, guidance=PUBLISHED.guidance, top_k=PUBLISHED.top_k), [prompt])
     print(header("tenth", "ms per token", "peak MiB"))
     tenth = 1
     started = time.process_time()

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from adt_core import Drafting, Sampling, Target, Trace, load_drafter, load_target
-from adt_core.app.jobs import Job, decode
+from adt_core.app.jobs import decode, new_decoding
 from adt_core.drafters import with_window
+from adt_core.engine.job import Job
 from adt_core.policies import PLAIN, CostProfile
 from adt_core.policies.recipe import Recipe
 from adt_core.rules.sampling import noise_table, process_logits
@@ -103,7 +104,7 @@ def plain_run(target: Target, prompts: list[str], sampling: Sampling) -> tuple[T
         return logits
 
     with patch.object(target.decoder, "logits", recording):
-        codes = decode(Job(target, Recipe(sampling, Drafting(method=PLAIN))).decoding(prompts)).codes
+        codes = decode(new_decoding(Job(target, Recipe(sampling, Drafting(method=PLAIN))), prompts)).codes
     z = process_logits(torch.stack(recorded, 1), sampling)
     noise = noise_table(sampling, [0] * len(prompts), target.length, z.shape[-1], z)
     perturbed = z if noise is None else z + noise
@@ -215,7 +216,7 @@ def run_matrix(
             cell = Cell()
             for sampling, expected in zip(samplings, plain, strict=True):
                 job = Job(target, Recipe(sampling, Drafting(**setting.options)), drafters[setting.drafter])
-                decoding = decode(free_drafts(job).decoding(prompts))
+                decoding = decode(new_decoding(free_drafts(job), prompts))
                 cell.add(decoding.codes, decoding.trace, *expected)
             yield f"T{temperature:g} {setting.name}", cell
 

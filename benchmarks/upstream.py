@@ -27,7 +27,8 @@ from torch import Tensor
 from transformers import ChameleonForConditionalGeneration, UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
-from adt_core.app.jobs import Job, decode
+from adt_core.app.jobs import decode, new_decoding
+from adt_core.engine.job import Job
 from adt_core.models.layers import Decoder
 from adt_core.models.reading.checkpoint import BUNDLED, resolve
 from adt_core.models.target import Target
@@ -122,7 +123,7 @@ def check(prompts: list[str]) -> bool:
         expected = generate(model, target, prompt, sampling)
         for name, (drafter, options) in METHODS.items():
             job = Job(target, Recipe(sampling, Drafting(**options)), load_drafter(drafter, target))
-            decoding = decode(job.decoding([prompt]))
+            decoding = decode(new_decoding(job, [prompt]))
             equal[name] += bool(decoding.codes[0].equal(expected))
             tau[name].append(decoding.trace.report()["tau"])
     print(header("method", "images equal to transformers' in every token", "tokens per target pass"))
@@ -166,7 +167,7 @@ def step_times(target: Target, prompt: str) -> list[float]:
     """Return the milliseconds of a step with this pack's own noise and with the ``upstream`` noise."""
     drafting = Drafting(method=PLAIN)
     jobs = [Job(target, Recipe(Sampling(1, noise=noise), drafting)) for noise in ("own", UPSTREAM)]
-    runs = [iter(job.decoding([prompt])) for job in jobs]
+    runs = [iter(new_decoding(job, [prompt])) for job in jobs]
     for run in runs:
         next(run)  # the first step also reads the prompt
     seconds = [0.0, 0.0]

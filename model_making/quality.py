@@ -31,7 +31,8 @@ from PIL import Image
 from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.app.images import to_uint8
-from adt_core.app.jobs import Job, decode
+from adt_core.app.jobs import decode, new_decoding
+from adt_core.engine.job import Job
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
 
@@ -53,7 +54,7 @@ def generate(job: Job, prompts: list[str], seeds: Sequence[int] | None = None) -
     own = list(seeds or (job.recipe.sampling.seed + number // BATCH * BATCH for number in range(len(prompts))))
     images = []
     for part in (slice(start, start + BATCH) for start in range(0, len(prompts), BATCH)):
-        decoding = decode(job.decoding(prompts[part], seeds=own[part]))
+        decoding = decode(new_decoding(job, prompts[part], seeds=own[part]))
         with torch.inference_mode():
             images += map(to_uint8, job.pixels(decoding.grid_codes()))
     return np.stack(images)

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ..adt_core.app.batch import BatchFolder, SavedImage, batch_folder
 from ..adt_core.app.images import is_keyword
-from ..adt_core.app.jobs import Job, drawing, stretches
+from ..adt_core.app.jobs import drawing, new_decoding, split
 from ..adt_core.app.training_domain import domain_warning
 from ..adt_core.app.truncation import INVALID_MODES, RAISE
+from ..adt_core.engine.job import Job
 from ..adt_core.errors import AdtError
 from ..adt_core.policies.recipe import Loading, Recipe
 from ..adt_core.rules.settings import Lantern
@@ -251,12 +252,12 @@ def _draw(
     made, missed = dict[tuple, SavedImage](), ""
     length, count = model.target.length, len(before) + len(missing)
     progress, shown = Progress(count * length, node_id, None), 0.0
-    for stretch in stretches(len(missing), chunk_size):
+    for stretch in split(len(missing), chunk_size):
         items = missing[stretch.start : stretch.stop]
         with text_encoder(model):
             seeds = [item.seed for item in items]
-            decoding = batch.job.decoding(
-                [item.prompt for item in items], seeds=seeds, at_once=chunk_size, check=check_cancelled
+            decoding = new_decoding(
+                batch.job, [item.prompt for item in items], seeds=seeds, at_once=chunk_size, check=check_cancelled
             )
         with loaded_for([decoding], model, drafter), drawing(decoding) as running:
             for finished in running:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..adt_core.app.jobs import Job
 from ..adt_core.app.prompts import file_prefixes
 from ..adt_core.app.truncation import RAISE, fit_prompt
+from ..adt_core.engine.job import Job
 from ..adt_core.errors import AdtError, shown
 from .prompts import NO_SEED
 from .sockets import checked

@@ -10,8 +10,9 @@ from ..adt_core.app.batch import named_folder
 from ..adt_core.app.checkpoints import BUNDLED_SAMPLING
 from ..adt_core.app.continuation import open_rgb
 from ..adt_core.app.images import digest
-from ..adt_core.app.jobs import Job
+from ..adt_core.app.jobs import new_decoding
 from ..adt_core.app.prompts import non_blank, sample
+from ..adt_core.engine.job import Job
 from ..adt_core.lab import benchmark as bench
 from ..adt_core.lab import report
 from ..adt_core.policies import PLAIN
@@ -95,7 +96,7 @@ class ADTTreeBenchmark(io.ComfyNode):
         plan = _plan(prompts, methods, count, recipe)
         jobs = _jobs(plan, model, drafter)
         longest = max(plan.prompts, key=lambda prompt: len(encode(model, prompt)))
-        room = max(job.decoding([longest]).memory_required(model.patcher.load_device) for job in jobs.values())
+        room = max(new_decoding(job, [longest]).memory_required(model.patcher.load_device) for job in jobs.values())
         with loaded(patchers(model, drafter), memory_required=room):
             table = _run(plan, jobs, cls.hidden.unique_id)
         if note := ignored(model, preset, **sampling):

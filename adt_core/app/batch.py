@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.decoding import Decoding
+from ..engine.job import Job
 from ..errors import AdtError, Check
 from ..files import inside, is_link, write_in
 from ..rules.noise import NOISE_VERSION
@@ -25,7 +26,6 @@ from ..rules.settings import UPSTREAM
 from ..rules.upstream import maker
 from ..untrusted import list_of, whole_number
 from .images import digest, read_pixels, read_settings, to_png, to_uint8
-from .jobs import Job
 from .prompts import file_name_part, slug
 from .run_stats import are_run_stats
 

@@ -38,9 +38,8 @@ def run(given: Mapping[str, Any], device: str) -> str:
     Raises:
         AdtError: If the model or its drafter cannot be loaded.
     """
-    place = choose_device(device)
-    target = open_target(complete(given, device).loading, place)
-    recipe = complete(given, device, target.published)
+    recipe = complete(given, device)
+    target = open_target(recipe.loading, choose_device(device))
     rows = [target.encode_prompt(suffixed(prompt, recipe.suffix)) for prompt in PROMPTS]
     return diagnose(DiagnosticSetup(target, recipe.sampling, load_drafter(recipe.drafter or JACOBI, target), rows))
 

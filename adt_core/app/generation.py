@@ -1,4 +1,4 @@
-"""From checked options to pictures on disk: what ``generate`` does behind its command line."""
+"""The command ``generate``: from checked arguments to images on disk."""
 
 from __future__ import annotations
 
@@ -15,34 +15,39 @@ from tqdm import tqdm
 
 from ..drafters import JACOBI
 from ..engine.decoding import Decoding
+from ..engine.job import Job
 from ..errors import AdtError
 from ..files import write, write_json
 from ..policies import PLAIN, Drafting
 from ..policies.recipe import Recipe
 from ..rules.trace import Trace
 from . import continuation, distributed
-from .args import GenerateArgs
+from .args import GenerateArgs, OutputArgs
 from .checkpoints import load_drafter
 from .images import check_outputs, to_png
-from .jobs import Job, conditions, drawing, stretches, warm_up
+from .jobs import conditions, drawing, new_decoding, split, warm_up
 from .loading import choose_device, complete, models_of, named, open_target
 from .prompts import blank_note, non_blank, read_all
 from .training_domain import domain_warning
 
-MOST_PICTURES = 10**6
-"""Pictures of one command; each one's path is in memory."""
+MAX_IMAGES = 10**6
+"""Images of one command. The path of each is kept in memory."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """An order that has been checked. Nothing is loaded yet.
+class GenerationPlan:
+    """Checked arguments of ``generate``, before a model is loaded.
 
-    recipe: with what is usual where nothing is asked for. How the model's authors draw is not known before it is
-    loaded. paths: one per picture. parts: numbers of the prompts that one decoding takes. note: what is to be said of
-    the list of prompts, or "".
+    Attributes:
+        args: Arguments as given.
+        recipe: Complete recipe, without the codes of source images, which need the model.
+        prompts: Text of each prompt.
+        paths: Output file of each image.
+        parts: Indices of the prompts of each decoding.
+        note: Remark on the list of prompts, or "".
     """
 
-    order: GenerateArgs
+    args: GenerateArgs
     recipe: Recipe
     prompts: list[str]
     paths: list[Path]
@@ -50,125 +55,160 @@ class Plan:
     note: str = ""
 
 
-def plan(order: GenerateArgs) -> Plan:
-    """Check everything that can be checked before a model is loaded. Raises AdtError."""
-    files, subject, numbers = order.files, order.subject, order.numbers
+def plan(args: GenerateArgs) -> GenerationPlan:
+    """Check everything that can be checked before a model is loaded.
+
+    Raises:
+        AdtError: If an argument is wrong.
+    """
+    files, source, batch = args.files, args.subject, args.numbers
     if files.output.suffix.lower() != ".png":
         raise AdtError(f"`output`: '{files.output}' must end in .png.")
-    recipe = complete(order.given, order.device, strict=subject.from_png is None)
+    recipe = complete(args.given, args.device, strict=source.from_png is None)
     if files.compare and not recipe.drafting.policy.needs_drafter:
         raise AdtError("`compare` needs a `method` other than autoregressive; choose one.")
-    continuation.check_args(order.continuation)
-    distributed.check_args(order.engines, subject.prompts)
-    listed = read_all(subject.prompts) if subject.prompts else []
-    prompts = [prompt.text for prompt in non_blank(listed)] if listed else [subject.prompt or ""]
+    continuation.check_args(args.continuation)
+    distributed.check_args(args.engines, source.prompts)
+    listed = read_all(source.prompts) if source.prompts else []
+    prompts = [prompt.text for prompt in non_blank(listed)] if listed else [source.prompt or ""]
     if not all(prompt.strip() for prompt in prompts):
         raise AdtError("`prompt` is empty; describe the image in a few words.")
-    if order.engines.ray_address is None:
-        choose_device(order.device)
-    count, output = len(prompts) * numbers.batch_size, files.output
-    if count > MOST_PICTURES:
-        raise AdtError(
-            f"`batch_size`: this makes {count} images, but at most {MOST_PICTURES} are allowed; use a smaller number."
-        )
-    numbered = [output.with_name(f"{output.stem}-{number:04}.png") for number in range(1, count + 1)]
-    paths = numbered if count > 1 else [output]
+    if args.engines.ray_address is None:
+        choose_device(args.device)
+    paths = _output_paths(files.output, len(prompts) * batch.batch_size)
     check_outputs(
-        [*(("output", path) for path in dict.fromkeys([output, *paths])), *named(files, "tokens", "trace", "report")],
+        [*(("output", path) for path in dict.fromkeys([files.output, *paths])), *_json_outputs(files)],
         [
-            *named(subject, "prompts", "from_png"),
-            *named(order.continuation, "source", "continue_from"),
+            *named(source, "prompts", "from_png"),
+            *named(args.continuation, "source", "continue_from"),
             *models_of(recipe.loading.model, recipe.drafter or JACOBI),
         ],
     )
-    parts = stretches(len(prompts), numbers.together, numbers.batch_size, order.engines.workers)
-    return Plan(order, recipe, prompts, paths, parts, blank_note(listed))
+    parts = split(len(prompts), batch.together, batch.batch_size, args.engines.workers)
+    return GenerationPlan(args, recipe, prompts, paths, parts, blank_note(listed))
 
 
-class Result(NamedTuple):
-    """A part's images by one method: codes [B, rows, columns] and their trace."""
+def _output_paths(output: Path, count: int) -> list[Path]:
+    """Return the path of each image; several are numbered from 0001."""
+    if count > MAX_IMAGES:
+        raise AdtError(
+            f"`batch_size`: this makes {count} images, but at most {MAX_IMAGES} are allowed; use a smaller number."
+        )
+    numbered = [output.with_name(f"{output.stem}-{number:04}.png") for number in range(1, count + 1)]
+    return numbered if count > 1 else [output]
+
+
+def _json_outputs(files: OutputArgs) -> list[tuple[str, Path]]:
+    return named(files, "tokens", "trace", "report")
+
+
+class PartResult(NamedTuple):
+    """Images of a part by one method: codes [B, rows, columns] int64, and their trace."""
 
     codes: Tensor
     trace: Trace
 
 
-class Step(NamedTuple):
-    """What came of a round: the tokens drawn, and PNGs of the images that it finished, by their numbers.
+class GenerationProgress(NamedTuple):
+    """Outcome of a round.
 
-    results: after the last round of a part, by the part's number: a result for each method.
+    Attributes:
+        tokens: Tokens decoded.
+        pngs: PNG of each image that the round finished, by the image's number.
+        results: After the last round of a part: by the part's number, a result of each method.
     """
 
     tokens: int = 0
     pngs: dict[int, bytes] = {}
-    results: dict[int, list[Result]] = {}
+    results: dict[int, list[PartResult]] = {}
 
 
-class Engine:
-    """The models of a plan in memory; draws its parts. Raises AdtError for files and prompts that don't fit.
+class GenerationWorker:
+    """Loaded models of a plan, which draw its parts.
 
-    facts: tokens that are drawn, of all images, by all methods; and what is to be said of the prompts.
+    Attributes:
+        facts: Number of tokens to decode, of all images by all methods, and remarks on the prompts.
+
+    Raises:
+        AdtError: If a file or a prompt does not fit the model.
     """
 
-    def __init__(self, plan: Plan):
-        self.plan, order = plan, plan.order
-        target = open_target(plan.recipe.loading, choose_device(order.device))
-        recipe = complete(order.given, order.device, target.published)
-        sources = continuation.source_codes(order.continuation, target) or recipe.sources
+    def __init__(self, plan: GenerationPlan):
+        self.plan = plan
+        args = plan.args
+        target = open_target(plan.recipe.loading, choose_device(args.device))
+        sources = continuation.source_codes(args.continuation, target) or plan.recipe.sources
         target = continuation.with_sources(target, sources)
-        kept = continuation.prefix_codes(order.continuation, target) or recipe.kept
-        recipe = replace(recipe, kept=kept, sources=sources)
+        kept = continuation.prefix_codes(args.continuation, target) or plan.recipe.kept
+        recipe = replace(plan.recipe, kept=kept, sources=sources)
         drafter = load_drafter(recipe.drafter or JACOBI, target) if recipe.drafting.policy.needs_drafter else None
         job = Job(target, recipe, drafter)
         notes = [*job.check(plan.prompts), domain_warning(target, plan.prompts), target.codec.note]
         plain = replace(job, recipe=replace(recipe, drafting=Drafting(PLAIN)))
-        self.jobs = [job, plain] if order.files.compare else [job]
-        drawn = target.length - target.tokens(torch.tensor([recipe.kept], dtype=torch.long)).shape[1]
-        self.facts = len(self.jobs) * len(plan.paths) * drawn, notes
-        if order.files.compare:
+        self.jobs = [job, plain] if args.files.compare else [job]
+        per_image = target.length - target.tokens(torch.tensor([recipe.kept], dtype=torch.long)).shape[1]
+        self.facts = len(self.jobs) * len(plan.paths) * per_image, notes
+        if args.files.compare:
             for job in self.jobs:
                 warm_up(self._decoding(job, plan.parts[0]))
 
     def _decoding(self, job: Job, numbers: range) -> Decoding:
-        first, size = job.recipe.image_index, self.plan.order.numbers.batch_size
-        indices = list(range(first, first + size))
+        batch = self.plan.args.numbers
+        first = job.recipe.image_index
+        indices = list(range(first, first + batch.batch_size))
         prompts = [self.plan.prompts[number] for number in numbers for _ in indices]
-        return job.decoding(prompts, indices * len(numbers), self.plan.order.numbers.together)
+        return new_decoding(job, prompts, indices * len(numbers), batch.together)
 
-    def __call__(self, part: int) -> Iterator[Step]:
-        """Draw the part of this number, counted from 0. The first method's images become pictures."""
-        numbers, results = self.plan.parts[part], []
-        first = numbers[0] * self.plan.order.numbers.batch_size
+    def __call__(self, part: int) -> Iterator[GenerationProgress]:
+        """Draw a part by every method. Only the first method's images become PNGs.
+
+        Args:
+            part: Number of the part, from 0.
+        Yields:
+            The outcome of each round, then the results of the part.
+        """
+        numbers = self.plan.parts[part]
+        results = []
+        first = numbers[0] * self.plan.args.numbers.batch_size
         turn = 1 if part % 2 else -1
-        for job in self.jobs[::turn]:  # in turns, so that none has the quieter moments
+        for job in self.jobs[::turn]:  # methods alternate, so that changes in the machine's load affect them alike
             decoding = self._decoding(job, numbers)
             done = decoding.done_tokens
             with drawing(decoding) as running:
                 for finished in running:
-                    pictured = finished if job is self.jobs[0] else []
-                    pngs = {first + image: self._png(decoding, image, first + image) for image in pictured}
-                    yield Step(decoding.done_tokens - done, pngs)
+                    images = finished if job is self.jobs[0] else []
+                    pngs = {first + image: self._png(decoding, image, first + image) for image in images}
+                    yield GenerationProgress(decoding.done_tokens - done, pngs)
                     done = decoding.done_tokens
-            results.append(Result(decoding.grid_codes(), decoding.trace))
-        yield Step(results={part: results[::turn]})
+            decoding.measure_costs()
+            results.append(PartResult(decoding.grid_codes(), decoding.trace))
+        yield GenerationProgress(results={part: results[::turn]})
 
     def _png(self, decoding: Decoding, image: int, number: int) -> bytes:
-        """An image of a decoding as a picture. number: of the picture among all, counted from 0."""
+        """Return the PNG of an image.
+
+        Args:
+            decoding: Decoding that drew it.
+            image: Index of the image in the decoding.
+            number: Index of the image among all images of the command.
+        """
         job = self.jobs[0]
-        prompt, index = divmod(number, self.plan.order.numbers.batch_size)
-        made_with = conditions(decoding, image)
-        settings = job.settings(self.plan.prompts[prompt], job.recipe.image_index + index, made_with)
+        prompt, index = divmod(number, self.plan.args.numbers.batch_size)
+        image_index = job.recipe.image_index + index
+        settings = job.settings(self.plan.prompts[prompt], image_index, conditions(decoding, image))
         return to_png(job.pixels(decoding.grid_codes()[[image]])[0], settings)
 
 
-def run(plan: Plan) -> str:
-    """Load, decode, write. Returns what to tell the user.
+def run(plan: GenerationPlan) -> str:
+    """Load the models, decode, and write the files: images when they are finished, JSON files at the end.
 
-    Pictures are written as soon as they are decoded; the JSON files at the end.
+    Returns:
+        Summary for the user.
     """
     began, parts = perf_counter(), range(len(plan.parts))
-    results: dict[int, list[Result]] = {}
+    results: dict[int, list[PartResult]] = {}
     with (
-        distributed.start_workers(partial(Engine, plan), plan.order.engines, plan.order.device, len(parts)) as (
+        distributed.start_workers(partial(GenerationWorker, plan), plan.args.engines, plan.args.device, len(parts)) as (
             ((tokens, notes), *_),
             mapped,
         ),
@@ -185,13 +225,19 @@ def run(plan: Plan) -> str:
     return "\n".join(filter(None, [*lines, plan.note, *notes]))
 
 
-def summarise(plan: Plan, by_method: Sequence[Sequence[Result]], elapsed: float) -> tuple[dict, list[str]]:
-    """The run's figures, and the lines that sum it up.
+def summarise(
+    plan: GenerationPlan, by_method: Sequence[Sequence[PartResult]], elapsed: float
+) -> tuple[dict, list[str]]:
+    """Summarise a run.
 
-    by_method: the results of all parts, by the method asked for and, in a comparison, by plain decoding. elapsed:
-    seconds of the whole run, loading and writing included.
+    Args:
+        plan: Arguments of the run.
+        by_method: Results of all parts by the chosen method, then with ``compare`` by plain decoding.
+        elapsed: Seconds of the run, loading and writing included.
+    Returns:
+        Statistics for the report, and lines for the user.
     """
-    paths, engines = plan.paths, plan.order.engines
+    paths, engines = plan.paths, plan.args.engines
     report = {**figures(by_method[0]), "model": plan.recipe.loading.model, "drafter": plan.recipe.drafter}
     name = f"{paths[0]}" + (f" to {paths[-1].name}" if len(paths) > 1 else "")
     lines = [
@@ -199,7 +245,7 @@ def summarise(plan: Plan, by_method: Sequence[Sequence[Result]], elapsed: float)
         f"tau {report['tau']:.2f}, mean depth {report['mean_depth']:.2f}"
         + (f", {report['substitution_rate']:.1%} of the tokens substituted" if plan.recipe.lantern else "")
     ]
-    if plan.order.files.compare:
+    if plan.args.files.compare:
         plain, images = figures(by_method[1]), len(paths)
         drafted, undrafted = (torch.cat([result.codes for result in results]) for results in by_method)
         same = int((drafted == undrafted).flatten(1).all(1).sum())
@@ -218,17 +264,17 @@ def summarise(plan: Plan, by_method: Sequence[Sequence[Result]], elapsed: float)
     return report, lines
 
 
-def figures(results: Sequence[Result]) -> dict:
-    """The joint figures of all parts, by the names of ``Trace.report``, and how many ``images`` they have."""
+def figures(results: Sequence[PartResult]) -> dict:
+    """Return the statistics of all parts together, by the names of ``Trace.report``, and the number of ``images``."""
     traces = [result.trace for result in results]
     images, seconds = sum(trace.images for trace in traces), sum(trace.prefill_seconds for trace in traces)
     rounds = [round for trace in traces for round in trace.rounds]
     return {**replace(traces[0], images=images, prefill={0: seconds}, rounds=rounds).report(), "images": images}
 
 
-def write_files(plan: Plan, results: Sequence[Result], report: dict) -> None:
-    """Write the JSON files that were asked for."""
-    files, size = plan.order.files, plan.order.numbers.batch_size
+def write_files(plan: GenerationPlan, results: Sequence[PartResult], report: dict) -> None:
+    """Write the JSON files that the arguments name."""
+    files, size = plan.args.files, plan.args.numbers.batch_size
     if files.tokens:
         grids = [grid for result in results for grid in result.codes.tolist()]
         content = {"tokens": grids, "prompts": plan.prompts, "batch_size": size}

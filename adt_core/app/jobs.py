@@ -1,162 +1,87 @@
-"""A job: how images are made. Only this module loops over a ``Decoding``, and it alone says what a PNG carries."""
+"""Loops over a decoding: only this module iterates over :class:`Decoding`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from ..drafters import Drafter
 from ..engine.decoding import Decoding
-from ..errors import AdtError, Check, shown
-from ..models.target import EncodedPrompt, Target, suffixed
-from ..policies.recipe import Recipe
-from ..rules.noise import NOISE_VERSION
-from ..version import VERSION
+from ..engine.job import Job
+from ..engine.request import Request
+from ..errors import Check
 
-STRETCH = 8
-"""Prompts of one decoding, per image at work: many, so that slots are filled again; not too many for the memory."""
+PART_FACTOR = 8
+"""Prompts of one decoding per active image: enough to refill slots, few enough for the memory."""
 WARM_UP = 3
-"""Rounds that are decoded and thrown away before a method is timed: the first calls are slow."""
+"""Rounds that are decoded and discarded before a method is timed, because the first calls are slow."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """What all images of a run have in common: the loaded models, and the recipe.
+def new_decoding(
+    job: Job,
+    prompts: Sequence[str],
+    image_indices: Sequence[int] | None = None,
+    at_once: int | None = None,
+    prefix: Tensor | None = None,
+    check: Check | None = None,
+    seeds: Sequence[int] | None = None,
+) -> Decoding:
+    """Make a decoding of one image per prompt, before its first round.
 
-    drafter: None for plain decoding.
+    Args:
+        job: Recipe and loaded models.
+        prompts: Text of each image.
+        image_indices: Index of each image among the images of its prompt (default: 0).
+        at_once: Images that are decoded at the same time (default: all).
+        prefix: Codes [images, P] that each image begins with (default: the recipe's).
+        check: Called often; may raise an exception to cancel.
+        seeds: Seed of each image (default: the recipe's).
+    Raises:
+        AdtError: If a prompt is empty or too long, or settings contradict each other.
     """
-
-    target: Target
-    recipe: Recipe = Recipe()
-    drafter: Drafter | None = None
-
-    @property
-    def loaded(self) -> Recipe:
-        """The recipe, with what the target is in place of how it was to be loaded."""
-        return replace(self.recipe, loading=replace(self.recipe.loading, **self.target.loaded))
-
-    def check(self, prompts: Sequence[str]) -> list[str]:
-        """What is to be said of the prompts.
-
-        Raises AdtError for one that is empty or too long, now rather than when its turn comes.
-        """
-        notes = []
-        for number, prompt in enumerate(prompts, start=1):
-            try:
-                notes.append(self.check_prompt(prompt))
-            except AdtError as error:
-                if len(prompts) == 1:
-                    raise
-                raise AdtError(
-                    f"`prompts`: number {number} of {len(prompts)}, {shown(prompt)}: {error.template}"
-                ) from error
-        if self.recipe.negative.strip():
-            self.target.check_prompt(self.recipe.negative)
-        return list(filter(None, notes))
-
-    def check_prompt(self, prompt: str) -> str:
-        """A sentence for who wrote the prompt, or "". AdtError if it is empty or too long."""
-        return self.target.check_prompt(suffixed(prompt, self.recipe.suffix))
-
-    def _encode(self, prompt: str) -> EncodedPrompt:
-        return self.target.encode_prompt(suffixed(prompt, self.recipe.suffix))
-
-    def decoding(
-        self,
-        prompts: Sequence[str],
-        image_indices: list[int] | None = None,
-        at_once: int | None = None,
-        prefix: Tensor | None = None,
-        check: Check | None = None,
-        seeds: list[int] | None = None,
-    ) -> Decoding:
-        """A decoding of one image per prompt, which has not begun.
-
-        image_indices, seeds: of the noise, one per image; 0 and the sampling's for all unless given. at_once: images at
-        work at the same time; all unless given. prefix: codes [images, P], where images start from different ones; else
-        the job's. check: called often; may raise to cancel. Raises AdtError for a prompt that is empty or too long, and
-        for settings that don't fit together.
-        """
-        recipe, negatives = self.recipe, None
-        if recipe.negative.strip():
-            negatives = [self.target.encode_prompt(recipe.negative)] * len(prompts)
-        if prefix is None:
-            prefix = torch.tensor([recipe.kept] * len(prompts), dtype=torch.long)
-        return Decoding(
-            self.target,
-            [self._encode(prompt) for prompt in prompts],
-            negatives=negatives,
-            sampling=recipe.sampling,
-            drafting=recipe.drafting,
-            drafter=self.drafter,
-            lantern=recipe.lantern,
-            image_indices=image_indices,
-            seeds=seeds,
-            prefix=prefix,
-            at_once=at_once,
-            check=check,
-            profile=recipe.profile,
-        )
-
-    def pixels(self, codes: Tensor, check: Check | None = None) -> Tensor:
-        """Codes [B, rows, columns] -> pixels [B, 3, H, W] in [-1, 1], on the codec's device."""
-        codec = self.target.codec
-        return codec.decode(codes.to(codec.codebook.device), check=check)
-
-    def settings(self, prompt: str, image_index: int = 0, conditions: Mapping[str, Any] = {}) -> dict:
-        """Everything that makes an image what it is, as plain JSON types.
-
-        Most names are those of the recipe, so that ``--from-png`` can read them back. The others are for people.
-        conditions: of its decoding, see :func:`conditions`.
-        """
-        return {
-            "prompt": prompt,
-            **self.loaded.flat(),
-            "model_name": self.target.name,
-            "device": self.target.decoder.embedding.device.type,
-            "image_index": image_index,
-            "image_tokens": self.target.length,
-            **conditions,
-            "noise_version": NOISE_VERSION,
-            "versions": {"adt-tree": VERSION, "torch": torch.__version__, "numpy": np.__version__},
-        }
+    request = Request.of(job, prompts, image_indices=image_indices, seeds=seeds, prefix=prefix, check=check)
+    return Decoding.of(request, at_once)
 
 
 @contextmanager
 def drawing(decoding: Decoding) -> Iterator[Iterator[list[int]]]:
-    """``with drawing(decoding) as running: for finished in running: ...`` decodes to the end.
+    """Decode to the end, as in ``with drawing(decoding) as running: for finished in running: ...``.
 
-    Each round gives the numbers of the images that are newly finished: often none. A round more comes at the end if the
-    last images were finished by reading their prompts alone. The block's end frees the caches, however it ends. If all
-    images are finished then, what rounds cost here is measured unless it is known.
+    The end of the block frees the caches, however it ends. Call :meth:`Decoding.measure_costs` after it.
+
+    Args:
+        decoding: Decoding that has not begun.
+    Yields:
+        An iterator that gives, after each round, the indices of the images that it finished, which are often none. One
+        more item follows if the last images were finished by reading their prompts.
     """
     with closing(_finished(decoding)) as running:
         yield running
-    if decoding.done_tokens == decoding.total_tokens:
-        decoding.measure_costs()
 
 
 def rounds(decoding: Decoding) -> Generator[list[int], None, None]:
-    """What :func:`drawing` runs through, for a loop that does nothing else."""
+    """Decode to the end like :func:`drawing`, then measure costs; for a loop that does nothing else.
+
+    Args:
+        decoding: Decoding that has not begun.
+    Yields:
+        After each round, the indices of the images that it finished.
+    """
     with drawing(decoding) as running:
         yield from running
+    decoding.measure_costs()
 
 
 def _finished(decoding: Decoding) -> Generator[list[int], None, None]:
     waiting = list(range(decoding.images))
 
     def newly() -> list[int]:
-        whole = (decoding.codes[:, -1] >= 0).tolist()
-        done = [image for image in waiting if whole[image]]
-        waiting[:] = [image for image in waiting if not whole[image]]
+        finished = (decoding.codes[:, -1] >= 0).tolist()
+        done = [image for image in waiting if finished[image]]
+        waiting[:] = [image for image in waiting if not finished[image]]
         return done
 
     for _ in decoding:
@@ -166,8 +91,8 @@ def _finished(decoding: Decoding) -> Generator[list[int], None, None]:
 
 
 def conditions(decoding: Decoding, image: int) -> dict:
-    """The decoding's conditions, for an image's settings; if LANTERN drew it, also the share of replaced tokens."""
-    if decoding.lantern is None:
+    """Return the decoding's conditions for an image's metadata, under LANTERN with the share of replaced tokens."""
+    if decoding.request.lantern is None:
         return decoding.conditions()
     rate = decoding.trace.part([image]).report()["substitution_rate"]
     return {**decoding.conditions(), "figures": {"substitution_rate": rate}}
@@ -181,22 +106,27 @@ def decode(decoding: Decoding) -> Decoding:
 
 
 def warm_up(decoding: Decoding, count: int = WARM_UP) -> None:
-    """Decode ``count`` rounds and throw them away; all rounds on a GPU, where each size of a round is slow once.
+    """Decode rounds and discard them, then measure costs if they are unknown.
 
-    What rounds cost here is measured if it is not known.
+    Args:
+        decoding: Decoding that has not begun.
+        count: Number of rounds on a CPU. On a GPU all rounds are decoded, because each size is slow the first time.
     """
     with closing(iter(decoding)) as running:
-        for _ in islice(running, None if decoding.is_replayed else count):
+        for _ in islice(running, None if decoding.request.replayed else count):
             pass
     decoding.measure_costs()
 
 
-def stretches(prompts: int, at_once: int, together: int = 1, workers: int = 1) -> list[range]:
-    """The numbers 0 .. ``prompts`` - 1 in stretches: the prompts that one decoding takes, so that memory stays bounded.
+def split(prompts: int, at_once: int, together: int = 1, workers: int = 1) -> list[range]:
+    """Split the numbers 0 .. `prompts` - 1 into the prompts of one decoding each, so that memory stays bounded.
 
-    at_once: images at work at the same time; in a stretch, the next image takes the place of a finished one. together:
-    images of a prompt. workers: engines that share the stretches; none is left without one.
+    Args:
+        prompts: Number of prompts.
+        at_once: Images that are decoded at the same time; the slot of a finished image is reused within a part.
+        together: Images of a prompt.
+        workers: Workers that share the parts; each gets at least one if there are enough prompts.
     """
-    company = math.ceil(at_once / together)  # prompts at work at the same time
-    size = company if company == 1 else max(company, min(STRETCH * company, math.ceil(prompts / workers)))
+    active = math.ceil(at_once / together)  # prompts that are decoded at the same time
+    size = active if active == 1 else max(active, min(PART_FACTOR * active, math.ceil(prompts / workers)))
     return [range(prompts)[first : first + size] for first in range(0, prompts, size)]

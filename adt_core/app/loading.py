@@ -14,29 +14,39 @@ from ..models.target import PublishedSampling, Target
 from ..policies import check_fit
 from ..policies.recipe import BUNDLED, Loading, Recipe
 from ..rules.settings import Settings
-from .checkpoints import checkpoint_files, find_drafter, load_target
+from .checkpoints import checkpoint_files, find_drafter, load_target, published_sampling
 
 
-def complete(
-    given: Mapping[str, Any],
-    device: str = "auto",
-    published: PublishedSampling = PublishedSampling(),
-    strict: bool = False,
-) -> Recipe:
-    """The recipe of what is given, by the names of its settings: else what suits model, drafter and device holds.
+def complete(given: Mapping[str, Any], device: str = "auto", strict: bool = False) -> Recipe:
+    """Complete a recipe with the defaults of its model, drafter and device.
 
-    device: ``auto``, ``cpu`` or ``cuda``. published: how the authors of the model draw. strict: AdtError for an option
-    that the method does not have. A PNG may bring such, because its method was another. Raises AdtError for values out
-    of bounds, and if they don't go together.
+    Args:
+        given: Values of the recipe's options, by their names. None stands for the default.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        strict: Whether to refuse options of other methods. A PNG may contain them, if another method drew it.
+    Raises:
+        AdtError: If a value is out of bounds, values contradict each other.
     """
-    drafter = given.get("drafter") or default_drafter(given.get("model", BUNDLED))
+    model = given.get("model") or BUNDLED
+    drafter = given.get("drafter") or default_drafter(model)
     kind = choose_device("auto").type if device == "auto" else device
-    usual = {**published._asdict(), **drafter_defaults(drafter, kind)}
-    recipe = Recipe.of({**given, "drafter": drafter}, usual)
+    defaults = {**_published_sampling(model)._asdict(), **drafter_defaults(drafter, kind)}
+    recipe = Recipe.of({**given, "drafter": drafter}, defaults)
     if strict:
         recipe.drafting.check_options(given)
     check_fit(recipe.drafting.method, is_network(drafter))
     return recipe
+
+
+def _published_sampling(model: str) -> PublishedSampling:
+    """Return the sampling that a model's authors publish; the general default if the model can't be read.
+
+    Opening such a model raises the error.
+    """
+    try:
+        return published_sampling(model)
+    except AdtError:
+        return PublishedSampling()
 
 
 def default_drafter(model: str) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..models.rows import AttentionMetadata
 from ..models.target import guidance_at, with_grammar
 from ..rules.sampling import process_logits
-from .request import PREFIX_AT_ONCE
+from .request import PREFIX_CHUNK
 from .slots import Slots
 
 
@@ -40,7 +40,7 @@ def prefill(slots: Slots, step: AttentionMetadata) -> Tensor:
     """Run the target on the prompts and prefixes.
 
     The batch-invariant mode reads prefixes as if they were generated: in forward passes of their own, with at most
-    `PREFIX_AT_ONCE` tokens each. It also reads prompts like this if all keys count as near, because their padding would
+    `PREFIX_CHUNK` tokens each. It also reads prompts like this if all keys count as near, because their padding would
     change the result otherwise.
 
     Args:
@@ -59,7 +59,7 @@ def prefill(slots: Slots, step: AttentionMetadata) -> Tensor:
         unsplit = rows.cache_offset
     else:
         unsplit = 0
-    starts = [*([0] if unsplit else []), *range(unsplit, rows.length, PREFIX_AT_ONCE)]
+    starts = [*([0] if unsplit else []), *range(unsplit, rows.length, PREFIX_CHUNK)]
     features = []
     for start, end in zip(starts, [*starts[1:], rows.length]):
         part = step.part(start, end)

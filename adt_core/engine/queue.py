@@ -1,4 +1,4 @@
-"""Which images are at work: prompts are read, first tokens are drawn, and slots are filled again."""
+"""Queue of images: reads prompts, draws first tokens, and refills the slots of finished images."""
 
 from __future__ import annotations
 
@@ -6,56 +6,72 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from ..drafters import Drafter, Prefill, Session
 from ..models.cache import KVCache
 from ..models.rows import BatchRows, Roots
-from ..rules.noise import Kind, Noise
+from ..rules.noise import Kind, Noise, Own
+from ..rules.settings import UPSTREAM
+from ..rules.upstream import Upstream
 from . import pool
 from .forward import add_noise, logits, prefill
 from .graphs import Graphs, make_recorder
-from .request import Request, Tables
+from .request import Request
 from .slots import Slots
+from .tables import Tables
 
 
 class ImageQueue:
-    """Images that are finished leave their slots, and others take their places.
+    """Images of a request that wait, and the slots of those that are active.
 
-    slots: the state of the images at work; None before the first.
+    Attributes:
+        slots: State of the active images; None before the first.
     """
 
     def __init__(self, request: Request, drafts: Callable[[], bool], entered: Callable[[Slots, float], None]):
-        """entered: called with the slots of images that have begun, and the seconds that this took."""
-        self._request, self._drafts, self._entered = request, drafts, entered
+        """Make an empty queue.
+
+        Args:
+            request: Batch to decode.
+            drafts: Returns whether to draft for the images that enter next.
+            entered: Called with the slots of images whose prompts were read, and the seconds that this needed.
+        """
+        self._request = request
+        self._drafts = drafts
+        self._entered = entered
         self.slots: Slots | None = None
         self._drafter: Drafter | None = None
-        self._known: Tables | None = None
+        self._shared_tables: Tables | None = None
         self._kind: Kind | None = None
 
-    def begin(self, images: list[int], at_once: int) -> None:
-        """Let these images wait, so many at once to be drawn. Nothing is at work until then."""
-        self._waiting, self._at_once, self.slots = images, at_once, None
+    def begin(self, images: list[int], max_batch_size: int) -> None:
+        """Queue images for decoding, at most `max_batch_size` at a time."""
+        self._waiting = images
+        self._max_batch_size = max_batch_size
+        self.slots = None
 
     @torch.inference_mode()
     def restart(self, images: list[int]) -> Slots:
-        """Let these images enter in the place of all that are at work, finished or not."""
+        """Replace all active images, finished or not, by these."""
         self._waiting = images
         self.slots = self._enter_all()
         return self.slots
 
     @torch.inference_mode()
     def refill(self) -> Slots | None:
-        """Let finished images leave and others enter. None when all are finished."""
+        """Replace finished images by waiting ones. Return None when all images are finished."""
         if self.slots is None:
             self.slots = self._enter_all() if self._waiting else None
         while self.slots is not None and (finished := self.slots.finished()):
-            slots, everyone = self.slots, len(finished) == sum(self.slots.active)
-            if everyone and not self._waiting:
+            slots = self.slots
+            all_finished = len(finished) == sum(slots.active)
+            if all_finished and not self._waiting:
                 return None
             if self._waiting and slots.proposer is not None:
                 free = finished[: len(self._waiting)]
                 slots.admit(free, self._enter(len(free)))
-            elif everyone:  # plain images go best in step, so nobody enters before all have left
+            elif all_finished:  # plain images run fastest in step, so the next enter when all have left
                 self.slots = self._enter_all()
             elif self._request.replayed:
                 slots.deactivate(finished)
@@ -64,8 +80,9 @@ class ImageQueue:
         return self.slots
 
     def _enter_all(self) -> Slots:
-        """The next images, in the memory of those before them where that has the same plan."""
-        count, request = min(self._at_once, len(self._waiting)), self._request
+        """Read the next images into all slots, reusing memory with the same layout."""
+        request = self._request
+        count = min(self._max_batch_size, len(self._waiting))
         self._drafter = request.active_drafter if self._drafts() else None
         plan = request.plan(count, self._drafter)
         before = self.slots
@@ -75,68 +92,85 @@ class ImageQueue:
         if before is not None and before.plan == plan:
             before.restart(self._enter(count))
             return before
-        before = self.slots = None  # its memory goes first
+        before = self.slots = None  # free their memory before allocating more
         slots = self._enter(count, request.cache_length)
         slots.plan = plan
         return slots
 
     def leave(self) -> None:
-        """Leave the slots to the next decoding, where they stay in a GPU's memory."""
-        slots, self.slots = self.slots, None
+        """End decoding. On a GPU the slots go to the pool, for the next decoding."""
+        slots = self.slots
+        self.slots = None
         if slots is not None and slots.plan is not None and self._request.replayed:
             pool.put(self._request.target.decoder, slots)
 
     def _enter(self, count: int, cache_length: int | None = None) -> Slots:
         """Read the prompts and prefixes of the next images, and draw the next token of each.
 
-        cache_length: of the KV cache. If not given, just enough for the prompts: such slots are copied into others.
+        Args:
+            count: Number of images.
+            cache_length: Positions of the KV cache (default: enough for the prompts, for slots that will be copied).
         """
         started = time.perf_counter()
         images, self._waiting = self._waiting[:count], self._waiting[count:]
-        request, start = self._request, self._request.start
-        slots = self._slots(images, cache_length)
-        decoder, rows, step = request.target.decoder, slots.rows, slots.rows.prefill()
+        request = self._request
+        slots = self._new_slots(images, cache_length)
+        rows = slots.rows
+        step = rows.prefill()
         features = prefill(slots, step)
         z = logits(slots, features[:, -1:], torch.zeros(count, 1, dtype=torch.long, device=rows.device))
         first = add_noise(slots, z, 0)[:, 0].argmax(-1)
-        slots.roots, slots.positions = Roots.all_at(first, start), [start] * count
+        slots.roots = Roots.all_at(first, request.start)
+        slots.positions = [request.start] * count
         if self._drafter is not None:
             drafting = request.drafting.settings
             session = Session(
                 request.target, rows, slots.noise, request.sampling, drafting, request.largest, request.replayed
             )
             slots.proposer = self._drafter.proposer(session)
-            ids = torch.cat([rows.ids[:, 1:], rows.spread(decoder.image_ids[first[:, None]])], 1)
-            slots.proposer.begin(Prefill(features, ids, step, z, start))
+            ids = torch.cat([rows.ids[:, 1:], rows.spread(request.target.decoder.image_ids[first[:, None]])], 1)
+            slots.proposer.begin(Prefill(features, ids, step, z, request.start))
         self._entered(slots, time.perf_counter() - started)
         slots.prepare_noise()
         return slots
 
-    def _slots(self, images: list[int], cache_length: int | None) -> Slots:
-        """Slots of these images, whose prompts are not read yet."""
+    def _new_slots(self, images: list[int], cache_length: int | None) -> Slots:
+        """Make slots for images whose prompts are not read yet."""
         request, rows = self._request, self._rows(images)
-        target, decoder, before = request.target, request.target.decoder, request.start - 1
+        decoder, before = request.target.decoder, request.start - 1
         cache = KVCache(decoder.config, rows.count, cache_length or rows.length, decoder.embedding, request.check)
-        noise = None
-        if not request.sampling.greedy:
-            keys = [request.keys[image] for image in images]
-            like = torch.empty(0, dtype=decoder.wide_dtype, device=rows.device)
-            length, tokens, ahead = target.length, target.num_tokens, request.noise_ahead
-            self._kind = self._kind or request.noise_kind(like)
-            noise = Noise(keys, length, tokens, ahead, like, request.check, self._kind)
-            noise.prepare([max(before, 0)] * len(images), ahead=1)  # the rest when the first token is there
+        noise = None if request.sampling.greedy else self._noise(images, rows.device)
         roots = Roots.all_at(torch.zeros(len(images), dtype=torch.long, device=rows.device), before)
-        # Slots without a number of slots are copied into others, which have the graphs.
+        # Slots that will be copied need no graphs: the slots that they are copied into have them.
         graphs = Graphs(make_recorder(rows.device) if request.replayed and cache_length else None, decoder)
         return Slots(request, images, rows, cache, self._tables(), noise, roots, [before] * len(images), graphs)
 
+    def _noise(self, images: list[int], device: torch.device) -> Noise:
+        """Make the noise of images, with the row of their first token."""
+        request, target = self._request, self._request.target
+        like = torch.empty(0, dtype=target.decoder.wide_dtype, device=device)
+        self._kind = self._kind or self._noise_kind(like)
+        keys = [request.keys[image] for image in images]
+        noise = Noise(keys, target.length, target.num_tokens, request.noise_ahead, like, request.check, self._kind)
+        noise.prepare([max(request.start - 1, 0)] * len(images), ahead=1)
+        return noise
+
+    def _noise_kind(self, like: Tensor) -> Kind:
+        """Return the generator of the noise of all images, in the dtype and on the device of `like`."""
+        request, target = self._request, self._request.target
+        if request.sampling.noise != UPSTREAM:
+            return Own(target.num_tokens, like)
+        kept = Noise.held(target.length, target.num_tokens, request.noise_ahead) if request.images > 1 else 0
+        before = 0 if request.start else target.drawn_before  # a prefix is part of the script's prompt
+        return Upstream(*target.script_row, request.script_batch, request.start, kept, before)
+
     def _tables(self) -> Tables:
-        """The same for all images."""
-        self._known = self._known or self._request.tables()
-        return self._known
+        """Return the lookup tables, which all images share."""
+        self._shared_tables = self._shared_tables or Tables.of(self._request)
+        return self._shared_tables
 
     def _rows(self, images: list[int]) -> BatchRows:
-        """The rows of these images, prefixes included."""
+        """Return the rows of images, prefixes included."""
         request, decoder, start = self._request, self._request.target.decoder, self._request.start
         prompts = [
             request.prompts[group * request.images + image] for group in range(request.groups) for image in images

@@ -1,9 +1,9 @@
-"""What a decoding is asked for, checked, and what it takes of the device's memory."""
+"""A request: one batch of images to decode with a job, and the sizes that follow from it."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -13,132 +13,173 @@ from ..drafters import Drafter
 from ..drafters.table import with_window
 from ..errors import AdtError, Check
 from ..models.batch_invariance import MASK_ALIGNMENT, near_window
-from ..models.cache import KVCache
-from ..models.quantised_matmul import supports_byte_matmul
-from ..models.rotary import Rope
 from ..models.target import EncodedPrompt, Target
 from ..policies import CostProfile, Drafting, Policy, Scene, Shape, Source
-from ..policies.recipe import Loading, Recipe
-from ..rules.noise import NOISE_VERSION, Key, Kind, Noise, Own
+from ..policies.recipe import Recipe
+from ..rules.noise import NOISE_VERSION, Key
 from ..rules.settings import UPSTREAM, Lantern, Sampling
-from ..rules.upstream import Upstream, maker
-from ..rules.verify import Neighbours
-from .graphs import MAX_GRAPHS
+from ..rules.upstream import maker
+from .job import Job
 
-PROMPT_STEP = 128
-"""Where rounds are replayed, prompts are padded to a multiple of this, so that the next decoding has the same sizes.
+PROMPT_MULTIPLE = 128
+"""Where rounds are replayed, prompts are padded to a multiple of this length.
 
-A GPU's kernel adds up 64 or 128 keys at a time. A multiple of 128 keeps an image's keys together in the same way,
-however long the prompts beside it are."""
+The next batch then often has the same sizes, so that its rounds need not be captured. GPU kernels add up 64 or 128
+keys at a time, so a multiple of 128 groups an image's keys alike whatever other prompts are in its batch.
+"""
+ATTENDED_MULTIPLE = 512
+"""Replayed rounds attend to this many cache positions, or 2, 4, ... times as many, so that few rounds are captured."""
+PREFIX_CHUNK = 256
+"""Batch-invariant mode: tokens of a prompt or prefix in one forward, whose attention needs memory by their square."""
+MAX_ONE_THREAD_PARAMETERS = 3 * 10**7
+"""Decoders with at most this many parameters run on one CPU thread.
 
-COLUMNS = 512
-"""Rounds that are replayed read this many columns of the KV cache, or twice as many, or four times, so that they repeat
-and few are captured."""
-
-CAPTURED, GRAPH_BYTES, WORKSPACE_BYTES = 6, 24 * 2**20, 32 * 2**20
-"""Sizes of rounds with drafts among so many columns, as a rule; bytes of a captured round; bytes that products need for
-their stream. The bytes are figures of others, and nobody has measured them here."""
-
-PREFIX_AT_ONCE = 256
-"""Tokens of a prompt or a prefix in a forward in the exact mode. Memory for attention grows with its square."""
-
-NUMBERS_FOR_ONE_THREAD = 3 * 10**7
-"""Parameters of the largest decoder that runs on one CPU thread. Threads that wait for each other at every one of many
-small products are slowed down many times over by a process that keeps one core busy; large products gain more."""
-
-
-@dataclass(frozen=True)
-class Tables:
-    """What forwards look up. rope: rotary tables of the decoder. guidance, grammar: of the :class:`Target`'s methods.
-
-    neighbours: of every token, for LANTERN.
-    """
-
-    rope: Rope
-    guidance: Tensor | float
-    grammar: Tensor | None
-    neighbours: Neighbours | None
+Their many small products would wait for all threads, and one busy core would slow down each of them. Larger products
+gain more from threads than they lose.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What is drawn, from what, and how; see :class:`.decoding.Decoding`.
+    """One batch of images to decode.
 
-    prompts: of all rows, the conditional ones of all images first. keys: of the images' noise. prefix: [B, P] tokens
-    that every image begins with. Raises AdtError for prompts that are too long, and for a method that needs a drafter
-    where there is none.
+    Attributes:
+        job: Recipe and loaded models.
+        prompts: BatchRows of all images: first the conditional rows, then with guidance the unconditional ones.
+        keys: (seed, index among the images of its prompt) of each image's noise.
+        prefix: [B, P] int64 tokens that the images begin with.
+        check: Called often; may raise an exception to cancel.
+
+    Raises:
+        AdtError: If a prompt is too long, or the job lacks a drafter that its method needs.
     """
 
-    target: Target
+    job: Job
     prompts: Sequence[EncodedPrompt]
     keys: Sequence[Key]
     prefix: Tensor
-    sampling: Sampling
-    drafting: Drafting
-    drafter: Drafter | None
-    lantern: Lantern | None
-    check: Check | None
+    check: Check | None = None
+
+    @classmethod
+    def of(
+        cls,
+        job: Job,
+        prompts: Sequence[str],
+        *,
+        image_indices: Sequence[int] | None = None,
+        seeds: Sequence[int] | None = None,
+        prefix: Tensor | None = None,
+        check: Check | None = None,
+    ) -> Request:
+        """Make a request from texts.
+
+        Args:
+            job: Recipe and loaded models.
+            prompts: Text of each image, without the recipe's suffix.
+            image_indices: Index of each image among the images of its prompt (default: 0).
+            seeds: Seed of each image (default: the recipe's).
+            prefix: Codes [B, P] of the first cells of each image, which are kept (default: the recipe's).
+            check: Called often; may raise an exception to cancel.
+        """
+        if prefix is None:
+            prefix = torch.tensor([job.recipe.kept] * len(prompts), dtype=torch.long)
+        negative = job.encode_negative()
+        negatives = [negative] * len(prompts) if negative is not None else None
+        return cls.of_rows(job, job.encode(prompts), negatives, image_indices, seeds, prefix, check)
+
+    @classmethod
+    def of_rows(
+        cls,
+        job: Job,
+        prompts: Sequence[EncodedPrompt],
+        negatives: Sequence[EncodedPrompt] | None = None,
+        image_indices: Sequence[int] | None = None,
+        seeds: Sequence[int] | None = None,
+        prefix: Tensor | None = None,
+        check: Check | None = None,
+    ) -> Request:
+        """Make a request from encoded prompts.
+
+        Args:
+            job: Recipe and loaded models.
+            prompts: Conditional row of each image.
+            negatives: BatchRows that guidance pushes away from (default: the model's rows without text).
+            image_indices: Index of each image among the images of its prompt (default: 0).
+            seeds: Seed of each image (default: the recipe's).
+            prefix: Codes [B, P] of the first cells of each image, which are kept (default: none).
+            check: Called often; may raise an exception to cancel.
+        Raises:
+            AdtError: If there are no prompts, or arguments contradict each other.
+        """
+        if not prompts:
+            raise AdtError("batch size is 0; it must be 1 or more.")
+        sampling, images = job.recipe.sampling, len(prompts)
+        rows = _with_negatives(prompts, negatives, job.target) if sampling.guidance != 1 else prompts
+        indices = image_indices if image_indices is not None else [0] * images
+        keys = list(zip(seeds if seeds is not None else [sampling.seed] * images, indices, strict=True))
+        return cls(job, rows, keys, _prefix_tokens(prefix, images, job.target), check)
 
     def __post_init__(self) -> None:
-        room = self.target.decoder.config.max_positions - self.target.length
-        if self.longest > room:
+        most = self.target.decoder.config.max_positions - self.target.length
+        if self.longest > most:
             name = self.target.name
-            raise AdtError(f"Prompt too long: {self.longest} tokens; {name} accepts {room}; shorten it.")
-        if self.drafting.policy.needs_drafter and self.drafter is None:
+            raise AdtError(f"Prompt too long: {self.longest} tokens; {name} accepts {most}; shorten it.")
+        if self.drafting.policy.needs_drafter and self.job.drafter is None:
             method = self.drafting.method
             raise AdtError(f"method {method!r} needs a drafter; choose a drafter, or the method 'autoregressive'.")
-        if self.sampling.noise == UPSTREAM and self.together <= self._last_index:
+        if self.sampling.noise == UPSTREAM and self.script_batch <= self._last_index:
             least = self._last_index + 1
             raise AdtError(
-                f"`noise_batch` is {self.together}, which is too small for image {least}; use {least} or more."
+                f"`noise_batch` is {self.script_batch}, which is too small for image {least}; use {least} or more."
             )
+
+    @property
+    def target(self) -> Target:
+        return self.job.target
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.job.recipe.sampling
+
+    @property
+    def drafting(self) -> Drafting:
+        return self.job.recipe.drafting
+
+    @property
+    def lantern(self) -> Lantern | None:
+        return self.job.recipe.lantern
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe, with the loading settings that the target reports."""
+        return self.job.loaded
+
+    @cached_property
+    def active_drafter(self) -> Drafter | None:
+        """The drafter, or None if the method does not draft. A policy that chooses gets a network with the window."""
+        policy = self.drafting.policy
+        if self.job.drafter is None or not policy.needs_drafter:
+            return None
+        return with_window(self.job.drafter) if policy.chooses else self.job.drafter
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """Draft modes of the active drafter; none without one."""
+        return self.active_drafter.sources if self.active_drafter is not None else ()
 
     @property
     def images(self) -> int:
         return len(self.keys)
 
     @property
-    def _last_index(self) -> int:
-        return max(index for _, index in self.keys)
-
-    @property
-    def together(self) -> int:
-        """Images of a prompt that upstream's script draws at once."""
-        return self.sampling.noise_batch or self._last_index + 1
-
-    @property
     def groups(self) -> int:
-        """Rows of an image."""
+        """Number of rows of an image: 2 with guidance, else 1."""
         return len(self.prompts) // self.images
 
     @property
     def start(self) -> int:
-        """Raster position of the first token that is drawn."""
+        """Raster position of the first token to decode."""
         return self.prefix.shape[1]
-
-    @property
-    def replayed(self) -> bool:
-        """Are rounds replayed, as on a GPU? On a CPU they are launched piece by piece."""
-        return self.target.decoder.embedding.device.type != "cpu"
-
-    @property
-    def near(self) -> int | None:
-        """Exact mode: how many positions before a token have near keys. None if all do, or if the mode is off."""
-        decoder = self.target.decoder
-        if not decoder.tile or decoder.fallback is not None and not decoder.fallback.far:
-            return None
-        return near_window(decoder.embedding.device, decoder.dtype, decoder.config.head_dim)
-
-    @property
-    def threads(self) -> int:
-        """CPU threads for this work: one where the model is small, for then a busy neighbour hardly slows it down."""
-        alone = self.target.decoder.embedding.device.type == "cpu" and self._numbers <= NUMBERS_FOR_ONE_THREAD
-        return 1 if alone else torch.get_num_threads()
-
-    @cached_property
-    def _numbers(self) -> int:
-        """Of the decoder, its head and embedding included."""
-        return sum(part.numel() for part in self.target.decoder.parameters())
 
     @cached_property
     def longest(self) -> int:
@@ -147,183 +188,136 @@ class Request:
 
     @property
     def padded(self) -> int:
-        """Tokens that all prompts are padded to: the slot of raster position 0."""
-        return self._padded(self.replayed)
+        """Tokens that all prompts are padded to, which is the cache position of raster position 0."""
+        return self.padded_on(self.replayed)
 
-    def _padded(self, replayed: bool) -> int:
-        return -(-self.longest // PROMPT_STEP) * PROMPT_STEP if replayed else self.longest
-
-    @cached_property
-    def active_drafter(self) -> Drafter | None:
-        """What drafts: a network has the window beside it where the policy may choose."""
-        policy = self.drafting.policy
-        if self.drafter is None or not policy.needs_drafter:
-            return None
-        return with_window(self.drafter) if policy.chooses else self.drafter
-
-    @property
-    def sources(self) -> Sequence[Source]:
-        """Ways to draft of the active drafter; none without one."""
-        return self.active_drafter.sources if self.active_drafter is not None else ()
-
-    def tables(self) -> Tables:
-        """Where the weights are now."""
-        decoder, target = self.target.decoder, self.target
-        like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)
-        guidance, grammar = target.guidance(self.sampling.guidance, like), target.grammar(like)
-        neighbours = None
-        if self.lantern is not None:
-            nearest = target.codec.neighbours(self.lantern.neighbours).padded(target.num_tokens)
-            neighbours = nearest.to(decoder.embedding.device)
-        return Tables(target.rope, guidance, grammar, neighbours)
-
-    @property
-    def largest(self) -> Shape:
-        return self.cut(self.drafting.policy.largest(self.drafting.settings))
-
-    def cut(self, shape: Shape) -> Shape:
-        """The shape without the levels at which the exact mode would not be exact any more."""
-        return shape if self.near is None else shape._replace(depth=min(shape.depth, self.near))
-
-    @property
-    def uncommitted(self) -> int:
-        """Slots of a KV cache that a round may need from its root on."""
-        return max(self.largest.nodes + 1, self.active_drafter.uncommitted(self.largest) if self.active_drafter else 1)
+    def padded_on(self, replayed: bool) -> int:
+        """Return `padded` for a device that replays rounds, or for one that does not."""
+        return -(-self.longest // PROMPT_MULTIPLE) * PROMPT_MULTIPLE if replayed else self.longest
 
     @property
     def cache_length(self) -> int:
-        """Of the KV caches: the longest prompt, an image, a tree, and one to spare."""
-        return self._cache_length(self.replayed)
+        """Positions of the KV caches: the longest prompt, an image, a draft tree, and one spare position."""
+        return self.cache_length_on(self.replayed)
 
-    def _cache_length(self, replayed: bool) -> int:
-        positions = self._padded(replayed) + self.target.length + self.uncommitted + 1
-        return -(-positions // MASK_ALIGNMENT) * MASK_ALIGNMENT
+    def cache_length_on(self, replayed: bool) -> int:
+        """Return `cache_length` for a device that replays rounds, or for one that does not."""
+        return (
+            -(-(self.padded_on(replayed) + self.target.length + self.uncommitted + 1) // MASK_ALIGNMENT)
+            * MASK_ALIGNMENT
+        )
+
+    @property
+    def uncommitted(self) -> int:
+        """Positions of a KV cache that a round may write, from its root on."""
+        drafter = self.active_drafter.uncommitted(self.largest) if self.active_drafter else 1
+        return max(self.largest.nodes + 1, drafter)
+
+    @property
+    def largest(self) -> Shape:
+        """Largest draft tree of the method."""
+        return self.cut(self.drafting.policy.largest(self.drafting.settings))
+
+    def cut(self, shape: Shape) -> Shape:
+        """Return a shape without the levels that batch-invariant attention could not compute exactly."""
+        return shape if self.near is None else shape._replace(depth=min(shape.depth, self.near))
 
     @property
     def noise_ahead(self) -> int:
-        """Positions beyond a root whose noise this round or the next may read."""
+        """Positions after a root whose noise this round or the next may read."""
         return 3 * self.largest.depth + 6
 
-    def noise_kind(self, like: Tensor) -> Kind:
-        """Who makes the noise of all images, for memory of the dtype and device of ``like``."""
-        if self.sampling.noise != UPSTREAM:
-            return Own(self.target.num_tokens, like)
-        kept = Noise.held(self.target.length, self.target.num_tokens, self.noise_ahead) if self.images > 1 else 0
-        before = 0 if self.start else self.target.drawn_before  # what is continued stands in the script's prompt
-        return Upstream(*self.target.script_row, self.together, self.start, kept, before)
+    @property
+    def replayed(self) -> bool:
+        """Whether rounds are captured and replayed, as on a GPU. On a CPU each operation is launched."""
+        return self.target.decoder.embedding.device.type != "cpu"
 
-    def noise_told(self) -> dict:
-        """What upstream's noise depends on beside the settings, as plain JSON types; nothing for our own."""
-        if self.sampling.noise != UPSTREAM:
-            return {}
-        return {"noise_batch": self.together, "noise_device": maker(self.target.decoder.embedding.device)}
+    @property
+    def near(self) -> int | None:
+        """Batch-invariant mode: distance up to which keys are near. None if all are, or if the mode is off."""
+        decoder = self.target.decoder
+        if not decoder.tile or decoder.fallback is not None and not decoder.fallback.far:
+            return None
+        return near_window(decoder.embedding.device, decoder.dtype, decoder.config.head_dim)
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of forwards: one for small models, which a busy neighbour then hardly slows down."""
+        on_cpu = self.target.decoder.embedding.device.type == "cpu"
+        return 1 if on_cpu and self._parameters <= MAX_ONE_THREAD_PARAMETERS else torch.get_num_threads()
+
+    @cached_property
+    def _parameters(self) -> int:
+        return sum(part.numel() for part in self.target.decoder.parameters())
+
+    def policy(self, profile: CostProfile | None) -> Policy:
+        """Make a policy for this request.
+
+        Args:
+            profile: Cost profile of the device, for a policy that chooses draft modes.
+        """
+        length, deepest = self.target.length - self.start, self.largest.depth
+        scene = Scene(self.target.columns, length, self.keys, self.sources, profile, deepest)
+        return self.drafting.policy(self.drafting.settings, scene)
 
     def plan(self, count: int, drafter: Drafter | None) -> Hashable:
-        """What the memory of so many images at work depends on, and what is done in it: where the weights are, too."""
+        """Return a key of the memory layout: slots with equal keys can be reused, with their captured rounds.
+
+        Args:
+            count: Number of slots.
+            drafter: Drafter in use, or None.
+        """
         weights = [self.target.decoder, *([drafter.network] if drafter is not None and drafter.network else [])]
         places = tuple(part.data_ptr() for module in weights for part in (*module.parameters(), *module.buffers()))
         sizes = count, self.groups, self.padded, self.start, self.cache_length, self.target.grid, self.largest
         return sizes, self.target.decoder.fallback, self.recipe.memory(), drafter and drafter.kind, places
 
     @property
-    def recipe(self) -> Recipe:
-        """What of the recipe an engine knows."""
-        loading = replace(Loading(), **self.target.loaded)
-        return Recipe(self.sampling, self.drafting, self.lantern, loading)
-
-    def policy(self, profile: CostProfile | None) -> Policy:
-        """A fresh policy. profile: what rounds cost where the weights are now, for a policy that chooses."""
-        length, deepest = self.target.length - self.start, self.largest.depth
-        scene = Scene(self.target.columns, length, self.keys, self.sources, profile, deepest)
-        return self.drafting.policy(self.drafting.settings, scene)
-
-    def settings(self) -> dict:
-        """What traces and reports say of the run."""
-        device = str(self.target.decoder.embedding.device)
-        return {**self.recipe.sections(), "device": device, "noise_version": NOISE_VERSION}
-
-    def memory_required(self, at_once: int, device: torch.device | None = None) -> int:
-        """As :meth:`.Decoding.memory_required`, with so many images at work."""
-        pixels = self.target.grid[0] * self.target.grid[1] * self.target.downsample**2
-        return self.slots_bytes(at_once, device) + self.target.codec.working_bytes(pixels)
-
-    def slots_bytes(self, at_once: int, device: torch.device | None = None) -> int:
-        """The same without the codec's work: what slots and their graphs take."""
-        graphs = self._forward_bytes(at_once, device) + self._captured_bytes if self._replayed_on(device) else 0
-        return self.state_bytes(at_once, device) + graphs
-
-    def _replayed_on(self, device: torch.device | None) -> bool:
-        """Are rounds replayed there, or where the weights are now?"""
-        return self.replayed if device is None else device.type != "cpu"
+    def _last_index(self) -> int:
+        return max(index for _, index in self.keys)
 
     @property
-    def _captured_bytes(self) -> int:
-        """Bytes of graphs beside their activations."""
-        lengths = 1 + (-(-self.cache_length // COLUMNS) - 1).bit_length()
-        sizes = 1 if self.active_drafter is None else CAPTURED
-        return WORKSPACE_BYTES + min(sizes * lengths, MAX_GRAPHS) * GRAPH_BYTES
+    def script_batch(self) -> int:
+        """Images of a prompt that the model's original script draws together."""
+        return self.sampling.noise_batch or self._last_index + 1
 
-    def state_bytes(self, at_once: int, device: torch.device | None = None) -> int:
-        """The same without graphs: caches, noise, and the largest forward."""
-        target, decoder, cache_length = self.target, self.target.decoder, self._cache_length(self._replayed_on(device))
-        config, itemsize = decoder.config, decoder.embedding.element_size()
-        rows, held = self.groups * at_once, min(2 * at_once, self.images)  # images that enter meet those that leave
-        drafting = (
-            self.active_drafter.cache_bytes(self.groups * held, cache_length, itemsize) if self.active_drafter else 0
-        )
-        caches = KVCache.num_bytes(config, rows, cache_length, itemsize) + drafting
-        shared = self.together if self.sampling.noise == UPSTREAM and self.images > 1 else 0
-        wide = decoder.wide_dtype.itemsize
-        noise = Noise.num_bytes(held + shared, target.length, target.num_tokens, self.noise_ahead, wide)
-        return caches + noise + self._forward_bytes(at_once, device)
+    def noise_settings(self) -> dict:
+        """Return what the original script's noise depends on in addition to the recipe; {} for our own noise."""
+        if self.sampling.noise != UPSTREAM:
+            return {}
+        return {"noise_batch": self.script_batch, "noise_device": maker(self.target.decoder.embedding.device)}
 
-    def _forward_bytes(self, at_once: int, device: torch.device | None) -> int:
-        """Bytes of the activations of the largest forward, and of a matrix that is converted."""
-        target, decoder, config = self.target, self.target.decoder, self.target.decoder.config
-        rows, replayed = self.groups * at_once, self._replayed_on(device)
-        cache_length, prompt = self._cache_length(replayed), self._padded(replayed) + self.start
-        tokens = max(prompt, self.largest.nodes + 1)
-        numbers = 2 * config.intermediate_size + 8 * config.hidden_size + cache_length + target.num_codes
-        where, matrix = device or decoder.embedding.device, decoder.layers[0].get_parameter("gate_up")
-        on_gpu = decoder.weights is not None and where.type == "cuda"
-        converts = on_gpu and not supports_byte_matmul(where, matrix.dtype)
-        near = self._near_bytes(cache_length, prompt, where)
-        return decoder.wide_dtype.itemsize * rows * tokens * numbers + rows * near + 2 * converts * matrix.numel()
-
-    def _near_bytes(self, cache_length: int, prompt: int, where: torch.device) -> int:
-        """Bytes of a row's attention to near keys, in float64: keys and values, and three tables of scores."""
-        decoder, config = self.target.decoder, self.target.decoder.config
-        if not decoder.tile:
-            return 0
-        stays = where.type == decoder.embedding.device.type
-        near = self.near if stays else near_window(where, decoder.dtype, config.head_dim)
-        read = self.start if near is not None else prompt
-        tokens = max(self.largest.nodes + 1, min(read, PREFIX_AT_ONCE))
-        width = cache_length if near is None else near + tokens
-        return 8 * width * (2 * config.num_kv_heads * config.head_dim + 3 * config.num_heads * tokens)
+    def settings(self) -> dict:
+        """Return the settings for traces and reports, as plain JSON types."""
+        return self.recipe.sections() | {
+            "device": str(self.target.decoder.embedding.device),
+            "noise_version": NOISE_VERSION,
+        }
 
 
-def rows_of(
+def _with_negatives(
     prompts: Sequence[EncodedPrompt], negatives: Sequence[EncodedPrompt] | None, target: Target
 ) -> Sequence[EncodedPrompt]:
-    """The prompts, and the rows that guidance pushes away from; those without text where none are given."""
-    if negatives is not None and len(negatives) != len(prompts):
+    """Return the prompts, then the rows that guidance pushes away from."""
+    if negatives is None:
+        return [*prompts, *map(target.unconditional, prompts)]
+    if len(negatives) != len(prompts):
         given = f"{len(negatives)} negative prompts were given for {len(prompts)} prompts"
         raise AdtError(f"{given}; give one for each, or none.")
-    return [*prompts, *(map(target.unconditional, prompts) if negatives is None else negatives)]
+    return [*prompts, *negatives]
 
 
-def prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor:
-    """The tokens [B, n] of a prefix's codes, ends of whole rows included. Raises AdtError for a wrong prefix."""
+def _prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor:
+    """Return the tokens [B, n] of a prefix's codes [B, P], with the tokens that end complete rows."""
     if prefix is None:
         return torch.empty(images, 0, dtype=torch.long)
-    room = target.num_cells
-    if prefix.ndim != 2 or len(prefix) != images or prefix.shape[1] > room:
+    most = target.num_cells
+    if prefix.ndim != 2 or len(prefix) != images or prefix.shape[1] > most:
         shape = list(prefix.shape)
-        raise AdtError(f"prefix has the shape {shape}; it must be [{images} images, at most {room} codes].")
+        raise AdtError(f"prefix has the shape {shape}; it must be [{images} images, at most {most} codes].")
     if prefix.numel():
         low, high = int(prefix.min()), int(prefix.max())
         if low < 0 or high >= target.num_codes:
-            most = target.num_codes - 1
-            raise AdtError(f"prefix has codes from {low} to {high}, but {target.name} has only codes 0 to {most}.")
+            last = target.num_codes - 1
+            raise AdtError(f"prefix has codes from {low} to {high}, but {target.name} has only codes 0 to {last}.")
     return target.tokens(prefix.cpu())

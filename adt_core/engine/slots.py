@@ -13,8 +13,10 @@ from ..models.cache import KVCache
 from ..models.rows import BatchRows, Roots
 from ..policies import Shape
 from ..rules.noise import Noise
+from .device.memory import state_bytes
 from .graphs import Graphs
-from .request import COLUMNS, Request, Tables
+from .request import ATTENDED_MULTIPLE, Request
+from .tables import Tables
 
 
 @dataclass
@@ -60,7 +62,7 @@ class Slots:
     @property
     def num_bytes(self) -> int:
         """Bytes of device memory, graphs included."""
-        return self.request.state_bytes(len(self)) + self.graphs.num_bytes
+        return state_bytes(self.request, len(self)) + self.graphs.num_bytes
 
     def __len__(self) -> int:
         return len(self.images)
@@ -158,13 +160,13 @@ class Slots:
         return [self.roots.codes, self.roots.at, *(self.proposer.state() if self.proposer is not None else [])]
 
     def _columns(self) -> int:
-        """Return the number of cache positions that a replayed round reads: `COLUMNS` times a power of 2.
+        """Return the number of cache positions that a replayed round reads: `ATTENDED_MULTIPLE` times a power of 2.
 
-        With `COLUMNS` = 512, rounds that use up to 512 positions read 512, those up to 1,024 read 1,024, and those up
+        With `ATTENDED_MULTIPLE` = 512, rounds that use up to 512 positions read 512, those up to 1,024 read 1,024, and those up
         to 2,048 read 2,048, so few sizes are captured.
         """
         used = max(self.positions) + self.rows.cache_offset + self.request.uncommitted
-        return min(COLUMNS << (-(-used // COLUMNS) - 1).bit_length(), len(self.rows.columns))
+        return min(ATTENDED_MULTIPLE << (-(-used // ATTENDED_MULTIPLE) - 1).bit_length(), len(self.rows.columns))
 
     @property
     def tree_limits(self) -> Tensor:

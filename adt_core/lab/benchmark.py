@@ -25,14 +25,15 @@ from ..app import distributed
 from ..app.args import BenchmarkArgs, QualityArgs, WorkerArgs
 from ..app.checkpoints import load_drafter
 from ..app.images import check_outputs, open_image, to_png
-from ..app.jobs import Job, conditions, decode, warm_up
+from ..app.jobs import conditions, decode, new_decoding, warm_up
 from ..app.loading import choose_device, complete, models_of, named, open_target
 from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, drafter_defaults, with_window, without_window
+from ..engine.job import Job
 from ..errors import AdtError, Check, pip_install
 from ..files import write_in
 from ..models.reading.checkpoint import BUNDLED
-from ..models.target import PublishedSampling, Target
+from ..models.target import Target
 from ..policies import PLAIN, POLICIES, Drafting
 from ..policies.recipe import Recipe
 from ..rules.settings import Lantern
@@ -212,11 +213,11 @@ class BenchmarkWorker:
         """Decode the prompt of this number by all methods, in an order that the number fixes."""
         if not self._warm:  # first calls are slow
             for job in self._jobs.values():
-                warm_up(job.decoding(self._prompts[:1], check=self._check), WARM_UP)
+                warm_up(new_decoding(job, self._prompts[:1], check=self._check), WARM_UP)
         self._warm, prompt = True, self._prompts[number]
         rng = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64)))
         order = map(str, rng.permutation(list(self._jobs)))
-        decodings = {name: decode(self._jobs[name].decoding([prompt], check=self._check)) for name in order}
+        decodings = {name: decode(new_decoding(self._jobs[name], [prompt], check=self._check)) for name in order}
         plain, measured = decodings[PLAIN].grid_codes(), Measured()
         for name, job in self._jobs.items():
             decoding, png = decodings[name], None
@@ -230,11 +231,10 @@ class BenchmarkWorker:
         yield number, measured
 
 
-def load(benchmark: Benchmark, given: Mapping[str, Any], device: str) -> BenchmarkWorker:
+def load(benchmark: Benchmark, device: str) -> BenchmarkWorker:
     """The models of a benchmark. given: what its recipe was made of. Raises AdtError for files and prompts that don't
     fit."""
     target = open_target(benchmark.recipe.loading, choose_device(device))
-    benchmark = replace(benchmark, recipe=recipe_of(given, device, target.published))
     network = any(preset.source.startswith(NETWORK) for preset in benchmark.presets.values())
     drafter = load_drafter(benchmark.recipe.drafter or JACOBI, target) if network else None
     jobs = benchmark.jobs(target, drafter)
@@ -295,16 +295,11 @@ def _alike(settings: dict, others: list[dict]) -> dict:
     return settings
 
 
-def recipe_of(given: Mapping[str, Any], device: str, published: PublishedSampling = PublishedSampling()) -> Recipe:
-    """What all methods have in common, with the LANTERN of those that are relaxed."""
-    recipe = complete(given, device, published)
-    return replace(recipe, lantern=recipe.lantern or Lantern.of(given))
-
-
 def plan(order: BenchmarkArgs, engines: WorkerArgs, given: Mapping[str, Any], device: str) -> Benchmark:
     """The benchmark that is asked for, without its metrics. Raises AdtError for what makes no sense."""
     distributed.check_args(engines, order.prompts)
-    recipe = recipe_of(given, device)
+    recipe = complete(given, device)
+    recipe = replace(recipe, lantern=recipe.lantern or Lantern.of(given))
     methods = order.methods or (COMPARED if recipe.drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
     prompts = read_prompts(BUNDLED_CAPTIONS if order.prompts == BUNDLED else order.prompts, order.caption)
     prompts = sample(prompts, order.count, order.sample_seed) if order.count else prompts
@@ -321,7 +316,7 @@ def run(order: BenchmarkArgs, scores: QualityArgs, engines: WorkerArgs, given: M
     check_outputs([("output", path) for path in benchmark.files(folder)], read)  # before the model is loaded
     scoring = choose_device(device if engines.ray_address is None else "auto")
     metrics = quality.choose(**weights, count=len(benchmark.prompts), device=scoring)
-    count, build = len(benchmark.prompts), partial(load, benchmark, given, device)
+    count, build = len(benchmark.prompts), partial(load, benchmark, device)
     benchmark = replace(benchmark, metrics=metrics.pictures)  # here alone: pictures are scored where they are kept
     with distributed.start_workers(build, engines, device, count) as ((first, *others), mapped):
         settings = _alike(first, others) | {"metrics": list(metrics.pictures)}

@@ -8,7 +8,8 @@ from functools import partial
 import numpy as np
 
 from adt_core import load_drafter
-from adt_core.app.jobs import Job, decode, warm_up
+from adt_core.app.jobs import decode, new_decoding, warm_up
+from adt_core.engine.job import Job
 from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
 
@@ -28,7 +29,7 @@ TITLES = {
 
 
 def _engine_seconds(job: Job, prompt: str) -> float:
-    return seconds_of(lambda: decode(job.decoding([prompt])))
+    return seconds_of(lambda: decode(new_decoding(job, [prompt])))
 
 
 def measure(count: int) -> list[dict]:
@@ -38,7 +39,7 @@ def measure(count: int) -> list[dict]:
     model = chameleon()
     jobs = comparison({"auto": PRESETS["auto"]}, prompts).jobs(target, load_drafter("bundled", target))
     for job in jobs.values():
-        warm_up(job.decoding(prompts[:1]))
+        warm_up(new_decoding(job, prompts[:1]))
     runs: dict[str, Callable[[str], float]] = {
         TRANSFORMERS: lambda prompt: seconds_of(lambda: generate(model, target, prompt, SAMPLING)),
         **{name: partial(_engine_seconds, job) for name, job in jobs.items()},

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from adt_core import Drafting, Lantern, load_drafter
-from adt_core.app.jobs import decode
+from adt_core.app.jobs import decode, new_decoding
 from adt_core.lab.benchmark import PRESETS, RELAXED, Preset
 from adt_core.lab.report import median_interval, ratios, summary
 from adt_core.lab.report import table as summary_table
@@ -165,7 +165,7 @@ def measure_changes(count: int) -> list[list]:
         jobs = comparison(presets, prompts).jobs(bundled(), load_drafter("bundled", bundled()))
         method = next(iter(presets))
         for name in presets:
-            report = decode(jobs[name].decoding(prompts)).trace.report()
+            report = decode(new_decoding(jobs[name], prompts)).trace.report()
             lines.append([method, name, *(report[figure] for figure in ("tau", "mean_depth", "mean_nodes"))])
     return lines
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from adt_core import Decoding, Drafting, Target, load_drafter, load_target
-from adt_core.app.jobs import Job, decode, warm_up
+from adt_core.app.jobs import decode, new_decoding, warm_up
+from adt_core.engine.job import Job
 from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
@@ -54,12 +55,12 @@ def measure_together(count: int) -> list[dict]:
 
     def run(_: int, name: str, batch_size: int) -> tuple[float, Tensor]:
         batches = [slice(i, i + batch_size) for i in range(0, count, batch_size)]
-        decodings = [decode(jobs[name].decoding(prompts[batch], indices[batch])) for batch in batches]
+        decodings = [decode(new_decoding(jobs[name], prompts[batch], indices[batch])) for batch in batches]
         seconds = sum(decoding.trace.report()["seconds"] for decoding in decodings)
         return seconds, torch.cat([decoding.codes for decoding in decodings])
 
     for name, batch_size in product(BATCHED, BATCH_SIZES):
-        warm_up(jobs[name].decoding(prompts[:batch_size]))
+        warm_up(new_decoding(jobs[name], prompts[:batch_size]))
     runs = {(name, size): partial(run, name=name, batch_size=size) for name, size in product(BATCHED, BATCH_SIZES)}
     results = list(interleave(runs, range(REPEATS)))
     single = [result[PLAIN, 1] for result in results]
@@ -100,7 +101,7 @@ MODES = {"on": True, "off": False}
 
 
 def _decode_one(job: Job, prompt: str) -> Decoding:
-    return decode(job.decoding([prompt]))
+    return decode(new_decoding(job, [prompt]))
 
 
 def _half_job(target: Target, drafter: str, drafting: Drafting) -> Job:
@@ -115,7 +116,7 @@ def measure_half(count: int) -> list[dict]:
         target = load_target(dtype=torch.bfloat16, exact=exact)
         jobs |= {(name, mode): _half_job(target, *options) for name, options in HALF.items()}
     for job in jobs.values():
-        warm_up(job.decoding(prompts[:1]))
+        warm_up(new_decoding(job, prompts[:1]))
     runs = {(name, mode): partial(_decode_one, jobs[name, mode]) for name, mode in product(HALF, MODES)}
     results = list(interleave(runs, prompts))
     seconds = {key: np.array([result[key].trace.report()["seconds"] for result in results]) for key in jobs}
@@ -207,7 +208,7 @@ def measure_regions(count: int) -> dict[str, list]:
     figures: dict[str, list] = {}
     for name in REGIONS:
         job = jobs[name]
-        decoding = decode(job.decoding(prompts))
+        decoding = decode(new_decoding(job, prompts))
         with torch.inference_mode():
             images = job.pixels(decoding.grid_codes())
         figures[name] = []

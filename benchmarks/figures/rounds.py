@@ -22,7 +22,8 @@ from functools import partial
 import torch
 
 from adt_core import Drafting, Target, load_drafter
-from adt_core.app.jobs import Job, decode, rounds
+from adt_core.app.jobs import decode, new_decoding, rounds
+from adt_core.engine.job import Job
 from adt_core.lab.benchmark import PRESETS, RELAXED
 from adt_core.models.layers import product
 from adt_core.policies import PLAIN
@@ -67,7 +68,7 @@ def round_times(plain: Job, prompts: list[str]) -> dict[int, list[float]]:
         jobs[nodes] = replace(plain, recipe=replace(plain.recipe, drafting=chain), drafter=window)
 
     def measure(prompt: str, nodes: int) -> list[float]:
-        counted = decode(jobs[nodes].decoding([prompt])).trace.rounds[4:]  # the first rounds are slower
+        counted = decode(new_decoding(jobs[nodes], [prompt])).trace.rounds[4:]  # the first rounds are slower
         return [round.seconds - round.drafting for round in counted if round.images[0].nodes == nodes - 1]
 
     results = list(interleave({nodes: partial(measure, nodes=nodes) for nodes in NODES}, prompts))
@@ -114,7 +115,7 @@ def components(job: Job, prompts: list[str]) -> dict[str, float]:
     """Decode complete images; return the milliseconds per round by component, nodes per round and tau."""
     total: dict[str, float] = defaultdict(float)
     for prompt in prompts:
-        decoding = job.decoding([prompt])
+        decoding = new_decoding(job, [prompt])
         with timers(job.target, job.drafter.network if job.drafter else None) as seconds:
             for number, _ in enumerate(rounds(decoding)):
                 if number == 0:

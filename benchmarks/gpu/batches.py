@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from adt_core import AdtError
-from adt_core.app.jobs import Job, decode
+from adt_core.app.jobs import decode, new_decoding
+from adt_core.engine.job import Job
 from adt_core.policies import PLAIN
 
 from ..harness import captions
@@ -52,7 +53,7 @@ def check_size(decoding, size: int) -> None:
 
 def whole_image(job: Job, size: int) -> tuple[float, float]:
     """Seconds of decoding so many images, and the tokens of a round."""
-    decoding = job.decoding(captions(FIRST, size), list(range(size)))
+    decoding = new_decoding(job, captions(FIRST, size), list(range(size)))
     seconds = seconds_of(lambda: decode(decoding))
     check_size(decoding, size)
     return seconds, decoding.trace.report()["tau"]

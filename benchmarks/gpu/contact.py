@@ -22,6 +22,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from adt_core.app.jobs import new_decoding
 from adt_core.engine import pool
 from adt_core.models import batch_invariance, kernels
 from adt_core.policies import PLAIN
@@ -116,7 +117,7 @@ def _images(weights: str | None, rehearse: bool) -> Iterator[dict]:
     job = job_of(target, random_network(target), "auto", guidance=shape.guidance)
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {"ADT_TREE_CACHE": folder}):
         for number in (1, 2, 3):
-            decoding = job.decoding([PROMPTS[0]])
+            decoding = new_decoding(job, [PROMPTS[0]])
             seconds, learning = seconds_of(partial(drawn, decoding)), seconds_of(decoding.measure_costs)
             captures = [round.seconds for round in decoding.trace.rounds if round.prepared]
             held = sum(slots.graphs.num_bytes for slots in pool.pooled(target.decoder))
@@ -133,14 +134,14 @@ def _company(method: str, rehearse: bool) -> Iterator[dict]:
     target = halved(random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16))
     network = random_network(target)
     plain, drafted = (job_of(target, network, name) for name in (PLAIN, method))
-    expected = torch.cat([drawn(plain.decoding([prompt])) for prompt in PROMPTS])
+    expected = torch.cat([drawn(new_decoding(plain, [prompt])) for prompt in PROMPTS])
     half = target.cells(expected).flatten(1)[:, : target.grid[0] * target.grid[1] // 2]
     with mock.patch.object(pool, "MAX_POOLED", 1):
         cases = {
-            "alone": (drawn(drafted.decoding(PROMPTS[:1])), expected[:1]),
-            "four at once": (drawn(drafted.decoding(PROMPTS)), expected),
-            "alone again, after the other plan": (drawn(drafted.decoding(PROMPTS[:1])), expected[:1]),
-            "continued": (drawn(drafted.decoding(PROMPTS[:1], prefix=half[:1])), expected[:1]),
+            "alone": (drawn(new_decoding(drafted, PROMPTS[:1])), expected[:1]),
+            "four at once": (drawn(new_decoding(drafted, PROMPTS)), expected),
+            "alone again, after the other plan": (drawn(new_decoding(drafted, PROMPTS[:1])), expected[:1]),
+            "continued": (drawn(new_decoding(drafted, PROMPTS[:1], prefix=half[:1])), expected[:1]),
         }
     for what, (codes, wanted) in cases.items():
         equal = int((codes == wanted).all(1).sum())

@@ -21,8 +21,9 @@ from typing import NamedTuple
 import torch
 
 from adt_core import Target
-from adt_core.app.jobs import Job
+from adt_core.app.jobs import new_decoding
 from adt_core.drafters import Drafter
+from adt_core.engine.job import Job
 from adt_core.policies import PLAIN
 
 from ..harness import captions
@@ -77,7 +78,7 @@ def traces(rehearse: bool) -> tuple[Trace, ...]:
     """Of the bundled model on this device, method by method."""
     dtype, found = torch.bfloat16 if the_device().type == "cuda" else torch.float32, []
     for method in (PLAIN, ADT_TREE, WINDOW, BOTH):
-        decoding = job_of(*trained(dtype, rehearse), method).decoding(captions(FIRST, 1 if rehearse else 4))
+        decoding = new_decoding(job_of(*trained(dtype, rehearse), method), captions(FIRST, 1 if rehearse else 4))
         drawn(decoding)
         report = decoding.trace.report()
         tree = (max(1, round(report["mean_depth"])), 2, max(1, round(report["mean_nodes"])))
@@ -111,7 +112,7 @@ def _row(shape: str, engine: str, trace: Trace, seconds: list[float], prefill: f
 def _prefill(job: Job) -> float:
     """Seconds of reading a prompt and making an image's noise; the first time does not count."""
     for _ in range(2):
-        decoding = job.decoding(["A picture."])
+        decoding = new_decoding(job, ["A picture."])
         drawn(decoding, 1)
     return decoding.trace.prefill_seconds
 

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 
 from adt_core import AdtError, load_target
+from adt_core.app.jobs import new_decoding
 from adt_core.policies import PLAIN
 
 from .device import Case, free_memory, last_line, limit_memory, peaks, the_device
@@ -31,7 +32,7 @@ def _few_rounds(name: str, weights: str | None, method: str, rehearse: bool) -> 
     target = random_target(name, shape, torch.bfloat16, weights)
     network = random_network(target) if method in METHODS[1:] else None
     free_memory()
-    decoding = job_of(target, network, method, guidance=shape.guidance).decoding(["A picture."])
+    decoding = new_decoding(job_of(target, network, method, guidance=shape.guidance), ["A picture."])
     stored = all_bytes(target.decoder, target.codec, network)
     said = stored + decoding.memory_required()
     drawn(decoding, 2 if rehearse else ROUNDS)

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from adt_core import Decoding, Drafting, Lantern, Sampling, Target, load_drafter, load_target
-from adt_core.app.jobs import Job
+from adt_core.app.jobs import new_decoding
 from adt_core.drafters import Drafter
 from adt_core.drafters.eagle import EagleDrafter
 from adt_core.drafters.eagle_files import new_config
+from adt_core.engine.job import Job
 from adt_core.lab.benchmark import PRESETS, RELAXED, drafters_by_name
 from adt_core.models.cache import KVCache
 from adt_core.models.config import DecoderConfig
@@ -233,7 +234,7 @@ class Stream:
         cells = target.grid[0] * target.grid[1] // 2
         kept = torch.arange(cells).expand(self._images, -1) % target.num_codes
         indices = list(range(self._images))
-        self.decoding = self._job.decoding(["A picture."] * self._images, indices, prefix=kept)
+        self.decoding = new_decoding(self._job, ["A picture."] * self._images, indices, prefix=kept)
         self._running = iter(self.decoding)
         with device.launched(self._mode):
             for _ in range(self._warm):

@@ -17,8 +17,8 @@ from functools import partial
 import torch
 
 from adt_core import Target
-from adt_core.app.jobs import Job
 from adt_core.drafters import Drafter
+from adt_core.engine.job import Job
 from adt_core.policies import PLAIN
 
 from . import device

@@ -13,6 +13,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from adt_core.app.jobs import new_decoding
 from adt_core.policies import PLAIN
 
 from ..harness import captions
@@ -29,7 +30,7 @@ def _codes(method: str, dtype: torch.dtype, exact: bool, rehearse: bool) -> Tens
     target, drafter = trained(dtype, rehearse)
     target.decoder.exact = exact
     job = job_of(target, drafter, method)
-    return torch.cat([drawn(job.decoding([prompt])) for prompt in captions(FIRST, 1 if rehearse else IMAGES)])
+    return torch.cat([drawn(new_decoding(job, [prompt])) for prompt in captions(FIRST, 1 if rehearse else IMAGES)])
 
 
 def flips(codes: Tensor, expected: Tensor) -> float:

@@ -13,6 +13,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from adt_core.app.jobs import new_decoding
 from adt_core.policies import PLAIN
 
 from ..harness import captions
@@ -26,7 +27,7 @@ FIRST = 3200  # held-out caption of this part
 def _codes(method: str, dtype: torch.dtype, where: torch.device, images: int, rounds: int | None) -> Tensor:
     """Codes [images, T] of a method on a device."""
     job = job_of(*bundled(dtype, where), method)
-    return torch.cat([drawn(job.decoding([prompt]), rounds) for prompt in captions(FIRST, images)])
+    return torch.cat([drawn(new_decoding(job, [prompt]), rounds) for prompt in captions(FIRST, images)])
 
 
 def agreement(codes: Tensor, expected: Tensor) -> dict[str, float | int | None]:

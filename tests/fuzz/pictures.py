@@ -17,7 +17,7 @@ from adt_core.app.batch import BatchFolder
 from adt_core.app.checkpoints import load_target
 from adt_core.app.continuation import open_rgb, to_pixels
 from adt_core.app.images import KEY, read_settings
-from adt_core.app.jobs import Job
+from adt_core.engine.job import Job
 from adt_core.errors import AdtError
 from tests.tiny import write_tiny_checkpoint
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from adt_core.app.batch import BatchFolder
 from adt_core.app.checkpoints import load_target
 from adt_core.app.images import read_settings, to_png
-from adt_core.app.jobs import Job
 from adt_core.app.prompts import CAPTIONS, FILES, file_stems, non_blank, read_all, select
 from adt_core.engine.device import profiles
+from adt_core.engine.job import Job
 from adt_core.files import write
 from adt_core.lab.records import FIGURES, RUNS, append, open_records
 from adt_core.lab.report import summary, table

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from adt_core import AdtError, Drafting, Sampling, load_drafter
-from adt_core.app.jobs import Job, drawing
+from adt_core.app.jobs import drawing, new_decoding
 from adt_core.drafters import DRAFTERS as WITHOUT_FILES
 from adt_core.drafters import Drafter
+from adt_core.engine.job import Job
 from adt_core.errors import Check
 from adt_core.models.target import Target
 from adt_core.policies.recipe import Recipe
@@ -92,7 +93,7 @@ class Engine:
         job = Job(target, Recipe(*how, negative=request.negative), self._drafter(request, target, check))
         generator = torch.Generator().manual_seed(request.number)
         kept = torch.randint(target.num_codes, (len(request.texts), request.kept(target)), generator=generator)
-        decoding = job.decoding(request.texts, request.indices, request.batch, kept, check)
+        decoding = new_decoding(job, request.texts, request.indices, request.batch, kept, check)
         with drawing(decoding) as running:
             for finished in running:
                 for image in finished[:1]:

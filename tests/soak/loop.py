@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from adt_core import Drafting, Sampling
-from adt_core.app.jobs import Job, decode
+from adt_core.app.jobs import decode, new_decoding
+from adt_core.engine.job import Job
 from adt_core.models.target import Target
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
@@ -179,4 +180,4 @@ def plain_codes(target: Target, request: Request, codes: Tensor) -> Tensor:
     """The codes [B, cells] of the same images without drafts. codes: with drafts, whose beginning may be given."""
     job = Job(target, Recipe(Sampling(**request.sampling), Drafting(PLAIN), negative=request.negative))
     kept = codes[:, : request.kept(target)]
-    return decode(job.decoding(request.texts, request.indices, prefix=kept)).grid_codes().flatten(1)
+    return decode(new_decoding(job, request.texts, request.indices, prefix=kept)).grid_codes().flatten(1)

@@ -11,8 +11,9 @@ from PIL import Image
 from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
 from adt_core.app.batch import BatchFolder, SavedImage, batch_folder, job_key
 from adt_core.app.images import parameters_text, read_settings, to_png
-from adt_core.app.jobs import Job, decode, drawing, stretches
+from adt_core.app.jobs import decode, drawing, new_decoding, split
 from adt_core.drafters import drafter_defaults
+from adt_core.engine.job import Job
 from adt_core.errors import AdtError
 from adt_core.policies.recipe import Loading, Recipe
 from tests.tiny import write_tiny_checkpoint
@@ -39,8 +40,8 @@ def run(
     made."""
     made, batch = [], BatchFolder(make, folder, texts or {})
     todo = [prompt for prompt in prompts if batch.find(prompt) is None]
-    for stretch in stretches(len(todo), chunk):
-        decoding = make.decoding([todo[number] for number in stretch], at_once=chunk)
+    for stretch in split(len(todo), chunk):
+        decoding = new_decoding(make, [todo[number] for number in stretch], at_once=chunk)
         with drawing(decoding) as running:
             for finished in running:
                 made += [batch.save(decoding, image, todo[stretch[image]]).prompt for image in finished]
@@ -56,7 +57,7 @@ def codes(make: Job, folder) -> list[torch.Tensor]:
 def test_images_are_those_of_their_prompts_alone(make, tmp_path):
     run(make, PROMPTS, tmp_path, chunk=3)
     for prompt, found in zip(PROMPTS, codes(make, tmp_path)):
-        decoding = decode(make.decoding([prompt], at_once=1))
+        decoding = decode(new_decoding(make, [prompt], at_once=1))
         assert torch.equal(found, decoding.grid_codes()[0])
         picture = BatchFolder(make, tmp_path).find(prompt)
         figures, expected = picture.figures, decoding.trace.report()
@@ -85,7 +86,7 @@ def test_a_stopped_batch_goes_on(make, tmp_path, stop):
 
 @pytest.mark.parametrize("at_once", [len(PROMPTS), 2])
 def test_time_is_shared_by_the_images_at_work(make, at_once):
-    decoding = decode(make.decoding(PROMPTS, at_once=at_once))
+    decoding = decode(new_decoding(make, PROMPTS, at_once=at_once))
     parts = [decoding.trace.part([image]).report() for image in range(len(PROMPTS))]
     assert len({part["target_forwards"] for part in parts}) > 1, "images advance unequally, or this tests little"
     whole = decoding.trace.report()
@@ -136,14 +137,14 @@ def test_a_network_that_was_replaced_counts_under_lantern(make, tiny):
 def test_prompts_may_have_seeds_of_their_own(make, tmp_path):
     """The same prompt with two seeds is two images, each the one that its seed gives alone."""
     batch, seeds = BatchFolder(make, tmp_path), [3, 8, 2**64 - 1]
-    decoding = decode(make.decoding(["a cat"] * 3, seeds=seeds, at_once=2))
+    decoding = decode(new_decoding(make, ["a cat"] * 3, seeds=seeds, at_once=2))
     for image, seed in enumerate(seeds):
         batch.save(decoding, image, "a cat", seed, f"{image + 1}-id")
     assert len(list(tmp_path.iterdir())) == 3 and batch.find("a cat", 5) is None
     for image, seed in enumerate(seeds):
         alone = changed(make, sampling=replace(make.recipe.sampling, seed=seed))
         picture = BatchFolder(make, tmp_path).find("a cat", seed)
-        assert torch.equal(picture.codes, decode(alone.decoding(["a cat"])).grid_codes()[0])
+        assert torch.equal(picture.codes, decode(new_decoding(alone, ["a cat"])).grid_codes()[0])
         assert picture.seed == picture.figures["seed"] == read_settings(picture.path)["seed"] == seed
         assert picture.path.name.startswith(f"{image + 1}-id-a-cat-")
     assert BatchFolder(make, tmp_path).find("a cat").seed == make.recipe.sampling.seed == 3
@@ -151,14 +152,14 @@ def test_prompts_may_have_seeds_of_their_own(make, tmp_path):
 
 def test_an_image_keeps_its_name(make, tmp_path):
     """Another list, in which it has another place, finds the same file."""
-    batch, decoding = BatchFolder(make, tmp_path), decode(make.decoding(["a cat"]))
+    batch, decoding = BatchFolder(make, tmp_path), decode(new_decoding(make, ["a cat"]))
     first = batch.save(decoding, 0, "a cat", place="1-x")
     assert BatchFolder(make, tmp_path).save(decoding, 0, "a cat", place="2-y").path == first.path
     assert list(tmp_path.iterdir()) == [first.path]
 
 
 def test_an_image_is_the_same_whether_it_was_made_now_or_before(make, tmp_path):
-    made = BatchFolder(make, tmp_path).save(decode(make.decoding(["a cat"])), 0, "a cat")
+    made = BatchFolder(make, tmp_path).save(decode(new_decoding(make, ["a cat"])), 0, "a cat")
     found = BatchFolder(make, tmp_path).find("a cat")
     with Image.open(made.path) as picture:
         assert (np.asarray(picture) == made.pixels).all() and (made.pixels == found.pixels).all()

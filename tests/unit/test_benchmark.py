@@ -59,16 +59,16 @@ def test_every_method_and_every_column(run, tmp_path, methods):
 
 
 def test_an_interrupted_benchmark_goes_on_where_it_stopped(run, tmp_path, monkeypatch):
-    finish = jobs.Decoding
+    make_request = jobs.Request.of
     started = []
 
     def interrupted(*args, **kwargs):
         started.append(1)
         if len(started) == 6:
             raise KeyboardInterrupt
-        return finish(*args, **kwargs)
+        return make_request(*args, **kwargs)
 
-    monkeypatch.setattr(jobs, "Decoding", interrupted)
+    monkeypatch.setattr(jobs.Request, "of", interrupted)
     code, _, err = run(methods="eagle2")  # two to warm up, two a prompt
     assert code == 130 and "Interrupted" in err
     lines = (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()

@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from adt_core import AdtError, Decoding, Drafting, policies
-from adt_core.app.jobs import Job, decode, drawing, warm_up
+from adt_core.app.jobs import decode, drawing, new_decoding, warm_up
 from adt_core.engine import graphs, pool
 from adt_core.engine.device import measuring, profiles
 from adt_core.engine.device.memory import MEMORY_SHARE
+from adt_core.engine.job import Job
+from adt_core.engine.request import Request
 from adt_core.models.batch_invariance import TILE
 from adt_core.policies import CostProfile
 from adt_core.policies.auto import MEASURED_CHAINS, MEASURED_TREES, SIZES
@@ -276,7 +278,7 @@ def test_nothing_is_measured(models, cache, why):
 
 def test_a_reading_in_which_a_round_was_captured_is_taken_again(models, monkeypatch):
     target, drafter = models
-    request = run(target, drafter, drafting=Drafting("auto"))._request
+    request = run(target, drafter, drafting=Drafting("auto")).request
     plain, rounds = measuring._TimedRounds(request, 1, drafts=False), []
 
     def captured_at_first(slots, *_):
@@ -299,7 +301,7 @@ def test_costs_are_timed_where_another_product_would_begin(timed):
 
 def test_a_name_says_how_many_rows_are_multiplied_and_whether_rounds_are_captured(models, monkeypatch):
     target, drafter = copy.deepcopy(models)
-    request = run(target, drafter, drafting=Drafting("auto"))._request
+    request = run(target, drafter, drafting=Drafting("auto")).request
     target.decoder.set_dtype(torch.bfloat16)
     assert f", tiles of {target.decoder.tile};" in measuring.profile_name(request)
     monkeypatch.setattr(type(request), "replayed", True)
@@ -310,22 +312,22 @@ def test_a_name_says_how_many_rows_are_multiplied_and_whether_rounds_are_capture
 
 def test_a_warm_up_measures_so_that_what_is_timed_after_it_knows_the_costs(models, cache):
     job = Job(models[0], Recipe(drafting=Drafting("auto")), models[1])
-    warm_up(job.decoding(["a cat"]), count=1)
-    assert decode(job.decoding(["a cat"])).profile != built_in("cpu", 1)
+    warm_up(new_decoding(job, ["a cat"]), count=1)
+    assert decode(new_decoding(job, ["a cat"])).profile != built_in("cpu", 1)
 
 
 def test_a_warm_up_that_draws_the_whole_image_measures_once(models, cache, monkeypatch):
     """As on a GPU. Measured twice, a lack of memory would come twice, and a doubt would count twice."""
     learn = mock.Mock()
     monkeypatch.setattr(Decoding, "measure_costs", learn)
-    monkeypatch.setattr(Decoding, "is_replayed", True)
-    warm_up(Job(models[0], Recipe(drafting=Drafting("auto")), models[1]).decoding(["a cat"]))
+    monkeypatch.setattr(Request, "replayed", True)
+    warm_up(new_decoding(Job(models[0], Recipe(drafting=Drafting("auto")), models[1]), ["a cat"]))
     assert learn.call_count == 1
 
 
 def test_a_decoding_that_is_left_measures_nothing(models, cache):
     job = Job(models[0], Recipe(drafting=Drafting("auto")), models[1])
-    with drawing(job.decoding(["a cat"])) as running:
+    with drawing(new_decoding(job, ["a cat"])) as running:
         next(running)
     assert not cache.exists()
 

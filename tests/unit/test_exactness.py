@@ -44,7 +44,7 @@ def decoding_of(target, guidance: float = 2.0, drafter=None) -> Decoding:
 
 
 def differences(target, guidance: float = 2.0) -> list[str]:
-    return invariance.differences(decoding_of(target, guidance)._request)
+    return invariance.differences(decoding_of(target, guidance).request)
 
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
@@ -227,7 +227,7 @@ def test_where_all_is_well_nothing_is_said(target):
 
 def test_a_verdict_is_remembered_for_the_weights_and_what_they_are_multiplied_by(target, monkeypatch, tmp_path):
     """By the next process, too. A file that says something else counts for nothing."""
-    request, tries = decoding_of(target)._request, []
+    request, tries = decoding_of(target).request, []
     found = invariance.InvarianceReport(invariance.FallbackConfig(1), True, (CHAIN, TREE), "This device is slow.")
     monkeypatch.setattr(invariance, "_run_trial", lambda request: tries.append(request) or found)
 
@@ -257,4 +257,4 @@ def test_the_trial_can_be_cancelled(target):
 
     decoding = Decoding(target, [target.encode_prompt("a red house")], drafting=Drafting(PLAIN), check=cancel)
     with pytest.raises(Cancelled):
-        invariance.differences(decoding._request)
+        invariance.differences(decoding.request)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from adt_core import Drafting, Lantern, Sampling
-from adt_core.app.jobs import Job, drawing, stretches
+from adt_core.app.jobs import drawing, new_decoding, split
+from adt_core.engine.job import Job
 from adt_core.policies.recipe import Recipe
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog"]
@@ -20,7 +21,7 @@ def job(models):
 
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_every_image_is_announced_once_when_it_is_whole(job, at_once):
-    decoding, announced = job.decoding(PROMPTS, at_once=at_once), []
+    decoding, announced = new_decoding(job, PROMPTS, at_once=at_once), []
     with drawing(decoding) as running:
         for finished in running:
             for image in finished:
@@ -31,22 +32,22 @@ def test_every_image_is_announced_once_when_it_is_whole(job, at_once):
 
 def test_images_that_are_kept_whole_are_announced_without_a_round(job):
     prefix = torch.zeros(2, 16, dtype=torch.long)
-    with drawing(job.decoding(PROMPTS[:2], prefix=prefix)) as running:
+    with drawing(new_decoding(job, PROMPTS[:2], prefix=prefix)) as running:
         assert list(running) == [[0, 1]]
 
 
 def test_a_loop_that_is_left_frees_the_caches(job):
-    decoding = job.decoding(PROMPTS)
+    decoding = new_decoding(job, PROMPTS)
     with pytest.raises(ValueError), drawing(decoding) as running:
         for _ in running:
             raise ValueError
-    assert decoding.at_work == []
+    assert decoding.active == []
 
 
 @pytest.mark.parametrize("prompts", [1, 7, 8, 9, 40])
 @pytest.mark.parametrize("at_once, together, workers", [(1, 1, 1), (4, 1, 1), (4, 2, 3), (3, 4, 2)])
 def test_stretches_cover_the_prompts_in_order(prompts, at_once, together, workers):
-    found = stretches(prompts, at_once, together, workers)
+    found = split(prompts, at_once, together, workers)
     assert [number for stretch in found for number in stretch] == list(range(prompts))
     assert at_once > together or all(len(stretch) == 1 for stretch in found)
     assert len(found) >= min(workers, prompts // -(-at_once // together)), "an engine is left without a part"

@@ -13,7 +13,7 @@ import torch
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.app.inspect import inspect
 from adt_core.drafters.jacobi import JacobiDrafter
-from adt_core.engine.request import GRAPH_BYTES
+from adt_core.engine.device.memory import GRAPH_BYTES
 from adt_core.models.target import EncodedPrompt
 from adt_core.models.vq import VQConfig, VQModel
 from model_making.sequences import image_token

@@ -14,8 +14,8 @@ import pytest
 from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
 from adt_core.app.batch import BatchFolder, batch_folder
 from adt_core.app.images import read_settings
-from adt_core.app.jobs import Job
 from adt_core.engine.device import profiles
+from adt_core.engine.job import Job
 from adt_core.lab.benchmark import PRESETS, RUNS, Benchmark
 from adt_core.lab.records import open_records
 from adt_core.models.batch_invariance import TILE

@@ -12,7 +12,8 @@ from adt_core import Sampling, cli, load_target
 from adt_core.app.args import BenchmarkArgs, TrainingArgs, TrainingDataArgs, TrainingOutputArgs, WorkerArgs
 from adt_core.app.checkpoints import published_sampling
 from adt_core.app.images import read_settings
-from adt_core.app.jobs import Job, decode
+from adt_core.app.jobs import decode, new_decoding
+from adt_core.engine.job import Job
 from adt_core.lab import benchmark
 from adt_core.lab.training import drafter
 from adt_core.models import load
@@ -114,7 +115,7 @@ def test_a_negative_prompt_gets_no_suffix(emu3):
 
     def codes(prompt, **words):
         recipe = Recipe(Sampling(seed=3, guidance=3.0), Drafting(PLAIN), **words)
-        return decode(Job(target, recipe).decoding([prompt])).codes.tolist()
+        return decode(new_decoding(Job(target, recipe), [prompt])).codes.tolist()
 
     made = codes("a cat", negative="fog", suffix=SUFFIX)
     assert made == codes(f"a cat{SUFFIX}", negative="fog") != codes(f"a cat{SUFFIX}", negative=f"fog{SUFFIX}")
@@ -126,7 +127,7 @@ def test_a_benchmark_takes_them(tiny, tmp_path):
     _, options = cli.parse(["benchmark", *map(str, given), "--output", str(tmp_path), "--top-k", "7"])
     given = {name: options[name] for name in ("model", "drafter", "top_k")}
     plan = benchmark.plan(BenchmarkArgs.of(options), WorkerArgs(), given, "cpu")
-    facts = benchmark.load(plan, given, "cpu").facts
+    facts = benchmark.load(plan, "cpu").facts
     assert facts["sampling"] == {"seed": 0, "temperature": 0.7, "top_k": 7, "top_p": 0.9, "guidance": 3.0}
     assert facts["suffix"] == ""
 

@@ -19,8 +19,9 @@ from adt_core.app.batch import BatchFolder, batch_folder
 from adt_core.app.checkpoints import checkpoint_files
 from adt_core.app.continuation import open_rgb
 from adt_core.app.images import FORMATS, MAX_IMAGE_MIB, read_pixels, read_settings
-from adt_core.app.jobs import Job, decode
+from adt_core.app.jobs import decode, new_decoding
 from adt_core.engine.device import profiles
+from adt_core.engine.job import Job
 from adt_core.errors import AdtError
 from adt_core.files import add_line, inside, is_regular, opened, read_text, write_in
 from adt_core.lab import quality
@@ -143,7 +144,7 @@ def batch(models, ours):
 
 
 def draw(batch: BatchFolder, prompt: str):
-    decoding = batch.job.decoding([prompt])
+    decoding = new_decoding(batch.job, [prompt])
     decode(decoding)
     return batch.save(decoding, 0, prompt)
 

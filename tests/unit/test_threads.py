@@ -5,7 +5,7 @@ import torch
 
 from adt_core import Decoding, Drafting
 from adt_core.engine import decoding as decodings
-from adt_core.engine import task
+from adt_core.engine import request as requests
 from adt_core.policies import PLAIN
 
 
@@ -24,7 +24,7 @@ def test_a_small_model_runs_on_one_thread_and_a_large_one_on_all(models, threads
     seen, work = [], decodings.run_round
     monkeypatch.setattr(decodings, "run_round", lambda *of: seen.append(torch.get_num_threads()) or work(*of))
     if not small:
-        monkeypatch.setattr(task, "NUMBERS_FOR_ONE_THREAD", 0)
+        monkeypatch.setattr(requests, "MAX_ONE_THREAD_PARAMETERS", 0)
     target, drafter = models
     decoding = Decoding(target, [target.encode_prompt("a cat")], drafting=Drafting(method), drafter=drafter)
     for _ in decoding:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from adt_core.app.jobs import Job
 from adt_core.app.truncation import INVALID_MODES, RAISE, SKIP, TRUNCATE, fit_prompt
+from adt_core.engine.job import Job
 from adt_core.errors import AdtError, PromptTooLongError
 
 LONG = "a red house behind a blue lake, " * 60

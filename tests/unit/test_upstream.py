@@ -13,7 +13,7 @@ from adt_core import AdtError, Decoding, Drafting, Sampling, cli
 from adt_core.app import png_settings
 from adt_core.app.batch import job_key
 from adt_core.app.images import read_settings
-from adt_core.app.jobs import Job
+from adt_core.engine.job import Job
 from adt_core.policies.recipe import Recipe
 from adt_core.rules.noise import Noise
 from adt_core.rules.upstream import Upstream, maker

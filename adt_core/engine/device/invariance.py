@@ -29,8 +29,9 @@ from ...runtime import get_runtime
 from ...untrusted import SWITCH, row, whole_number
 from ...version import VERSION
 from ..forward import forward
+from ..job import Job
 from ..queue import ImageQueue
-from ..request import PROMPT_STEP, Request
+from ..request import PROMPT_MULTIPLE, Request
 from . import profiles
 
 TILE_DIVISOR = 4
@@ -39,7 +40,7 @@ TRIAL_LAYERS = 2
 """Decoder layers of the trial. A difference in one layer shows in the attention of the next."""
 PRECEDING_TOKENS = 160
 """Image tokens before the tokens that are read."""
-EXTRA_PROMPT_TOKENS = PROMPT_STEP
+EXTRA_PROMPT_TOKENS = PROMPT_MULTIPLE
 """Difference in length of the two prompts. It moves the image to other cache positions even if prompts are padded."""
 PATH_DRAFTS = 32
 """Drafts of the path. With as many beside them, they fill more than a tile."""
@@ -229,16 +230,10 @@ class _Trial:
         cells = torch.randint(target.num_codes, (1, target.num_cells), generator=generator)
         tokens = target.tokens(cells)
         drafting = Drafting("eagle2", depth=PATH_DRAFTS, width=2, nodes=2 * PATH_DRAFTS)
-        self._request = replace(
-            request,
-            target=target,
-            prompts=prompts,
-            keys=[(0, 0)] * images,
-            prefix=tokens[:, :before].expand(images, -1),
-            drafting=drafting,
-            drafter=JacobiDrafter(),
-            lantern=None,
-        )
+        recipe = replace(request.job.recipe, drafting=drafting, lantern=None)
+        job = Job(target, recipe, JacobiDrafter())
+        prefix = tokens[:, :before].expand(images, -1)
+        self._request = replace(request, job=job, prompts=prompts, keys=[(0, 0)] * images, prefix=prefix)
         self._depth = min(self._request.largest.depth, target.length - 2 - before)
         self._compared = [depth for depth in COMPARED_DEPTHS if depth <= self._depth]
         queue = ImageQueue(self._request, lambda: False, lambda *_: None)

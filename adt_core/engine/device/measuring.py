@@ -47,7 +47,7 @@ def profile_name(request: Request) -> str:
     cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: {request.threads}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     model = f"{request.target.name} {config.num_layers}x{config.hidden_size}, {request.target.length} tokens"
-    network = request.drafter.network if request.drafter is not None else None
+    network = request.job.drafter.network if request.job.drafter is not None else None
     size = sum(part.numel() for part in network.parameters()) if network is not None else 0
     sources = "+".join(source.name for source in request.sources)
     numbers, drawn = request.recipe.costs()
@@ -81,7 +81,8 @@ def measure(request: Request, images: int, codes: Tensor) -> CostProfile:
     began = time.perf_counter()
     request = replace(request, prefix=codes[:, : max(request.start, request.target.length // 2)])
     shortage = cpu_memory_shortage(request, SETS_OF_SLOTS * images)
-    shortage = shortage or gpu_memory_shortage(request, SETS_OF_SLOTS * images)
+    pooled = pool.held_bytes(request.target.decoder)
+    shortage = shortage or gpu_memory_shortage(request, SETS_OF_SLOTS * images, pooled)
     if shortage:
         raise MemoryError(shortage)
     pool.release(request.target.decoder)  # makes room for the sets of slots

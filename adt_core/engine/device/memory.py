@@ -1,8 +1,7 @@
-"""Checks of free memory before a decoding.
+"""Memory of a request: what it needs, and whether the machine has it.
 
-A system that runs out of RAM kills the process without an error message, so RAM is checked before a decoding starts.
-A GPU raises an error instead, and the decoding goes on with a smaller batch (:mod:`..decoding`); its free memory is
-checked only for work that may be skipped, such as measuring.
+A system that runs out of memory kills the process without a message, so requests on the CPU are checked first. A GPU
+raises an error, after which fewer images are decoded at a time (:mod:`..decoding`).
 """
 
 from __future__ import annotations
@@ -13,67 +12,140 @@ import psutil
 import torch
 
 from ...errors import AdtError
-from .. import pool
-from ..request import Request
+from ...models.batch_invariance import near_window
+from ...models.cache import KVCache
+from ...models.quantised_matmul import supports_byte_matmul
+from ...rules.noise import Noise
+from ...rules.settings import UPSTREAM
+from ..graphs import MAX_GRAPHS
+from ..request import ATTENDED_MULTIPLE, PREFIX_CHUNK, Request
 
 MEMORY_SHARE = 0.8
-"""Maximum share of the machine's RAM for weights, caches, trees and noise together."""
+"""Share of the machine's memory for weights, caches, trees and noise together."""
+CAPTURED_SIZES = 6
+"""Usual number of sizes of drafted rounds among the same number of attended positions."""
+GRAPH_BYTES = 24 * 2**20
+"""Bytes of a captured round. Published figure, not measured here."""
+WORKSPACE_BYTES = 32 * 2**20
+"""Bytes that matrix products need for a stream. Published figure, not measured here."""
+
+
+def required_bytes(request: Request, batch_size: int, device: torch.device | None = None) -> int:
+    """Return the bytes of KV caches, noise, activations of the largest forward, and the codec for one image.
+
+    Args:
+        request: Batch to decode.
+        batch_size: Images that are decoded at the same time.
+        device: Device of the weights while decoding (default: where they are now).
+    """
+    target = request.target
+    pixels = target.grid[0] * target.grid[1] * target.downsample**2
+    return slot_bytes(request, batch_size, device) + target.codec.working_bytes(pixels)
+
+
+def slot_bytes(request: Request, batch_size: int, device: torch.device | None = None) -> int:
+    """Return the bytes of slots with their captured rounds; arguments as in :func:`required_bytes`."""
+    graphs = 0
+    if _is_replayed(request, device):
+        graphs = _activation_bytes(request, batch_size, device) + _graph_bytes(request)
+    return state_bytes(request, batch_size, device) + graphs
+
+
+def state_bytes(request: Request, batch_size: int, device: torch.device | None = None) -> int:
+    """Return the bytes of caches, noise and activations; arguments as in :func:`required_bytes`."""
+    target, decoder = request.target, request.target.decoder
+    itemsize, cache_length = decoder.embedding.element_size(), request.cache_length_on(_is_replayed(request, device))
+    held = min(2 * batch_size, request.images)  # images that enter are prepared beside those that leave
+    caches = KVCache.num_bytes(decoder.config, request.groups * batch_size, cache_length, itemsize)
+    if request.active_drafter is not None:
+        caches += request.active_drafter.cache_bytes(request.groups * held, cache_length, itemsize)
+    shared = request.script_batch if request.sampling.noise == UPSTREAM and request.images > 1 else 0
+    wide = decoder.wide_dtype.itemsize
+    noise = Noise.num_bytes(held + shared, target.length, target.num_tokens, request.noise_ahead, wide)
+    return caches + noise + _activation_bytes(request, batch_size, device)
+
+
+def _is_replayed(request: Request, device: torch.device | None) -> bool:
+    return request.replayed if device is None else device.type != "cpu"
+
+
+def _graph_bytes(request: Request) -> int:
+    """Return the bytes of captured rounds without their activations."""
+    lengths = 1 + (-(-request.cache_length // ATTENDED_MULTIPLE) - 1).bit_length()
+    sizes = 1 if request.active_drafter is None else CAPTURED_SIZES
+    return WORKSPACE_BYTES + min(sizes * lengths, MAX_GRAPHS) * GRAPH_BYTES
+
+
+def _activation_bytes(request: Request, batch_size: int, device: torch.device | None) -> int:
+    """Return the bytes of the largest forward's activations, and of one matrix that is converted."""
+    target, decoder, config = request.target, request.target.decoder, request.target.decoder.config
+    replayed = _is_replayed(request, device)
+    cache_length = request.cache_length_on(replayed)
+    prompt = request.padded_on(replayed) + request.start
+    rows, tokens = request.groups * batch_size, max(prompt, request.largest.nodes + 1)
+    numbers = 2 * config.intermediate_size + 8 * config.hidden_size + cache_length + target.num_codes
+    where, matrix = device or decoder.embedding.device, decoder.layers[0].get_parameter("gate_up")
+    converts = decoder.weights is not None and where.type == "cuda" and not supports_byte_matmul(where, matrix.dtype)
+    near = _near_bytes(request, cache_length, prompt, where)
+    return decoder.wide_dtype.itemsize * rows * tokens * numbers + rows * near + 2 * converts * matrix.numel()
+
+
+def _near_bytes(request: Request, cache_length: int, prompt: int, device: torch.device) -> int:
+    """Return the bytes of a row's attention to near keys: keys, values and three score tables in float64."""
+    decoder, config = request.target.decoder, request.target.decoder.config
+    if not decoder.tile:
+        return 0
+    stays = device.type == decoder.embedding.device.type
+    near = request.near if stays else near_window(device, decoder.dtype, config.head_dim)
+    read = request.start if near is not None else prompt
+    tokens = max(request.largest.nodes + 1, min(read, PREFIX_CHUNK))
+    width = cache_length if near is None else near + tokens
+    return 8 * width * (2 * config.num_kv_heads * config.head_dim + 3 * config.num_heads * tokens)
 
 
 def check_memory(request: Request, batch_size: int) -> None:
-    """Raise AdtError if decoding on the CPU would need too much RAM.
-
-    Args:
-        request: Batch to decode.
-        batch_size: Number of images that are decoded together.
+    """Check that the machine's memory is large enough.
 
     Raises:
-        AdtError: If it would need more than `MEMORY_SHARE` of the RAM.
+        AdtError: If the weights are on the CPU and `batch_size` images need too much memory.
     """
-    if shortage := cpu_memory_shortage(request, batch_size):
-        raise AdtError(shortage)
+    if problem := cpu_memory_shortage(request, batch_size):
+        raise AdtError(problem)
 
 
 def cpu_memory_shortage(request: Request, batch_size: int) -> str:
-    """Return an error message if the weights are on the CPU and RAM is too small, else "".
-
-    Args:
-        request: Batch to decode.
-        batch_size: Number of images that are decoded together.
-    """
+    """Return a sentence if the weights are on the CPU and `batch_size` images need too much memory, else ""."""
     decoder = request.target.decoder
     if decoder.embedding.device.type != "cpu":
         return ""
     weights = sum(part.numel() * part.element_size() for part in decoder.parameters())
-    work = request.memory_required(batch_size)
-    total = psutil.virtual_memory().total
+    work, total = required_bytes(request, batch_size), psutil.virtual_memory().total
     if weights + work <= MEMORY_SHARE * total:
         return ""
     images = f"{batch_size} images at a time" if batch_size > 1 else "one image"
-    needed, loaded, installed = (f"{size / 2**30:.3g} GB" for size in (work, weights, total))
+    needed, beside, there = (f"{size / 2**30:.3g} GB" for size in (work, weights, total))
     return (
-        f"{images} would need {needed} of memory in addition to the {loaded} of {request.target.name}, but at most "
-        f"{MEMORY_SHARE:.0%} of this machine's {installed} may be used; use a smaller batch size, tree or model."
+        f"{images} would need {needed} of memory in addition to the {beside} of {request.target.name}, but at most "
+        f"{MEMORY_SHARE:.0%} of this machine's {there} may be used; use a smaller batch size, tree or model."
     )
 
 
-def gpu_memory_shortage(request: Request, batch_size: int) -> str:
-    """Return an error message if the weights are on a GPU and its free memory is too small, else "".
+def gpu_memory_shortage(request: Request, batch_size: int, pooled: int) -> str:
+    """Return a sentence if a GPU's free memory is too small for `batch_size` images, else "".
 
     Args:
         request: Batch to decode.
-        batch_size: Number of images that are decoded together.
+        batch_size: Images that are decoded at the same time.
+        pooled: Bytes of pooled slots, which can be freed.
     """
-    decoder = request.target.decoder
-    needed = request.slots_bytes(batch_size)
-    free = free_bytes(decoder.embedding.device) + pool.held_bytes(decoder)
+    needed, free = slot_bytes(request, batch_size), free_bytes(request.target.decoder.embedding.device) + pooled
     if needed <= free:
         return ""
     return f"it would need {needed / 2**30:.3g} GB of GPU memory, but only {free / 2**30:.3g} GB are free"
 
 
 def free_bytes(device: torch.device) -> float:
-    """Return the bytes of GPU memory that this process can still allocate; infinity for other devices."""
+    """Return the bytes of a GPU's memory that this process can still allocate; infinity for other devices."""
     if device.type != "cuda":
         return math.inf
     free, _ = torch.cuda.mem_get_info(device)

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ...app.args import TrainingDataArgs
 from ...app.continuation import open_rgb, to_pixels
-from ...app.jobs import Job
+from ...app.jobs import new_decoding
 from ...app.prompts import read_prompts, sample
 from ...engine.decoding import Decoding
+from ...engine.job import Job
 from ...errors import AdtError, Check
 from ...files import is_regular, opened, read_text, reason, refuse_links, write_in
 from ...models.target import Target
@@ -162,7 +163,7 @@ def plain_decoding(
     Drafts would win nothing: with many pictures at once the target's forwards are full.
     """
     recipe = Recipe(sampling, Drafting(PLAIN))
-    return Job(target, recipe).decoding(prompts, numbers, check=check)
+    return new_decoding(Job(target, recipe), prompts, numbers, check=check)
 
 
 def encode(target: Target, paths: list[Path]) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ...app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs
-from ...app.checkpoints import explain_errors, published_sampling
+from ...app.checkpoints import explain_errors
 from ...app.images import check_outputs
 from ...app.jobs import rounds
 from ...app.loading import choose_device, complete, models_of, named, open_target
@@ -112,7 +112,7 @@ def plan(
     Sampling.of(given)  # what is given makes sense, whatever the model
     prompts, paths = find_training_images(lessons, training.batch, given.get("seed", 0), texts)
     model = given.get("model", BUNDLED)
-    recipe = complete(given, device, published_sampling(model))
+    recipe = complete(given, device)
     prompts = [suffixed(prompt, recipe.suffix) for prompt in prompts]
     made = TrainingPlan(lessons, training, files, recipe, prompts, paths, choose_device(device))
     _check_output(made)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...app.args import CheckDrafterArgs
-from ...app.checkpoints import explain_errors, published_sampling
+from ...app.checkpoints import explain_errors
 from ...app.images import check_outputs
 from ...app.jobs import decode
 from ...app.loading import choose_device, complete, named, open_target
@@ -45,7 +45,7 @@ class PairingPlan(NamedTuple):
 
 def plan(order: CheckDrafterArgs, given: Mapping[str, Any], device: str) -> PairingPlan:
     """Check what can be checked before a model is loaded. AdtError if the drafter is no network."""
-    recipe = complete(given, device, published_sampling(given.get("model", BUNDLED)))
+    recipe = complete(given, device)
     drafter = recipe.drafter or JACOBI
     if not is_network(drafter):
         raise AdtError(f"`drafter`: {drafter!r} is not a drafter network; choose the folder of one.")

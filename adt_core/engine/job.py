@@ -1,0 +1,125 @@
+"""A job: a recipe, and the loaded models that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..drafters import Drafter
+from ..errors import AdtError, Check, shown
+from ..models.target import EncodedPrompt, Target, suffixed
+from ..policies.recipe import Recipe
+from ..rules.noise import NOISE_VERSION
+from ..version import VERSION
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that the images of a run have in common.
+
+    Attributes:
+        target: Model that draws, with its codec.
+        recipe: Settings of the images.
+        drafter: Drafter, or None for plain decoding.
+    """
+
+    target: Target
+    recipe: Recipe = Recipe()
+    drafter: Drafter | None = None
+
+    @property
+    def loaded(self) -> Recipe:
+        """The recipe with the loading settings that the target reports, such as its dtype."""
+        return replace(self.recipe, loading=replace(self.recipe.loading, **self.target.loaded))
+
+    def check(self, prompts: Sequence[str]) -> list[str]:
+        """Check prompts before any image is drawn.
+
+        Args:
+            prompts: Texts of all images.
+        Returns:
+            Remarks for the author of the prompts.
+        Raises:
+            AdtError: If a prompt or the negative prompt is empty or too long.
+        """
+        notes = []
+        for number, prompt in enumerate(prompts, start=1):
+            try:
+                notes.append(self.check_prompt(prompt))
+            except AdtError as error:
+                if len(prompts) == 1:
+                    raise
+                raise AdtError(
+                    f"`prompts`: number {number} of {len(prompts)}, {shown(prompt)}: {error.template}"
+                ) from error
+        if self.recipe.negative.strip():
+            self.target.check_prompt(self.recipe.negative)
+        return list(filter(None, notes))
+
+    def check_prompt(self, prompt: str) -> str:
+        """Check one prompt.
+
+        Args:
+            prompt: Text of an image, without the recipe's suffix.
+        Returns:
+            A remark for its author, or "".
+        Raises:
+            AdtError: If it is empty or too long.
+        """
+        return self.target.check_prompt(suffixed(prompt, self.recipe.suffix))
+
+    def encode(self, prompts: Sequence[str]) -> list[EncodedPrompt]:
+        """Encode prompts with the recipe's suffix, each different text once.
+
+        Args:
+            prompts: Texts, one per image.
+        Returns:
+            Conditional rows, one per image.
+        Raises:
+            AdtError: If a prompt is empty or too long.
+        """
+        rows = {prompt: self.target.encode_prompt(suffixed(prompt, self.recipe.suffix)) for prompt in set(prompts)}
+        return [rows[prompt] for prompt in prompts]
+
+    def encode_negative(self) -> EncodedPrompt | None:
+        """Encode the recipe's negative prompt; None if it has none."""
+        return self.target.encode_prompt(self.recipe.negative) if self.recipe.negative.strip() else None
+
+    def pixels(self, codes: Tensor, check: Check | None = None) -> Tensor:
+        """Decode images.
+
+        Args:
+            codes: [B, rows, columns] int64.
+            check: Called often; may raise an exception to cancel.
+        Returns:
+            Pixels [B, 3, H, W] in [-1, 1], on the codec's device.
+        """
+        codec = self.target.codec
+        return codec.decode(codes.to(codec.codebook.device), check=check)
+
+    def settings(self, prompt: str, image_index: int = 0, conditions: Mapping[str, Any] = {}) -> dict:
+        """Return the metadata of an image's PNG, as plain JSON types.
+
+        ``generate --from-png`` reads the values that have names of the recipe. The others inform people.
+
+        Args:
+            prompt: Text of the image, without the recipe's suffix.
+            image_index: Index of the image among the images of its prompt.
+            conditions: Conditions of its decoding, such as the number of CPU threads.
+        """
+        return {
+            "prompt": prompt,
+            **self.loaded.flat(),
+            "model_name": self.target.name,
+            "device": self.target.decoder.embedding.device.type,
+            "image_index": image_index,
+            "image_tokens": self.target.length,
+            **conditions,
+            "noise_version": NOISE_VERSION,
+            "versions": {"adt-tree": VERSION, "torch": torch.__version__, "numpy": np.__version__},
+        }
