@@ -1,15 +1,16 @@
-"""Half precision in which a token's features do not depend on the forward that it is in.
+"""Batch-invariant mode of half precision: a token's features do not depend on the forward pass that computes them.
 
-A node of a draft tree and the same token decoded alone go through products of other shapes, and find their keys in
-other slots of the KV cache. Both change the order of sums, so results round differently. In half precision that is
-enough to change an image. Two rules keep every bit the same:
+A node of a draft tree and the same token in plain decoding go through matrix products of different shapes, and their
+keys are at different positions of the KV cache. Both change the order of sums, and so the rounding. In half precision
+this is enough to change an image. Two rules make every result bitwise equal:
 
-- **Products have one shape.** A product has :data:`TILE` rows at a time; missing rows are filled up. So every row goes
-  through the same kernel. More rows at once are multiplied where that gives the same bits, which is tried.
-- **Attention adds keys in one order.** For a token at position q, its own key and those of the :data:`NEAR` positions
-  before it are *near*; those before them are *far*. No tree is deeper, so far keys are decided tokens: they stand in
-  the order of their positions, whoever asks, and torch's kernel adds them in that order. Near keys may stand anywhere.
-  They are added in float64, where the order of a sum does not show in a result of half precision.
+- **Fixed tiles for matrix products.** A product has :data:`TILE` rows at a time, padded with zeros, so the same kernel
+  computes every row. More rows at a time are multiplied only if the result was found to be bitwise equal.
+- **A fixed order of keys in attention.** For a token at position q, its own key and those of the :data:`NEAR_WINDOW`
+  positions before it are *near*; earlier keys are *far*. No tree is deeper than the window, so far keys belong to
+  decided tokens. They are in the order of their positions in every forward pass, and torch's kernel adds them in that
+  order. Near keys may be anywhere in the cache. They are added in float64, where the order of a sum does not affect a
+  result that is rounded to half precision.
 """
 
 from __future__ import annotations
@@ -28,26 +29,32 @@ from .kernels import far_attention
 
 HALF = (torch.bfloat16, torch.float16)
 TILE = {"cuda": 64, "meta": 64, "cpu": 4}
-"""Rows of a product, by type of device; "meta" stands for a GPU that is not there. A GPU multiplies 64 rows in the time
-in which it reads the weights once. On CPUs single rows are multiplied by other kernels."""
-NEAR = 32
-"""Positions before a token whose keys are near. Trees are no deeper."""
+"""Rows of a matrix product by device type; "meta" represents a GPU before the weights are loaded. A GPU multiplies 64
+rows in the time in which it reads the weights once. CPUs have other kernels for single rows."""
+NEAR_WINDOW = 32
+"""Number of positions before a token whose keys are near, and the maximum depth of a tree."""
 MASK_ALIGNMENT = 8
-"""A GPU's attention kernels want the rows of a mask to begin at multiples of so many numbers. Otherwise torch copies
-the mask in every layer, or the kernel of far keys refuses it."""
+"""Number of elements to which a GPU's attention kernels require the rows of a mask to be aligned. Otherwise torch
+copies the mask in every layer, and the kernel for far keys raises an error."""
 
 
 def tile_for(dtype: torch.dtype, device: torch.device) -> int:
-    """Rows of a product in the exact mode; 0 where there is no such mode."""
+    """Return the rows of a matrix product in the batch-invariant mode; 0 if the device or dtype has no such mode."""
     return TILE.get(device.type, 0) if dtype in HALF else 0
 
 
 @cached_per_runtime
 def near_window(device: torch.device, dtype: torch.dtype, width: int) -> int | None:
-    """Positions before a token whose keys are near; None for all, where torch has no kernel for far ones.
+    """Return the number of positions before a token whose keys are near.
 
-    dtype: of the model. width: numbers of a head. Older GPUs have the kernel in float16 alone. AMD's GPUs have another
-    kernel, of which it is not known in which order it adds.
+    Args:
+        device: Device of the model.
+        dtype: Data type of the model. Older GPUs have the kernel for far keys only in float16.
+        width: Elements of an attention head.
+
+    Returns:
+        The number; None if all keys are near because the device has no kernel for far keys. AMD's GPUs have a kernel,
+        but the order in which it adds keys is not known.
     """
     if torch.version.hip:
         return None
@@ -56,13 +63,18 @@ def near_window(device: torch.device, dtype: torch.dtype, width: int) -> int | N
         far_attention(q, q, q, q.new_zeros(1, 1, 8, 8))
     except (RuntimeError, NotImplementedError) as error:
         if is_out_of_memory(error):
-            raise  # it passes, and this function's answer is remembered
+            raise  # temporary, so this must not be cached
         return None
-    return NEAR
+    return NEAR_WINDOW
 
 
 class FallbackConfig(NamedTuple):
-    """What the exact mode builds on here: rows of a product, and whether far keys may go through torch's kernel."""
+    """Slower operations for a device whose usual ones are not batch-invariant.
+
+    Attributes:
+        tile: Rows of a matrix product.
+        far: Whether torch's kernel is used for far keys; if not, all keys count as near.
+    """
 
     tile: int
     far: bool = True
@@ -71,48 +83,72 @@ class FallbackConfig(NamedTuple):
 def tiled_matmul(
     multiply: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, plus: Tensor | None, tile: int, kind: Hashable
 ) -> Tensor:
-    """``multiply(x, plus)`` of rows x [N, in] and plus [N, out] or None, with the bits of ``tile`` rows at a time.
+    """Return a product that is bitwise equal to multiplying `tile` rows at a time.
 
-    Whether all rows at once have the same bits is tried on the first of their number and ``kind``, which names all
-    else that a library chooses its kernels by.
+    At the first product of each `kind` and number of rows, all rows are also multiplied at once. If the result is
+    bitwise equal, later products are not split.
+
+    Args:
+        multiply: Function of rows [n, in], and of rows [n, out] to add or None, that returns their product [n, out].
+        x: Rows [N, in]; N is a multiple of `tile`.
+        plus: Rows [N, out] to add, or None.
+        tile: Rows of a product.
+        kind: Everything else that determines which kernel a library chooses.
+
+    Returns:
+        The product [N, out].
     """
     if len(x) == tile:
         return multiply(x, plus)
     key = kind, len(x), tile, torch.get_num_threads()
-    equal = get_runtime().equal_products
-    if equal.get(key):
+    is_equal = get_runtime().equal_products
+    if is_equal.get(key):
         return multiply(x, plus)
-    before = plus.clone() if plus is not None and key not in equal else None
-    sums = plus.split(tile) if plus is not None else repeat(None)
-    parts = torch.cat([multiply(part, added) for part, added in zip(x.split(tile), sums)])
-    if key not in equal:
-        equal[key] = multiply(x, before).equal(parts)
-    return parts
+    before = plus.clone() if plus is not None and key not in is_equal else None
+    added_rows = plus.split(tile) if plus is not None else repeat(None)
+    product = torch.cat([multiply(rows, added) for rows, added in zip(x.split(tile), added_rows)])
+    if key not in is_equal:
+        is_equal[key] = multiply(x, before).equal(product)
+    return product
 
 
 def pad_rows(x: Tensor, tile: int) -> Tensor:
-    """Rows x [N, ...] with zeros behind them up to a multiple of ``tile``; as they are if it is 0."""
+    """Return x [N, ...] with zero rows appended up to a multiple of `tile`; x itself if `tile` is 0."""
     missing = -len(x) % tile if tile else 0
     return F.pad(x, (0, 0) * (x.ndim - 1) + (0, missing)) if missing else x
 
 
 class NearKeys(NamedTuple):
-    """The near keys of a forward's n tokens.
+    """Near keys of the n tokens of a forward pass.
 
-    columns: [R, w] columns of the KV cache; None for all that are read. mask: float64 [R, 1, n, w], added to scores;
-    that of a layer is [R * heads, g * n, w].
+    Attributes:
+        columns: Their positions [R, w] in the KV cache; None if all keys that are read are near.
+        mask: Mask [R, 1, n, w] float64, added to scores; after `for_layers` [R * heads, g * n, w].
     """
 
     columns: Tensor | None
     mask: Tensor
 
-    def of_layers(self, heads: int, group: int) -> NearKeys:
-        """For layers in which groups of so many heads share their keys. heads: of keys."""
+    def for_layers(self, heads: int, group: int) -> NearKeys:
+        """Return them with the mask expanded for all heads, once instead of in every layer.
+
+        Args:
+            heads: Number of key heads.
+            group: Number of query heads that share a key head.
+        """
         mask = repeat_for_groups(self.mask, group).expand(-1, heads, -1, -1)
-        return self._replace(mask=mask.flatten(0, 1))  # made once, where every layer would copy it
+        return self._replace(mask=mask.flatten(0, 1))
 
     def take(self, cache: Tensor, end: int) -> Tensor:
-        """The entries of a layer's cache [2, R, heads, cache_length, d] in float64: [2, R, heads, w, d]."""
+        """Return the near keys and values of a layer in float64.
+
+        Args:
+            cache: KV cache of the layer, [2, R, heads, cache_length, d].
+            end: Number of cache positions that are read if all keys are near.
+
+        Returns:
+            Keys and values [2, R, heads, w, d].
+        """
         if self.columns is None:
             return cache.narrow(3, 0, end).double()
         index = self.columns[None, :, None, :, None].expand(2, -1, cache.shape[2], -1, cache.shape[4])
@@ -120,10 +156,19 @@ class NearKeys(NamedTuple):
 
 
 def near_attention(q: Tensor, entries: Tensor, mask: Tensor, far: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Attention of q [R, heads, m, d] to near keys and values [2, R, heads, w, d], and to what ``far`` says: float64.
+    """Attend to near keys in float64 and merge the result with that of far keys.
 
-    mask: of the near keys, of a layer. far: output [R, heads, m, d] and log-sum-exp [R, heads, m] over the far keys;
-    None if there are none.
+    The softmax over all keys follows from the far keys' log-sum-exp, which acts as the score of one more key whose
+    value is the far keys' output.
+
+    Args:
+        q: Queries [R, heads, m, d].
+        entries: Near keys and values [2, R, heads, w, d] float64.
+        mask: Mask of the near keys [R * heads, m, w], added to scores.
+        far: Output [R, heads, m, d] and log-sum-exp [R, heads, m] of the far keys; None if all keys are near.
+
+    Returns:
+        Output [R, heads, m, d] float64.
     """
     rows, heads, m, dim = q.shape
     keys, values = entries.flatten(1, 2)
@@ -137,11 +182,11 @@ def near_attention(q: Tensor, entries: Tensor, mask: Tensor, far: tuple[Tensor, 
 
 
 def repeat_for_groups(mask: Tensor, group: int) -> Tensor:
-    """A mask [R, 1, n, w] for every query of a group of heads that share their keys: [R, 1, g * n, w], aligned."""
+    """Return a mask [R, 1, n, w] repeated for a group of g query heads that share a key head, [R, 1, g * n, w]."""
     return mask if group == 1 else align_mask(mask.repeat(1, 1, group, 1))
 
 
 def align_mask(mask: Tensor) -> Tensor:
-    """The same mask [..., end] in memory whose rows begin at multiples of :data:`MASK_ALIGNMENT` numbers."""
+    """Return the same mask [..., end] in memory whose rows are aligned to :data:`MASK_ALIGNMENT` elements."""
     missing = -mask.shape[-1] % MASK_ALIGNMENT
     return F.pad(mask, (0, missing))[..., : mask.shape[-1]] if missing else mask

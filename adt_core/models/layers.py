@@ -55,7 +55,7 @@ class LayerContext(NamedTuple):
         rotation = Rotation.of(pad_rows(positions, tile), rope, config.num_layers, tile)
         group, near_keys = config.num_heads // config.num_kv_heads, step.near_keys
         if near_keys is not None:
-            near_keys = near_keys.of_layers(config.num_kv_heads, group)
+            near_keys = near_keys.for_layers(config.num_kv_heads, group)
         mask = repeat_for_groups(step.mask, group)
         return cls(len(step.positions), tile, rotation, step.cache_position, mask, near_keys)
 

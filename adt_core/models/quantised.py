@@ -1,7 +1,8 @@
-"""Weight-only quantisation of the decoder's matrices: half the memory of bfloat16; products are those of ``digits``.
+"""Weight-only quantisation of the decoder's matrices to int8 or fp8, which halves the memory of bfloat16.
 
-Symmetric, one scale per output (LLM.int8, arXiv 2208.07339, without its outliers): w is about ``stored * scale``.
-Embedding, norms and head stay as they are. Drafting is as lossless on the quantised model as on any other.
+It is symmetric with one scale per output channel (LLM.int8, arXiv 2208.07339, without its outliers): w is approximately
+`stored * scale`. Embedding, norms and head keep their dtype. :mod:`.quantised_matmul` multiplies by such weights.
+Drafting leaves the images of a quantised model unchanged, as with any other weights.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def quantise(decoder: Decoder, kind: str) -> None:
-    """Give the matrices of every layer the dtype ``kind`` ("int8" or "fp8") and a scale, to be filled by ``store``.
+    """Replace the matrices of every layer by empty quantised ones with a scale, to be filled by `store`.
 
-    They stay [in, out], but are laid out in memory as [out, in], as GPUs' products of bytes want it.
+    They have the shape [in, out], but the memory layout of [out, in], which a GPU's int8 and fp8 products require.
+
+    Args:
+        decoder: Decoder to change.
+        kind: "int8" or "fp8".
     """
     dtype = KINDS[kind]
     for layer in decoder.layers:
@@ -29,20 +34,27 @@ def quantise(decoder: Decoder, kind: str) -> None:
             setattr(layer, f"{name}_scale", scale)
 
 
-PIECE = 2**22
-"""Numbers of a matrix that are stored at a time. Wider copies of a whole one would take more memory than its file."""
+CHUNK_SIZE = 2**22
+"""Elements of a matrix that are quantised at a time, because the temporary copies are wider than the file's dtype."""
 
 
 def store(parameter: Tensor, scale: Tensor, value: Tensor) -> None:
-    """Fill a quantised ``parameter`` [in, out] and its ``scale`` [out] from ``value``."""
-    outputs = max(PIECE // len(value), 1)
-    for piece in zip(parameter.split(outputs, 1), scale.split(outputs), value.split(outputs, 1)):
-        _store(*piece)
+    """Quantise a matrix into an existing parameter.
+
+    Args:
+        parameter: Quantised matrix [in, out] to fill.
+        scale: Scale [out] to fill.
+        value: Matrix [in, out].
+    """
+    outputs = max(CHUNK_SIZE // len(value), 1)
+    for chunk in zip(parameter.split(outputs, 1), scale.split(outputs), value.split(outputs, 1)):
+        _store_chunk(*chunk)
 
 
-def _store(parameter: Tensor, scale: Tensor, value: Tensor) -> None:
+def _store_chunk(parameter: Tensor, scale: Tensor, value: Tensor) -> None:
     value = value.to(parameter.device, scale.dtype)
-    most = torch.iinfo(torch.int8).max if parameter.dtype == torch.int8 else torch.finfo(parameter.dtype).max
-    scale.copy_((value.abs().amax(0) / most).clamp_min(torch.finfo(scale.dtype).tiny))
+    largest = torch.iinfo(torch.int8).max if parameter.dtype == torch.int8 else torch.finfo(parameter.dtype).max
+    scale.copy_((value.abs().amax(0) / largest).clamp_min(torch.finfo(scale.dtype).tiny))
     steps = value / scale
-    parameter.copy_((steps.round() if parameter.dtype == torch.int8 else steps).clamp(-most, most).to(parameter.dtype))
+    rounded = steps.round() if parameter.dtype == torch.int8 else steps
+    parameter.copy_(rounded.clamp(-largest, largest).to(parameter.dtype))

@@ -19,7 +19,7 @@ from tests.tiny import write_tiny_checkpoint
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10], [11, 12, 13, 14], [15, 16]]
 """Of two images under guidance: conditional rows, then unconditional ones."""
 SLOTS, DECIDED = 57, 14
-NEAR = 5
+NEAR_WINDOW = 5
 """Positions that are near where far keys are tested, and the depth of the deepest tree."""
 
 
@@ -54,16 +54,16 @@ def by_hand(q, keys, values, mask):
 
 
 def random_parents(draw, n):
-    """Parents of n nodes, the root first; no path is longer than NEAR."""
+    """Parents of n nodes, the root first; no path is longer than NEAR_WINDOW."""
     depths, parents = [0], [0]
     for node in range(1, n):
-        parent = draw(st.sampled_from([i for i in range(node) if depths[i] < NEAR]))
+        parent = draw(st.sampled_from([i for i in range(node) if depths[i] < NEAR_WINDOW]))
         parents.append(parent)
         depths.append(depths[parent] + 1)
     return parents, depths
 
 
-@pytest.mark.parametrize("near", [None, NEAR], ids=["all keys near", "far keys"])
+@pytest.mark.parametrize("near", [None, NEAR_WINDOW], ids=["all keys near", "far keys"])
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "int8", "fp8", "grouped heads"])
 @given(data=st.data())
 @torch.inference_mode()
@@ -82,7 +82,7 @@ def test_a_node_is_the_token_decoded_alone(kind, near, data):
         parents, depths = (torch.tensor([tree[i] for tree in trees]) for i in range(2))
         codes = torch.randint(0, model.num_codes, (2, n), generator=generator)
         roots = Roots(codes[:, 0], torch.tensor(decided)[:, None])
-        seen = context.see(roots, codes, ancestor_matrix(parents, NEAR), depths)
+        seen = context.see(roots, codes, ancestor_matrix(parents, NEAR_WINDOW), depths)
         for image, node in data.draw(st.lists(st.tuples(st.integers(0, 1), st.integers(0, n - 1)), max_size=3)):
             path, at = [node], node
             while at:
@@ -120,7 +120,7 @@ def test_only_half_precision_needs_the_mode(dtype, tile):
     assert target(dtype).decoder.tile == batch_invariance.tile_for(dtype, torch.device("cpu")) == tile
 
 
-@pytest.mark.parametrize("near", [None, NEAR], ids=["all keys near", "far keys"])
+@pytest.mark.parametrize("near", [None, NEAR_WINDOW], ids=["all keys near", "far keys"])
 @torch.inference_mode()
 def test_every_key_is_seen_once(monkeypatch, near):
     """In the exact mode features are those of float32 to bfloat16's precision, and those of a usual forward are too."""

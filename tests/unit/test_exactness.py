@@ -11,7 +11,7 @@ from adt_core.engine.device import invariance
 from adt_core.engine.device.invariance import CHAIN, COLUMNS, COMPANY, TREE
 from adt_core.engine.request import Request
 from adt_core.models import layers
-from adt_core.models.batch_invariance import NEAR, TILE, FallbackConfig
+from adt_core.models.batch_invariance import NEAR_WINDOW, TILE, FallbackConfig
 from adt_core.models.rows import BatchRows
 from adt_core.policies import PLAIN
 from adt_core.runtime import new_runtime
@@ -154,7 +154,7 @@ def far_keys(monkeypatch):
             return (scores.softmax(-1) @ values.double() * wrong(q.shape[2])).to(q.dtype), scores.logsumexp(-1).float()
 
         monkeypatch.setattr(Request, "replayed", True)  # prompts are padded as on a GPU
-        monkeypatch.setattr("adt_core.engine.request.near_window", lambda *model: NEAR)
+        monkeypatch.setattr("adt_core.engine.request.near_window", lambda *model: NEAR_WINDOW)
         monkeypatch.setattr(layers, "far_attention", kernel)
 
     return attention

@@ -43,7 +43,7 @@ def by_blocks(q, keys, values, mask):
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(Request, "replayed", True)
-    monkeypatch.setattr("adt_core.engine.request.near_window", lambda *model: batch_invariance.NEAR)
+    monkeypatch.setattr("adt_core.engine.request.near_window", lambda *model: batch_invariance.NEAR_WINDOW)
     monkeypatch.setattr(layers, "far_attention", by_blocks)
 
 

@@ -26,7 +26,7 @@ def test_a_lack_of_memory_is_not_taken_for_a_missing_kernel(runtime, monkeypatch
     model = torch.device("cpu"), torch.bfloat16, 64
     with pytest.raises(torch.cuda.OutOfMemoryError):
         batch_invariance.near_window(*model)
-    assert batch_invariance.near_window(*model) == batch_invariance.NEAR
+    assert batch_invariance.near_window(*model) == batch_invariance.NEAR_WINDOW
 
 
 def test_a_model_asks_for_the_kernel_of_its_own_kind(tiny, monkeypatch):
@@ -41,7 +41,7 @@ def test_a_model_asks_for_the_kernel_of_its_own_kind(tiny, monkeypatch):
 def test_of_the_kernel_of_amds_gpus_nothing_is_known(monkeypatch):
     monkeypatch.setattr(batch_invariance, "far_attention", lambda *_: None)
     model = torch.device("cpu"), torch.float16, 64
-    for version, near in ((None, batch_invariance.NEAR), ("6.4", None)):
+    for version, near in ((None, batch_invariance.NEAR_WINDOW), ("6.4", None)):
         monkeypatch.setattr(torch.version, "hip", version)
         with new_runtime():
             assert batch_invariance.near_window(*model) == near

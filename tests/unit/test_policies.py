@@ -4,7 +4,7 @@ import pytest
 
 from adt_core import AdtError, Drafting
 from adt_core.drafters import drafter_defaults
-from adt_core.models.batch_invariance import NEAR, TILE
+from adt_core.models.batch_invariance import NEAR_WINDOW, TILE
 from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Policy, Scene, Shape, Slot, Source, options
 from adt_core.rules.trace import ImageRound, Round
 from tests.drafted import costs
@@ -207,5 +207,5 @@ def test_trees_are_large_where_drafts_are_nearly_free(drafter):
     cpu, cuda = (Drafting.of({"method": "adt-tree", **drafter_defaults(drafter, device)}) for device in ("cpu", "cuda"))
     small, large = (one.policy.largest(one.settings) for one in (cpu, cuda))
     assert large.depth >= small.depth and large.width >= small.width
-    assert cuda.settings.nodes > 24 >= cpu.settings.nodes and cuda.settings.depth_max < NEAR
+    assert cuda.settings.nodes > 24 >= cpu.settings.nodes and cuda.settings.depth_max < NEAR_WINDOW
     assert 2 * (cuda.settings.nodes + 1) % TILE["cuda"] == 0, "with guidance and roots, whole tiles of the exact mode"

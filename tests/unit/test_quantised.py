@@ -224,4 +224,4 @@ def test_a_lack_of_memory_is_not_taken_for_what_the_device_can_do(digits, monkey
     with pytest.raises(torch.cuda.OutOfMemoryError):
         digits.quantised_matmul(x.half().as_subclass(OnGPU), stored, scale)
     digits.quantised_matmul(x.half().as_subclass(OnGPU), stored, scale)
-    assert working.call_count == 2 + len(digits._TRIED) and not caplog.records, "tried again, and then used"
+    assert working.call_count == 2 + len(digits._CHECKED_ROWS) and not caplog.records, "tried again, and then used"
