@@ -1,1 +1,1 @@
-"""One run that measures everything on a GPU: ``python -m benchmarks.gpu``."""
+"""GPU benchmark: ``python -m benchmarks.gpu`` runs every part of it."""

@@ -1,12 +1,12 @@
-"""Everything that is to be known of a GPU, in one run that nobody has to watch.
+"""Run all GPU measurements unattended.
 
     python -m benchmarks.gpu [--minutes 30] [--only PART ...] [--output output] [--rehearse]
 
-Needs CUDA, PyTorch and this project's requirements, and no network. Every part runs in a process of its own within its
-share of the minutes; what one leaves over goes to those after it. A part or a case that fails is reported, and the next
-one runs. ``gpu.json`` and ``gpu.md`` are written anew into ``--output`` as rows come. ``--only`` runs some of the
-parts, where a machine is lent for a few minutes at a time. ``--rehearse`` runs on small random models, also without
-CUDA: to see that the parts run, not how fast.
+Needs CUDA, PyTorch and this project's requirements, but no network. Every part runs in a process of its own within its
+share of the time; time that a part leaves is divided among the later ones. A failed part or case is reported, and the
+run continues. ``gpu.json`` and ``gpu.md`` in ``--output`` are rewritten as results arrive, so an interrupted run keeps
+them. ``--only`` selects parts, for machines that are available for a few minutes only. ``--rehearse`` uses small random
+models and also runs without CUDA: it tests the benchmark, not the speed.
 """
 
 from __future__ import annotations
@@ -36,112 +36,138 @@ PARTS = {
     "memory": ("benchmarks.gpu.memory", 3),
     "precision": ("benchmarks.gpu.precision", 3),
 }
-"""The parts in their order: module, and share of the time."""
+"""Module and share of the time of each part, in the order in which they run."""
 ROOT = Path(__file__).resolve().parents[2]
-LEAST_SECONDS = 20.0
-"""Of a part. Some ten of them go before its first case begins: on the device, imports are slow the first time."""
-LEAST_SILENCE, MOST_SILENCE = 120.0, 1 / 3
-"""A case hangs that writes nothing for so many seconds, or for this share of its part's time if that is longer. Then
-the next one begins."""
-ENDED, FAILED, CUT = "ended", "failed", "cut off at its limit"
+MIN_SECONDS = 20.0
+"""Minimum time of a part. The first imports on a new machine take about ten seconds of it."""
+MIN_SILENCE = 120.0
+"""Seconds without output after which a case counts as hanging, unless `MAX_SILENCE_SHARE` allows more."""
+MAX_SILENCE_SHARE = 1 / 3
+"""Share of the time of a part that a case may run without output."""
+ENDED = "ended"
+FAILED = "failed"
+CUT = "cut off at its limit"
 
 
-def wait(
-    command: list[str], file: Path, log: Path, seconds: float, silence: float, grown: Callable[[], object]
+def run_worker(
+    command: list[str], file: Path, log: Path, seconds: float, silence: float, on_output: Callable[[], object]
 ) -> int | None:
-    """The exit code of a worker that writes to ``file``, its output to ``log``; None if it had to be ended.
+    """Run a worker process with a time limit.
 
-    That is after ``seconds``, or when nothing new was in the file for ``silence`` seconds. grown: called when there is
-    something new.
+    Args:
+        command: Command line of the worker.
+        file: File that the worker appends its entries to.
+        log: File for its standard output and error.
+        seconds: Time limit.
+        silence: Time limit for `file` to grow.
+        on_output: Called whenever `file` has grown.
+
+    Returns:
+        Exit code, or None if the process was killed at a limit.
     """
-    end, size, quiet = time.monotonic() + seconds, -1, time.monotonic() + silence
+    end = time.monotonic() + seconds
+    silence_end = time.monotonic() + silence
+    size = -1
     with log.open("ab") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
-        while (now := time.monotonic()) < min(end, quiet):
+        while (now := time.monotonic()) < min(end, silence_end):
             try:
                 return process.wait(min(1.0, end - now))
             except subprocess.TimeoutExpired:
-                written = file.stat().st_size if file.exists() else 0
-                if written != size:
-                    size, quiet = written, time.monotonic() + silence
-                    grown()
+                new_size = file.stat().st_size if file.exists() else 0
+                if new_size != size:
+                    size = new_size
+                    silence_end = time.monotonic() + silence
+                    on_output()
         process.kill()
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
-            pass  # a process that hangs in the driver can't be ended; the next one runs beside it
+            pass  # a process that hangs in the driver can't be killed; continue beside it
         return None
 
 
-def said(file: Path) -> list[dict]:
-    """The lines that a worker wrote; the last one may be cut off."""
-    found = []
+def read_entries(file: Path) -> list[dict]:
+    """Read the JSON lines of a worker, ignoring an incomplete last line."""
+    entries = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
         try:
-            found.append(json.loads(line))
+            entries.append(json.loads(line))
         except json.JSONDecodeError:
             continue
-    return found
+    return entries
 
 
-def last_words(log: Path) -> str:
-    """The last line of a process's output that says something; torch's own tracing says nothing."""
+def last_log_line(log: Path) -> str:
+    """Return the last line of a worker's log, ignoring torch's USDT trace lines."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     lines = [line for line in lines if line and not line.startswith("USDT:")]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"
 
 
-def run_part(module: str, seconds: float, folder: Path, rehearse: bool, told: Callable[[dict], object]) -> dict:
-    """Run a part, and again from the next case on where a case ended its process. What it found, as plain JSON.
+def run_part(module: str, seconds: float, folder: Path, rehearse: bool, on_results: Callable[[dict], object]) -> dict:
+    """Run a part, and restart it after a case that ended the process.
 
-    told: is given that while the part runs, too, so that nothing is lost if this process is ended.
+    Args:
+        module: Module of the part.
+        seconds: Time limit.
+        folder: Folder for the worker's files.
+        rehearse: Use small random models.
+        on_results: Called with the preliminary results whenever there are new ones.
+
+    Returns:
+        Results as JSON types.
     """
-    file, log = folder / f"{module}.jsonl", folder / f"{module}.log"
-    started, first, crashes = time.monotonic(), 0, list[dict]()
-    silence = max(LEAST_SILENCE, seconds * MOST_SILENCE)
+    file = folder / f"{module}.jsonl"
+    log = folder / f"{module}.log"
+    silence = max(MIN_SILENCE, seconds * MAX_SILENCE_SHARE)
+    crashes: list[dict] = []
+    started = time.monotonic()
+    first = 0
 
-    def so_far(status: str) -> dict:
+    def results(status: str) -> dict:
         clock = {"status": status, "seconds": time.monotonic() - started, "limit": seconds}
-        return clock | _results(said(file), crashes)
+        return clock | _results(read_entries(file), crashes)
 
     while True:
         command = [sys.executable, "-m", "benchmarks.gpu.worker", module, str(file), str(first)]
+        command += ["rehearse"] * rehearse
         left = seconds - (time.monotonic() - started)
-        code = wait(command + ["rehearse"] * rehearse, file, log, left, silence, lambda: told(so_far(CUT)))
-        over = time.monotonic() - started >= seconds
+        code = run_worker(command, file, log, left, silence, lambda: on_results(results(CUT)))
+        is_over = time.monotonic() - started >= seconds
         if code == 0:
-            return so_far(FAILED if crashes else ENDED)
-        words = f"exit code {code}: {last_words(log)}"
+            return results(FAILED if crashes else ENDED)
+        error = f"exit code {code}: {last_log_line(log)}"
         if code is None:
-            words = f"cut off after {seconds:.0f} s" if over else f"ended after {silence:.0f} s without a word"
-        names, begun = _cases(said(file))
-        crashes.append({"what": names[begun - 1] if begun else "its beginning", "error": words})
-        if over or begun <= first or begun >= len(names):
-            return so_far(CUT if code is None and over else FAILED)
+            error = f"stopped after {seconds:.0f} s" if is_over else f"stopped after {silence:.0f} s without output"
+        names, begun = _cases(read_entries(file))
+        crashes.append({"what": names[begun - 1] if begun else "before its first case", "error": error})
+        if is_over or begun <= first or begun >= len(names):
+            return results(CUT if code is None and is_over else FAILED)
         first = begun
 
 
-def _cases(lines: list[dict]) -> tuple[list[str], int]:
-    """Their names, and how many of them have begun, by the lines of a worker."""
-    names = next((line["cases"] for line in lines if "cases" in line), [])
-    return names, 1 + max((line["begun"] for line in lines if "begun" in line), default=-1)
+def _cases(entries: list[dict]) -> tuple[list[str], int]:
+    """Return the names of the cases and the number of cases that have begun."""
+    names = next((entry["cases"] for entry in entries if "cases" in entry), [])
+    return names, 1 + max((entry["begun"] for entry in entries if "begun" in entry), default=-1)
 
 
-def _results(lines: list[dict], crashes: list[dict]) -> dict:
-    """What the lines of a worker say, and what its ends did."""
-    names, begun = _cases(lines)
+def _results(entries: list[dict], crashes: list[dict]) -> dict:
+    """Combine the entries of a worker with the errors that ended its processes."""
+    names, begun = _cases(entries)
     return {
-        "about": next((line["about"] for line in lines if "about" in line), None),
+        "about": next((entry["about"] for entry in entries if "about" in entry), None),
         "cases": len(names),
         "begun": begun,
         "left_out": names[begun:],
-        "rows": [line["row"] for line in lines if "row" in line],
-        "errors": [line["error"] for line in lines if "error" in line] + crashes,
+        "rows": [entry["row"] for entry in entries if "row" in entry],
+        "errors": [entry["error"] for entry in entries if "error" in entry] + crashes,
     }
 
 
 def commit() -> str | None:
-    """Of this checkout; None if it is none."""
+    """Return the commit of this checkout, or None outside a git repository."""
     try:
         found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -150,43 +176,60 @@ def commit() -> str | None:
 
 
 def measure(minutes: float, output: Path, rehearse: bool, only: Collection[str] | None = None) -> dict:
-    """Run the parts of these names, all unless told, and write what is known whenever that grows."""
-    end, results = time.monotonic() + 60 * minutes, {
+    """Run parts and write the results whenever there are new ones.
+
+    Args:
+        minutes: Time limit.
+        output: Folder for gpu.json and gpu.md.
+        rehearse: Use small random models.
+        only: Names of the parts; None for all.
+
+    Returns:
+        Results as in gpu.json.
+    """
+    end = time.monotonic() + 60 * minutes
+    results: dict = {
         "rehearsal": rehearse,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
         "minutes": minutes,
         "parts": {},
-    }  # fmt: skip
+    }
 
-    def write_down(name: str, found: dict) -> None:
-        results["parts"][name] = found
+    def store(name: str, part: dict) -> None:
+        results["parts"][name] = part
         write_json(output / "gpu.json", results)
         write(output / "gpu.md", markdown(results).encode())
 
     with tempfile.TemporaryDirectory() as folder:
         parts = {name: part for name, part in PARTS.items() if only is None or name in only}
-        left = sum(share for _, share in parts.values())
+        shares = sum(share for _, share in parts.values())
         for name, (module, share) in parts.items():
-            seconds = max(LEAST_SECONDS, (end - time.monotonic()) * share / left)
-            left -= share
+            seconds = max(MIN_SECONDS, (end - time.monotonic()) * share / shares)
+            shares -= share
             print(f"{name}, at most {seconds:.0f} s ...", flush=True)
-            found = run_part(module, seconds, Path(folder), rehearse, partial(write_down, name))
-            write_down(name, found)
-            rows, errors = len(found["rows"]), found["errors"]
-            print(f"  {found['status']} after {found['seconds']:.0f} s, {rows} rows, {len(errors)} errors", flush=True)
-            for error in errors:
-                print(f"  {error['what']}: {error['error']}", flush=True)
+            part = run_part(module, seconds, Path(folder), rehearse, partial(store, name))
+            store(name, part)
+            _print_part(part)
     return results
 
 
+def _print_part(part: dict) -> None:
+    errors = part["errors"]
+    counts = f"{len(part['rows'])} rows, {len(errors)} errors"
+    print(f"  {part['status']} after {part['seconds']:.0f} s, {counts}", flush=True)
+    for error in errors:
+        print(f"  {error['what']}: {error['error']}", flush=True)
+
+
 def has_cuda() -> bool:
-    """Asked in another process, so that this one takes nothing of the GPU's memory."""
-    question = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    return subprocess.run([sys.executable, "-c", question], stderr=subprocess.DEVNULL).returncode == 0
+    """Return whether CUDA is available, checked in another process so that this one allocates no GPU memory."""
+    check = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", check], stderr=subprocess.DEVNULL).returncode == 0
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command line of the GPU benchmark and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", help=", ".join(PARTS))
@@ -194,10 +237,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args(arguments)
     if not args.rehearse and not has_cuda():
-        print("PyTorch finds no CUDA device here; run this on a machine with one, or add --rehearse.", file=sys.stderr)
+        print("PyTorch finds no CUDA device; run this on a machine with one, or add --rehearse.", file=sys.stderr)
         return 2
     results = measure(args.minutes, args.output, args.rehearse, args.only)
-    print(f"{args.output / 'gpu.md'} and gpu.json are written.")
+    print(f"Results are in {args.output / 'gpu.md'} and gpu.json.")
     return int(any(part["status"] != ENDED or part["errors"] for part in results["parts"].values()))
 
 

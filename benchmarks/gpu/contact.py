@@ -1,11 +1,12 @@
-"""What is to be known first of a device: every sentence about GPUs that nobody has measured, in one row or a few.
+"""First measurements on a new device: one or a few rows for each property of GPUs that the engine relies on.
 
-*Products* have the shape of a 7B model's largest matrix; its rows are those of a plain step with guidance, of one tile,
-of two and of a little more. *Far attention* is that of the exact mode, for an image with guidance: whole, in chunks of
-256 columns as further heads, and with these merged. Chunks would pay if they did so for plain steps and for trees: both
-must have the same bits. *Images* are drawn one after the other by 'auto', in a process that knows nothing: rounds are
-captured and costs are measured. *Company*: is an image the one that plain decoding draws alone? *Pages* are what the
-doctor says, also with the memory of ComfyUI.
+*Products* have the shape of a 7B model's largest matrix, with the number of rows of a plain step with guidance, of one
+tile, of two, and of slightly more. *Far attention* is the attention of the batch-invariant mode, for an image with
+guidance: *whole*, in chunks of 256 columns as additional heads, and with these chunks merged. Chunks would have to be
+faster both for plain steps and for trees, because both must give bitwise equal results. *Images* are decoded one after
+the other by ``auto`` in a process without measured costs, so rounds are captured and costs measured. *Company* compares
+images with those of plain decoding without a batch. *Pages* are the output of the doctor command with either allocator,
+one of which is ComfyUI's.
 """
 
 from __future__ import annotations
@@ -34,31 +35,37 @@ from .models import (
     SEVEN_B,
     TITLES,
     WINDOW,
-    drawn,
+    decode_rounds,
     forwards_of,
-    halved,
     job_of,
     random_network,
     random_target,
     shape_of,
+    with_quarter_grid,
 )
 
-ROWS, EDGES, CHUNK = (2, 64, 128, 130), (1, 32, 33, 64, 65), 256
+ROWS = (2, 64, 128, 130)
+EDGES = (1, 32, 33, 64, 65)
+"""Tokens of a forward on both sides of the edges of a tile, with two rows per token."""
+CHUNK = 256
 PROMPTS = ("A picture.", "A picture of a house by a lake, with two boats on it.", "A cat.", "A red car on a street.")
 
 
 def _timed(calls: dict, rehearse: bool) -> dict[str, dict[str, float]]:
-    """Milliseconds of each call, in turns; the first does not count."""
-    taken, _ = device.interleaved(
-        {name: partial(seconds_of, call) for name, call in calls.items()}, 3 + 30 * (not rehearse)
-    )
-    return {name: spread(values[1:], 1000) for name, values in taken.items()}
+    """Return the milliseconds of each call from interleaved runs, without the first one."""
+    timers = {name: partial(seconds_of, call) for name, call in calls.items()}
+    times, _ = device.measure_interleaved(timers, 3 if rehearse else 33)
+    return {name: spread(values[1:], 1000) for name, values in times.items()}
+
+
+def _options() -> dict:
+    return {"dtype": torch.bfloat16, "device": the_device()}
 
 
 def _products(rehearse: bool) -> Iterator[dict]:
-    config, like = shape_of(SEVEN_B, rehearse).config, {"dtype": torch.bfloat16, "device": the_device()}
-    x = torch.randn(max(ROWS), config.hidden_size, **like)
-    weight = torch.randn(config.hidden_size, 2 * config.intermediate_size, **like)
+    config = shape_of(SEVEN_B, rehearse).config
+    x = torch.randn(max(ROWS), config.hidden_size, **_options())
+    weight = torch.randn(config.hidden_size, 2 * config.intermediate_size, **_options())
     layouts = {"[in, out]": weight, "[out, in]": weight.t().contiguous().t()}
     for layout, stored in layouts.items():
         tile = x[:64] @ stored
@@ -69,38 +76,52 @@ def _products(rehearse: bool) -> Iterator[dict]:
 
 
 def _far(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Processors, on which this is rehearsed, lack the kernel."""
+    """Return attention and its log-sums; on a CPU, where rehearsals run, the log-sums are zeros."""
     if q.is_cuda:
         return kernels.far_attention(q, keys, values, mask)
     return torch.nn.functional.scaled_dot_product_attention(q, keys, values, mask), torch.zeros(q.shape[:-1])
 
 
 def _chunked(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-    """Chunks are heads, and heads are rows; a row of the batch at a time, since its mask serves all of its heads."""
-    heads, queries = q.shape[1], q.shape[2]
+    """Compute attention for each chunk of columns.
+
+    The kernel runs once per row of the batch, with heads as its rows and chunks as its heads, because the mask of a row
+    is the same for all heads but differs by chunk.
+
+    Args:
+        q: [B, heads, queries, width].
+        keys: [B, heads, columns, width].
+        values: [B, heads, columns, width].
+        mask: [B, 1, queries, columns].
+
+    Returns:
+        Attention [B, heads, chunks, queries, width] and log-sums [B, heads, chunks, queries].
+    """
+    heads, queries = q.shape[1:3]
+    # [B, 1, queries, columns] -> [B, 1, queries, chunks, CHUNK] -> [B, heads, chunks, queries, CHUNK]
     masks = mask.view(len(q), 1, queries, -1, CHUNK).transpose(2, 3).expand(-1, heads, -1, -1, -1)
     keys, values = (part.unflatten(2, (-1, CHUNK)) for part in (keys, values))
     q = q[:, :, None].expand(-1, -1, masks.shape[2], -1, -1)
     return tuple(torch.stack(parts) for parts in zip(*(_far(*row) for row in zip(q, keys, values, masks))))
 
 
-def _merged(*given: Tensor) -> Tensor:
-    """Chunks added in float64, where the order of a sum does not show: what an image that stays the same would need."""
-    out, log_sums = _chunked(*given)
+def _merged(*arguments: Tensor) -> Tensor:
+    """Merge the chunks in float64, which a batch-invariant result would need: its sums don't depend on their order."""
+    out, log_sums = _chunked(*arguments)
     return (out * log_sums.double().softmax(2)[..., None]).sum(2)
 
 
 def _attention(rehearse: bool) -> Iterator[dict]:
-    config, like = shape_of(SEVEN_B, rehearse).config, {"dtype": torch.bfloat16, "device": the_device()}
+    config = shape_of(SEVEN_B, rehearse).config
+    variants = {"whole": _far, "chunks": _chunked, "chunks, merged": _merged}
     for columns in (512, 1024, 2048):
-        keys, values = (torch.randn(2, config.num_heads, columns, config.head_dim, **like) for _ in range(2))
+        keys, values = (torch.randn(2, config.num_heads, columns, config.head_dim, **_options()) for _ in range(2))
         for queries in (1, 32, 65):
-            q = torch.randn(2, config.num_heads, queries, config.head_dim, **like)
-            given = q, keys, values, torch.zeros(2, 1, queries, columns, **like)
-            ways = {"whole": _far, "chunks": _chunked, "chunks, merged": _merged}
-            times = _timed({name: partial(way, *given) for name, way in ways.items()}, rehearse)
-            for name, taken in times.items():
-                yield {"table": "Far attention", "columns": columns, "queries": queries, "how": name, "ms": taken}
+            q = torch.randn(2, config.num_heads, queries, config.head_dim, **_options())
+            mask = torch.zeros(2, 1, queries, columns, **_options())
+            calls = {name: partial(variant, q, keys, values, mask) for name, variant in variants.items()}
+            for name, times in _timed(calls, rehearse).items():
+                yield {"table": "Far attention", "columns": columns, "queries": queries, "how": name, "ms": times}
 
 
 def _edges(tile: int, rehearse: bool) -> Iterator[dict]:
@@ -118,50 +139,59 @@ def _images(weights: str | None, rehearse: bool) -> Iterator[dict]:
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {"ADT_TREE_CACHE": folder}):
         for number in (1, 2, 3):
             decoding = new_decoding(job, [PROMPTS[0]])
-            seconds, learning = seconds_of(partial(drawn, decoding)), seconds_of(decoding.measure_costs)
+            seconds = seconds_of(partial(decode_rounds, decoding))
+            measuring = seconds_of(decoding.measure_costs)
             captures = [round.seconds for round in decoding.trace.rounds if round.prepared]
-            held = sum(slots.graphs.num_bytes for slots in pool.pooled(target.decoder))
+            captured_bytes = sum(slots.graphs.num_bytes for slots in pool.pooled(target.decoder))
             yield {
-                "table": "Images by 'auto'", "weights": weights or "bf16", "image": number, "seconds": seconds,
-                "then measuring, s": learning, "captures": len(captures), "seconds of captures": sum(captures),
-                "MiB of captures": held / 2**20, "exact mode": decoding.exact.remark or "as usual",
-            }  # fmt: skip
+                "table": "Images by 'auto'",
+                "weights": weights or "bf16",
+                "image": number,
+                "seconds": seconds,
+                "then measuring, s": measuring,
+                "captures": len(captures),
+                "seconds of captures": sum(captures),
+                "MiB of captures": captured_bytes / 2**20,
+                "exact mode": decoding.exact.remark or "as usual",
+            }
 
 
 def _company(method: str, rehearse: bool) -> Iterator[dict]:
-    """Four small images, prompts of several lengths, and the second half of an image; a second plan drives the first
-    out."""
-    target = halved(random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16))
+    """Decode four small images with prompts of different lengths, alone, as a batch and from a prefix.
+
+    The pool is limited to one entry, so the batch evicts the captured rounds of the single image.
+    """
+    target = with_quarter_grid(random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16))
     network = random_network(target)
     plain, drafted = (job_of(target, network, name) for name in (PLAIN, method))
-    expected = torch.cat([drawn(new_decoding(plain, [prompt])) for prompt in PROMPTS])
+    expected = torch.cat([decode_rounds(new_decoding(plain, [prompt])) for prompt in PROMPTS])
     half = target.cells(expected).flatten(1)[:, : target.grid[0] * target.grid[1] // 2]
     with mock.patch.object(pool, "MAX_POOLED", 1):
         cases = {
-            "alone": (drawn(new_decoding(drafted, PROMPTS[:1])), expected[:1]),
-            "four at once": (drawn(new_decoding(drafted, PROMPTS)), expected),
-            "alone again, after the other plan": (drawn(new_decoding(drafted, PROMPTS[:1])), expected[:1]),
-            "continued": (drawn(new_decoding(drafted, PROMPTS[:1], prefix=half[:1])), expected[:1]),
+            "alone": (decode_rounds(new_decoding(drafted, PROMPTS[:1])), expected[:1]),
+            "four at once": (decode_rounds(new_decoding(drafted, PROMPTS)), expected),
+            "alone again, after the other plan": (decode_rounds(new_decoding(drafted, PROMPTS[:1])), expected[:1]),
+            "continued": (decode_rounds(new_decoding(drafted, PROMPTS[:1], prefix=half[:1])), expected[:1]),
         }
-    for what, (codes, wanted) in cases.items():
-        equal = int((codes == wanted).all(1).sum())
-        yield {"table": "Company", "method": TITLES[method], "what": what, "equal": equal, "of": len(wanted)}
+    for what, (codes, reference) in cases.items():
+        equal = int((codes == reference).all(1).sum())
+        yield {"table": "Company", "method": TITLES[method], "what": what, "equal": equal, "of": len(reference)}
 
 
 def _page(allocator: str, rehearse: bool) -> Iterator[dict]:
-    """In a process of its own, since torch asks for its allocator once."""
+    """Run the doctor command in a process of its own, because torch selects its allocator once per process."""
     command = [sys.executable, "-m", "adt_core", "inspect" if rehearse else "doctor", *["bundled"] * rehearse]
     with tempfile.TemporaryDirectory() as folder:
-        own = {"PYTORCH_CUDA_ALLOC_CONF": f"backend:{allocator}", "ADT_TREE_CACHE": folder}
+        environment = {"PYTORCH_CUDA_ALLOC_CONF": f"backend:{allocator}", "ADT_TREE_CACHE": folder}
         started = time.perf_counter()
-        done = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True)
-    words = done.stdout.rpartition("```\n")[0].rpartition("```\n")[2] or (done.stdout + done.stderr)[-500:]
-    for line in words.splitlines():
+        result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    page = result.stdout.rpartition("```\n")[0].rpartition("```\n")[2] or (result.stdout + result.stderr)[-500:]
+    for line in page.splitlines():
         yield {"table": f"The doctor's page, {allocator}", "line": line, "seconds": time.perf_counter() - started}
 
 
 def cases(rehearse: bool) -> list[Case]:
-    """What is asked first stands first, where a machine is lent for minutes."""
+    """Return the cases of this part, the most important first, in case the time is short."""
     found = [
         ("images, bf16", partial(_images, None)),
         (f"company, {BOTH}", partial(_company, BOTH)),

@@ -1,7 +1,7 @@
-"""The machine, what it says of itself, and how fast it can read memory at best.
+"""The machine, its software versions, and its highest memory rate.
 
-*Read* sums a large tensor, and *multiply* takes a large matrix times a vector, as a plain step reads weights. *Copy*
-counts what is read and what is written. The limit of all later parts is the fastest of the three.
+*Read* sums a large tensor; *multiply* is a large matrix times a vector, as a plain step reads the weights; *copy*
+counts bytes read and bytes written. All later parts use the highest of the three rates as their limit.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ from adt_core.version import VERSION
 from ..interleaving import interleave
 
 Case = tuple[str, Callable[[], Iterable[dict]]]
-"""A part is a list of cases: a name, and what measures its rows. Each may fail without the others."""
+"""Name of a case, and the function that yields its rows. A part is a list of cases, which fail independently."""
 GRAPHS = "ADT_TREE_GRAPHS"
-"""Environment variable: "0" makes the engine launch its kernels one by one."""
-EAGER, CAPTURED = "eager", "captured"
-_ON_THE_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
-_CALLS = ("Launch", "Memcpy", "Memset")
+"""Environment variable; "0" makes the engine launch its kernels one by one instead of replaying CUDA graphs."""
+EAGER = "eager"
+CAPTURED = "captured"
+_DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCH_CALLS = ("Launch", "Memcpy", "Memset")
 
 
 def the_device() -> torch.device:
+    """Return the device that is measured: CUDA if available, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def modes() -> tuple[str, ...]:
-    """How a round can be launched here."""
+    """Return the ways in which a round can be launched on this device."""
     return (CAPTURED, EAGER) if torch.cuda.is_available() else (EAGER,)
 
 
-def last_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+def describe_error(error: BaseException) -> str:
+    """Return the class of an error and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
@@ -55,13 +57,13 @@ def last_line(error: BaseException) -> str:
 
 
 def synchronise() -> None:
-    """Wait for the device. Raises where an earlier kernel has failed."""
+    """Wait for the device; raises if an earlier kernel has failed."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """By the host's clock, from an idle device to an idle device."""
+    """Return the wall time of a call in seconds, with the device idle before and after it."""
     synchronise()
     started = time.perf_counter()
     call()
@@ -70,34 +72,47 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def spread(values: Iterable[float], scale: float = 1.0) -> dict[str, float]:
-    """Median and middle half of what was measured."""
+    """Return the median and the quartiles of the scaled values."""
     low, median, high = (float(value) for value in np.percentile([scale * value for value in values], (25, 50, 75)))
     return {"median": median, "low": low, "high": high}
 
 
-def interleaved(
+def measure_interleaved(
     calls: Mapping[str, Callable[[], float]], repeats: int
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """What calls return in turns, by name; and the errors of those that failed, which then take no further turn."""
+    """Call all functions repeatedly in interleaved order.
+
+    A function that raises is not called again.
+
+    Returns:
+        Results by name without the functions that failed, and the errors of those by name.
+    """
     failed: dict[str, str] = {}
 
-    def turn(_: int, name: str) -> float | None:
+    def run(_: int, name: str) -> float | None:
         try:
             return None if name in failed else calls[name]()
-        except Exception as error:  # one that can't be measured must not stop the others
-            failed[name] = last_line(error)
+        except Exception as error:  # continue with the other functions
+            failed[name] = describe_error(error)
             synchronise()
             return None
 
-    turns = list(interleave({name: partial(turn, name=name) for name in calls}, range(repeats)))
-    return {name: [one[name] for one in turns] for name in calls if name not in failed}, failed
+    results = list(interleave({name: partial(run, name=name) for name in calls}, range(repeats)))
+    return {name: [result[name] for result in results] for name in calls if name not in failed}, failed
 
 
 # ---- launches ---------------------------------------------------------------------------------------
 
 
 class Activity(NamedTuple):
-    """What the device did: kernels and copies that ran, calls of the host that launched them, seconds at work."""
+    """Work of the device.
+
+    Attributes:
+        kernels: Number of kernels and copies that ran.
+        launches: Number of host calls that launched them.
+        busy: Seconds in which at least one of them ran.
+        names: Seconds by kernel name.
+    """
 
     kernels: int
     launches: int
@@ -106,34 +121,41 @@ class Activity(NamedTuple):
 
 
 def activity(events: Iterable[dict]) -> Activity:
-    """Of the events of a trace. Kernels that ran at the same time count once as seconds at work."""
+    """Summarise the events of a profiler trace; simultaneous kernels count once as busy time."""
     events = [event for event in events if event.get("ph") == "X"]
-    ran = sorted((float(e["ts"]), float(e["dur"]), e["name"]) for e in events if e.get("cat") in _ON_THE_GPU)
+    kernels = sorted((float(e["ts"]), float(e["dur"]), e["name"]) for e in events if e.get("cat") in _DEVICE_CATEGORIES)
     calls = [event["name"] for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")]
-    busy, end, names = 0.0, -np.inf, {}
-    for start, duration, name in ran:
+    busy = 0.0
+    end = -np.inf
+    names: dict[str, float] = {}
+    for start, duration, name in kernels:
         busy += max(0.0, start + duration - max(start, end))
         end = max(end, start + duration)
         names[name] = names.get(name, 0.0) + duration / 1e6
-    return Activity(len(ran), sum(any(part in call for part in _CALLS) for call in calls), busy / 1e6, names)
+    launches = sum(any(part in call for part in _LAUNCH_CALLS) for call in calls)
+    return Activity(len(kernels), launches, busy / 1e6, names)
 
 
 def profiled(call: Callable[[], object]) -> Activity | None:
-    """What the device does in a call; None where that can't be seen. The call runs in any case."""
+    """Run a call under the profiler; return None if the profiler sees no kernel."""
     kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as folder:
-        with profile(activities=kinds) as seen:
+        with profile(activities=kinds) as profiler:
             call()
             synchronise()
         file = Path(folder) / "trace.json"
-        seen.export_chrome_trace(str(file))
+        profiler.export_chrome_trace(str(file))
         events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
-    seen = activity(events)
-    return seen if seen.kernels else None
+    found = activity(events)
+    return found if found.kernels else None
 
 
-def recorded(call: Callable[[], object]) -> Callable[[], object]:
-    """The same as a CUDA graph. Raises RuntimeError for what can't be captured."""
+def capture(call: Callable[[], object]) -> Callable[[], object]:
+    """Capture a call as a CUDA graph and return a function that replays it.
+
+    Raises:
+        RuntimeError: If the call can't be captured.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -146,14 +168,14 @@ def recorded(call: Callable[[], object]) -> Callable[[], object]:
     return partial(_replay, graph, call)
 
 
-def _replay(graph: torch.cuda.CUDAGraph, _: object) -> None:
-    """Replay what was captured of a call, which has to live as long: the graph reads its memory."""
+def _replay(graph: torch.cuda.CUDAGraph, _call: object) -> None:
+    """Replay a graph; the captured call is an argument so that the memory that the graph reads stays allocated."""
     graph.replay()
 
 
 @contextmanager
-def launched(mode: str) -> Iterator[None]:
-    """Within it the engine launches its kernels so."""
+def launch_mode(mode: str) -> Iterator[None]:
+    """Make the engine launch rounds in this way within the block."""
     before = os.environ.get(GRAPHS)
     os.environ[GRAPHS] = "0" if mode == EAGER else "1"
     try:
@@ -166,7 +188,7 @@ def launched(mode: str) -> Iterator[None]:
 
 
 def free_memory() -> None:
-    """Give back what nobody uses any more, and count peaks anew. Does nothing without CUDA."""
+    """Release unused memory and reset the peak counters; does nothing without CUDA."""
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()
@@ -174,51 +196,53 @@ def free_memory() -> None:
 
 
 def peaks() -> tuple[int, int] | None:
-    """Bytes allocated and reserved at most since :func:`free_memory`; None without CUDA."""
+    """Return the peak bytes allocated and reserved since :func:`free_memory`, or None without CUDA."""
     if not torch.cuda.is_available():
         return None
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
-def limit_memory(wanted: int | None) -> None:
-    """Let this process have so many bytes of the device; None lifts the limit. Does nothing without CUDA."""
+def limit_memory(limit: int | None) -> None:
+    """Limit the device memory of this process in bytes; None removes the limit. Does nothing without CUDA."""
     if torch.cuda.is_available():
         total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(1.0 if wanted is None else min(1.0, wanted / total))
+        torch.cuda.set_per_process_memory_fraction(1.0 if limit is None else min(1.0, limit / total))
 
 
 # ---- the part -------------------------------------------------------------------------------------
 
 
-def streaming(size: int, repeats: int) -> dict[str, dict[str, float]]:
-    """Bytes a second with ``size`` bytes, by kind of kernel."""
+def memory_rates(size: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Return bytes per second of three kernels on tensors of `size` bytes, with quartiles."""
     device = the_device()
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    columns, width = 8192, torch.empty((), dtype=dtype).element_size()
+    columns = 8192
+    width = torch.empty((), dtype=dtype).element_size()
     matrix = torch.ones(max(1, size // (columns * width)), columns, dtype=dtype, device=device)
-    vector, other = torch.ones(columns, dtype=dtype, device=device), torch.empty_like(matrix)
+    vector = torch.ones(columns, dtype=dtype, device=device)
+    other = torch.empty_like(matrix)
     read = matrix.numel() * width
     kernels = {
         "read": (read, matrix.view(torch.float32).sum),
         "multiply": (read, lambda: matrix @ vector),
         "copy": (2 * read, lambda: other.copy_(matrix)),
     }
-    calls = {name: lambda call=call: seconds_of(call) for name, (_, call) in kernels.items()}
+    calls = {name: partial(seconds_of, call) for name, (_, call) in kernels.items()}
     for call in calls.values():
-        call()  # first calls are slow
-    taken, _ = interleaved(calls, repeats)
-    return {name: spread([kernels[name][0] / seconds for seconds in values]) for name, values in taken.items()}
+        call()  # warm-up
+    times, _ = measure_interleaved(calls, repeats)
+    return {name: spread([kernels[name][0] / seconds for seconds in values]) for name, values in times.items()}
 
 
-def limit(rehearse: bool) -> float:
-    """Bytes a second at which this device can read weights at best."""
-    found = max(rate["median"] for rate in streaming(2**22 if rehearse else 2**32, 3 if rehearse else 10).values())
+def highest_memory_rate(rehearse: bool) -> float:
+    """Return the highest median of :func:`memory_rates`, in bytes per second."""
+    rates = memory_rates(2**22 if rehearse else 2**32, 3 if rehearse else 10)
     free_memory()
-    return found
+    return max(rate["median"] for rate in rates.values())
 
 
 def driver() -> str | None:
-    """Version of the driver; None without one."""
+    """Return the version of the GPU driver, or None without one."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         lines = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.split()
@@ -228,8 +252,8 @@ def driver() -> str | None:
 
 
 def versions() -> dict:
-    """Names and versions of what is measured."""
-    import transformers  # takes a second
+    """Return the names and versions of the hardware and software."""
+    import transformers  # the import takes a second
 
     found = {
         "device": platform.processor() or platform.machine(),
@@ -242,12 +266,12 @@ def versions() -> dict:
         "cores": os.cpu_count(),
     }
     if torch.cuda.is_available():
-        of = torch.cuda.get_device_properties(0)
+        properties = torch.cuda.get_device_properties(0)
         found |= {
-            "device": of.name,
-            "capability": f"{of.major}.{of.minor}",
-            "memory_gib": of.total_memory / 2**30,
-            "multiprocessors": of.multi_processor_count,
+            "device": properties.name,
+            "capability": f"{properties.major}.{properties.minor}",
+            "memory_gib": properties.total_memory / 2**30,
+            "multiprocessors": properties.multi_processor_count,
             "cudnn": torch.backends.cudnn.version(),
             "allocator": torch.cuda.get_allocator_backend(),
         }
@@ -255,18 +279,20 @@ def versions() -> dict:
 
 
 def cases(rehearse: bool) -> list[Case]:
+    """Return the cases of this part: versions, memory rates and launch times."""
+
     def names() -> Iterator[dict]:
         yield {"table": "The machine", **versions()}
 
     def rates() -> Iterator[dict]:
-        for kind, rate in streaming(2**22 if rehearse else 2**32, 3 if rehearse else 20).items():
+        for kind, rate in memory_rates(2**22 if rehearse else 2**32, 3 if rehearse else 20).items():
             yield {"table": "Reading memory", "kernel": kind, "GB/s": {key: x / 1e9 for key, x in rate.items()}}
 
-    def launch() -> Iterator[dict]:
-        one = torch.zeros(1, device=the_device())
-        launches = [seconds_of(lambda: [one.add_(1) for _ in range(200)]) / 200 for _ in range(21)]
+    def launches() -> Iterator[dict]:
+        number = torch.zeros(1, device=the_device())
+        adds = [seconds_of(lambda: [number.add_(1) for _ in range(200)]) / 200 for _ in range(21)]
         waits = [seconds_of(lambda: None) for _ in range(21)]
-        yield {"table": "Launching", "what": "add to one number", "microseconds": spread(launches, 1e6)}
+        yield {"table": "Launching", "what": "add to one number", "microseconds": spread(adds, 1e6)}
         yield {"table": "Launching", "what": "wait for an idle device", "microseconds": spread(waits, 1e6)}
 
-    return [("versions", names), ("reading memory", rates), ("launching", launch)]
+    return [("versions", names), ("reading memory", rates), ("launching", launches)]

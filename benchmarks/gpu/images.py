@@ -1,12 +1,12 @@
-"""Seconds an image: this engine beside transformers, and LANTERN's public code where it is at hand.
+"""Seconds per image of this engine, of transformers and, if available, of LANTERN's public code.
 
-All figures are *computed*: seconds of a round or step, by the number of them in an image, and the seconds of reading
-the prompt. Weights are random, so the tokens of a round (*tau*) come from elsewhere: from the bundled model on this
-device, or from the paper's tables (*paper*; summaries of arXiv 2512.21857, temperature 0 on COCO unless told). Trees
-have the mean depth and size that belong to that tau. The codec's work is left out. transformers decodes the same shape
-with guidance in one batch of two rows, launched one by one as its users do, without padding. Steps and rounds of a
-model take turns. *Times transformers* compares with the faster of its caches. Rounds and prompts of Emu3 are those of
-an image of a quarter of its size.
+All figures are *computed*: the seconds of a round or step times their number in an image, plus the seconds of the
+prompt. Weights are random, so the tokens per round (*tau*) are measured on the bundled model on this device, or taken
+from the tables of the paper (*paper*: arXiv 2512.21857, temperature 0 on COCO unless stated otherwise). Trees have the
+mean depth and size that belong to this tau. The codec is not included. transformers decodes the same shape with
+guidance in one batch of two rows, without padding and without CUDA graphs, which is its default. Steps and rounds of a
+model are interleaved. *Times transformers* is the speed-up over transformers with the faster of its two caches. Rounds
+and prompts of Emu3 are measured on an image with half as many rows and columns.
 """
 
 from __future__ import annotations
@@ -38,25 +38,34 @@ from .models import (
     WINDOW,
     Shape,
     Stream,
-    drawn,
-    halved,
+    decode_rounds,
     job_of,
     random_network,
     random_target,
     shape_of,
     trained,
     tree_job,
+    with_quarter_grid,
 )
-from .others import Step, lantern_step, transformers_model, transformers_step
+from .other_engines import Step, lantern_step, transformers_model, transformers_step
 from .pieces import LONGEST
 
-FIRST = 3500  # held-out caption of this part
-OURS, TRANSFORMERS, LANTERN_CODE = "this engine", "transformers", "LANTERN's public code"
+FIRST_CAPTION = 3500  # number of the first held-out caption of this part
+OURS = "this engine"
+TRANSFORMERS = "transformers"
+LANTERN_CODE = "LANTERN's public code"
 
 
 class Trace(NamedTuple):
-    """How drafts fared. source: where that is known from. tree: depth, width and drafts of the trees, if the method's
-    own size would depend on what is accepted."""
+    """Tokens per round of a method.
+
+    Attributes:
+        title: Title of the method.
+        method: Key of `TITLES`.
+        source: Origin of tau.
+        tau: Tokens per round.
+        tree: Depth, width and drafts of the timed trees; None if the method's trees have a fixed size.
+    """
 
     title: str
     method: str
@@ -70,25 +79,29 @@ PAPER = (
     Trace("ADT-Tree", ADT_TREE, "paper, PartiPrompts", 3.97, (4, 10, 58)),
     Trace("ADT-Tree, LANTERN", ADT_TREE, "paper", 4.86, (5, 10, 58)),
 )
-"""Depths are the paper's mean depths, 3.86, 4.31 and 5.15; widths and drafts are those of the public code."""
+"""Depths are the rounded mean depths of the paper (3.86, 4.31, 5.15), widths and drafts those of its public code."""
 
 
 @cache
 def traces(rehearse: bool) -> tuple[Trace, ...]:
-    """Of the bundled model on this device, method by method."""
-    dtype, found = torch.bfloat16 if the_device().type == "cuda" else torch.float32, []
+    """Measure the tokens per round of each method with the bundled model on this device."""
+    dtype = torch.bfloat16 if the_device().type == "cuda" else torch.float32
+    found = []
     for method in (PLAIN, ADT_TREE, WINDOW, BOTH):
-        decoding = new_decoding(job_of(*trained(dtype, rehearse), method), captions(FIRST, 1 if rehearse else 4))
-        drawn(decoding)
+        decoding = new_decoding(
+            job_of(*trained(dtype, rehearse), method), captions(FIRST_CAPTION, 1 if rehearse else 4)
+        )
+        decode_rounds(decoding)
         report = decoding.trace.report()
-        tree = (max(1, round(report["mean_depth"])), 2, max(1, round(report["mean_nodes"])))
-        known = (TITLES[method], method, "bundled model", report["tau"])
-        found.append(Trace(*known, tree if method == ADT_TREE else None))
+        tree = None
+        if method == ADT_TREE:
+            tree = (max(1, round(report["mean_depth"])), 2, max(1, round(report["mean_nodes"])))
+        found.append(Trace(TITLES[method], method, "bundled model", report["tau"], tree))
     return tuple(found)
 
 
 def _job(trace: Trace, target: Target, network: Drafter, guidance: float) -> Job:
-    """Rounds of the size that belongs to a trace."""
+    """Return a job whose rounds have the size that belongs to a trace."""
     if trace.tree is not None:
         return tree_job(target, network, *trace.tree, guidance=guidance)
     return job_of(target, network, trace.method, guidance=guidance)
@@ -109,78 +122,83 @@ def _row(shape: str, engine: str, trace: Trace, seconds: list[float], prefill: f
     }
 
 
-def _prefill(job: Job) -> float:
-    """Seconds of reading a prompt and making an image's noise; the first time does not count."""
+def _prefill_seconds(job: Job) -> float:
+    """Return the seconds of a prompt and of an image's noise, after a warm-up."""
     for _ in range(2):
         decoding = new_decoding(job, ["A picture."])
-        drawn(decoding, 1)
+        decode_rounds(decoding, 1)
     return decoding.trace.prefill_seconds
 
 
-def _others(name: str, shape: Shape, length: int) -> tuple[dict[str, Step], dict[str, str]]:
-    """Plain decoding by others, and what went wrong, by engine."""
-    found, failed = {}, {}
+def _other_engines(name: str, shape: Shape, length: int) -> tuple[dict[str, Step], dict[str, str]]:
+    """Return plain decoding by other engines, and the errors of those that failed, by engine."""
+    makers: dict[str, Callable[[], Step]] = {}
+    steps: dict[str, Step] = {}
+    failed: dict[str, str] = {}
     try:
         model = transformers_model(shape)
-        made = {f"{TRANSFORMERS}, {kind} cache": partial(transformers_step, model, shape, length, kind)
-                for kind in ("dynamic", "static")}  # fmt: skip
-    except Exception as error:  # a version of transformers that works otherwise
-        made, failed[TRANSFORMERS] = {}, device.last_line(error)
-    if name == SEVEN_B and (repository := _lantern()):
-        made[LANTERN_CODE] = partial(lantern_step, repository, shape, length)
-    for engine, make in made.items():
+        for kind in ("dynamic", "static"):
+            makers[f"{TRANSFORMERS}, {kind} cache"] = partial(transformers_step, model, shape, length, kind)
+    except Exception as error:  # an incompatible version of transformers
+        failed[TRANSFORMERS] = device.describe_error(error)
+    if name == SEVEN_B and (repository := _lantern_repository()):
+        makers[LANTERN_CODE] = partial(lantern_step, repository, shape, length)
+    for engine, make in makers.items():
         try:
-            found[engine] = make()
-            found[engine].step()  # the first call is slow
+            steps[engine] = make()
+            steps[engine].step()  # warm-up
         except Exception as error:
-            failed[engine] = device.last_line(error)
+            failed[engine] = device.describe_error(error)
             device.synchronise()
-    return found, failed
+    return steps, failed
 
 
 def _measure(name: str, rehearse: bool) -> Iterator[dict]:
-    shape, repeats, warm = shape_of(name, rehearse), 2 if rehearse else 30, 1 if rehearse else 8
+    shape = shape_of(name, rehearse)
+    repeats, warm_up = (2, 1) if rehearse else (30, 8)
     target = random_target(name, shape, torch.bfloat16)
-    network, length = random_network(target), target.length
-    short = halved(target) if length > LONGEST else target
+    network = random_network(target)
+    length = target.length
+    short = with_quarter_grid(target) if length > LONGEST else target
     chosen = [*traces(rehearse), *(PAPER if name == SEVEN_B else ())]
     jobs = {f"{trace.title}, {trace.source}": _job(trace, short, network, shape.guidance) for trace in chosen}
-    streams = {key: Stream(job, modes()[0], warm=warm) for key, job in jobs.items()}
-    others, failed = _others(name, shape, short.length)
-    clocks: dict[str, Callable[[], float]] = {key: stream.seconds for key, stream in streams.items()}
-    clocks |= {key: partial(seconds_of, other.step) for key, other in others.items()}
-    taken, more = device.interleaved(clocks, repeats)
+    streams = {key: Stream(job, modes()[0], warm_up=warm_up) for key, job in jobs.items()}
+    others, failed = _other_engines(name, shape, short.length)
+    timers: dict[str, Callable[[], float]] = {key: stream.seconds for key, stream in streams.items()}
+    timers |= {key: partial(seconds_of, other.step) for key, other in others.items()}
+    times, more_failed = device.measure_interleaved(timers, repeats)
     for stream in streams.values():
         stream.close()
     rows = []
     for (key, job), trace in zip(jobs.items(), chosen):
-        if key in taken:
-            rows.append(_row(name, OURS, trace, taken[key], _prefill(job), length))
-    one = Trace(TITLES[PLAIN], PLAIN, "1 by definition", 1.0)
-    rows += [_row(name, key, one, taken[key], others[key].prefill, length) for key in others if key in taken]
-    yield from compared(rows)
-    yield from ({"what": f"{name}, {key}", "error": error} for key, error in (failed | more).items())
+        if key in times:
+            rows.append(_row(name, OURS, trace, times[key], _prefill_seconds(job), length))
+    plain = Trace(TITLES[PLAIN], PLAIN, "1 by definition", 1.0)
+    rows += [_row(name, key, plain, times[key], others[key].prefill, length) for key in others if key in times]
+    yield from with_speedups(rows)
+    yield from ({"what": f"{name}, {key}", "error": error} for key, error in (failed | more_failed).items())
 
 
-def compared(rows: list[dict]) -> list[dict]:
-    """The rows with their ratios; None where there is nothing to compare with."""
-    theirs = min((row["seconds"] for row in rows if row["engine"].startswith(TRANSFORMERS)), default=None)
+def with_speedups(rows: list[dict]) -> list[dict]:
+    """Return the rows with their speed-ups, which are None without a baseline."""
+    transformers = min((row["seconds"] for row in rows if row["engine"].startswith(TRANSFORMERS)), default=None)
     plain = next((row["seconds"] for row in rows if (row["engine"], row["method"]) == (OURS, TITLES[PLAIN])), None)
-    compare = {"times plain": plain, "times transformers": theirs}
-    return [row | {name: other and other / row["seconds"] for name, other in compare.items()} for row in rows]
+    baselines = {"times plain": plain, "times transformers": transformers}
+    return [row | {name: seconds and seconds / row["seconds"] for name, seconds in baselines.items()} for row in rows]
 
 
-def _lantern() -> Path | None:
-    """The checkout of LANTERN's public code that LANTERN_REPO names."""
-    named = os.environ.get("LANTERN_REPO")
-    return Path(named) if named and Path(named).is_dir() else None
+def _lantern_repository() -> Path | None:
+    """Return the checkout of LANTERN's public code that the environment variable LANTERN_REPO names."""
+    path = os.environ.get("LANTERN_REPO")
+    return Path(path) if path and Path(path).is_dir() else None
 
 
-def _is_there() -> Iterator[dict]:
-    found = _lantern()
-    said = f"timed with {SEVEN_B}" if found else "not there: LANTERN_REPO names no folder"
-    yield {"table": LANTERN_CODE, "checkouts": int(found is not None), "said": said}
+def _lantern_status() -> Iterator[dict]:
+    found = _lantern_repository() is not None
+    status = f"timed with {SEVEN_B}" if found else "not available: LANTERN_REPO names no folder"
+    yield {"table": LANTERN_CODE, "checkouts": int(found), "said": status}
 
 
 def cases(rehearse: bool) -> list[Case]:
-    return [(LANTERN_CODE, _is_there), *((name, partial(_measure, name, rehearse)) for name in SHAPES)]
+    """Return the cases of this part: the status of LANTERN's code, then all shapes."""
+    return [(LANTERN_CODE, _lantern_status), *((name, partial(_measure, name, rehearse)) for name in SHAPES)]

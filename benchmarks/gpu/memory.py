@@ -1,9 +1,9 @@
-"""Memory that a decoding took at most, beside what the engine said that it would take; random weights.
+"""Peak memory of a decoding, compared with the engine's estimate, for random weights.
 
-*Said* is ``Decoding.memory_required`` and the bytes of the weights. A few rounds are decoded from the top of an image;
-caches are whole from the beginning. The codec, which is at work after the last round, is not. Under a limit, *outcome*
-is what a user would be told. Only the last row loads a model. In the others the weights are made on the device, so they
-don't show what a loader says of weights that do not fit.
+*Said* is the estimate: ``Decoding.memory_required`` plus the bytes of the weights. A few rounds are decoded from the
+top of an image; caches have their full size from the start. The codec runs after the last round and is not included.
+Under a limit, *outcome* is what a user would see. Only the last row loads a model. The others create the weights on the
+device, so they don't show the loader's error for weights that don't fit.
 """
 
 from __future__ import annotations
@@ -17,32 +17,35 @@ from adt_core import AdtError, load_target
 from adt_core.app.jobs import new_decoding
 from adt_core.policies import PLAIN
 
-from .device import Case, free_memory, last_line, limit_memory, peaks, the_device
-from .models import BOTH, SHAPES, TITLES, all_bytes, drawn, job_of, random_network, random_target, shape_of
+from .device import Case, describe_error, free_memory, limit_memory, peaks, the_device
+from .models import BOTH, SHAPES, TITLES, all_bytes, decode_rounds, job_of, random_network, random_target, shape_of
 
-METHODS, ROUNDS, GIB = (PLAIN, BOTH), 8, 2**30
+GIB = 2**30
+METHODS = (PLAIN, BOTH)
+ROUNDS = 8
 SMALL_CARD = 12 * GIB
 TOO_SMALL = 4 * 2**20
-"""Less than the weights of the bundled model take."""
+"""Memory limit below the size of the bundled model's weights."""
 
 
 def _few_rounds(name: str, weights: str | None, method: str, rehearse: bool) -> dict[str, float | None]:
-    """Memory of a few rounds, in GiB."""
+    """Return estimated and peak memory of a few rounds, in GiB."""
     shape = shape_of(name, rehearse)
     target = random_target(name, shape, torch.bfloat16, weights)
-    network = random_network(target) if method in METHODS[1:] else None
+    network = None if method == PLAIN else random_network(target)
     free_memory()
     decoding = new_decoding(job_of(target, network, method, guidance=shape.guidance), ["A picture."])
     stored = all_bytes(target.decoder, target.codec, network)
-    said = stored + decoding.memory_required()
-    drawn(decoding, 2 if rehearse else ROUNDS)
-    allocated, reserved = (None, None) if (found := peaks()) is None else (part / GIB for part in found)
+    estimate = stored + decoding.memory_required()
+    decode_rounds(decoding, 2 if rehearse else ROUNDS)
+    peak = peaks()
+    allocated, reserved = (None, None) if peak is None else (part / GIB for part in peak)
     return {
         "weights, GiB": stored / GIB,
-        "said, GiB": said / GIB,
+        "said, GiB": estimate / GIB,
         "allocated, GiB": allocated,
         "reserved, GiB": reserved,
-        "allocated / said": allocated and allocated * GIB / said,
+        "allocated / said": allocated and allocated * GIB / estimate,
     }
 
 
@@ -52,35 +55,37 @@ def _measure(name: str, weights: str | None, method: str, rehearse: bool) -> Ite
 
 
 def outcome(run: Callable[[], object]) -> str:
-    """What a user would be told: that it ran, the engine's sentence, or torch's error."""
+    """Run a function and describe what a user would see: success, the engine's message, or torch's error."""
     try:
         run()
     except AdtError as error:
         return f"a sentence: {error}"
     except torch.cuda.OutOfMemoryError as error:
-        return f"torch's error: {last_line(error)}"
+        return f"torch's error: {describe_error(error)}"
     return "it ran"
 
 
-def _limited(what: str, most: int, run: Callable[[], object]) -> Iterator[dict]:
-    limit_memory(most)
+def _limited(what: str, limit: int, run: Callable[[], object]) -> Iterator[dict]:
+    limit_memory(limit)
     try:
-        told = outcome(run)
+        result = outcome(run)
     finally:
         limit_memory(None)
     limited = the_device().type == "cuda"
-    yield {"table": "Under a limit", "what": what, "limit, GiB": most / GIB, "limited": limited, "outcome": told}
+    yield {"table": "Under a limit", "what": what, "limit, GiB": limit / GIB, "limited": limited, "outcome": result}
 
 
 def cases(rehearse: bool) -> list[Case]:
-    kinds = (None, "int8")
+    """Return the cases of this part: all shapes and weights without and with a limit, then loading a model."""
     found = [
         (f"{name} {weights or 'bf16'} {method}", partial(_measure, name, weights, method, rehearse))
-        for name in SHAPES for weights in kinds for method in METHODS
-    ]  # fmt: skip
+        for name in SHAPES
+        for weights in (None, "int8")
+        for method in METHODS
+    ]
     for name in SHAPES:
-        for weights in kinds[1:]:
-            what, run = f"{name}, {weights or 'bf16'}, network and window", partial(_few_rounds, name, weights, BOTH)
-            found.append((f"{what}, limited", partial(_limited, what, SMALL_CARD, partial(run, rehearse))))
+        what = f"{name}, int8, network and window"
+        run = partial(_few_rounds, name, "int8", BOTH, rehearse)
+        found.append((f"{what}, limited", partial(_limited, what, SMALL_CARD, run)))
     load = partial(load_target, "bundled", the_device(), torch.bfloat16)
     return [*found, ("too small", partial(_limited, "loading the bundled model", TOO_SMALL, load))]

@@ -1,6 +1,6 @@
-"""What is measured: the bundled model, and random weights in the shapes of published models.
+"""Measured models: the bundled one, and random weights in the shapes of published models.
 
-This file alone knows how the engine's models, drafters and decodings are made.
+The other parts create models, drafters and decodings only through this module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ from adt_core.rules.trace import Round
 
 from . import device
 
-ADT_TREE, WINDOW, BOTH, LANTERN = "adt-tree", "jacobi", "merged", f"adt-tree{RELAXED}"
+ADT_TREE = "adt-tree"
+WINDOW = "jacobi"
+BOTH = "merged"
+LANTERN = f"adt-tree{RELAXED}"
 TITLES = {
     PLAIN: "plain",
     "eagle2": "EAGLE-2",
@@ -47,11 +50,21 @@ TITLES = {
     "auto": "auto",
     LANTERN: "ADT-Tree, LANTERN",
 }
-"""Every method that is compared, by its name in the table of presets."""
+"""Titles of the compared methods by their name in `PRESETS`."""
 
 
 class Shape(NamedTuple):
-    """What a published model looks like. guided: tokens of the row without text; prompt: of the row with one."""
+    """Shape of a published model.
+
+    Attributes:
+        config: Configuration of the decoder.
+        codes: Number of image codes.
+        grid: Rows and columns of image tokens.
+        row_end: Whether an end-of-row token follows each row.
+        prompt: Tokens of the conditional prompt.
+        guided: Tokens of the unconditional prompt.
+        guidance: Guidance scale.
+    """
 
     config: DecoderConfig
     codes: int
@@ -62,8 +75,9 @@ class Shape(NamedTuple):
     guidance: float = 3.0
 
     def small(self) -> Shape:
-        """One of the same kind that a CPU runs in a millisecond."""
-        c, side = self.config, 8
+        """Return a small shape with the same features, whose forward takes a millisecond on a CPU."""
+        c = self.config
+        side = 8
         heads = {"num_heads": 2, "num_kv_heads": 1 if c.num_kv_heads < c.num_heads else 2}
         size = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "max_positions": 256}
         grid_rope = c.grid_rope and (c.grid_rope[0], side)
@@ -82,21 +96,22 @@ SHAPES = {
     "Lumina-mGPT-7B": Shape(_CHAMELEON, 8192, (48, 48), row_end=True, prompt=48, guided=4),
     "Emu3-Gen": Shape(_EMU3, 32768, (90, 90), row_end=True, prompt=48, guided=48),
 }
-"""Random weights have these shapes: layers, heads and widths of the published models, and their grids."""
+"""Layers, heads, widths and grids of published models."""
 LONGEST_STEP = 32
-"""Tokens that a round decides at most, or nearly so."""
+"""Estimate of the maximum number of tokens that a round emits."""
 SEVEN_B = "Anole-7B"
 
 
 def shape_of(name: str, rehearse: bool) -> Shape:
+    """Return a shape of `SHAPES`, made small for a rehearsal."""
     return SHAPES[name].small() if rehearse else SHAPES[name]
 
 
 # ---- random weights -------------------------------------------------------------------------------
 
 
-class _Numbers(Prompter):
-    """Prompts of a shape's lengths; what they say is random weights' business."""
+class _FixedLengthPrompter(Prompter):
+    """Prompter that returns token ids 1, 2, 3, ... in the lengths of a shape, whatever the text."""
 
     def __init__(self, shape: Shape):
         self._shape = shape
@@ -110,7 +125,7 @@ class _Numbers(Prompter):
 
 @torch.no_grad()
 def _randomise(network: nn.Module) -> None:
-    """Fill every parameter where it is: norms change nothing, matrices keep the size of what they read."""
+    """Fill every parameter in place: norms with the identity, matrices at the scale that preserves their input's."""
     torch.manual_seed(0)
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -123,47 +138,55 @@ def _randomise(network: nn.Module) -> None:
                 store(parameter, scale, torch.randn(parameter.shape, device=scale.device) * parameter.shape[0] ** -0.5)
 
 
-def _filled(network: nn.Module, where: torch.device) -> None:
-    network.to_empty(device=where).requires_grad_(False).eval()
+def _allocate_and_randomise(network: nn.Module, device: torch.device) -> None:
+    network.to_empty(device=device).requires_grad_(False).eval()
     _randomise(network)
 
 
 def random_target(name: str, shape: Shape, dtype: torch.dtype, weights: str | None = None) -> Target:
-    """A target with random weights on the device; a tiny codec stands in for the model's own."""
-    where, config, kinds = device.the_device(), shape.config, shape.codes + shape.row_end
+    """Create a target with random weights on the device, and with a small codec instead of the model's own.
+
+    Args:
+        name: Name of the target.
+        shape: Shape of the decoder.
+        dtype: Data type of the weights.
+        weights: Quantisation, "int8" or "fp8"; None for none.
+    """
+    where = device.the_device()
+    config = shape.config
+    kinds = shape.codes + shape.row_end
     with torch.device("meta"):
         decoder = Decoder(config, torch.arange(kinds), shape.codes)
     decoder.set_dtype(dtype)
     if weights is not None:
         quantise(decoder, weights)
-    _filled(decoder, where)
+    _allocate_and_randomise(decoder, where)
     decoder.image_ids = torch.arange(config.vocab_size - kinds, config.vocab_size, device=where)
     codec = VQModel(VQConfig(8, shape.codes, 32, 16 * shape.grid[0], 3, 32, (1,) * 5, 1)).to(where).eval()
     target = Target(name, "random", decoder, codec, shape.grid, shape.row_end)
-    target.prompter = _Numbers(shape)
+    target.prompter = _FixedLengthPrompter(shape)
     return target
 
 
 def random_network(target: Target) -> EagleDrafter:
-    """An EAGLE drafter with random weights, as wide as the target."""
-    ours = target.decoder.config
-    config = new_config(ours)
+    """Create an EAGLE drafter with random weights and the width of the target."""
+    config = new_config(target.decoder.config)
     with torch.device("meta"):
-        network = EagleDrafter(config, input_norm=ours.qk_norm)
+        network = EagleDrafter(config, input_norm=target.decoder.config.qk_norm)
     network.to(target.decoder.dtype)
-    _filled(network, target.decoder.embedding.device)
+    _allocate_and_randomise(network, target.decoder.embedding.device)
     return network
 
 
 def weight_bytes(target: Target) -> int:
-    """Bytes of the weights that a plain step reads whole: layers and head."""
+    """Return the bytes of the weights that a plain step reads completely: layers and head."""
     decoder = target.decoder
     parts = [*decoder.layers.parameters(), *decoder.layers.buffers(), decoder.head, decoder.head_in]
     return sum(part.numel() * part.element_size() for part in parts if part is not None)
 
 
 def all_bytes(*networks: nn.Module | None) -> int:
-    """Bytes that networks take."""
+    """Return the bytes of all parameters and buffers of these networks."""
     tensors = [t for network in networks if network is not None for t in (*network.parameters(), *network.buffers())]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -173,14 +196,14 @@ def all_bytes(*networks: nn.Module | None) -> int:
 
 @cache
 def bundled(dtype: torch.dtype, where: torch.device) -> tuple[Target, Drafter]:
-    """The bundled model and its drafter network."""
+    """Load the bundled model and its drafter network."""
     target = load_target("bundled", where, dtype)
     return target, load_drafter("bundled", target)
 
 
 @cache
 def trained(dtype: torch.dtype, rehearse: bool) -> tuple[Target, Drafter]:
-    """The bundled model on the device. In a rehearsal it is too slow, and small random weights stand in for it."""
+    """Return the bundled model and its drafter on the device, or small random ones in a rehearsal."""
     if not rehearse:
         return bundled(dtype, device.the_device())
     target = random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), dtype)
@@ -188,7 +211,14 @@ def trained(dtype: torch.dtype, rehearse: bool) -> tuple[Target, Drafter]:
 
 
 def job_of(target: Target, network: Drafter | None, method: str, **options: float) -> Job:
-    """A method of TITLES on these models. options: of the sampling."""
+    """Return a job with a method of `TITLES`.
+
+    Args:
+        target: Target model.
+        network: Drafter network; None for methods that need none.
+        method: Key of `TITLES`.
+        **options: Arguments of `Sampling`.
+    """
     preset = PRESETS[method.removesuffix(RELAXED)]
     lantern = Lantern(100, 0.1) if method.endswith(RELAXED) else None
     drafter = drafters_by_name(network).get(preset.source) if preset.source else None
@@ -196,21 +226,21 @@ def job_of(target: Target, network: Drafter | None, method: str, **options: floa
 
 
 def tree_job(target: Target, network: Drafter, depth: int, width: int, nodes: int, **options: float) -> Job:
-    """The network's trees, always of this shape."""
+    """Return a job in which the network drafts trees of a fixed shape."""
     tree = Drafting("eagle2", depth=depth, width=width, nodes=nodes)
     job = job_of(target, network, ADT_TREE, **options)
     return replace(job, recipe=replace(job.recipe, drafting=tree))
 
 
-def halved(target: Target) -> Target:
-    """The same model with a quarter of its cells."""
+def with_quarter_grid(target: Target) -> Target:
+    """Return the model with half as many rows and columns of image tokens."""
     smaller = copy(target)
     smaller.grid = (target.grid[0] // 2, target.grid[1] // 2)
     return smaller
 
 
-def drawn(decoding: Decoding, rounds: int | None = None) -> Tensor:
-    """The codes [B, T] after so many rounds, all if None; -1 where nothing is decided."""
+def decode_rounds(decoding: Decoding, rounds: int | None = None) -> Tensor:
+    """Decode some rounds, or all if None; return the codes [B, T], with -1 for tokens not yet decoded."""
     running = iter(decoding)
     for _ in islice(running, rounds):
         pass
@@ -219,30 +249,41 @@ def drawn(decoding: Decoding, rounds: int | None = None) -> Tensor:
 
 
 class Stream:
-    """Rounds of one method, taken one at a time from the middle of an image on; then the image begins again.
+    """Endless rounds of one method, from the middle of an image to its end and again.
 
-    decoding: the one at work. rounds: those that were timed.
+    Args:
+        job: Models and method.
+        mode: How rounds are launched.
+        images: Batch size.
+        warm_up: Untimed rounds after each start.
+
+    Attributes:
+        decoding: The current decoding.
+        rounds: The timed rounds.
     """
 
-    def __init__(self, job: Job, mode: str, images: int = 1, warm: int = 4):
-        self._job, self._mode, self._images, self._warm = job, mode, images, warm
+    def __init__(self, job: Job, mode: str, images: int = 1, warm_up: int = 4):
+        self._job = job
+        self._mode = mode
+        self._images = images
+        self._warm_up = warm_up
         self.rounds: list[Round] = []
         self._open()
 
     def _open(self) -> None:
         target = self._job.target
         cells = target.grid[0] * target.grid[1] // 2
-        kept = torch.arange(cells).expand(self._images, -1) % target.num_codes
+        prefix = torch.arange(cells).expand(self._images, -1) % target.num_codes
         indices = list(range(self._images))
-        self.decoding = new_decoding(self._job, ["A picture."] * self._images, indices, prefix=kept)
+        self.decoding = new_decoding(self._job, ["A picture."] * self._images, indices, prefix=prefix)
         self._running = iter(self.decoding)
-        with device.launched(self._mode):
-            for _ in range(self._warm):
+        with device.launch_mode(self._mode):
+            for _ in range(self._warm_up):
                 next(self._running)
 
     def seconds(self) -> float:
-        """Of the next round."""
-        with device.launched(self._mode):
+        """Decode the next round and return its time in seconds."""
+        with device.launch_mode(self._mode):
             seconds = device.seconds_of(lambda: self.rounds.append(next(self._running)))
         if bool((self.decoding.codes[:, -1] >= 0).any()):
             self.close()
@@ -250,15 +291,15 @@ class Stream:
         return seconds
 
     def profiled(self, count: int) -> device.Activity | None:
-        """What the device does in a round: the mean of so many, which are not timed."""
+        """Decode `count` rounds under the profiler and return the mean activity of a round."""
         if int((self.decoding.codes < 0).sum(1).min()) < LONGEST_STEP * count:
             self.close()
             self._open()
-        with device.launched(self._mode):
-            seen = device.profiled(lambda: [next(self._running, None) for _ in range(count)])
-        if seen is None:
+        with device.launch_mode(self._mode):
+            total = device.profiled(lambda: [next(self._running, None) for _ in range(count)])
+        if total is None:
             return None
-        return device.Activity(seen.kernels // count, seen.launches // count, seen.busy / count, seen.names)
+        return device.Activity(total.kernels // count, total.launches // count, total.busy / count, total.names)
 
     def close(self) -> None:
         """Free the caches."""
@@ -267,18 +308,22 @@ class Stream:
 
 @torch.inference_mode()
 def forwards_of(target: Target, sizes: Sequence[int]) -> dict[int, Callable[[], Tensor]]:
-    """By size, a forward over a chain of so many tokens in the middle of an image: layers, head and nothing else."""
+    """Return a forward through layers and head for each number of tokens.
+
+    The tokens form a chain in the middle of an image.
+    """
     decoder = target.decoder
-    where, prompt = decoder.embedding.device, target.encode_prompt("A picture.")
+    where = decoder.embedding.device
+    prompt = target.encode_prompt("A picture.")
     cache_length = len(prompt) + target.length + max(sizes) + 1
     rows = BatchRows([prompt, target.unconditional(prompt)], cache_length, decoder.embedding, images=1)
     roots = Roots.all_at(torch.zeros(1, dtype=torch.long, device=where), target.length // 2)
     cache = KVCache(decoder.config, rows.count, cache_length, decoder.embedding)
     rope = rope_tables(decoder.config, decoder.embedding)
 
-    def of(size: int) -> Callable[[], Tensor]:
+    def forward_of(size: int) -> Callable[[], Tensor]:
         step = rows.causal_step(roots, size)
         ids = rows.spread(decoder.image_ids[torch.arange(size, device=where) % target.num_codes][None])
         return torch.inference_mode()(lambda: decoder.logits(decoder(ids, step, cache, rope), 3.0))
 
-    return {size: of(size) for size in sizes}
+    return {size: forward_of(size) for size in sizes}

@@ -1,11 +1,11 @@
-"""What a round is made of, and how near it comes to what the device could do. Random weights, one image with guidance.
+"""Components of a round and their distance from the limit of the device; random weights, one image with guidance.
 
-*Forward* reads a chain of tokens through layers and head and does nothing else. A *round* is the engine's. *Steps* is
-the time in plain rounds of the same weights launched the same way. *Share of the limit*: the time that reading the
-weights takes at this device's best rate, by the time measured. *Idle*: the part of the time in which no kernel ran.
-*Kernels* ran on the device; *launches* are the host's calls for them. A drafter's *level* is what another forward of
-its network adds to a round, and *the rest* is what a round takes beyond the forward of its tree and its levels. Of Emu3
-an image of a quarter of its size is timed.
+A *forward* passes a chain of tokens through layers and head and does nothing else. A *round* is the engine's. *Steps*
+is the time in plain rounds of the same weights, launched the same way. *Share of the limit* is the time of reading the
+weights at the device's highest memory rate, divided by the measured time. *Idle* is the share of the time in which no
+kernel ran. *Kernels* ran on the device; *launches* are the host's calls for them. A *drafter level* is the time that
+one more forward of the drafter's network adds to a round, and *the rest* is the time of a round beyond the forward of
+its tree and its levels. For Emu3, an image with half as many rows and columns is timed.
 """
 
 from __future__ import annotations
@@ -31,27 +31,34 @@ from .models import (
     WINDOW,
     Stream,
     forwards_of,
-    halved,
     job_of,
     random_network,
     random_target,
     shape_of,
     tree_job,
     weight_bytes,
+    with_quarter_grid,
 )
 
 Key = tuple[str, str]
-"""A piece, and how it is launched."""
+"""Name of a piece, and how it is launched."""
 NODES = (1, 8, 32, 64)
-WIDTH, DEPTHS, DRAFTS = 8, (3, 6), 31
-"""Trees that tell a level from the rest of a round: their sizes are equal, and their depths are not."""
-LONGEST = 4096  # tokens of an image; longer ones would make the noise of all streams take minutes
-ROUND, FORWARD, LEVEL, REST = "round: ", "forward of ", "drafter level", "the rest"
-PLAIN_ROUND, TREES = f"{ROUND}plain", [f"{ROUND}tree of depth {depth}" for depth in DEPTHS]
+WIDTH = 8
+DEPTHS = (3, 6)
+DRAFTS = 31
+"""Trees of the same size and different depth, which separate the time of a level from the rest of a round."""
+LONGEST = 4096
+"""Maximum tokens of a timed image; generating the noise of longer ones for all streams would take minutes."""
+ROUND = "round: "
+FORWARD = "forward of "
+LEVEL = "drafter level"
+REST = "the rest"
+PLAIN_ROUND = f"{ROUND}plain"
+TREES = [f"{ROUND}tree of depth {depth}" for depth in DEPTHS]
 
 
 def _jobs(target: Target, network: Drafter, guidance: float) -> dict[str, Job]:
-    """The rounds that are timed."""
+    """Return the jobs whose rounds are timed, by piece."""
     methods = (PLAIN, ADT_TREE, WINDOW, BOTH)
     jobs = {f"{ROUND}{TITLES[method]}": job_of(target, network, method, guidance=guidance) for method in methods}
     trees = [tree_job(target, network, depth, WIDTH, DRAFTS, guidance=guidance) for depth in DEPTHS]
@@ -59,52 +66,77 @@ def _jobs(target: Target, network: Drafter, guidance: float) -> dict[str, Job]:
 
 
 class Pieces:
-    """Everything that is timed of one model. failed: errors by what could not be made or measured."""
+    """All timed pieces of one model.
 
-    def __init__(self, target: Target, network: Drafter, guidance: float, warm: int):
+    Args:
+        target: Target model.
+        network: Drafter network.
+        guidance: Guidance scale.
+        warm_up: Untimed rounds of each stream.
+
+    Attributes:
+        streams: Rounds by key.
+        calls: Forwards by key.
+        failed: Errors by the name of the piece.
+    """
+
+    def __init__(self, target: Target, network: Drafter, guidance: float, warm_up: int):
         self.streams: dict[Key, Stream] = {}
         self.calls: dict[Key, Callable[[], object]] = {}
         self.failed: dict[str, str] = {}
-        short = halved(target) if target.length > LONGEST else target
+        short = with_quarter_grid(target) if target.length > LONGEST else target
         forwards = forwards_of(short, NODES)
         for mode in device.modes():
             for piece, job in _jobs(short, network, guidance).items():
-                self._add(self.streams, (piece, mode), partial(Stream, job, mode, warm=warm))
+                self._add(self.streams, (piece, mode), partial(Stream, job, mode, warm_up=warm_up))
             for nodes, call in forwards.items():
-                call()  # the first call is slow
-                made = partial(device.recorded, call) if mode == CAPTURED else partial(lambda one: one, call)
-                self._add(self.calls, (f"{FORWARD}{nodes}", mode), made)
+                call()  # warm-up
+                make = partial(device.capture, call) if mode == CAPTURED else partial(lambda call: call, call)
+                self._add(self.calls, (f"{FORWARD}{nodes}", mode), make)
 
     def _add(self, group: dict, key: Key, make: Callable[[], object]) -> None:
         try:
             group[key] = make()
-        except Exception as error:  # the other pieces are measured none the less
-            self.failed[" ".join(key)] = device.last_line(error)
-            device.synchronise()  # raises if nothing can be
+        except Exception as error:  # continue with the other pieces
+            self.failed[" ".join(key)] = device.describe_error(error)
+            device.synchronise()  # raises if the device has failed
 
     def timed(self, repeats: int) -> dict[Key, list[float]]:
-        """Seconds of every piece; they take turns."""
-        clocks = {key: stream.seconds for key, stream in self.streams.items()}
-        clocks |= {key: partial(device.seconds_of, call) for key, call in self.calls.items()}
-        keys = {" ".join(key): key for key in clocks}
-        taken, failed = device.interleaved({name: clocks[key] for name, key in keys.items()}, repeats)
+        """Return the seconds of every piece from interleaved runs."""
+        timers = {key: stream.seconds for key, stream in self.streams.items()}
+        timers |= {key: partial(device.seconds_of, call) for key, call in self.calls.items()}
+        keys = {" ".join(key): key for key in timers}
+        times, failed = device.measure_interleaved({name: timers[key] for name, key in keys.items()}, repeats)
         self.failed |= failed
-        return {keys[name]: values for name, values in taken.items()}
+        return {keys[name]: seconds for name, seconds in times.items()}
 
     def profiled(self, key: Key, rounds: int) -> Activity | None:
+        """Return the activity of the device in a forward, or the mean activity of some rounds."""
         return self.streams[key].profiled(rounds) if key in self.streams else device.profiled(self.calls[key])
 
     def network_calls(self, key: Key) -> float:
-        """Forwards of the drafter's network in a round."""
+        """Return the median number of drafter forwards in a round."""
         return statistics.median(round.drafter_forwards for round in self.streams[key].rounds)
 
     def close(self) -> None:
+        """Free the caches."""
         for stream in self.streams.values():
             stream.close()
 
 
-def _row(key: Key, seconds: list[float], plain: float | None, seen: Activity | None, weights: int, rate: float) -> dict:
-    """weights: bytes. rate: bytes a second at best."""
+def _row(
+    key: Key, seconds: list[float], plain: float | None, activity: Activity | None, weights: int, rate: float
+) -> dict:
+    """Return the row of a piece.
+
+    Args:
+        key: Piece and launch mode.
+        seconds: Measured times.
+        plain: Median seconds of a plain round.
+        activity: Profile of the piece.
+        weights: Bytes of the weights.
+        rate: Highest memory rate of the device in bytes per second.
+    """
     median = statistics.median(seconds)
     return {
         "piece": key[0],
@@ -113,20 +145,31 @@ def _row(key: Key, seconds: list[float], plain: float | None, seen: Activity | N
         "steps": plain and median / plain,
         "GB/s of weights": weights / median / 1e9,
         "share of the limit": weights / median / rate,
-        "kernels": seen and seen.kernels,
-        "launches": seen and seen.launches,
-        "idle": seen and max(0.0, 1 - seen.busy / median),
+        "kernels": activity and activity.kernels,
+        "launches": activity and activity.launches,
+        "idle": activity and max(0.0, 1 - activity.busy / median),
     }
 
 
-def differences(taken: dict[Key, list[float]], network_calls: list[float], mode: str) -> list[dict]:
-    """A level and the rest, from pieces launched in this way. network_calls: of the two TREES in a round."""
+def differences(times: dict[Key, list[float]], network_calls: list[float], mode: str) -> list[dict]:
+    """Derive the rows of a drafter level and of the rest of a round.
+
+    With trees of the same size, round = forward of the tree + network calls * level + rest.
+
+    Args:
+        times: Seconds by piece.
+        network_calls: Drafter forwards in a round for each of `TREES`.
+        mode: How the pieces were launched.
+
+    Returns:
+        Two rows, or none if a piece is missing.
+    """
     needed = [(piece, mode) for piece in (*TREES, f"{FORWARD}{DRAFTS + 1}", PLAIN_ROUND)]
-    if any(key not in taken for key in needed):
+    if any(key not in times for key in needed):
         return []
-    short, long, verify, plain = (statistics.median(taken[key]) for key in needed)
-    level = (long - short) / (network_calls[1] - network_calls[0])
-    rest = short - verify - network_calls[0] * level
+    shallow, deep, verify, plain = (statistics.median(times[key]) for key in needed)
+    level = (deep - shallow) / (network_calls[1] - network_calls[0])
+    rest = shallow - verify - network_calls[0] * level
     return [
         {"piece": piece, "launched": mode, "ms": 1000 * seconds, "steps": seconds / plain}
         for piece, seconds in ((LEVEL, level), (REST, rest))
@@ -134,28 +177,31 @@ def differences(taken: dict[Key, list[float]], network_calls: list[float], mode:
 
 
 def _measure(name: str, weights: str | None, rehearse: bool, exact: bool = True) -> Iterator[dict]:
-    shape, rate = shape_of(name, rehearse), device.limit(rehearse)
-    repeats, warm, profiled = (2, 1, 1) if rehearse else (20, 8, 4)
+    shape = shape_of(name, rehearse)
+    rate = device.highest_memory_rate(rehearse)
+    repeats, warm_up, profiled = (2, 1, 1) if rehearse else (20, 8, 4)
     target = random_target(name, shape, torch.bfloat16, weights)
     target.decoder.exact = exact
-    pieces = Pieces(target, random_network(target), shape.guidance, warm)
+    pieces = Pieces(target, random_network(target), shape.guidance, warm_up)
     head = {"table": "Pieces", "shape": name, "weights": (weights or "bf16") + ("" if exact else ", not exact")}
+    size = weight_bytes(target)
     try:
-        taken, size = pieces.timed(repeats), weight_bytes(target)
+        times = pieces.timed(repeats)
         for mode in device.modes():
-            plain = taken.get((PLAIN_ROUND, mode))
+            plain = times.get((PLAIN_ROUND, mode))
             step = statistics.median(plain) if plain else None
-            keys = [key for key in taken if key[1] == mode]
-            yield from (head | _row(key, taken[key], step, pieces.profiled(key, profiled), size, rate) for key in keys)
+            for key in [key for key in times if key[1] == mode]:
+                yield head | _row(key, times[key], step, pieces.profiled(key, profiled), size, rate)
             trees = [(tree, mode) for tree in TREES]
-            calls = [pieces.network_calls(key) for key in trees if key in taken]
-            yield from (head | row for row in differences(taken, calls, mode))
+            calls = [pieces.network_calls(key) for key in trees if key in times]
+            yield from (head | row for row in differences(times, calls, mode))
     finally:
         yield from ({"what": f"{name} {what}", "error": error} for what, error in pieces.failed.items())
         pieces.close()
 
 
 def cases(rehearse: bool) -> list[Case]:
+    """Return the cases of this part: the first shape with all weights, the others in bfloat16."""
     first, *others = SHAPES
     order = [(first, weights) for weights in (None, "int8", "fp8")] + [(name, None) for name in others]
     found = [(f"{name} {weights or 'bf16'}", partial(_measure, name, weights, rehearse)) for name, weights in order]

@@ -1,8 +1,9 @@
-"""Half precision: how often does a method draw another image than plain decoding? The bundled model on this device.
+"""Compare the bundled model's images with and without drafting in half precision on this device.
 
-With the exact mode no image may differ; without it, this shows what the mode is for.
-*First* is the median position of the first token that differs, of the images that differ. *Flips per token*: images
-that differ, by the tokens up to the first that differs; later ones follow from it.
+In the batch-invariant mode (*exact* on) no image may differ; without it, the differences show why the mode exists.
+*First* is the median position of the first different token, over the images that differ. *Flips per token* is the
+number of these images divided by the tokens up to and including their first difference; later differences follow from
+it.
 """
 
 from __future__ import annotations
@@ -18,41 +19,45 @@ from adt_core.policies import PLAIN
 
 from ..harness import captions
 from .device import Case
-from .models import LANTERN, TITLES, drawn, job_of, trained
+from .models import LANTERN, TITLES, decode_rounds, job_of, trained
 from .tokens import agreement
 
-FIRST, IMAGES = 3400, 8  # first held-out caption of this part, and how many
+FIRST_CAPTION = 3400  # number of the first held-out caption of this part
+IMAGES = 8
 
 
 @cache
 def _codes(method: str, dtype: torch.dtype, exact: bool, rehearse: bool) -> Tensor:
-    """Codes [images, T] of a method."""
+    """Return the codes [images, T] of a method."""
     target, drafter = trained(dtype, rehearse)
     target.decoder.exact = exact
     job = job_of(target, drafter, method)
-    return torch.cat([drawn(new_decoding(job, [prompt])) for prompt in captions(FIRST, 1 if rehearse else IMAGES)])
+    prompts = captions(FIRST_CAPTION, 1 if rehearse else IMAGES)
+    return torch.cat([decode_rounds(new_decoding(job, [prompt])) for prompt in prompts])
 
 
 def flips(codes: Tensor, expected: Tensor) -> float:
-    """Images that differ, by the tokens up to the first that differs. Codes [B, T]; -1 where nothing was drawn."""
-    known = (codes >= 0) & (expected >= 0)
-    differs = (codes != expected) & known
-    alike = ((differs.cumsum(1) == 0) & known).sum(1)
-    return float(differs.any(1).sum() / (alike + differs.any(1)).sum())
+    """Return the number of different images divided by the tokens up to their first difference.
+
+    Args:
+        codes: [B, T], with -1 for tokens not decoded.
+        expected: [B, T], likewise.
+    """
+    decoded = (codes >= 0) & (expected >= 0)
+    differs = (codes != expected) & decoded
+    equal_prefix = ((differs.cumsum(1) == 0) & decoded).sum(1)
+    return float(differs.any(1).sum() / (equal_prefix + differs.any(1)).sum())
 
 
 def _measure(method: str, dtype: torch.dtype, exact: bool, rehearse: bool) -> Iterator[dict]:
     plain, codes = (_codes(name, dtype, exact, rehearse) for name in (PLAIN, method))
-    found = agreement(codes, plain)
     mode = "on" if exact else "off"
-    yield (
-        {"table": "Half precision", "dtype": str(dtype)[6:], "method": TITLES[method], "exact": mode}
-        | found
-        | {"flips per token": flips(codes, plain)}
-    )
+    row = {"table": "Half precision", "dtype": str(dtype)[6:], "method": TITLES[method], "exact": mode}
+    yield row | agreement(codes, plain) | {"flips per token": flips(codes, plain)}
 
 
 def cases(rehearse: bool) -> list[Case]:
+    """Return the cases of this part: every lossless method in bfloat16 and float16, in both modes."""
     lossless = [name for name in TITLES if name not in (PLAIN, LANTERN)]
     return [
         (f"{dtype} {method} exact {exact}", partial(_measure, method, dtype, exact, rehearse))

@@ -1,9 +1,9 @@
-"""One part in a process of its own: measures its cases one by one and writes what it finds, line by line.
+"""Process that measures the cases of one part and appends its results to a file.
 
     python -m benchmarks.gpu.worker MODULE FILE FIRST [rehearse]
 
-The first line holds what the part says of itself and the names of its cases; then there is a line for each case that
-begins, each row, and each error. So whatever becomes of this process, what it had measured is kept.
+The first line contains the description of the part and the names of its cases. One line follows for each case that
+begins, each row and each error, so that all results are kept if the process is killed.
 """
 
 from __future__ import annotations
@@ -16,29 +16,39 @@ from pathlib import Path
 
 import torch
 
-from .device import free_memory, last_line, synchronise
+from .device import describe_error, free_memory, synchronise
 
 
 def run(module: str, file: Path, first: int, rehearse: bool) -> None:
-    """Measure the cases of a part from number ``first`` on. Raises if the device is of no use any more."""
-    torch.set_num_threads(min(8, torch.get_num_threads()))  # more make a small model slower
+    """Measure the cases of a part.
+
+    Args:
+        module: Module of the part.
+        file: File for the results, one JSON object per line.
+        first: Number of the first case.
+        rehearse: Use small random models.
+
+    Raises:
+        RuntimeError: If the device fails; the other cases need a new process.
+    """
+    torch.set_num_threads(min(8, torch.get_num_threads()))  # more threads make a small model slower
     part = import_module(module)
     cases = part.cases(rehearse)
 
-    def say(**entry: object) -> None:
+    def append(**entry: object) -> None:
         with file.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(entry) + "\n")
 
-    say(about=part.__doc__, cases=[name for name, _ in cases])
+    append(about=part.__doc__, cases=[name for name, _ in cases])
     for number, (name, measure) in list(enumerate(cases))[first:]:
-        say(begun=number)
+        append(begun=number)
         try:
             for row in measure():
-                say(**{"error": row} if "error" in row else {"row": row})
-        except Exception as error:  # the other cases are measured none the less
+                append(**{"error": row} if "error" in row else {"row": row})
+        except Exception as error:  # continue with the other cases
             traceback.print_exc()
-            say(error={"what": name, "error": last_line(error)})
-            synchronise()  # raises if the device has failed: a fresh process must go on
+            append(error={"what": name, "error": describe_error(error)})
+            synchronise()  # raises if the device has failed
         free_memory()
 
 

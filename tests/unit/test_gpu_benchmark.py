@@ -1,4 +1,4 @@
-"""The GPU benchmark, rehearsed: every part runs to its end without a GPU, and a part that fails stops no other."""
+"""Rehearsals of the GPU benchmark without a GPU: every part completes, and a failed part does not stop the others."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ CASES = "    return [('bad', bad), ('good', good)]\n"
 
 
 def figures(row: dict) -> list[float]:
-    """All numbers of a row."""
+    """Return all numbers of a row."""
     values = [part for value in row.values() for part in (value.values() if isinstance(value, dict) else [value])]
     return [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
 
 
 @pytest.mark.parametrize("name", command.PARTS)
-def test_the_last_case_of_a_part_is_rehearsed(name, tmp_path):
-    """In this process: to start eight of them takes longer than what they measure."""
+def test_last_case_of_each_part(name, tmp_path):
+    """Runs in this process: starting eight processes would take longer than the cases."""
     module, _ = command.PARTS[name]
     worker.run(module, tmp_path / "found.jsonl", first=-1, rehearse=True)
-    lines = command.said(tmp_path / "found.jsonl")
-    assert not [line["error"] for line in lines if "error" in line]
-    rows = [line["row"] for line in lines if "row" in line]
+    entries = command.read_entries(tmp_path / "found.jsonl")
+    assert not [entry["error"] for entry in entries if "error" in entry]
+    rows = [entry["row"] for entry in entries if "row" in entry]
     assert rows and all(figures(row) for row in rows)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_rehearsal_runs_every_part_to_its_end(tmp_path):
+def test_rehearsal_completes_every_part(tmp_path):
     run = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--output", str(tmp_path)],
         cwd=ROOT,
@@ -64,11 +64,11 @@ def test_the_rehearsal_runs_every_part_to_its_end(tmp_path):
         assert all(figures(row) for row in part["rows"]), name
     device = results["parts"]["device"]["rows"][0]["device"]
     page = (tmp_path / "gpu.md").read_text(encoding="utf-8")
-    assert page.startswith(f"# A rehearsal: small random models on {device}; ")
+    assert page.startswith(f"# Rehearsal with small random models on {device}; ")
     assert "not met" not in page
 
 
-def test_without_cuda_it_says_so_in_a_sentence(tmp_path, monkeypatch, capsys):
+def test_without_cuda_the_command_prints_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "has_cuda", lambda: False)
     assert command.main(["--output", str(tmp_path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
@@ -77,7 +77,7 @@ def test_without_cuda_it_says_so_in_a_sentence(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def parts(tmp_path, monkeypatch):
-    """Makes the parts of a run from the bodies of their first cases, and runs them."""
+    """Return a function that runs parts, each given by the body of its first case."""
 
     def run(minutes: float, **bodies: str) -> dict:
         for name, body in bodies.items():
@@ -90,7 +90,7 @@ def parts(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_part_that_fails_is_reported_and_the_others_go_on(parts, tmp_path):
+def test_failed_part_is_reported_and_the_others_run(parts, tmp_path):
     found = parts(5, crash="os._exit(3)", error="raise ValueError('odd')")
     assert [part["status"] for part in found.values()] == [command.FAILED, command.ENDED]
     assert found["error"]["errors"] == [{"what": "bad", "error": "ValueError: odd"}]
@@ -102,17 +102,17 @@ def test_a_part_that_fails_is_reported_and_the_others_go_on(parts, tmp_path):
     assert "- bad: ValueError: odd" in page and "exit code 3" in page and "see crash, error." in page
 
 
-@pytest.mark.parametrize("seconds, silence", [(0.5, 60), (60, 0.5)], ids=["over its limit", "without a word"])
-def test_a_worker_that_takes_too_long_is_ended(tmp_path, seconds, silence):
+@pytest.mark.parametrize("seconds, silence", [(0.5, 60), (60, 0.5)], ids=["time limit", "silence"])
+def test_worker_is_killed_at_a_limit(tmp_path, seconds, silence):
     started = time.monotonic()
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
-    assert command.wait(sleeper, tmp_path / "lines", tmp_path / "log", seconds, silence, list) is None
+    assert command.run_worker(sleeper, tmp_path / "lines", tmp_path / "log", seconds, silence, list) is None
     assert time.monotonic() - started < 30
 
 
 @pytest.mark.long
-def test_what_a_part_has_found_is_written_while_it_runs(parts, tmp_path, monkeypatch):
-    """A machine that is lent may be taken back at any moment."""
+def test_results_are_written_while_a_part_runs(parts, tmp_path, monkeypatch):
+    """The run may be interrupted at any time."""
     seen = []
     monkeypatch.setattr(command, "write_json", lambda _, results: seen.append(len(results["parts"]["slow"]["rows"])))
     parts(1, slow="time.sleep(3)")
@@ -120,7 +120,7 @@ def test_what_a_part_has_found_is_written_while_it_runs(parts, tmp_path, monkeyp
 
 
 @pytest.mark.long
-def test_a_part_that_runs_over_its_limit_is_cut_off(parts):
+def test_part_is_stopped_at_its_limit(parts):
     found = parts(0.5, slow="time.sleep(300)", fine="pass")
     assert found["slow"]["status"] == command.CUT and found["fine"]["status"] == command.ENDED
     assert [row["figure"] for row in found["slow"]["rows"]] == [1] and found["slow"]["left_out"] == ["good"]
@@ -129,30 +129,30 @@ def test_a_part_that_runs_over_its_limit_is_cut_off(parts):
 
 
 @pytest.mark.long
-def test_a_case_that_hangs_is_ended_and_the_next_one_begins(parts, monkeypatch):
-    monkeypatch.setattr(command, "LEAST_SILENCE", 12.0)
-    monkeypatch.setattr(command, "MOST_SILENCE", 0.0)
+def test_hanging_case_is_stopped_and_the_next_one_runs(parts, monkeypatch):
+    monkeypatch.setattr(command, "MIN_SILENCE", 12.0)
+    monkeypatch.setattr(command, "MAX_SILENCE_SHARE", 0.0)
     found = parts(1, hangs="time.sleep(300)")["hangs"]
     assert found["status"] == command.FAILED
-    assert found["errors"] == [{"what": "bad", "error": "ended after 12 s without a word"}]
+    assert found["errors"] == [{"what": "bad", "error": "stopped after 12 s without output"}]
     assert [row["figure"] for row in found["rows"]] == [1, 2]
 
 
 @pytest.mark.long
-def test_a_part_that_can_not_be_loaded_is_reported(monkeypatch, tmp_path):
+def test_part_that_fails_to_import_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "PARTS", {"missing": ("no_such_part", 1)})
     part = command.measure(1, tmp_path, True)["parts"]["missing"]
     assert part["status"] == command.FAILED and "no_such_part" in part["errors"][0]["error"]
 
 
-def test_what_the_device_did_is_read_from_a_trace():
+def test_activity_summarises_a_profiler_trace():
     def event(category: str, name: str, start: float, duration: float) -> dict:
         return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration}
 
     seen = activity(
         [
             event("kernel", "gemm", 0, 10),
-            event("kernel", "norm", 5, 10),  # beside the other
+            event("kernel", "norm", 5, 10),  # overlaps the first
             event("gpu_memcpy", "copy", 20, 5),
             event("cuda_runtime", "cudaGraphLaunch", 0, 1),
             event("cuda_runtime", "cudaDeviceSynchronize", 1, 1),
@@ -164,8 +164,8 @@ def test_what_the_device_did_is_read_from_a_trace():
     assert seen.busy == pytest.approx(20e-6)
 
 
-def test_a_level_and_the_rest_of_a_round_are_told_apart():
-    # A plain round takes 1, reading the tree 1.1, a level 0.05, and everything else 0.02.
+def test_differences_separate_a_level_from_the_rest():
+    # A plain round takes 1, the forward of the tree 1.1, a level 0.05, and everything else 0.02.
     seconds = {f"{FORWARD}{DRAFTS + 1}": 1.1, PLAIN_ROUND: 1.0}
     seconds |= {tree: 1.1 + 0.05 * levels + 0.02 for tree, levels in zip(TREES, (3, 6))}
     taken = {(piece, "eager"): [value] * 3 for piece, value in seconds.items()}
@@ -174,18 +174,18 @@ def test_a_level_and_the_rest_of_a_round_are_told_apart():
     assert differences({key: taken[key] for key in list(taken)[:-1]}, [3, 6], "eager") == []
 
 
-def test_flips_count_up_to_the_first_token_that_differs():
+def test_flips_count_tokens_up_to_the_first_difference():
     expected = torch.zeros(3, 10, dtype=torch.long)
     codes = expected.clone()
     codes[1, 4:] = 1
-    codes[2, 9] = -1  # not drawn
+    codes[2, 9] = -1  # not decoded
     assert flips(codes, expected) == pytest.approx(1 / (10 + 5 + 9))
     found = agreement(codes, expected)
     assert (found["equal images"], found["first"]) == (2, 4)
     assert found["tokens"] == pytest.approx(23 / 29)
 
 
-def test_a_bar_is_met_missed_or_not_measured():
+def test_bar_is_met_not_met_or_not_measured():
     least = next(bar for bar in BARS if "plain round, share" in bar.title)
     assert least.met(0.71) and not least.met(0.69)
     row = {"table": "Pieces", "shape": "Anole-7B", "weights": "bf16", "piece": PLAIN_ROUND, "launched": "captured"}
