@@ -1,0 +1,1 @@
+"""Measurements of speed, losslessness and memory; each module or package is a command."""

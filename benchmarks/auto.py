@@ -3,7 +3,7 @@
     python -m benchmarks.auto [--at-once 1,2,4,8] [--images 16] [--sets grammar,free,ordinary] [--repeats 1]
                               [--methods NAME,...] [--dtype float32] [--lantern] [--busy] [--json FILE]
 
-Every method runs in a process of its own with an empty cache of cost profiles, and the processes are interleaved batch
+Every method runs in a separate process with an empty cache of cost profiles, and the processes are interleaved batch
 by batch. The results therefore include the first images, for which *auto* has no measured costs. Seconds include the
 prompts, but neither loading nor the image decoder. The speed-up is the ratio of the total seconds of plain decoding to
 the method's, with the 95 % interval of a bootstrap over the batches; it is followed by the lowest speed-up of a batch.

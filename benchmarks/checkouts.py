@@ -1,4 +1,4 @@
-"""Two checkouts of this project side by side, each driven through ``python -m adt_core`` in a process of its own.
+"""Two checkouts of this project side by side, each driven through ``python -m adt_core`` in a separate process.
 
 The command line is the only interface used, so the checkouts may differ in every internal name.
 """

@@ -1,4 +1,4 @@
-"""Compare the tokens and draft trees of this checkout with those of another commit.
+"""Compare the tokens and draft trees between this checkout and another commit.
 
     git worktree add ../before COMMIT
     python -m benchmarks.identity ../before [--seeds 2] [--prompts 1] [--only adt-tree] [--keep 0.7]

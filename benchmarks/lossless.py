@@ -156,7 +156,7 @@ class Cell:
 
     @property
     def has_drafted(self) -> bool:
-        """Whether drafts were accepted, at more than one depth."""
+        """True if drafts were accepted at more than one depth."""
         return self.tau > 1 and len(self.depths) > 1
 
     def lossless(self, tolerance: float) -> bool:

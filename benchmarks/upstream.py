@@ -1,4 +1,4 @@
-"""Compare the images with those of transformers' ``generate``, and measure the cost of the ``upstream`` noise.
+"""Compare the images with the ones of transformers' ``generate``, and measure the cost of the ``upstream`` noise.
 
     python -m benchmarks.upstream [--prompts 8]
     python -m benchmarks.upstream --costs [--prompts 8] [--threads 1]
@@ -9,7 +9,7 @@ is 1 if any token differs.
 
 The second command decodes plainly with either noise, alternating between steps of one and of the other, in
 milliseconds of CPU time. A step uses one random layer of a published model's width and a head of its number of codes. A
-ratio compares the steps of one caption. The ratio for all layers is computed from it, as if each layer took as long as
+ratio compares the steps of one caption. The ratio for all layers is computed from it, as if every layer had the cost of
 the complete step.
 """
 

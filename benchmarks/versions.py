@@ -3,7 +3,7 @@
     git worktree add ../before COMMIT
     python -m benchmarks.versions ../before [--prompts 12] [--threads 2]
 
-Each checkout runs in a process of its own, and the processes are interleaved. Reports seconds per image of the bundled
+Each checkout runs in a separate process, and the processes are interleaved. Reports seconds per image of the bundled
 model, without prompt and codec, and medians of ratios with 95 % bootstrap intervals. Both checkouts must accept the
 same options of ``generate``. ``benchmarks.identity`` checks that they generate the same tokens.
 """

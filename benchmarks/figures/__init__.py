@@ -1,0 +1,1 @@
+"""Figures of README.md and docs: ``python -m benchmarks.figures`` measures them."""

@@ -6,7 +6,7 @@
 docs/figures.json stores the figures of each part with their commit, machine and date. In the documents, a table is
 placed between ``<!-- figures: NAME -->`` and ``<!-- /figures -->``, followed by this origin. All parts take about 20
 minutes on two cores. Nothing else should run meanwhile, except for parts that only count tokens and depths. ``--count``
-replaces each part's number of prompts. Two measurements take longer and have commands of their own: ``python -m
+replaces each part's number of prompts. Two measurements take longer and have separate commands: ``python -m
 model_making.quality`` judges the images, and ``python -m benchmarks.lossless`` checks losslessness.
 """
 

@@ -64,7 +64,7 @@ def measure_methods(count: int) -> dict:
 
 
 def upper_bounds(rows: list[dict]) -> list[list]:
-    """Return the speed-ups if verifying a tree took as long as one plain step.
+    """Return the speed-ups for a tree verification as fast as one plain step.
 
     Args:
         rows: Summary of the main run.

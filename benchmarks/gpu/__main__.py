@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu [--minutes 30] [--only PART ...] [--output output] [--rehearse]
 
-Needs CUDA, PyTorch and this project's requirements, but no network. Every part runs in a process of its own within its
+Needs CUDA, PyTorch and this project's requirements, but no network. Every part runs in a separate process within its
 share of the time; time that a part leaves is divided among the later ones. A failed part or case is reported, and the
 run continues. ``gpu.json`` and ``gpu.md`` in ``--output`` are rewritten as results arrive, so an interrupted run keeps
 them. ``--only`` selects parts, for machines that are available for a few minutes only. ``--rehearse`` uses small random

@@ -5,8 +5,8 @@ tile, of two, and of slightly more. *Far attention* is the attention of the batc
 guidance: *whole*, in chunks of 256 columns as additional heads, and with these chunks merged. Chunks would have to be
 faster both for plain steps and for trees, because both must give bitwise equal results. *Images* are decoded one after
 the other by ``auto`` in a process without measured costs, so rounds are captured and costs measured. *Company* compares
-images with those of plain decoding without a batch. *Pages* are the output of the doctor command with either allocator,
-one of which is ComfyUI's.
+images with plain decoding outside a batch. *Pages* are the output of the doctor command with either allocator, one of
+which is ComfyUI's.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _images(weights: str | None, rehearse: bool) -> Iterator[dict]:
 
 
 def _company(method: str, rehearse: bool) -> Iterator[dict]:
-    """Decode four small images with prompts of different lengths, alone, as a batch and from a prefix.
+    """Decode four small images with prompts of different lengths, one by one, as a batch and from a prefix.
 
     The pool is limited to one entry, so the batch evicts the captured rounds of the single image.
     """
@@ -179,7 +179,7 @@ def _company(method: str, rehearse: bool) -> Iterator[dict]:
 
 
 def _page(allocator: str, rehearse: bool) -> Iterator[dict]:
-    """Run the doctor command in a process of its own, because torch selects its allocator once per process."""
+    """Run the doctor command in a new process, because torch selects its allocator once per process."""
     command = [sys.executable, "-m", "adt_core", "inspect" if rehearse else "doctor", *["bundled"] * rehearse]
     with tempfile.TemporaryDirectory() as folder:
         environment = {"PYTORCH_CUDA_ALLOC_CONF": f"backend:{allocator}", "ADT_TREE_CACHE": folder}

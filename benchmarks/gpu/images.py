@@ -79,7 +79,7 @@ PAPER = (
     Trace("ADT-Tree", ADT_TREE, "paper, PartiPrompts", 3.97, (4, 10, 58)),
     Trace("ADT-Tree, LANTERN", ADT_TREE, "paper", 4.86, (5, 10, 58)),
 )
-"""Depths are the rounded mean depths of the paper (3.86, 4.31, 5.15), widths and drafts those of its public code."""
+"""Depths are the rounded mean depths of the paper (3.86, 4.31, 5.15), widths and drafts are from its public code."""
 
 
 @cache

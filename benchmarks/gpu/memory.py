@@ -2,8 +2,8 @@
 
 *Said* is the estimate: ``Decoding.memory_required`` plus the bytes of the weights. A few rounds are decoded from the
 top of an image; caches have their full size from the start. The codec runs after the last round and is not included.
-Under a limit, *outcome* is what a user would see. Only the last row loads a model. The others create the weights on the
-device, so they don't show the loader's error for weights that don't fit.
+Under a limit, *outcome* is the result that a user would see. Only the last row loads a model. The others create the
+weights on the device, so they don't show the loader's error for weights that don't fit.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _measure(name: str, weights: str | None, method: str, rehearse: bool) -> Ite
 
 
 def outcome(run: Callable[[], object]) -> str:
-    """Run a function and describe what a user would see: success, the engine's message, or torch's error."""
+    """Run a function and describe the result for a user: success, the engine's message, or torch's error."""
     try:
         run()
     except AdtError as error:
