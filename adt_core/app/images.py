@@ -1,4 +1,4 @@
-"""Pictures on disk: PNGs that carry the settings they were made with; and where results may be written."""
+"""Image files: reading them safely, PNGs with embedded settings, and checks of output paths."""
 
 from __future__ import annotations
 
@@ -23,27 +23,35 @@ from ..files import is_device, opened, parse_json, to_json
 from ..version import VERSION
 
 KEY = "adt_tree"
-"""Name of the PNG text chunk that holds the settings, as JSON."""
+"""Keyword of the PNG text chunk with the settings in JSON."""
 LONGEST_KEYWORD = 79
-"""Letters of the name of a text chunk."""
+"""Maximum length of the keyword of a text chunk."""
 PARAMETERS = "parameters"
-"""Name of the text chunk in which many programs look for a prompt and its settings, as text."""
+"""Keyword of the text chunk with the prompt and settings in the format of other programs."""
 LONGEST_NAME = 255
-"""Bytes of a file name, on all usual systems."""
-_ODD_DATA = (TypeError, AttributeError, LookupError, ArithmeticError, EOFError, struct.error, zlib.error)
-IMAGE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, *_ODD_DATA)
-"""Pillow's ways to say that a file is no sound picture, or would not fit into memory."""
+"""Maximum length of a file name in bytes on all common file systems."""
+_DATA_ERRORS = (TypeError, AttributeError, LookupError, ArithmeticError, EOFError, struct.error, zlib.error)
+IMAGE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, *_DATA_ERRORS)
+"""Exceptions of Pillow for files that are not valid images, or too large to decode."""
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
-"""What is read as a picture. Pillow knows more, and starts other programs for some, such as Ghostscript for EPS."""
+"""Formats that are read. For others, such as EPS, Pillow may start external programs."""
 MAX_IMAGE_MIB = 512
-"""MiB of a file that is read as a picture."""
+"""Maximum size of an image file in MiB."""
 _WHITE = {"I": 65535, "F": 1}
-"""Value of white in grey pictures of more than 8 bits, by the first letter of Pillow's mode ("I;16B", "I", "F")."""
+"""Value of white in grayscale images of more than 8 bits, by the first letter of Pillow's mode ("I;16B", "I", "F")."""
 
 
 @contextmanager
 def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] = FORMATS) -> Iterator[Image.Image]:
-    """A picture, not decoded yet, in a file or in bytes. Raises one of UNSOUND, also for what is no regular file."""
+    """Open an image without decoding it.
+
+    Args:
+        source: Path or content of the file.
+        formats: Accepted formats.
+
+    Raises:
+        IMAGE_ERRORS: If it is not a regular file, too large, or not a valid image.
+    """
     with opened(source) if isinstance(source, Path) else source as file:
         size = file.seek(0, io.SEEK_END)
         if size > MAX_IMAGE_MIB * 2**20:
@@ -54,15 +62,16 @@ def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] = FORMATS) ->
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Return a picture in RGB with 8 bits per channel.
+    """Convert an image to RGB with 8 bits per channel.
 
-    Pillow's own ``convert`` clips grey pictures of more than 8 bits: 16-bit pictures turn white, and floating-point
-    pictures black.
+    Pillow's `convert` clips grayscale images of more than 8 bits: 16-bit images become white, and floating-point images
+    become black.
 
     Args:
-        image: Picture of any mode. White is 65535 in integers of 16 or 32 bits, and 1.0 in floating point.
+        image: Image of any mode. White is 65535 in integers of 16 or 32 bits, and 1.0 in floating point.
+
     Raises:
-        OSError: If values are outside of that range; ``strerror`` names them.
+        OSError: If values are outside of that range. `strerror` contains them.
     """
     white = _WHITE.get(image.mode[0])
     if white is None:
@@ -77,13 +86,25 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def to_uint8(pixels: Tensor) -> np.ndarray:
-    """Pixels [3, H, W] in [-1, 1] -> [H, W, 3] bytes."""
+    """Convert pixels to bytes.
+
+    Args:
+        pixels: [3, H, W] in [-1, 1].
+
+    Returns:
+        [H, W, 3] uint8.
+    """
     return ((pixels.float().clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 0).cpu().numpy()
 
 
 def to_png(pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) -> bytes:
-    """Pixels [3, H, W] in [-1, 1] as a PNG. Its text chunks hold ``settings``, the same for other programs, and each of
-    ``texts`` under its name."""
+    """Encode pixels as a PNG with the settings in text chunks, also in the format of other programs.
+
+    Args:
+        pixels: [3, H, W] in [-1, 1].
+        settings: Settings of the image in JSON types.
+        texts: Additional text chunks by keyword.
+    """
     readable = parameters_text(settings, pixels.shape[2], pixels.shape[1])
     info = text_chunks({**({PARAMETERS: readable} if readable else {}), **(texts or {})})
     info.add_itxt(KEY, to_json(settings).decode().rstrip("\n"))
@@ -93,12 +114,17 @@ def to_png(pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) 
 
 
 def parameters_text(settings: dict, width: int, height: int) -> str:
-    """Settings in the usual words of other programs: the prompt, the negative one if there is any, and a line of names
-    and values. "" for settings without a prompt.
+    """Return settings in the format of other programs: prompt, negative prompt, and a line of names and values.
 
-    Such a line begins with "Steps". Ours are the image's tokens: as many whatever drafts them.
+    The line must begin with "Steps". For these models that is the number of image tokens, independent of drafting.
+
+    Args:
+        settings: Settings of the image. Without a prompt, the result is "".
+        width: Width in pixels.
+        height: Height in pixels.
     """
-    prompt, negative = settings.get("prompt"), settings.get("negative")
+    prompt = settings.get("prompt")
+    negative = settings.get("negative")
     if not isinstance(prompt, str) or not prompt:
         return ""
     values = {
@@ -117,11 +143,11 @@ def parameters_text(settings: dict, width: int, height: int) -> str:
     }
     line = ", ".join(f"{name}: {_quoted(value)}" for name, value in values.items() if value is not None)
     lines = prompt, f"Negative prompt: {negative}" if negative else "", line
-    return "\n".join(filter(None, lines)).replace("\0", " ")  # which ends such a text
+    return "\n".join(filter(None, lines)).replace("\0", " ")  # a null character would end the chunk
 
 
 def _relaxed(settings: dict) -> str | None:
-    """How LANTERN drew an image, which is not exactly the seed's then; None for an exact one."""
+    """Return a note on relaxed acceptance, which changes the image of a seed; None for exact acceptance."""
     if settings.get("lantern_delta") is None and settings.get("lantern_lambda") is None:
         return None
     figures = settings.get("figures")
@@ -130,13 +156,17 @@ def _relaxed(settings: dict) -> str | None:
 
 
 def _quoted(value: object) -> str:
-    """A value of such a line: in quotation marks where it has what separates values."""
+    """Return a value, in quotation marks if it contains a separator."""
     text = str(value)
     return json.dumps(text, ensure_ascii=False) if any(letter in text for letter in ",:\n") else text
 
 
 def text_chunks(texts: Mapping[str, str]) -> PngImagePlugin.PngInfo:
-    """Text chunks of a PNG, by name. What has no UTF-8 is spelled out."""
+    """Return text chunks for a PNG. Lone surrogates are escaped.
+
+    Args:
+        texts: Texts by keyword.
+    """
     info = PngImagePlugin.PngInfo()
     for name, text in texts.items():
         info.add_text(name, text.encode("utf-8", "backslashreplace").decode())
@@ -144,12 +174,23 @@ def text_chunks(texts: Mapping[str, str]) -> PngImagePlugin.PngInfo:
 
 
 def is_keyword(name: str) -> bool:
-    """May a text chunk of a PNG have this name, beside our own?"""
+    """Return whether a user may choose a name as the keyword of a text chunk.
+
+    Args:
+        name: The keyword. It must be valid in PNG and differ from `KEY`.
+    """
     return 0 < len(name) <= LONGEST_KEYWORD and name.isprintable() and name != KEY and max(name) < "\u0100"
 
 
 def read_settings(path: Path) -> dict:
-    """The settings in a PNG of :func:`to_png`. AdtError if it holds none."""
+    """Return the settings in a PNG that `to_png` has encoded.
+
+    Args:
+        path: The PNG.
+
+    Raises:
+        AdtError: If it has no settings.
+    """
     try:
         with open_image(path, ("PNG",)) as image:
             text = image.info.get(KEY)
@@ -167,11 +208,18 @@ def read_settings(path: Path) -> dict:
 
 
 def read_pixels(path: Path, size: tuple[int, int]) -> np.ndarray | None:
-    """The pixels [H, W, 3] of a PNG, as bytes. None if it is incomplete, has a wrong checksum, or is not so many pixels
-    wide and high."""
+    """Return the pixels of a PNG, or None if it is damaged or has another size.
+
+    Args:
+        path: The PNG.
+        size: Width and height in pixels.
+
+    Returns:
+        [H, W, 3] uint8.
+    """
     try:
         with open_image(path, ("PNG",)) as image:
-            image.verify()  # after which Pillow can't read pixels from it
+            image.verify()  # checks the checksums; Pillow cannot read pixels afterwards
         with open_image(path, ("PNG",)) as image:
             return np.array(image.convert("RGB")) if image.size == size else None
     except IMAGE_ERRORS:
@@ -179,33 +227,42 @@ def read_pixels(path: Path, size: tuple[int, int]) -> np.ndarray | None:
 
 
 def digest(content: object) -> str:
-    """A short name for what JSON can hold. The same content has the same name; other content, in practice, another."""
+    """Return the first 12 hexadecimal digits of the SHA-256 of a value.
+
+    Args:
+        content: Value of JSON types.
+    """
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
 def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[tuple[str, Path]]) -> None:
-    """AdtError, naming the option, if a file can't be written, or would replace another result or an input.
+    """Check that files can be written without replacing an input or another output. Nothing is created.
 
-    Both are pairs of an option and a path; an input may have several files. Writes and makes nothing.
+    Args:
+        outputs: Pairs of an option and its path.
+        inputs: Pairs of an option and its path. An option may have several files.
+
+    Raises:
+        AdtError: If one cannot, with the name of the option.
     """
     inputs = list(inputs)
     taken: dict[object, str] = {}
     files = Counter(option for option, _ in inputs)
     for option, path in inputs:
-        taken |= dict.fromkeys(_names(path), option)
+        taken |= dict.fromkeys(_identities(path), option)
     for option, path in outputs:
         check_writable(path, option)
-        names = _names(path)
+        names = _identities(path)
         for other in (taken[name] for name in names if name in taken):
-            what = f"{'a' if files[other] > 1 else 'the'} file of `{other}`"
-            raise AdtError(f"`{option}`: '{path}' is {what}, which would be overwritten; choose another name.")
+            description = f"{'a' if files[other] > 1 else 'the'} file of `{other}`"
+            raise AdtError(f"`{option}`: '{path}' is {description}, which would be overwritten; choose another name.")
         taken |= dict.fromkeys(names, option)
 
 
-def _names(path: Path) -> set[object]:
-    """Two paths that lead to one file have one of these in common."""
+def _identities(path: Path) -> set[object]:
+    """Return keys of a file. Two paths of the same file have at least one key in common."""
     names: set[object] = {os.path.normcase(os.path.realpath(path))}
-    with suppress(OSError):  # where the system holds two spellings for the same
+    with suppress(OSError):  # the file exists: spellings that the file system treats as equal share its number
         file = os.stat(path)
         if file.st_ino:
             names.add((file.st_dev, file.st_ino))
@@ -213,7 +270,15 @@ def _names(path: Path) -> set[object]:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """AdtError, naming ``option``, if ``path`` can't be written. Writes and makes nothing."""
+    """Check that a file can be written. Nothing is created.
+
+    Args:
+        path: The file.
+        option: Option to name in the error.
+
+    Raises:
+        AdtError: If it cannot.
+    """
     if len(os.fsencode(path.name)) > LONGEST_NAME:
         raise AdtError(f"`{option}`: the name '{path.name[:40]}...' is too long; use at most {LONGEST_NAME} bytes.")
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""Prompts from the files that people have: plain text, tables, MS-COCO captions, JSON lines."""
+"""Prompt lists: plain text, CSV and TSV tables, MS-COCO captions and JSON lines."""
 
 from __future__ import annotations
 
@@ -16,31 +16,38 @@ from ..rules.settings import LARGEST_SEED
 from .tables import read_table
 
 FILES = (".txt", ".json", ".jsonl", ".csv", ".tsv")
-"""Endings of the files that are read; any other is taken for plain text."""
+"""Suffixes of supported files. Files with another suffix are read as plain text."""
 BUNDLED_CAPTIONS = Path(__file__).parents[1] / "bundled" / "captions.json"
-"""Captions of scenes that the bundled model was not trained on, in MS-COCO's layout."""
+"""Captions of scenes that are not in the bundled model's training data, in MS-COCO's format."""
 CAPTIONS = ("first", "longest", "all")
-"""Which of the captions of an MS-COCO image are prompts."""
-_WORDINGS, _OTHERS = ("prompt", "caption"), ("id", "seed")
-"""Columns of a table, and fields of JSON lines, that are read: one of the first two is needed."""
+"""Which captions of an MS-COCO image become prompts."""
+_TEXT_COLUMNS = ("prompt", "caption")
+_OPTIONAL_COLUMNS = ("id", "seed")
+"""Columns of a table and fields of JSON lines. One of the text columns is required."""
 _ZIP = b"PK\x03\x04"
-"""Bytes that zip archives begin with."""
+"""First bytes of a zip archive."""
 _ZIPPED = {
     ".docx": "a Word document",
     ".xlsx": "an Excel workbook",
     ".odt": "an OpenDocument text",
     ".ods": "an OpenDocument spreadsheet",
 }
-"""Zip archives that people write prompts in, by how their names end."""
-_NAMED = 5
+"""Formats of office documents that are zip archives, by suffix."""
+_MAX_IDS = 5
 """Blank prompts that a note names."""
-_LONGEST = 40
-"""Of a part of a file's name."""
+_MAX_LENGTH = 40
+"""Maximum length of a part of a file name."""
 _Item = TypeVar("_Item")
 
 
 class PromptEntry(NamedTuple):
-    """A prompt, what its source calls it, and the seed that it has there, if any."""
+    """A prompt of a list.
+
+    Attributes:
+        id: Id in the list, or its number.
+        text: The prompt, "" if blank.
+        seed: Seed in the list, if any.
+    """
 
     id: str
     text: str
@@ -48,25 +55,42 @@ class PromptEntry(NamedTuple):
 
 
 def read_prompts(path: str | Path, caption: str = CAPTIONS[0]) -> list[str]:
-    """The texts of the prompts of a file, without blank ones; see :func:`read_all`."""
+    """Return the texts of the prompts in a file, without blank ones.
+
+    Args:
+        path: File in a format of `read_all`.
+        caption: One of `CAPTIONS`.
+
+    Raises:
+        AdtError: If the file cannot be read or all prompts are blank.
+    """
     return [prompt.text for prompt in non_blank(read_all(path, caption))]
 
 
 def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
-    """The prompts of a file, blank ones with an empty text. Its ending says how it is read. Raises AdtError if it can't
-    be, and if all are blank.
+    """Return the prompts in a file, including blank ones.
 
-    ``.json``: a list of strings, or MS-COCO's ``captions_*.json``, in the order of the image ids. Of each image,
-    ``caption`` takes the ``first`` or the ``longest`` one, under the id of the image, or ``all``, under their own ids.
-    ``.jsonl``: on each line a string, or an object with "prompt" or "caption" and maybe "id" and "seed". ``.csv`` and
-    ``.tsv``, such as PartiPrompts: columns of these names, in upper or lower case; others are ignored. Any other
-    ending: one prompt per line. Where no id is given, it is the number of the line, of the table's row or of the
-    string, from 1.
+    The format depends on the suffix:
+
+    - `.json`: list of strings, or MS-COCO's `captions_*.json`, in the order of the image ids.
+    - `.jsonl`: one string per line, or one object with "prompt" or "caption" and optionally "id" and "seed".
+    - `.csv`, `.tsv` such as PartiPrompts: columns of these names, in upper or lower case. Others are ignored.
+    - any other: one prompt per line.
+
+    The default id is the number of the line, of the table's row or of the string, from 1.
+
+    Args:
+        path: The file.
+        caption: Captions of an MS-COCO image to return: "first" or "longest" with the id of the image, or "all" with
+            their own ids.
+
+    Raises:
+        AdtError: If the file cannot be read or all prompts are blank.
     """
     path = Path(path)
     readers = {".json": lambda text: _json(text, caption), ".jsonl": _json_lines, ".csv": _csv, ".tsv": _tsv}
     try:
-        prompts = readers.get(path.suffix.lower(), parse_lines)(_text_of(path))
+        prompts = readers.get(path.suffix.lower(), parse_lines)(_read_text_file(path))
     except OSError as error:
         raise AdtError(f"`prompts`: '{path}' can't be read as UTF-8 text ({reason(error)}).") from error
     except AdtError:
@@ -81,8 +105,8 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
     return prompts
 
 
-def _text_of(path: Path) -> str:
-    """Return the text of a list. Raises OSError, or AdtError if it is not UTF-8."""
+def _read_text_file(path: Path) -> str:
+    """Return the content of a list. Raise OSError, or AdtError if it is not UTF-8."""
     with opened(path) as file:
         head = file.read(len(_ZIP))
     kind = "not a UTF-8 text file (but in another encoding, such as UTF-16, or not text)"
@@ -97,54 +121,80 @@ def _text_of(path: Path) -> str:
 
 
 def parse_lines(text: str) -> list[PromptEntry]:
-    """One prompt per line, under the number of the line. A blank line between others is a prompt with an empty text."""
+    """Return one prompt per line, with the number of the line as id. Blank lines at the end are ignored.
+
+    Args:
+        text: Lines of prompts.
+    """
     return _numbered(_lines(text.rstrip()))
 
 
 def non_blank(prompts: Iterable[PromptEntry]) -> list[PromptEntry]:
-    """The prompts that are not blank."""
+    """Return the prompts that are not blank.
+
+    Args:
+        prompts: Prompts of a list.
+    """
     return [prompt for prompt in prompts if prompt.text]
 
 
 def blank_note(prompts: Sequence[PromptEntry]) -> str:
-    """A sentence that says which of the prompts are blank, or ""."""
+    """Return a sentence that names the blank prompts, or "".
+
+    Args:
+        prompts: Prompts of a list.
+    """
     blank = [prompt.id for prompt in prompts if not prompt.text]
-    names = ", ".join(shown(id) for id in blank[:_NAMED]) + (" and others" if len(blank) > _NAMED else "")
+    names = ", ".join(shown(id) for id in blank[:_MAX_IDS]) + (" and others" if len(blank) > _MAX_IDS else "")
     return f"{len(blank)} of {len(prompts)} prompts are blank and were left out: {names}." if blank else ""
 
 
 def select(
     prompts: list[PromptEntry], filter: str = "", shuffle: int = 0, start: int = 0, count: int | None = None
 ) -> list[PromptEntry]:
-    """Some of the prompts; ``count`` at most, all for 0 and None. Raises AdtError if none is left.
+    """Return a selection of the prompts.
 
-    filter: a text that they contain, in upper or lower case. shuffle: fixes their order; 0 leaves them as they are.
-    start: how many are left out at the beginning.
+    Args:
+        prompts: Prompts of a list.
+        filter: Text that the prompts must contain, in upper or lower case.
+        shuffle: Seed of the order; 0 keeps the order of the list.
+        start: Number of prompts to skip at the beginning.
+        count: Maximum number of prompts; 0 and None return all.
+
+    Raises:
+        AdtError: If the selection is empty.
     """
-    chosen = [prompt for prompt in prompts if filter.casefold() in prompt.text.casefold()]
-    if not chosen:
+    selected = [prompt for prompt in prompts if filter.casefold() in prompt.text.casefold()]
+    if not selected:
         raise AdtError(
             f"filter: none of the {len(prompts)} prompts contains {shown(filter)}; "
             "enter part of a prompt, or leave it empty for all."
         )
-    if start >= len(chosen):
-        raise AdtError(f"start is {start}, but there are only {len(chosen)} prompts; use a smaller number.")
+    if start >= len(selected):
+        raise AdtError(f"start is {start}, but there are only {len(selected)} prompts; use a smaller number.")
     if shuffle:
-        chosen = sample(chosen, len(chosen), shuffle)
-    return chosen[start:][: count or None]
+        selected = sample(selected, len(selected), shuffle)
+    return selected[start:][: count or None]
 
 
 def slug(text: str) -> str:
-    """The first words of a text for a file name: letters, digits, hyphens; ``_LONGEST`` at most. May be empty."""
+    """Return the first words of a text as part of a file name: letters, digits and hyphens, or "".
+
+    Args:
+        text: A prompt. The result has at most `_MAX_LENGTH` characters.
+    """
     words = re.findall(r"[^\W_]+", text.casefold())
-    name = "-".join(words)[: _LONGEST + 1]
-    return name[:_LONGEST] if len(name) <= _LONGEST or "-" not in name else name.rpartition("-")[0]
+    name = "-".join(words)[: _MAX_LENGTH + 1]
+    return name[:_MAX_LENGTH] if len(name) <= _MAX_LENGTH or "-" not in name else name.rpartition("-")[0]
 
 
 def file_stems(prompts: list[PromptEntry]) -> list[str]:
-    """Names for the prompts' files, without an ending: the id and the first words.
+    """Return file names for prompts, without suffix: the id and the first words.
 
-    Ids that are numbers get leading zeros, so that files are sorted by them.
+    Numeric ids get leading zeros, so that files sort by them.
+
+    Args:
+        prompts: Prompts of a list.
     """
     ids = [file_name_part(prompt.id) for prompt in prompts]
     width = max((len(id) for id in ids if id.isdecimal()), default=0)
@@ -153,7 +203,11 @@ def file_stems(prompts: list[PromptEntry]) -> list[str]:
 
 
 def file_prefixes(ids: Sequence[str]) -> list[str]:
-    """What the names of a list's files begin with: the place in the list, from 1, and the id if that is another."""
+    """Return prefixes of file names for prompts: the position in the list, from 1, and the id if it differs.
+
+    Args:
+        ids: Ids of the prompts.
+    """
     width = len(str(len(ids)))
     numbers = (str(number).zfill(width) for number in range(1, len(ids) + 1))
     return [
@@ -162,23 +216,32 @@ def file_prefixes(ids: Sequence[str]) -> list[str]:
 
 
 def file_name_part(id: str) -> str:
-    """An id for a file name: letters, digits, hyphens and dots; ``_LONGEST`` bytes at most. May be empty."""
-    return re.sub(r"[^\w.-]+", "-", id).encode("utf-8", "ignore")[:_LONGEST].decode("utf-8", "ignore").strip(".-")
+    """Return an id as part of a file name: letters, digits, hyphens and dots, or "".
+
+    Args:
+        id: Any text. The result has at most `_MAX_LENGTH` bytes.
+    """
+    return re.sub(r"[^\w.-]+", "-", id).encode("utf-8", "ignore")[:_MAX_LENGTH].decode("utf-8", "ignore").strip(".-")
 
 
 def sample(prompts: list[_Item], count: int, seed: int) -> list[_Item]:
-    """``count`` of the prompts, in an order that ``seed`` fixes; all of them if there are no more."""
+    """Return a random sample in random order.
+
+    Args:
+        prompts: Prompts or other items.
+        count: Maximum size of the sample.
+        seed: Seed of the selection and the order.
+    """
     order = np.random.Generator(np.random.Philox(key=np.array([seed, 0], dtype=np.uint64))).permutation(len(prompts))
     return [prompts[i] for i in order[:count]]
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of a text. ``splitlines`` ends them at characters, too, that may stand in a prompt, such as U+2028."""
+    """Return the lines of a text. `str.splitlines` would also split at U+2028, which prompts may contain."""
     return re.split(r"\r\n?|\n", text)
 
 
 def _numbered(texts: Iterable[str]) -> list[PromptEntry]:
-    """Prompts under their numbers, from 1."""
     return _stripped(PromptEntry(str(number), text) for number, text in enumerate(texts, start=1))
 
 
@@ -207,13 +270,13 @@ def _json_lines(text: str) -> list[PromptEntry]:
         if line.strip():
             value = parse_json(line)
             value = {"prompt": value} if isinstance(value, str) else value
-            wording = value["prompt"] if "prompt" in value else value["caption"]
-            prompts.append(PromptEntry(str(value.get("id", number)), wording, _seed(value.get("seed"))))
+            prompt = value["prompt"] if "prompt" in value else value["caption"]
+            prompts.append(PromptEntry(str(value.get("id", number)), prompt, _seed(value.get("seed"))))
     return _stripped(prompts)
 
 
 def _csv(text: str) -> list[PromptEntry]:
-    """Return the prompts of a CSV file. Spreadsheets separate its cells by semicolons if decimals have a comma."""
+    """Return the prompts of a CSV file. Spreadsheets use semicolons in locales with decimal commas."""
     return _table(text, ",;\t")
 
 
@@ -222,18 +285,16 @@ def _tsv(text: str) -> list[PromptEntry]:
 
 
 def _table(text: str, delimiters: str) -> list[PromptEntry]:
-    """Return the prompts of a table. Raises ValueError as :func:`read_table`."""
     prompts = []
-    for number, row in enumerate(read_table(text, delimiters, _WORDINGS, _OTHERS), start=1):
-        wording = row.get("prompt", row.get("caption", ""))
-        prompts.append(
-            PromptEntry(row.get("id", "").strip() or str(number), wording, _seed(row.get("seed", "").strip()))
-        )
+    for number, row in enumerate(read_table(text, delimiters, _TEXT_COLUMNS, _OPTIONAL_COLUMNS), start=1):
+        prompt = row.get("prompt", row.get("caption", ""))
+        id = row.get("id", "").strip() or str(number)
+        prompts.append(PromptEntry(id, prompt, _seed(row.get("seed", "").strip())))
     return _stripped(prompts)
 
 
 def _seed(value: Any) -> int | None:
-    """A seed as lists give it: a whole number, or its digits; None or nothing is none. ValueError for anything else."""
+    """Return the seed of a list, an integer or its digits. Raise ValueError for anything else but None and ""."""
     if value is None or value == "":
         return None
     if isinstance(value, bool | float) or not 0 <= int(value) <= LARGEST_SEED:
