@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class Runtime:
-    """What this process has found out about its devices.
+    """Process-wide state: results of checks, measurements and captures on the devices.
 
     Attributes:
         device_checks: Results of functions decorated with `cached_per_runtime`, by function and arguments.

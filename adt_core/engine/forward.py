@@ -39,8 +39,8 @@ def forward(slots: Slots, codes: Tensor, step: AttentionMetadata) -> Tensor:
 def prefill(slots: Slots, step: AttentionMetadata) -> Tensor:
     """Run the target on the prompts and prefixes.
 
-    The batch-invariant mode reads prefixes as if they were generated: in forward passes of their own, with at most
-    `PREFIX_CHUNK` tokens each. It also reads prompts like this if all keys count as near, because their padding would
+    The batch-invariant mode reads prefixes as if they were generated: in separate forward passes of at most
+    `PREFIX_CHUNK` tokens. It also reads prompts like this if all keys count as near, because their padding would
     change the result otherwise.
 
     Args:

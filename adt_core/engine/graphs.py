@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class Recorder(Protocol):
-    """Captures kernel launches on a stream of its own.
+    """Captures kernel launches on a separate stream.
 
     Attributes:
         num_bytes: Device memory that its captures have taken.
@@ -53,7 +53,7 @@ class Recorder(Protocol):
 
     @property
     def survives_failure(self) -> bool:
-        """Whether it can capture again after a capture that ran out of memory."""
+        """True if it can capture again after a capture that ran out of memory."""
 
     def on_stream(self, run: Callable[[], Result]) -> Result:
         """Call `run` on the capture stream, without capturing, and return its result."""

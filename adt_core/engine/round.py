@@ -10,9 +10,9 @@
 
 So each round decides at least one token per image. Without drafts it is a plain decoding step.
 
-Example: the root is token 7, and the drafter proposes the tree on the left. On the right is what the target emits
-after each node. Draft 3 is accepted because the target emits 3 after the root; draft 9 because it emits 9 after 3. The
-path is 7, 3, 9, two drafts are accepted, and 4 is the next root::
+Example: the root is token 7, and the drafter proposes the tree on the left. The target emits the tokens on the right.
+Draft 3 is accepted because the target emits 3 after the root; draft 9 because it emits 9 after 3. The path is 7, 3, 9,
+two drafts are accepted, and 4 is the next root::
 
     7 ─┬─ 3 ─┬─ 9        emitted after 7: 3
        │     └─ 1        emitted after 3: 9
@@ -93,7 +93,7 @@ def run_round(slots: Slots, shapes: Sequence[Shape], max_substitutions: Sequence
 
 
 class _RoundPlan(NamedTuple):
-    """What the host decides before a round.
+    """Decisions of the host before a round.
 
     Attributes:
         shapes: Maximum size of each slot's draft tree, cut to the positions that remain.
@@ -129,7 +129,7 @@ def _plan_round(slots: Slots, shapes: Sequence[Shape]) -> _RoundPlan:
 
 
 class _LaunchInfo(NamedTuple):
-    """What the host learns from launching a round. A replay reuses the values of the capture.
+    """Values that the host gets from launching a round. A replay reuses the values of the capture.
 
     Attributes:
         widths: Number of columns of each field of the report.

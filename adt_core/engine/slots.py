@@ -123,7 +123,7 @@ class Slots:
             self.proposer.admit(index, others.proposer, self.rows)
 
     def restart(self, others: Slots) -> None:
-        """Replace all images by those of another request with the same plan."""
+        """Replace all images by the images of another request with the same plan."""
         self.request = others.request
         self.admit(list(range(len(self))), others)
 
@@ -162,8 +162,8 @@ class Slots:
     def _columns(self) -> int:
         """Return the number of cache positions that a replayed round reads: `ATTENDED_MULTIPLE` times a power of 2.
 
-        With `ATTENDED_MULTIPLE` = 512, rounds that use up to 512 positions read 512, those up to 1,024 read 1,024, and those up
-        to 2,048 read 2,048, so few sizes are captured.
+        With `ATTENDED_MULTIPLE` = 512, a round that uses 300 positions reads 512, one that uses 700 reads 1,024, and
+        one that uses 1,500 reads 2,048. So few sizes are captured.
         """
         used = max(self.positions) + self.rows.cache_offset + self.request.uncommitted
         return min(ATTENDED_MULTIPLE << (-(-used // ATTENDED_MULTIPLE) - 1).bit_length(), len(self.rows.columns))

@@ -6,11 +6,11 @@ this is enough to change an image. Two rules make every result bitwise equal:
 
 - **Fixed tiles for matrix products.** A product has :data:`TILE` rows at a time, padded with zeros, so the same kernel
   computes every row. More rows at a time are multiplied only if the result was found to be bitwise equal.
-- **A fixed order of keys in attention.** For a token at position q, its own key and those of the :data:`NEAR_WINDOW`
-  positions before it are *near*; earlier keys are *far*. No tree is deeper than the window, so far keys belong to
-  decided tokens. They are in the order of their positions in every forward pass, and torch's kernel adds them in that
-  order. Near keys may be anywhere in the cache. They are added in float64, where the order of a sum does not affect a
-  result that is rounded to half precision.
+- **A fixed order of keys in attention.** For a token at position q, its own key and the keys of the
+  :data:`NEAR_WINDOW` positions before it are *near*; earlier keys are *far*. No tree is deeper than the window, so far
+  keys belong to decided tokens. They are in the order of their positions in every forward pass, and torch's kernel adds
+  them in that order. Near keys may be anywhere in the cache. They are added in float64, where the order of a sum does
+  not affect a result that is rounded to half precision.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class NearKeys(NamedTuple):
 
 
 def near_attention(q: Tensor, entries: Tensor, mask: Tensor, far: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Attend to near keys in float64 and merge the result with that of far keys.
+    """Attend to near keys in float64 and merge the result with the far keys' result.
 
     The softmax over all keys follows from the far keys' log-sum-exp, which acts as the score of one more key whose
     value is the far keys' output.

@@ -70,7 +70,7 @@ def supports_byte_matmul(device: torch.device, stored: torch.dtype) -> bool:
 
 @cached_per_runtime
 def _digits_work(device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> bool:
-    """Return whether products of digits agree with those of converted weights on this device; log why if not."""
+    """Return whether products of digits and of converted weights agree on this device; log why if not."""
     generator = torch.Generator().manual_seed(0)
     weight = (40 * torch.randn(96, 64, generator=generator)).round().clamp(-127, 127).to(device, stored).t()
     scale = torch.ones(96, device=device)

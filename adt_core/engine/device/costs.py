@@ -27,7 +27,7 @@ class Costs:
 
         Args:
             request: Batch to decode.
-            given: Profile to use instead of a measured one, such as that of a saved image.
+            given: Profile to use instead of a measured one, such as the profile of a saved image.
         """
         self._request = request
         self._is_needed = request.drafting.policy.chooses

@@ -64,8 +64,8 @@ def profile_name(request: Request) -> str:
 def measure(request: Request, images: int, codes: Tensor) -> CostProfile:
     """Measure the cost of a request's rounds.
 
-    The first half of each image is kept as a prefix and rounds are timed in the tokens after it. Nothing of what is
-    decoded is kept.
+    The first half of each image is kept as a prefix, and rounds are timed in the tokens after it. The decoded tokens
+    are discarded.
 
     Args:
         request: Gives the models, the settings, and the policy whose `measured_shapes` are timed.

@@ -1,7 +1,7 @@
 """Cache of cost profiles and invariance reports, as small JSON files in the user's cache folder.
 
-A file is named after a hash of what it was measured for. Unreadable, foreign and damaged files are ignored. If a file
-can't be written, its content is kept in the runtime for the rest of the process.
+The name of a file is a hash of the device, the model and the settings. Unreadable, foreign and damaged files are
+ignored. If a file can't be written, its content is kept in the runtime for the rest of the process.
 """
 
 from __future__ import annotations
