@@ -1,43 +1,52 @@
-/** The text above a map: what the server says of the run, what made the image, and what its node has now instead. */
+/** Text above a map: the server's message, what made the image, and how the node's values differ from that now. */
 
-import { make } from "./elements.js";
+import { make, setText } from "./elements.js";
 import { caption } from "./sentences.js";
-import { words } from "./words.js";
+import { texts } from "./texts.js";
+
+/**
+ * Difference between the node and what made its image; `restore` sets the node back to it.
+ *
+ * @typedef {{name: string | symbol, now: string, was?: string, restore?: () => void}} Difference
+ */
 
 export class Caption {
+  #key = ""; // what is shown
+
   constructor() {
     this.line = make("div", { className: "adt-line", role: "status" });
     this.own = make("div", { role: "note" });
-    this.element = make("div", { className: "adt-map-caption", dataset: { captureWheel: "true" } }, this.line, this.own);
+    const properties = { className: "adt-map-caption", dataset: { captureWheel: "true" } };
+    this.element = make("div", properties, this.line, this.own);
   }
 
-  /** Show a line of the server's; "" for none. */
-  tell(text) {
-    if (this.line.textContent !== text) this.line.textContent = text;
-  }
-
-  /** The server's line that is shown, or "". */
-  get told() {
+  /** The server's message, or "". */
+  get message() {
     return this.line.textContent;
+  }
+
+  set message(text) {
+    setText(this.line, text);
   }
 
   /**
    * @param {object | null} run
-   * @param {{name: string, now: string, was?: string, take?: () => void}[]} differences `take` sets the node back to what made the image
-   * @param {string} off why the node does not run at all, or ""
+   * @param {Difference[]} differences
+   * @param {string} off why the node does not run, or ""
    */
   show(run, differences, off) {
-    const said = run ? caption(run, differences, off) : "";
-    const key = [said, ...differences.map(({ was }) => was)].join("\n");
-    if (key === this.said) return;
-    this.said = key;
-    this.own.replaceChildren(said, ...differences.filter(({ take }) => take).map(offer));
+    const text = run ? caption(run, differences, off) : "";
+    const key = [text, ...differences.map(({ was }) => was)].join("\n");
+    if (key === this.#key) return;
+    this.#key = key;
+    this.own.replaceChildren(text, ...differences.filter(({ restore }) => restore).map(restoreButton));
   }
 }
 
-/** A button that restores a value of the image. */
-function offer({ name, was, take }) {
-  const button = make("button", { type: "button", className: "adt-map-take", title: words.takeFrom(was) }, words.take(name, was));
-  button.onclick = take;
+/** @param {Difference} difference */
+function restoreButton({ name, was, restore }) {
+  const properties = { type: "button", className: "adt-map-take", title: texts.restoreTitle(was) };
+  const button = make("button", properties, texts.restore(name, was));
+  button.onclick = restore;
   return button;
 }

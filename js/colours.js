@@ -1,6 +1,7 @@
 /**
- * The colour scale of the map, the same as in nodes/colours.py: a curve from dark blue over green to light yellow through OKLab
- * (B. Ottosson, 2020), in steps of equal length. Lightness rises all the way, so that the order survives colour blindness and greyscale.
+ * Colour scale of the map, as in nodes/colours.py: a curve from dark blue over green to light yellow in OKLab
+ * (B. Ottosson, 2020), in steps of equal length. Lightness increases along the scale, so that colour-blind users and
+ * greyscale prints keep the order.
  */
 
 const CURVE = [
@@ -16,7 +17,7 @@ function onCurve(t) {
   return p.map((_, i) => (1 - t) ** 2 * p[i] + 2 * t * (1 - t) * q[i] + t ** 2 * r[i]);
 }
 
-/** OKLab -> [red, green, blue] of sRGB, 0..255. */
+/** OKLab -> [red, green, blue] of sRGB, 0..255. @param {number[]} colour */
 function toSrgb([lightness, a, b]) {
   const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
   const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
@@ -35,7 +36,8 @@ function toSrgb([lightness, a, b]) {
 function makeScale() {
   const curve = Array.from({ length: FINE + 1 }, (_, i) => onCurve(i / FINE));
   const length = [0];
-  for (let i = 1; i <= FINE; i++) length.push(length[i - 1] + Math.hypot(...curve[i].map((x, k) => x - curve[i - 1][k])));
+  for (let i = 1; i <= FINE; i++)
+    length.push(length[i - 1] + Math.hypot(...curve[i].map((x, k) => x - curve[i - 1][k])));
   const colours = [];
   for (let i = 0, at = 0; i < SIZE; i++) {
     const wanted = (length[FINE] * i) / (SIZE - 1);
@@ -49,12 +51,12 @@ function makeScale() {
 /** 256 colours [red, green, blue], dark to light. */
 export const SCALE = makeScale();
 
-/** The colour of a share of the scale, 0..1; what lies outside takes the colour of the end. */
+/** The colour at a position of the scale, 0..1. Values outside have the colour of the nearer end. */
 export function colourOf(share) {
   return SCALE[Math.round(Math.min(Math.max(share, 0), 1) * (SIZE - 1))];
 }
 
-/** The same as a CSS colour. */
+/** The CSS colour at a position of the scale, 0..1. */
 export function cssColour(share) {
   return `rgb(${colourOf(share).join(" ")})`;
 }

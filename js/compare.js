@@ -1,55 +1,74 @@
 /**
- * Which run the own one is compared with, and how: side by side, in the same place with a divider to drag between both, or as the difference of
- * their pictures.
+ * Comparison of a run with another one: side by side, overlaid with a divider that the user drags, or as the difference
+ * of their images.
  */
 
 import { subtracted } from "./difference.js";
 import { make } from "./elements.js";
-import { words } from "./words.js";
+import { texts } from "./texts.js";
 
-const GAP = 8; // pixels between the labels of both
-const STEP = 0.02; // of the picture's width that an arrow key moves the line
+const GAP = 8; // pixels between the labels of two overlaid runs
+const STEP = 0.02; // share of the image's width by which an arrow key moves the divider
 
 export class Compare {
-  /** id of the other run; "" for none */
+  /** Id of the other run; "" for none. */
   other = "";
-  /** the part of the picture's width that shows the own run */
+  /** Share of the image's width, from the left, that shows the own run. */
   share = 0.5;
-  #offered = null;
-  #box = null; // of the picture, while both are in the same place
+  #offered = null; // labels of the choices
+  #box = null; // of the image, while both runs are overlaid
 
   /**
-   * @param {() => { id: string, label: string }[]} choices the runs to compare with
-   * @param {{ over: boolean, difference: boolean }} settings whether both are in the same place, and whether their difference is shown instead
-   * @param {{ chosen: () => void, turned: () => void, moved: () => void }} told when another run is chosen, when a setting changes, and when the line moves
+   * @param {() => { id: string, label: string }[]} choices runs to compare with
+   * @param {{ over: boolean, difference: boolean }} settings whether to overlay both, or to show their difference
+   * @param {{ chosen: () => void, turned: () => void, moved: () => void }} listeners called when the user chooses another
+   *   run, changes a setting, or moves the divider
    */
-  constructor(choices, settings, { chosen, turned, moved }) {
-    Object.assign(this, { choices, settings, moved });
-    this.select = make("select", { className: "adt-map-compare", "aria-label": words.compare, title: words.compare });
-    this.button = make("button", { type: "button", className: "adt-map-over", title: words.overTitle }, words.over);
-    this.apart = make("button", { type: "button", className: "adt-map-over", title: words.differenceTitle }, words.difference);
-    this.line = make("div", { className: "adt-map-split", role: "slider", tabindex: 0, "aria-label": words.split, "aria-valuemin": 0, "aria-valuemax": 100 });
-    this.line.hidden = this.button.hidden = this.apart.hidden = true;
-    this.select.onpointerdown = this.select.onfocus = () => this.offer();
-    this.select.onchange = () => {
-      this.other = this.select.value;
-      chosen();
-    };
-    const turn = (name, other) => () => {
-      settings[name] = !settings[name];
-      settings[other] = false;
-      turned();
-    };
-    this.button.onclick = turn("over", "difference");
-    this.apart.onclick = turn("difference", "over");
-    this.line.onpointerdown = ({ pointerId }) => this.line.setPointerCapture(pointerId);
-    this.line.onpointermove = (event) => this.line.hasPointerCapture(event.pointerId) && this.#drag(event);
-    this.line.onkeydown = (event) => this.#key(event);
+  constructor(choices, settings, listeners) {
+    this.choices = choices;
+    this.settings = settings;
+    this.listeners = listeners;
+    this.#build();
+    this.#listen();
   }
 
-  /** Offer the runs that there are now. */
+  #build() {
+    const button = (title, label) => make("button", { type: "button", className: "adt-map-over", title }, label);
+    const limits = { "aria-valuemin": 0, "aria-valuemax": 100 };
+    const slider = { role: "slider", tabindex: 0, "aria-label": texts.split, ...limits };
+    const title = texts.compare;
+    this.select = make("select", { className: "adt-map-compare", "aria-label": title, title });
+    this.button = button(texts.overTitle, texts.over);
+    this.apart = button(texts.differenceTitle, texts.difference);
+    this.line = make("div", { className: "adt-map-split", ...slider });
+    for (const element of [this.line, this.button, this.apart]) element.hidden = true;
+  }
+
+  #listen() {
+    const { select, line } = this;
+    const offer = () => this.offer();
+    select.onpointerdown = offer;
+    select.onfocus = offer;
+    select.onchange = () => {
+      this.other = select.value;
+      this.listeners.chosen();
+    };
+    this.button.onclick = () => this.#toggle("over", "difference");
+    this.apart.onclick = () => this.#toggle("difference", "over");
+    line.onpointerdown = ({ pointerId }) => line.setPointerCapture(pointerId);
+    line.onpointermove = (event) => line.hasPointerCapture(event.pointerId) && this.#drag(event);
+    line.onkeydown = (event) => this.#key(event);
+  }
+
+  #toggle(name, other) {
+    this.settings[name] = !this.settings[name];
+    this.settings[other] = false;
+    this.listeners.turned();
+  }
+
+  /** Offer the runs that exist now. */
   offer() {
-    const choices = [{ id: "", label: words.compareWith }, ...this.choices()];
+    const choices = [{ id: "", label: texts.compareWith }, ...this.choices()];
     const labels = choices.map(({ label }) => label).join("\n");
     if (labels !== this.#offered) {
       this.#offered = labels;
@@ -62,45 +81,47 @@ export class Compare {
   }
 
   /**
-   * Show the controls for so many runs, and say where each is seen.
+   * Update the controls, and return the visible part of each run.
    *
-   * @param {object[]} boxes of the runs, see `layout` in map_view.js
-   * @returns {object[]} the part of each box that is shown; `label`, where its name stands if not at the left of that: { x, align }
+   * @param {import("./map_view.js").Box[]} boxes boxes of the runs
+   * @returns {import("./map_view.js").Box[]}
    */
   clips(boxes) {
     const [box] = boxes;
     const over = boxes.length > 1 && this.settings.over && !this.settings.difference;
     this.#box = over ? box : null;
     this.line.hidden = !over;
-    this.button.hidden = this.apart.hidden = boxes.length < 2;
+    this.button.hidden = boxes.length < 2;
+    this.apart.hidden = boxes.length < 2;
     this.button.setAttribute("aria-pressed", String(over));
     this.apart.setAttribute("aria-pressed", String(this.settings.difference));
     if (!over) return boxes;
-    const [left, middle] = [this.share * box.width, box.x + box.width / 2];
+    const left = this.share * box.width;
+    const middle = box.x + box.width / 2;
     Object.assign(this.line.style, { left: `${box.x + left}px`, top: `${box.y}px`, height: `${box.height}px` });
-    this.line.setAttribute("aria-valuenow", Math.round(100 * this.share));
+    this.line.setAttribute("aria-valuenow", String(Math.round(100 * this.share)));
     return [
       { ...box, width: left, label: { x: middle - GAP / 2, align: "right" } },
       { ...box, x: box.x + left, width: box.width - left, label: { x: middle + GAP / 2, align: "left" } },
     ];
   }
 
-  /** Whether both runs are shown in the same place. */
-  get together() {
+  /** Whether both runs have the same box. */
+  get isTogether() {
     return this.settings.over || this.settings.difference;
   }
 
-  /** What is drawn of the panes of all runs. */
-  drawn(panes) {
+  /** The panes to draw for the panes of both runs. */
+  panes(panes) {
     return this.settings.difference && panes.length > 1 ? [subtracted(panes)] : panes;
   }
 
   #move(share) {
     this.share = Math.min(Math.max(share, 0), 1);
-    this.moved();
+    this.listeners.moved();
   }
 
-  /** ComfyUI's canvas may show the widget larger or smaller than its own pixels. */
+  /** Move the divider to the pointer. The canvas may scale the widget, so client pixels are not its own pixels. */
   #drag({ clientX }) {
     const stage = this.line.parentElement;
     const { left, width } = stage.getBoundingClientRect();
@@ -112,6 +133,6 @@ export class Compare {
     if (!(event.key in shares)) return;
     this.#move(shares[event.key]);
     event.preventDefault();
-    event.stopPropagation(); // arrows move the node otherwise
+    event.stopPropagation(); // ComfyUI moves the node by arrow keys
   }
 }

@@ -1,13 +1,13 @@
-/** Where two pictures differ. */
+/** Difference of two images. */
 
-import { words } from "./words.js";
+import { texts } from "./texts.js";
 
-const made = new WeakMap(); // picture A -> { b, canvas, identical }: only the last B of each
+const computed = new WeakMap(); // bitmap A -> { b, canvas, identical } of the last B
 
-/** |A - B|, in the size of A, and whether nothing differs; null while one of them is missing. */
+/** |A - B| in the size of A, and whether it is zero; null while a bitmap is missing. */
 export function difference(a, b) {
   if (!a || !b) return null;
-  const last = made.get(a);
+  const last = computed.get(a);
   if (last?.b === b) return last;
   const canvas = new OffscreenCanvas(a.naturalWidth ?? a.width, a.naturalHeight ?? a.height);
   const context = canvas.getContext("2d", { willReadFrequently: true });
@@ -15,14 +15,26 @@ export function difference(a, b) {
   context.globalCompositeOperation = "difference";
   context.drawImage(b, 0, 0, canvas.width, canvas.height);
   const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
-  const identical = data.every((level, i) => level === 0 || i % 4 === 3);
-  made.set(a, { b, canvas, identical });
-  return made.get(a);
+  const identical = data.every((level, i) => level === 0 || i % 4 === 3); // the fourth is alpha
+  const result = { b, canvas, identical };
+  computed.set(a, result);
+  return result;
 }
 
-/** One pane in place of two, see `draw` in map_view.js: the difference of their pictures, without a map. */
+/** One pane that shows the difference of two, without a map; see `draw` in map_view.js. */
 export function subtracted([a, b]) {
-  const found = difference(a.picture, b.picture);
-  const label = found ? (found.identical ? words.identical : words.differs) : "";
-  return { ...a, picture: found?.canvas ?? null, values: a.values.map(() => NaN), opacity: 0, label, hidden: null, tried: [] };
+  const found = difference(a.bitmap, b.bitmap);
+  return {
+    ...a,
+    bitmap: found?.canvas ?? null,
+    values: a.values.map(() => NaN),
+    opacity: 0,
+    label: found ? label(found) : "",
+    hidden: null,
+    tree: [],
+  };
+}
+
+function label({ identical }) {
+  return identical ? texts.identical : texts.differs;
 }

@@ -1,4 +1,4 @@
-/** Makes an element: `className` and `dataset` are properties of it, everything else attributes. */
+/** Create an element: `className` and `dataset` become properties, all else attributes. */
 export function make(tag, properties = {}, ...children) {
   const { className, dataset, ...attributes } = properties;
   const element = document.createElement(tag);
@@ -7,4 +7,9 @@ export function make(tag, properties = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   element.append(...children);
   return element;
+}
+
+/** Set the text of an element only if it differs, because every change costs the page a layout. */
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
 }

@@ -1,52 +1,67 @@
-/** What the colours of a map mean. */
+/** Legend of a map's colours. */
 
 import { cssColour } from "./colours.js";
 import { make } from "./elements.js";
 import { scaleOf } from "./map_model.js";
-import { words } from "./words.js";
+import { texts } from "./texts.js";
 
-const SWATCHES = 9; // a legend of more whole numbers is a ramp
-const STOPS = 17; // colours of a ramp
+const MAX_SWATCHES = 9; // for more integers, the legend is a gradient
+const STOPS = 17; // colours of a gradient
+const DARK = 0.45; // position on the scale up to which text is white
 
-/** The colours of a ramp, dark to light. */
+/** Colours of a gradient, dark to light. */
 export const RAMP = Array.from({ length: STOPS }, (_, i) => cssColour(i / (STOPS - 1)));
 
 /**
- * The values at the dark and the light end of a figure's scale, with their unit.
- * @param {[number, number]} range values at the ends
- * @param {boolean} brief leave out the unit
+ * Labels for the dark and the light end of a figure's scale.
+ *
+ * @param {string} figure
+ * @param {number[]} range values at both ends
+ * @param {boolean} brief whether to omit the unit
  */
 export function ends(figure, range, brief = false) {
   const { whole } = scaleOf(figure);
   const values = range.map((value) => (whole ? String(value) : value.toFixed(value < 10 ? 1 : 0)));
-  return brief ? values : words.ends[figure].map((said, i) => said(values[i]));
+  return brief ? values : texts.ends[figure].map((label, i) => label(values[i]));
 }
 
 export class Legend {
+  #drawn = ""; // what is shown
+
   constructor() {
     this.element = make("div", { className: "adt-map-legend" });
   }
 
-  /** @param {boolean} pending whether tokens are missing, which are dark; their label has the place of the unit */
+  /** @param {boolean} pending whether tokens are missing; the label of their colour replaces the unit */
   show(figure, [low, high], pending = false) {
-    const [, legend] = words.figures[figure];
+    const [, legend] = texts.figures[figure];
     const [dark, light] = ends(figure, [low, high], pending);
     const key = `${dark} ${light} ${pending}`;
-    if (key === this.drawn) return;
-    this.drawn = key;
-    const ramp = make("span", { className: "adt-map-ramp" });
-    if (scaleOf(figure).whole && high - low < SWATCHES) {
-      for (let value = low; value <= high; value++) {
-        const swatch = make("span", { className: "adt-map-swatch" }, String(value));
-        const share = (value - low) / (high - low);
-        swatch.style.cssText = `background: ${cssColour(share)}; color: ${share > 0.45 ? "#111" : "#fff"}`;
-        ramp.append(swatch);
-      }
-    } else {
-      ramp.style.background = `linear-gradient(to right, ${RAMP.join(", ")})`;
-    }
+    if (key === this.#drawn) return;
+    this.#drawn = key;
     this.element.title = legend;
-    const none = pending ? [make("span", { className: "adt-map-none" }), make("span", {}, words.pending)] : [];
-    this.element.replaceChildren(...none, make("span", {}, dark), ramp, make("span", {}, light));
+    const none = pending ? [make("span", { className: "adt-map-none" }), make("span", {}, texts.pending)] : [];
+    const isSwatches = scaleOf(figure).whole && high - low < MAX_SWATCHES;
+    const colours = isSwatches ? swatches(low, high) : gradient();
+    this.element.replaceChildren(...none, make("span", {}, dark), colours, make("span", {}, light));
   }
+}
+
+/** One box for each integer. */
+function swatches(low, high) {
+  const ramp = make("span", { className: "adt-map-ramp" });
+  for (let value = low; value <= high; value++) {
+    const swatch = make("span", { className: "adt-map-swatch" }, String(value));
+    const share = (value - low) / (high - low);
+    swatch.style.background = cssColour(share);
+    swatch.style.color = share > DARK ? "#111" : "#fff";
+    ramp.append(swatch);
+  }
+  return ramp;
+}
+
+function gradient() {
+  const ramp = make("span", { className: "adt-map-ramp" });
+  ramp.style.background = `linear-gradient(to right, ${RAMP.join(", ")})`;
+  return ramp;
 }

@@ -1,8 +1,9 @@
 /**
- * One run of a sampler as data: what is known of each round and each token, from what nodes/live_map.py sends. Knows no page.
+ * Data of one run of a sampler: its decoding rounds and the tokens that they produced, from the messages of
+ * nodes/live_map.py. Independent of the page.
  */
 
-/** What a token can be coloured by: whether its values are whole numbers, and the least of them. */
+/** Figures by which tokens are coloured: whether their values are integers, and the minimum. */
 export const FIGURES = {
   acceptance: { whole: true, least: 1 },
   depth: { whole: true, least: 0 },
@@ -10,75 +11,88 @@ export const FIGURES = {
   time: { whole: false, least: 0 },
 };
 
-/** In place of a figure that is the same for every token where nothing is drafted: when the token came. */
+/** Time of a token since the start. Replaces the figures that are constant if nothing is drafted. */
 const MOMENT = { whole: false, least: 0 };
 
 export function scaleOf(figure) {
   return FIGURES[figure] ?? MOMENT;
 }
 
-/** In place of a round's number: nothing decided, and decided with the prompt. */
+/** Values of `roundOf` besides numbers of rounds: not generated, and generated with the prompt. */
 const NONE = -1;
 const PREFILL = -2;
 
-/** A picture whose tokens follow one another, row by row; behind each row may stand a token that is no cell. */
-class Picture {
+/** Grid of tokens that follow one another row by row. With `ends`, each row ends in a token without a cell. */
+class Grid {
   constructor([rows, columns], first, ends, images) {
-    Object.assign(this, { rows, columns, first, ends, cells: rows * columns });
-    this.end = first + rows * (columns + ends); // behind its last token
+    this.rows = rows;
+    this.columns = columns;
+    this.first = first;
+    this.ends = ends;
+    this.cells = rows * columns;
+    this.end = first + rows * (columns + ends); // position after its last token
     this.roundOf = Array.from({ length: images }, () => new Int32Array(this.cells).fill(NONE));
   }
 
-  /** The cell of a token; null if it ends a row, or lies before or behind the picture. */
+  /** The cell of a token; null if it ends a row or is outside the grid. */
   cellAt(position) {
     const column = (position - this.first) % (this.columns + this.ends);
-    return position < this.first || position >= this.end || column === this.columns ? null : this.#cell(position);
+    const isOutside = position < this.first || position >= this.end;
+    return isOutside || column === this.columns ? null : this.cellsBefore(position);
   }
 
-  /** How many cells lie before a token. */
+  /** Number of cells before a token, which is its own cell if it has one. */
   cellsBefore(position) {
-    return this.#cell(position);
-  }
-
-  /** The tokens from `begin` to before `end` came in this round; those of other pictures don't count. */
-  enter(image, round, begin, end) {
-    this.roundOf[image].fill(round, this.#cell(begin), this.#cell(end));
-  }
-
-  /** The cell of a token, or that behind it if it ends a row. Of a token before or behind the picture its first cell, or that behind its last. */
-  #cell(position) {
     const at = Math.min(Math.max(position, this.first), this.end) - this.first;
     const row = Math.floor(at / (this.columns + this.ends));
     return row * this.columns + Math.min(at - row * (this.columns + this.ends), this.columns);
   }
+
+  /** Note that a round produced the tokens from `begin` to before `end`, as far as they are in this grid. */
+  enter(image, round, begin, end) {
+    this.roundOf[image].fill(round, this.cellsBefore(begin), this.cellsBefore(end));
+  }
 }
 
 export class Run {
-  /** @param {object} header a message or a stored map; its rounds are taken by {@link append} */
+  /** @param {any} header live message or saved map; its rounds are added by {@link append} */
   constructor(header) {
-    const { id, node, prompt, method, relaxed, seed, inputs, texts, comparable, images, grid, ends, small, start, prefill, pictures, thumbnails, parts } = header;
-    Object.assign(this, { id, node, prompt, method, seed, comparable, prefill, start: start ?? 0 });
-    this.lantern = relaxed ?? false; // maps of before this was told have it in their rounds alone
-    this.inputs = inputs ?? {}; // the node's own values, as they were queued
-    this.texts = texts ?? {}; // those that its prompts are made of, by node and input
-    this.pictures = pictures ?? []; // files of this server
-    this.thumbnails = thumbnails ?? []; // small pictures that came with the map
-    this.abreast = parts ?? 1; // runs that the node makes side by side
-    this.count = images;
-    const first = small ? new Picture(small, 0, 0, images) : null;
-    const last = new Picture(grid, first?.end ?? 0, ends ?? 0, images);
-    this.pieces = first ? [first, last] : [last]; // what the tokens are of, in their order: a smaller picture may come first
-    this.shown = last;
-    this.grid = String(grid);
-    this.tokens = last.end;
+    this.id = header.id;
+    this.node = header.node;
+    this.prompt = header.prompt;
+    this.method = header.method;
+    this.seed = header.seed;
+    this.comparable = header.comparable; // equal for runs whose times can be compared
+    this.prefill = header.prefill; // milliseconds
+    this.start = header.start ?? 0; // number of tokens that an image to continue has
+    this.lantern = header.relaxed ?? false; // older maps show it only by their substituted tokens
+    this.inputs = header.inputs ?? {}; // values of the node when it was queued
+    this.texts = header.texts ?? {}; // texts of its prompts, by node and input
+    this.files = header.pictures ?? []; // parameters of `/view` for the finished images
+    this.thumbnails = header.thumbnails ?? []; // data URLs that came with the map
+    this.abreast = header.parts ?? 1; // number of runs that the node makes side by side
+    this.count = header.images;
+    this.grid = String(header.grid);
+    this.#setGrids(header);
     this.rounds = []; // { ms, drafting, shares: Map image -> share }
-    this.done = 0; // tokens decided, of all images
-    this.kept = images * this.start; // tokens that were given, as when an image is continued
-    this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, substituted: 0, drafted: 0 };
+    this.done = 0; // generated tokens of all images
+    this.kept = this.count * this.start;
+    this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, substituted: 0, drafted: 0 }; // sums over the rounds
     this.state = "running"; // then "done" or "stopped"
+    /** @type {import("./runs.js").Reference | undefined} */
+    this.reference = undefined; // of a finished run
   }
 
-  /** The whole run from a saved map and its rounds. */
+  /** A smaller image may precede the image in the token sequence, as in GLM-Image. */
+  #setGrids({ grid, small, ends, images }) {
+    const first = small ? new Grid(small, 0, 0, images) : null;
+    const last = new Grid(grid, first?.end ?? 0, ends ?? 0, images);
+    this.grids = first ? [first, last] : [last];
+    this.shown = last;
+    this.tokens = last.end;
+  }
+
+  /** The finished run of a saved map and its rounds. */
   static stored(map, rounds) {
     const run = new Run(map);
     run.append(0, rounds);
@@ -86,7 +100,12 @@ export class Run {
     return run;
   }
 
-  /** Enter rounds; `first` is the number of the first of them. Rounds that were missed, as when the page was reloaded, stay unknown. */
+  /**
+   * Add rounds, of which those that are known already are ignored. Rounds that are never added, because the page was
+   * loaded later, stay unknown.
+   *
+   * @param {number} first number of the first of them
+   */
   append(first, rounds) {
     rounds.forEach(([ms, drafting, ...shares], i) => {
       const index = first + i;
@@ -100,23 +119,24 @@ export class Run {
 
   #enter(index, image, { position, nodes, accepted, substituted }) {
     const next = Math.min(position + accepted + 2, this.tokens);
-    for (const piece of this.pieces) {
-      if (position === this.start) piece.enter(image, PREFILL, position, position + 1); // the token that came with the prompt
-      piece.enter(image, index, position + 1, next);
+    const isFirst = position === this.start;
+    for (const grid of this.grids) {
+      if (isFirst) grid.enter(image, PREFILL, position, position + 1); // the first token comes from the prompt's pass
+      grid.enter(image, index, position + 1, next);
     }
-    this.done += next - 1 - position + (position === this.start);
+    this.done += next - 1 - position + Number(isFirst);
     this.known.emitted += accepted + 1;
     this.known.shares += 1;
     this.known.substituted += substituted;
-    this.known.drafted += nodes > 0;
+    this.known.drafted += Number(nodes > 0);
   }
 
-  /** The cell of a token; null if it ends a row, or is of another picture. */
+  /** The cell of a token; null if it ends a row or is in another grid. */
   cellAt(position) {
     return this.shown.cellAt(position);
   }
 
-  /** The cells that are still to be generated: those behind the last known one, and behind tokens that were given. None once the run is over. */
+  /** The cells that are not generated yet: those after the last generated one. Empty if the run is finished. */
   pending(image) {
     if (this.state === "done") return [];
     const known = this.roundOf[image].findLastIndex((round) => round !== NONE) + 1;
@@ -124,11 +144,13 @@ export class Run {
     return Array.from({ length: this.cells - first }, (_, i) => first + i);
   }
 
-  /** Show the picture that is drawn before round `until`; the whole image once the run is over. */
+  /** Show the grid that is being generated before round `until`; the image's own grid after the run. */
   look(image, until) {
-    const [first, last] = [this.pieces[0], this.pieces.at(-1)];
-    const over = first === last || (until === Infinity && this.state !== "running");
-    this.shown = over || last.roundOf[image].some((round) => round !== NONE && round < until) ? last : first;
+    const first = this.grids[0];
+    const last = this.grids.at(-1);
+    const isOver = first === last || (until === Infinity && this.state !== "running");
+    const isLast = isOver || last.roundOf[image].some((round) => round !== NONE && round < until);
+    this.shown = isLast ? last : first;
   }
 
   get rows() {
@@ -143,85 +165,109 @@ export class Run {
     return this.shown.cells;
   }
 
+  /** Number of the round that produced each cell of an image, or NONE or PREFILL. */
   get roundOf() {
     return this.shown.roundOf;
   }
 
-  /** Whether every round decides one token, without drafts. */
+  /** Whether the run is plain decoding, without drafts. */
   get plain() {
     return this.method === "autoregressive";
   }
 
-  /** The share of passes, of all images, that had drafts to check; null while none is known. */
+  /** Share of passes with drafts, over all images; null while no pass is known. */
   get drafted() {
     return this.known.shares ? this.known.drafted / this.known.shares : null;
   }
 
-  /** Whether look-alikes may stand for tokens (LANTERN): the image is not exactly the seed's. */
+  /** Whether acceptance was relaxed (LANTERN), so that the image may differ from the seed's exact one. */
   get relaxed() {
     return this.lantern || this.known.substituted > 0;
   }
 
-  /** The share of tokens that were replaced by look-alikes. */
+  /** Share of tokens that were replaced by similar ones. */
   get replaced() {
     return this.known.emitted ? this.known.substituted / this.known.emitted : 0;
   }
 
-  /** What is shown in place of a figure. */
+  /** The figure that is shown if this one is chosen. */
   figureShown(figure) {
     return (this.plain || this.drafted === 0) && figure !== "time" ? "moment" : figure;
   }
 
-  /** The numbers of the rounds that decided tokens of an image. */
+  /** Numbers of the rounds that produced tokens of an image. */
   roundsOf(image) {
     return [...this.rounds.keys()].filter((index) => this.rounds[index]?.shares.has(image));
   }
 
-  /** Milliseconds from the beginning to the end of each round. */
+  /** End of each round, in milliseconds since the start. */
   get clock() {
     if (this.times?.length !== this.rounds.length) {
-      let at = this.prefill;
-      this.times = Array.from(this.rounds, (round) => (at += round?.ms ?? 0));
+      let time = this.prefill;
+      this.times = Array.from(this.rounds, (round) => {
+        time += round?.ms ?? 0;
+        return time;
+      });
     }
     return this.times;
   }
 
-  /** The first round that was not over so many milliseconds after the beginning; the number of rounds if there is none. */
+  /** The round at a time in milliseconds since the start; after the last round, their number. */
   roundAt(ms) {
     const index = this.clock.findIndex((end) => end > ms);
     return index < 0 ? this.rounds.length : index;
   }
 
-  /** Tokens to decide, of all images. */
+  /** Number of tokens to generate, over all images. */
   get total() {
     return this.count * this.tokens - this.kept;
   }
 
-  /** Everything about a token of an image, or null while it is not decided. */
+  /** All data of a token of an image, or null while it is not generated. */
   token(image, cell) {
     const index = this.roundOf[image]?.[cell] ?? NONE;
     if (index === NONE) return null;
-    if (index === PREFILL) {
-      const none = { depthAsked: 0, widthAsked: 0, depth: 0, width: 0, nodes: 0, accepted: 0, substituted: 0, levels: [] };
-      return { ...none, round: null, alpha: 0, ms: this.prefill, acceptance: 1, time: this.prefill, moment: this.prefill / 1000 };
-    }
+    if (index === PREFILL) return this.#prefillToken();
     const { ms, shares } = this.rounds[index];
     const share = shares.get(image);
     const emitted = share.accepted + 1;
-    const alpha = share.depth ? share.accepted / share.depth : 0;
-    return { ...share, round: index, alpha, ms, acceptance: emitted, time: ms / emitted, moment: this.clock[index] / 1000 };
+    return {
+      ...share,
+      round: index,
+      alpha: share.depth ? share.accepted / share.depth : 0,
+      ms,
+      acceptance: emitted,
+      time: ms / emitted,
+      moment: this.clock[index] / 1000,
+    };
+  }
+
+  #prefillToken() {
+    const { prefill: ms } = this;
+    const tree = {
+      depthAsked: 0,
+      widthAsked: 0,
+      depth: 0,
+      width: 0,
+      nodes: 0,
+      accepted: 0,
+      substituted: 0,
+      levels: [],
+    };
+    return { ...tree, round: null, alpha: 0, ms, acceptance: 1, time: ms, moment: ms / 1000 };
   }
 
   /** First and last cell of the tokens that came in the same round. */
   together(image, cell) {
     const rounds = this.roundOf[image];
-    let [first, last] = [cell, cell];
+    let first = cell;
+    let last = cell;
     while (first > 0 && rounds[first - 1] === rounds[cell]) first--;
     while (last < this.cells - 1 && rounds[last + 1] === rounds[cell]) last++;
     return [first, last];
   }
 
-  /** A figure of every token of an image, Float32Array; NaN where nothing is decided, or only from round `until` on. */
+  /** A figure of all tokens of an image, Float32Array; NaN if not generated before round `until`. */
   values(figure, image, until = Infinity) {
     const values = new Float32Array(this.cells).fill(NaN);
     const ofRound = new Map();
@@ -233,21 +279,22 @@ export class Run {
     return values;
   }
 
-  /** Decoding so far, in seconds: the prompt and the rounds that are known. */
+  /** Seconds of the prompt and of the known rounds. */
   get seconds() {
     return (this.prefill + this.known.ms) / 1000;
   }
 
-  /** Tokens a second, and tokens a pass (tau). */
+  /** Progress and speed: `rate` in tokens per second, `tau` in tokens per pass. */
   figures() {
     const { emitted, shares } = this.known;
     const { done, seconds } = this;
-    return { done, total: this.total, seconds, rate: seconds ? done / seconds : 0, tau: shares ? emitted / shares : 0 };
+    const rate = seconds ? done / seconds : 0;
+    return { done, total: this.total, seconds, rate, tau: shares ? emitted / shares : 0 };
   }
 
   /**
-   * How many times as fast this run was as another that did the same work, and whether both took turns; null where that was not measured:
-   * seconds of runs at other times say as much about the machine's other work.
+   * The ratio of this run's speed to that of another run with the same work. null unless both ran in turns or within one
+   * prompt, because at different times the load of the machine may differ.
    *
    * @param {Run | null} other
    * @returns {{ratio: number, turns: boolean} | null}
@@ -261,14 +308,18 @@ export class Run {
   }
 }
 
-function named([image, position, depthAsked, widthAsked, depth, width, nodes, accepted, substituted, levels = []]) {
+function named(share) {
+  const [image, position, depthAsked, widthAsked, depth, width, nodes, accepted, substituted, levels = []] = share;
   return { image, position, depthAsked, widthAsked, depth, width, nodes, accepted, substituted, levels };
 }
 
-/** Ends of the scale for the values of one or two maps: whole numbers up to the largest; times up to the 98th percentile, for the first token is slow. */
+/** Ends of the colour scale for one or two maps. For times the 98th percentile, because the first token is slow. */
 export function range(figure, ...maps) {
-  const values = maps.flatMap((map) => Array.from(map)).filter((value) => !Number.isNaN(value)).sort((a, b) => a - b);
+  const values = maps.flatMap((map) => Array.from(map)).filter((value) => !Number.isNaN(value));
+  values.sort((a, b) => a - b);
   const { whole, least } = scaleOf(figure);
-  const top = values.length ? values[Math.min(values.length - 1, Math.floor(values.length * (figure === "time" ? 0.98 : 1)))] : least + 1;
+  const quantile = figure === "time" ? 0.98 : 1;
+  const last = Math.min(values.length - 1, Math.floor(values.length * quantile));
+  const top = values.length ? values[last] : least + 1;
   return [least, Math.max(top, least + (whole ? 1 : 0.01))];
 }

@@ -1,59 +1,45 @@
-/** The Model Loader's list: behind the name of a model that is not installed, its size and whether it fits the GPU. */
+/** List of models in the Model Loader: the size of a model that is not installed, and whether it fits the GPU. */
 
-import { app } from "../../scripts/app.js";
-import { downloadLabel } from "./words.js";
+import { findWidget, listen, nodesOf, optionsIn, refreshLabel, registerExtension, setLabels } from "./comfy.js";
+import { downloadLabel } from "./texts.js";
 
 const LOADER = "ADTTreeModelLoader";
 const INPUT = "model";
-const EVENT = "adt_tree.models";
 
-let downloads = {}; // name -> size and fit, as nodes/downloading.py describes them
+let downloads = {}; // name -> { size, fits }, see nodes/downloading.py
 
-/** Read them from the server's definition of the node. */
-function take(definition) {
-  const { required, optional } = definition?.input ?? {};
-  downloads = (required?.[INPUT] ?? optional?.[INPUT])?.[1]?.downloads ?? downloads;
+function readDownloads(definition) {
+  downloads = optionsIn(definition, INPUT)?.downloads ?? downloads;
 }
 
-function widgetOf(node) {
-  return node.comfyClass === LOADER ? node.widgets?.find((widget) => widget.name === INPUT) : undefined;
+function label(name) {
+  const model = downloads[name];
+  return model ? `${name} (${downloadLabel(model.size, model.fits)})` : (name ?? "");
 }
 
-/** The Model Loaders of a workflow, those in subgraphs included. */
-function loaders(graph) {
-  return graph.nodes.flatMap((node) => [...(widgetOf(node) ? [node] : []), ...(node.subgraph ? loaders(node.subgraph) : [])]);
-}
-
-app.registerExtension({
+registerExtension({
   name: "adttree.models",
 
-  beforeRegisterNodeDef(nodeType, definition) {
-    if (definition.name === LOADER) take(definition);
+  beforeRegisterNodeDef(_, definition) {
+    if (definition.name === LOADER) readDownloads(definition);
   },
 
   refreshComboInNodes(definitions) {
-    take(definitions?.[LOADER]);
+    readDownloads(definitions?.[LOADER]);
   },
 
   nodeCreated(node) {
-    const widget = widgetOf(node);
-    if (!widget) return;
-    widget.options.getOptionLabel = (value) => {
-      const model = downloads[value];
-      return model ? `${value} (${downloadLabel(model.size, model.fits)})` : (value ?? "");
-    };
+    if (node.comfyClass === LOADER) setLabels(findWidget(node, INPUT), label);
   },
 
   setup() {
-    app.api.addEventListener(EVENT, ({ detail }) => {
-      downloads = detail;
-      for (const node of loaders(app.rootGraph ?? app.graph)) {
-        const widget = widgetOf(node);
-        const { value } = widget;
-        widget.value = ""; // Nodes 2.0 reads the label of a value that changes
-        widget.value = value;
-        node.setDirtyCanvas?.(true, true);
-      }
+    listen({
+      "adt_tree.models": (models) => {
+        downloads = models;
+        for (const node of nodesOf()) {
+          if (node.comfyClass === LOADER) refreshLabel(node, findWidget(node, INPUT));
+        }
+      },
     });
   },
 });

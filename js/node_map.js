@@ -1,106 +1,119 @@
-/** The map of one node: its runs, and the widget that shows them. */
+/** Map of one node: its runs, the widget that shows them, and what the node saves. */
 
-import { app } from "../../scripts/app.js";
-import { isLinked, sourcesOf } from "./inputs.js";
+import { imageInFile } from "./batch_image.js";
+import {
+  addElement,
+  comparedNodes,
+  executionIds,
+  fitNode,
+  forwardWheelAndPan,
+  isEditable,
+  isLinked,
+  isOpen,
+  nodeAt,
+  noticeChanges,
+  openWorkflow,
+  redrawNode,
+  refreshWidgets,
+  removePreview,
+  runsItself,
+  setHeight,
+  setHidden,
+  setValue,
+  sourcesOf,
+  widgetsOf,
+} from "./comfy.js";
+import { bitmapOf, inheritPreviews, showPreviews } from "./images.js";
 import { FIGURES } from "./map_model.js";
-import { FromAfar } from "./from_afar.js";
 import { MapPanel } from "./map_panel.js";
-import { ownImage } from "./own_image.js";
-import { inherit, picture, showPreviews } from "./pictures.js";
 import { preference } from "./preferences.js";
-import { forwardWheelAndPan } from "./pointer.js";
 import { current } from "./renamed.js";
 import { keep, latest, load, noteShown, recall } from "./runs.js";
-import { sound, soundProperty } from "./saved_map.js";
+import { checkMap, checkProperty } from "./saved_map.js";
 import { shortName } from "./sentences.js";
-import { PROMPT, words } from "./words.js";
+import { PROMPT, texts } from "./texts.js";
+import { ZoomedOutMap } from "./zoomed_out.js";
 
 const WIDGET = "acceptance_map";
-const PROPERTY = "adt_tree_map"; // of the node: settings of the widget, its tag, and where its runs are found again
-const WILDCARDS = /[{}]|\/\*|\/\//; // ComfyUI draws from {red|blue} when it queues, and leaves comments out
-const OWN_PREVIEW = "$$canvas-image-preview"; // widget of ComfyUI
-const BESIDE = "beside"; // id of B among the runs to compare with
-const MIN_WIDTH = 340;
-const MORE_TEXT = 30; // pixels that the text of two runs takes beside that of one
-const [IDLE_HEIGHT, TOLD_HEIGHT, MIN_HEIGHT] = [30, 66, 398]; // of the widget: before the node's first run, with text, and from that run on
+const PROPERTY = "adt_tree_map"; // of the node: settings of the panel, tag of the node, and references to its runs
+const WILDCARDS = /[{}]|\/\*|\/\//; // when it queues, ComfyUI chooses from {red|blue} and removes comments
+const BESIDE = "beside"; // id of run B among the runs to compare with
+const PREVIOUS = "previous"; // id of the previous run among them
 
-/** node -> NodeMap, of the open workflow and its subgraphs */
+// In pixels:
+const MIN_WIDTH = 340;
+const IDLE_HEIGHT = 30; // before the first run
+const MESSAGE_HEIGHT = 66; // before the first run, with a message of the server
+const MIN_HEIGHT = 398; // with a run
+const SECOND_RUN_HEIGHT = 30; // additional text of a second run
+
+/** Node -> NodeMap, for the nodes of the open workflow and its subgraphs. */
 export const maps = new Map();
 
 export class NodeMap {
+  #saved = null; // references of the saved workflow, while their runs are being fetched
+
   constructor(node) {
     this.node = node;
-    this.tag = newTag(); // the same in every earlier state of the node in its workflow, and in no other node of it
-    this.parts = []; // the runs that a node makes side by side: one, or A and B
-    this.previous = null;
+    this.tag = newTag(); // identifies the node in all states of its workflow
+    this.parts = []; // runs that the node makes side by side: one, or A and B
+    this.previous = null; // the run before
     this.panel = new MapPanel(this, { opacity: preference("opacity") / 100 });
-    forwardWheelAndPan(this.panel.element, app);
-    for (const act of ["click", "change"]) this.panel.element.addEventListener(act, () => this.#lookForChanges());
-    const getMinHeight = () => (this.run ? MIN_HEIGHT + (this.run.abreast > 1 ? MORE_TEXT : 0) + this.panel.opened : this.panel.caption.told ? TOLD_HEIGHT : IDLE_HEIGHT);
-    // A panel that lists a node's widgets would take the element out of the node.
-    const options = { serialize: false, hideOnZoom: true, hideInPanel: true, getMinHeight, getValue: () => "", setValue: () => {} };
-    const widget = node.addDOMWidget(WIDGET, "ADT_TREE_MAP", this.panel.element, options);
-    widget.serialize = false; // the option keeps it out of the prompt, this out of the workflow
-    widget.map = this;
-    this.widget = widget;
-    this.fromAfar = new FromAfar(node, widget, this.panel);
+    const { element } = this.panel;
+    forwardWheelAndPan(element);
+    for (const event of ["click", "change"]) element.addEventListener(event, noticeChanges);
+    this.widget = addElement(node, WIDGET, "ADT_TREE_MAP", element, { getMinHeight: () => this.#minHeight() });
+    this.widget.map = this;
+    this.zoomedOut = new ZoomedOutMap(node, this.widget, this.panel);
     this.show(preference("map"));
     this.changed();
   }
 
+  #minHeight() {
+    if (!this.run) return this.panel.caption.message ? MESSAGE_HEIGHT : IDLE_HEIGHT;
+    return MIN_HEIGHT + (this.run.abreast > 1 ? SECOND_RUN_HEIGHT : 0) + this.panel.detailsHeight;
+  }
+
   /** Show the map on its node, or hide it. */
   show(on) {
-    this.widget.hidden = !on; // the canvas reads this
-    this.widget.options.hidden = !on; // Nodes 2.0 reads this, once the list of widgets changes
-    const place = this.node.widgets.indexOf(this.widget);
-    this.node.widgets.splice(place, 1); // in two steps: a list in which nothing changes is not read again
-    this.node.widgets.splice(place, 0, this.widget);
-    this.node.setDirtyCanvas?.(true, true);
+    setHidden(this.widget, !on);
+    refreshWidgets(this.node, this.widget);
     if (!on) return;
-    this.#removeOwnPreview();
+    removePreview(this.node); // which ComfyUI has added while the map was hidden
     this.fit();
   }
 
-  /** ComfyUI shows a preview of its own on a node whose map is hidden: a second picture once the map is there again. */
-  #removeOwnPreview() {
-    const own = this.node.widgets.find(({ name }) => name === OWN_PREVIEW);
-    if (own) this.node.removeWidget(own);
-    this.node.imgs = this.node.preview = undefined;
-  }
-
-  /** Make room for the widget in a node that was saved without it, or has its first run. */
+  /** Enlarge the node for the widget, if it was saved without it or has its first run. */
   fit() {
-    const [width, height] = this.node.computeSize();
-    const [w, h] = this.node.size;
-    this.node.setSize([Math.max(w, width, MIN_WIDTH), Math.max(h, height)]);
+    fitNode(this.node, [MIN_WIDTH, 0]);
   }
 
-  /** Show a line of the server's above the map; "" for none. */
-  tell(text) {
-    this.panel.caption.tell(text);
+  /** Show a message of the server above the map; "" removes it. */
+  showMessage(text) {
+    this.panel.caption.message = text;
     if (text && !this.run && !this.widget.hidden) this.fit();
   }
 
-  /** Make the node so much higher. */
+  /** Make the node higher by some pixels. */
   grow(pixels) {
-    this.node.setSize([this.node.size[0], this.node.size[1] + pixels]);
-    this.node.setDirtyCanvas?.(true, true);
+    setHeight(this.node, this.node.size[1] + pixels);
+    redrawNode(this.node);
     this.keepOutOfUndo();
   }
 
-  // ---- runs ------------------------------------------------------------------------------
+  // ---- runs --------------------------------------------------------------------------------
 
   /** The run that is shown first. */
   get run() {
     return this.parts[0] ?? null;
   }
 
-  /** Where its runs belong, whatever else is open when they end: a copy of the workflow has nodes of the same tags. */
+  /** Where its runs belong. The id of the workflow distinguishes copies of a workflow, whose nodes have the same tags. */
   get home() {
     return `${openWorkflow()} ${this.tag}`;
   }
 
-  /** Show a run that goes on. */
+  /** Show a live run. */
   receive(run, part) {
     if (run !== this.parts[part]) {
       this.#start(run, part);
@@ -109,34 +122,35 @@ export class NodeMap {
     this.panel.show(this.run);
   }
 
-  /** Take the finished maps; ComfyUI sends them again whenever the node's output is reused. */
+  /** Show the finished maps. ComfyUI sends them again whenever it reuses the node's output. */
   async finish(saved, reference) {
-    if (saved.every((map, part) => map.id === this.parts[part]?.id && this.parts[part].state === "done")) return;
+    const isShown = saved.every((map, part) => map.id === this.parts[part]?.id && this.parts[part].state === "done");
+    if (isShown) return;
     const runs = await keep(this.home, saved, reference);
     if (!isOpen(this.node)) return;
     for (const [part, run] of runs.entries()) {
       const live = this.parts[part];
       if (run.id !== live?.id) this.#start(run, part);
-      else inherit(run, live);
+      else inheritPreviews(run, live);
       this.parts[part] = run;
     }
     this.changed();
     this.keepOutOfUndo();
-    maps.forEach((map) => map.panel.refresh()); // another node may be compared with this one
+    for (const map of maps.values()) map.panel.refresh(); // another node may be compared with this one
     this.panel.show(this.run);
   }
 
-  /** The run stopped before its end. */
+  /** Note that the run stopped before its end. */
   stop() {
     const running = this.parts.filter(({ state }) => state === "running");
     for (const run of running) run.state = "stopped";
     if (running.length) this.panel.refresh();
   }
 
-  /** After a change of the workflow, also by "undo". */
+  /** Update after a change of the workflow, also by "undo". */
   graphChanged() {
-    this.keepOutOfUndo(); // a run that "undo" brought back may have made the node larger
-    this.panel.redraw(); // a value may be another than that which made the map
+    this.keepOutOfUndo(); // a run that "undo" restored may have enlarged the node
+    this.panel.redraw(); // the node's values may differ from those that made the map
   }
 
   preview(blob) {
@@ -144,15 +158,13 @@ export class NodeMap {
     if (running) showPreviews(this.parts, running.abreast, blob, this.panel.redraw);
   }
 
-  #saved = null; // references in the saved workflow, while their runs are being fetched
-
   #start(run, part) {
     this.#saved = null;
     if (part === 0) this.previous = this.run;
-    else if (!this.parts[part]) this.panel.compare.other = BESIDE; // until the user chooses something else
-    const first = !this.run;
+    else if (!this.parts[part]) this.panel.compare.other = BESIDE; // until the user chooses another run
+    const isFirst = !this.run;
     this.parts[part] = run;
-    if (first && !this.widget.hidden) this.fit();
+    if (isFirst && !this.widget.hidden) this.fit();
   }
 
   get #references() {
@@ -160,14 +172,15 @@ export class NodeMap {
   }
 
   /**
-   * Bring back what belongs to the node, and the look of its widget.
+   * Restore the settings and runs of the node.
    *
-   * @param {object | null} loading the workflow that is being loaded, or null if the node is a copy: `travelled`, the maps that came with it,
-   *   by node, or null; `file`, a promise of the picture that it came out of, or of null; `ready`, when all of it is there. If maps came with it, no others belong to it. Otherwise it is what the node refers
-   *   to, or what it showed since in this browser tab.
+   * @param {any} loading the workflow that is being loaded, or null if the node is a copy: `travelled`, the maps
+   *   in the workflow by execution id, or null; `file`, a promise of its image file or of null; `ready`, a promise of the
+   *   loaded workflow; `budget` for its maps. Only maps in the workflow are shown if there are any, else those that the
+   *   node refers to or has shown since in this browser tab.
    */
   async restore(loading) {
-    const { settings, tag, runs } = soundProperty(this.node.properties[PROPERTY], this.panel.settings, FIGURES);
+    const { settings, tag, runs } = checkProperty(this.node.properties[PROPERTY], this.panel.settings, FIGURES);
     Object.assign(this.panel.settings, settings);
     if (tag && loading && !loading.travelled) this.tag = tag;
     const before = this.run;
@@ -175,10 +188,14 @@ export class NodeMap {
     this.changed();
     this.panel.refresh();
     await loading?.ready;
-    const { home } = this; // while history is read, another workflow may be opened
+    const { home } = this; // the user may open another workflow while the history is read
     const found = loading?.travelled ? await this.#unpack(loading) : await recall(latest(home, runs));
     this.#saved = null;
-    if (this.run !== before || !found.length || !isOpen(this.node)) return; // a new run has begun meanwhile
+    if (this.run !== before || !found.length || !isOpen(this.node)) return; // a new run has begun
+    this.#showFound(found, home);
+  }
+
+  #showFound(found, home) {
     const [run, previous] = found.filter(({ reference }) => !reference?.part);
     for (const one of found) if (one !== previous) this.#start(one, one.reference?.part ?? 0);
     this.previous = previous && previous !== run ? previous : null;
@@ -187,92 +204,87 @@ export class NodeMap {
     this.panel.show(this.run);
   }
 
-  async #unpack({ travelled, file, room }) {
-    const own = numbersOf(this.node).find((number) => Object.hasOwn(travelled, number));
+  async #unpack({ travelled, file, budget }) {
+    const own = executionIds(this.node).find((id) => Object.hasOwn(travelled, id));
     try {
-      const maps = (travelled[own]?.parts ?? []).slice(0, 2).map((saved) => sound(saved, room));
-      const image = maps.length ? await ownImage(await file, maps[0]) : null;
-      return await Promise.all(maps.map((saved, part) => load(saved, { part, ...(image && { image }) }, room)));
+      const saved = (travelled[own]?.parts ?? []).slice(0, 2).map((map) => checkMap(map, budget));
+      const image = saved.length ? await imageInFile(await file, saved[0]) : null;
+      const shown = image === null ? {} : { image };
+      return await Promise.all(saved.map((map, part) => load(map, { part, ...shown }, budget)));
     } catch {
-      return []; // damaged, or made by somebody else: no map rather than a wrong one
+      return []; // damaged or foreign: show no map instead of a wrong one
     }
   }
 
-  /** Whether there is a picture under the map of the image that is shown. */
-  pictureShown() {
-    return this.run !== null && picture(this.run, this.panel.image, this.panel.redraw) !== null;
+  /** Whether the map has an image below it. */
+  imageShown() {
+    return this.run !== null && bitmapOf(this.run, this.panel.image, this.panel.redraw) !== null;
   }
 
-  /** ComfyUI looks at a workflow when the mouse goes up, before a click has changed a setting. */
-  #lookForChanges() {
-    app.canvas.emitBeforeChange();
-    app.canvas.emitAfterChange();
-  }
-
-  /**
-   * Enter the node's runs and size into the state that ComfyUI compares with to see what the user changed: a run is nothing to undo. While a
-   * workflow is being opened that state is still of another.
-   */
+  /** Store the node's runs and size in the state with which ComfyUI compares the workflow, so that a run is no change. */
   keepOutOfUndo() {
-    const state = app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.activeState;
-    if (!state || (state.id && state.id !== (app.rootGraph ?? app.graph).id)) return;
-    const nodes = [state, ...(state.definitions?.subgraphs ?? [])].flatMap((graph) => graph.nodes ?? []);
-    const saved = nodes.find(({ properties }) => properties?.[PROPERTY]?.tag === this.tag);
+    const saved = comparedNodes().find(({ properties }) => properties?.[PROPERTY]?.tag === this.tag);
     if (!saved) return;
-    saved.properties[PROPERTY].runs = JSON.parse(JSON.stringify(this.node.properties[PROPERTY].runs)); // of proxies, which can't be cloned
+    const { runs } = this.node.properties[PROPERTY];
+    saved.properties[PROPERTY].runs = JSON.parse(JSON.stringify(runs)); // structuredClone refuses proxies
     saved.size = [...this.node.size];
   }
 
-  // ---- what the panel asks ---------------------------------------------------------------
+  // ---- interface for the panel -------------------------------------------------------------
 
-  /** Remember settings and runs in the node, small: the runs themselves are elsewhere, see runs.js. */
+  /** Store settings and references to the runs in the node. */
   changed() {
     const runs = this.#saved ?? [...this.parts, this.previous].map((run) => run?.reference).filter(Boolean);
     this.node.properties[PROPERTY] = { ...this.panel.settings, tag: this.tag, runs };
   }
 
-  /** Values of the node, and texts of its prompts, that are others than those that made the run; see caption.js. */
+  /** Values of the node, and texts of its prompts, that differ from those that made a run; see caption.js. */
   differences(run) {
-    const own = changed(this.node, run.inputs).filter(({ widget }) => !widget.hidden && !widget.disabled && widget.options?.hidden !== true);
-    const texts = Object.entries(run.texts).map(([id, values]) => ({ node: nodeAt(id), values }));
-    const prompts = relinked(this.node, texts)
-      ? [{ name: PROMPT, now: "" }]
-      : texts.flatMap(({ node, values }) => changed(node, values)).filter(isText).map((one) => this.#difference(one, PROMPT));
-    return [...own.map((one) => this.#difference(one, one.widget.label ?? one.widget.name)), ...prompts];
+    const own = changedWidgets(this.node, run.inputs).filter(({ widget }) => isEditable(widget));
+    return [
+      ...own.map((one) => this.#difference(one, one.widget.label ?? one.widget.name)),
+      ...this.#promptDifferences(run),
+    ];
+  }
+
+  #promptDifferences(run) {
+    const prompts = Object.entries(run.texts).map(([id, values]) => ({ node: nodeAt(id), values }));
+    if (isRelinked(this.node, prompts)) return [{ name: PROMPT, now: "" }];
+    const changed = prompts.flatMap(({ node, values }) => changedWidgets(node, values));
+    return changed.filter(isVerbatim).map((one) => this.#difference(one, PROMPT));
   }
 
   #difference({ node, widget, was }, name) {
-    const take = () => {
-      widget.value = typeof widget.value === "number" ? Number(was) : typeof widget.value === "boolean" ? was === "true" : was;
-      widget.callback?.(widget.value, app.canvas, node);
-      node.setDirtyCanvas?.(true, true);
+    const restore = () => {
+      setValue(node, widget, parse(was, typeof widget.value));
       this.panel.redraw();
     };
-    return { name, now: String(widget.value), was, take };
+    return { name, now: String(widget.value), was, restore };
   }
 
   /** Why the node does not run, or "". */
   get off() {
-    return words.off[this.node.mode] ?? "";
+    return texts.off[this.node.mode] ?? "";
   }
 
   drawn() {
-    this.fromAfar?.forget(); // the panel draws before there is a widget
+    this.zoomedOut?.invalidate(); // the panel draws before the widget exists
   }
 
   choices() {
     const others = [...maps.values()].filter((other) => other !== this && other.run);
     const beside = this.parts[1];
     return [
-      ...(beside ? [{ id: BESIDE, label: words.beside(shortName(beside)) }] : []),
-      ...(this.previous ? [{ id: "previous", label: words.previous(shortName(this.previous)) }] : []),
+      ...(beside ? [{ id: BESIDE, label: texts.beside(shortName(beside)) }] : []),
+      ...(this.previous ? [{ id: PREVIOUS, label: texts.previous(shortName(this.previous)) }] : []),
       ...others.map(({ tag, node, run }) => ({ id: tag, label: `${node.title} #${node.id} (${shortName(run)})` })),
     ];
   }
 
   choose(id) {
     if (id === BESIDE) return this.parts[1] ?? null;
-    return id === "previous" ? this.previous : ([...maps.values()].find(({ tag }) => id === tag)?.run ?? null);
+    if (id === PREVIOUS) return this.previous;
+    return [...maps.values()].find(({ tag }) => id === tag)?.run ?? null;
   }
 }
 
@@ -280,63 +292,48 @@ function newTag() {
   return Math.random().toString(36).slice(2, 12);
 }
 
-/** The widgets of a node whose values are others than those that were queued, by input. What is linked is no value of the node's. */
-function changed(node, saved) {
+/** The value of a queued input, which is text, in the type of a widget's value. */
+function parse(text, type) {
+  if (type === "number") return Number(text);
+  return type === "boolean" ? text === "true" : text;
+}
+
+/** The widgets of a node whose values differ from the queued ones, without linked inputs. */
+function changedWidgets(node, saved) {
   const queued = Object.fromEntries(Object.entries(saved).map(([name, value]) => [name, current(node, name, value)]));
-  return (node?.widgets ?? [])
-    .filter(({ name, value }) => name in queued && !same(queued[name], value) && !isLinked(node, name))
+  return widgetsOf(node)
+    .filter(({ name, value }) => name in queued && !isSame(queued[name], value) && !isLinked(node, name))
     .map((widget) => ({ node, widget, was: queued[widget.name] }));
 }
 
-/** Whether what a widget says is all of a text: ComfyUI draws others from it when it queues. */
-function isText({ widget }) {
+/** Whether a queued value, which is text, is equal to that of a widget. */
+function isSame(queued, value) {
+  return queued === String(value) || (queued !== "" && Number(queued) === Number(value));
+}
+
+/** Whether ComfyUI queues the text of a widget as it is. */
+function isVerbatim({ widget }) {
   return !WILDCARDS.test(widget.value);
 }
 
-/** Whether a sampler's prompts come from other nodes now than those with the texts that were queued, and say something else. */
-function relinked(sampler, texts) {
+/** Whether a sampler's prompts come from other nodes now, with other texts. */
+function isRelinked(sampler, prompts) {
   const sources = promptNodes(sampler);
-  const has = ({ widgets }, values) => Object.keys(values).every((wanted) => widgets?.some(({ name }) => name === wanted));
-  const says = (source, values) => has(source, values) && !changed(source, values).some(isText);
-  return sources?.size > 0 && texts.some(({ node, values }) => !sources.has(node) && ![...sources].some((source) => says(source, values)));
+  if (!sources?.size) return false;
+  const has = (source, values) => {
+    const names = widgetsOf(source).map(({ name }) => name);
+    return Object.keys(values).every((name) => names.includes(name));
+  };
+  const hasTexts = (source, values) => has(source, values) && !changedWidgets(source, values).some(isVerbatim);
+  return prompts.some(({ node, values }) => !sources.has(node) && ![...sources].some((one) => hasTexts(one, values)));
 }
 
-/** The nodes that a node's prompts come from; null where links do not say it, as at the edge of a subgraph. */
+/** The nodes that a node's prompts come from; null if the links do not show it, as at the edge of a subgraph. */
 function promptNodes(node, names = ["positive", "negative"], found = new Set()) {
   for (const source of sourcesOf(node, names)) {
-    if (!source || source.subgraph || source.isVirtualNode || source.mode) return null;
+    if (!source || !runsItself(source)) return null;
     if (found.has(source)) continue;
     if (!promptNodes(source, null, found.add(source))) return null;
   }
   return found;
-}
-
-/** Whether a value as it was queued, which is text, is that of a widget. */
-function same(queued, value) {
-  return queued === String(value) || (queued !== "" && Number(queued) === Number(value));
-}
-
-/** The id of the workflow that is open. */
-export function openWorkflow() {
-  return (app.rootGraph ?? app.graph)?.id;
-}
-
-/** The node that an execution id such as "12:5" means: node 5 in the subgraph of node 12. */
-export function nodeAt(id) {
-  const path = String(id).split(":");
-  const last = path.pop();
-  let graph = app.rootGraph ?? app.graph;
-  for (const part of path) graph = graph?.getNodeById(part)?.subgraph;
-  return graph?.getNodeById(last) ?? null;
-}
-
-/** Whether a node is in the open workflow or one of its subgraphs. */
-export function isOpen(node) {
-  const root = app.rootGraph ?? app.graph;
-  return node.graph?.getNodeById(node.id) === node && (node.graph === root || root.subgraphs?.get(node.graph.id) === node.graph);
-}
-
-/** The execution ids of a node: one, but for a node of a subgraph that is used several times. */
-export function numbersOf(node, graph = app.rootGraph ?? app.graph, path = "") {
-  return graph.nodes.flatMap((one) => [...(one === node ? [path + one.id] : []), ...(one.subgraph ? numbersOf(node, one.subgraph, `${path}${one.id}:`) : [])]);
 }

@@ -1,14 +1,14 @@
-/** The file that a workflow is being opened from. ComfyUI tells its extensions the workflow alone. */
+/** File from which a workflow is being opened. ComfyUI passes only the workflow to extensions. */
 
-const SOON = 10_000; // milliseconds within which a file that was dropped or chosen has become a workflow
+const MAX_AGE = 10_000; // milliseconds between the choice of a file and its workflow
 
-let latest = null; // { file, at }: a Blob, or an address where one lies
+let latest = null; // { file: Blob or address, time }
 
-/** The file that was dropped or chosen a moment ago, or null. It is given once. @returns {Promise<Blob | null>} */
+/** The file that the user has just dropped or chosen, or null. A second call returns null. @returns {Promise<Blob | null>} */
 export async function openedFile() {
   const found = latest;
   latest = null;
-  if (!found || performance.now() - found.at > SOON) return null;
+  if (!found || performance.now() - found.time > MAX_AGE) return null;
   if (found.file instanceof Blob) return found.file;
   try {
     return await (await fetch(found.file)).blob();
@@ -17,15 +17,17 @@ export async function openedFile() {
   }
 }
 
-/** An image of this page that is dragged onto it comes as an address. Others are left alone: ComfyUI itself asks them. */
-function dragged(transfer) {
+/** The address of an image of this page that was dragged onto it, or null. Images of other sites are not fetched. */
+function draggedAddress(transfer) {
   const [address] = (transfer?.getData("text/uri-list") ?? "").split(/\r?\n/);
   return address && URL.canParse(address) && new URL(address).origin === location.origin ? address : null;
 }
 
 function note(file) {
-  latest = file ? { file, at: performance.now() } : null;
+  latest = file ? { file, time: performance.now() } : null;
 }
 
-window.addEventListener("drop", ({ dataTransfer }) => note(dataTransfer?.files[0] ?? dragged(dataTransfer)), true);
-window.addEventListener("change", ({ target }) => target?.type === "file" && note(target.files[0]), true);
+const onDrop = ({ dataTransfer }) => note(dataTransfer?.files[0] ?? draggedAddress(dataTransfer));
+const onChange = (/** @type {any} */ { target }) => target?.type === "file" && note(target.files[0]);
+window.addEventListener("drop", onDrop, true);
+window.addEventListener("change", onChange, true);

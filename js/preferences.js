@@ -1,15 +1,21 @@
-/** ADT-Tree's page in ComfyUI's settings, and its badge on the page "About". */
+/** Page of this pack in ComfyUI's settings, and its badge on the page "About". */
 
-import { app } from "../../scripts/app.js";
+import { getSetting, registerExtension, setSetting } from "./comfy.js";
 
-const SPEEDS = ["Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "No drafting"]; // of nodes/drafting.py
-const RENAMED = { Plain: "No drafting" }; // old value of a preference -> new one
+const SPEEDS = ["Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "No drafting"]; // as in nodes/drafting.py
+const RENAMED = { Plain: "No drafting" }; // old value of a setting -> its new name
 const PAGE = "ADT-Tree";
-const VERSION = "0.1.0"; // of pyproject.toml
+const VERSION = "0.1.0"; // as in pyproject.toml
 const PAPER = "https://arxiv.org/abs/2512.21857";
 
 const SETTINGS = {
-  speed: { id: "ADTTree.Sampler.Speed", name: "Drafting of new samplers", type: "combo", options: SPEEDS, defaultValue: SPEEDS[0] },
+  speed: {
+    id: "ADTTree.Sampler.Speed",
+    name: "Drafting of new samplers",
+    type: "combo",
+    options: SPEEDS,
+    defaultValue: SPEEDS[0],
+  },
   map: { id: "ADTTree.Map.Show", name: "Show the acceptance map on samplers", type: "boolean", defaultValue: true },
   opacity: {
     id: "ADTTree.Map.Opacity",
@@ -20,31 +26,35 @@ const SETTINGS = {
   },
 };
 
-const listeners = []; // [name, function]
+const listeners = []; // { name, listener }
 
-/** Call a function with a preference's new value whenever it changes. */
+/** Call a function with the new value of a preference whenever it changes. */
 export function onPreference(name, listener) {
-  listeners.push([name, listener]);
+  listeners.push({ name, listener });
 }
 
-/** What the user prefers: "speed", "map" or "opacity". */
+/** The value of a preference: "speed", "map" or "opacity". */
 export function preference(name) {
   const { id, defaultValue } = SETTINGS[name];
-  const value = app.extensionManager?.setting?.get(id) ?? defaultValue;
+  const value = getSetting(id) ?? defaultValue;
   return RENAMED[value] ?? value;
 }
 
-app.registerExtension({
+function notify(name, value) {
+  for (const one of listeners) if (one.name === name) one.listener(value);
+}
+
+registerExtension({
   name: "adttree.preferences",
   settings: Object.entries(SETTINGS).map(([name, setting]) => ({
-    ...setting,
+    .../** @type {any} */ (setting),
     category: [PAGE, setting.id.split(".")[1], setting.name],
-    onChange: (value) => listeners.filter(([wanted]) => wanted === name).forEach(([, listener]) => listener(value)),
+    onChange: (value) => notify(name, value),
   })),
   setup() {
     for (const { id } of Object.values(SETTINGS)) {
-      const renamed = RENAMED[app.extensionManager?.setting?.get(id)];
-      if (renamed) app.extensionManager.setting.set(id, renamed); // so that the settings page shows it
+      const renamed = RENAMED[/** @type {string} */ (getSetting(id))];
+      if (renamed) setSetting(id, renamed); // so that the settings page shows it
     }
   },
   aboutPageBadges: [{ label: `${PAGE} ${VERSION}`, url: PAPER, icon: "pi pi-images" }],

@@ -1,103 +1,118 @@
 /**
- * The line of text that the server writes under a node that runs, in the user's language. ComfyUI's own line is cut off on the canvas,
- * grows over the node below in Nodes 2.0, and depending on its version stays after the next run or goes with the end of its own. So ours
- * takes its place: above the map of a node that has one, else at the node's bottom, of a fixed height. It goes when the node runs again.
+ * Line of text that the server shows under a running node, in the user's language. ComfyUI's own line is cut off on the
+ * canvas, covers the node below in Nodes 2.0, and is removed at different times in different versions. This one replaces
+ * it: above the map of a node that has one, otherwise at the bottom of the node, with a fixed height. It is removed when
+ * the node runs again.
  */
 
-import { app } from "../../scripts/app.js";
+import {
+  addElement,
+  findWidget,
+  fitHeight,
+  forwardWheelAndPan,
+  isOurs,
+  listen,
+  nodeAt,
+  openWorkflow,
+  redrawNode,
+  registerExtension,
+  removeWidget,
+  setHeight,
+  textBoxes,
+  textPreview,
+} from "./comfy.js";
 import { make } from "./elements.js";
-import { maps, nodeAt, openWorkflow } from "./node_map.js";
-import { forwardWheelAndPan } from "./pointer.js";
-import { isNote, line } from "./words.js";
+import { maps } from "./node_map.js";
+import { isNote, line } from "./texts.js";
 
-const EVENT = "progress_text";
-const ENDS = ["execution_success", "execution_error", "execution_interrupted"];
-const THEIRS = "$$node-text-preview"; // ComfyUI's widget, which has the text already when we hear of it
-const OURS = "adt_tree_line";
-const [HEIGHT, MARGIN] = [32, 6]; // of two lines, in pixels
+const WIDGET = "adt_tree_line";
+const HEIGHT = 32; // pixels, for two lines
+const MARGIN = 6; // pixels
 
-const last = new Map(); // id of a node -> the last line under it
-let began; // the workflow that was open when the last run began
-
-const widgetOf = (node, name) => node.widgets?.find((one) => one.name === name);
+const lines = new Map(); // execution id -> last line under the node
+let workflow; // the workflow that was open when the last run began
 
 /** Show a line under a node; "" removes it. */
 function write(node, text) {
   if (!node) return;
-  const theirs = widgetOf(node, THEIRS);
-  if (theirs) node.removeWidget(theirs);
-  if (!node.comfyClass?.startsWith("ADTTree")) return;
+  removeWidget(node, textPreview(node));
+  if (!isOurs(node)) return;
   const map = maps.get(node);
-  map?.tell(text);
-  if (text && !(map && !map.widget.hidden)) (widgetOf(node, OURS) ?? addLine(node)).element.textContent = text;
+  map?.showMessage(text);
+  const isAboveMap = map && !map.widget.hidden;
+  if (text && !isAboveMap) (findWidget(node, WIDGET) ?? addLine(node)).element.textContent = text;
   else removeLine(node);
 }
 
-/** Nodes 2.0 would divide the free height of a node between its text boxes and the line, so the boxes only give the line its own height. */
-function holdBoxes(node) {
-  const boxes = boxesOf(node);
-  for (const box of boxes) box.style.minHeight = `${box.offsetHeight - (HEIGHT + MARGIN) / boxes.length}px`;
-}
-
-const boxesOf = (node) => document.querySelectorAll(`.lg-node[data-node-id="${node.id}"] textarea`);
-
 function addLine(node) {
-  holdBoxes(node);
-  const element = make("div", { className: "adt-line adt-line-below", role: "status", dataset: { captureWheel: "true" } });
-  forwardWheelAndPan(element, app);
+  holdTextBoxes(node);
+  const properties = { className: "adt-line adt-line-below", role: "status", dataset: { captureWheel: "true" } };
+  const element = make("div", properties);
+  forwardWheelAndPan(element);
   const height = () => HEIGHT + 2 * MARGIN;
-  const options = { serialize: false, hideOnZoom: true, hideInPanel: true, margin: MARGIN, getMinHeight: height, getMaxHeight: height };
-  const widget = node.addDOMWidget(OURS, "ADT_TREE_LINE", element, { ...options, getValue: () => element.textContent, setValue: () => {} });
-  widget.serialize = false;
+  const options = { margin: MARGIN, getMinHeight: height, getMaxHeight: height, getValue: () => element.textContent };
+  const widget = addElement(node, WIDGET, "ADT_TREE_LINE", element, options);
   const before = node.size[1];
-  node.setSize([node.size[0], Math.max(before, node.computeSize()[1])]);
-  widget.grown = { before, after: node.size[1] };
+  fitHeight(node);
+  widget.heights = { before, after: node.size[1] };
   return widget;
 }
 
-/** The node gets the height back that it had, unless that was changed meanwhile. */
-function removeLine(node) {
-  const widget = widgetOf(node, OURS);
-  if (!widget) return;
-  node.removeWidget(widget);
-  for (const box of boxesOf(node)) box.style.minHeight = "";
-  if (node.size[1] === widget.grown.after) node.setSize([node.size[0], widget.grown.before]);
-  node.setDirtyCanvas?.(true, true);
+/** Nodes 2.0 divides the free height of a node between its text boxes and the line: keep it for the text boxes. */
+function holdTextBoxes(node) {
+  const boxes = textBoxes(node);
+  for (const box of boxes) box.style.minHeight = `${box.offsetHeight - (HEIGHT + MARGIN) / boxes.length}px`;
 }
 
-/** Forget lines and remove them. @param {(id: string, text: string) => boolean} goes which ones */
-function clear(goes) {
-  for (const [id, text] of [...last].filter((entry) => goes(...entry))) {
-    last.delete(id);
+/** Remove the line, and restore the node's height unless the user has changed it. */
+function removeLine(node) {
+  const widget = findWidget(node, WIDGET);
+  if (!widget) return;
+  removeWidget(node, widget);
+  for (const box of textBoxes(node)) box.style.minHeight = "";
+  if (node.size[1] === widget.heights.after) setHeight(node, widget.heights.before);
+  redrawNode(node);
+}
+
+/** Remove lines. @param {(id: string, text: string) => boolean} isRemoved */
+function clear(isRemoved) {
+  for (const [id, text] of [...lines]) {
+    if (!isRemoved(id, text)) continue;
+    lines.delete(id);
     write(nodeAt(id), "");
   }
 }
 
-/** Show again what belongs to the open workflow, for nodes that were made anew, as by "undo". */
-function repeat() {
-  if (openWorkflow() === began) for (const [id, text] of last) write(nodeAt(id), line(text));
+function clearProgress() {
+  clear((_, text) => !isNote(text));
 }
 
-app.registerExtension({
+/** Show the lines again on nodes that ComfyUI has created again, as by "undo". */
+function restore() {
+  if (openWorkflow() === workflow) for (const [id, text] of lines) write(nodeAt(id), line(text));
+}
+
+registerExtension({
   name: "adttree.progress_text",
 
   setup() {
-    const listeners = {
+    listen({
       execution_start: () => {
-        if (openWorkflow() !== began) last.clear();
-        began = openWorkflow();
+        if (openWorkflow() !== workflow) lines.clear();
+        workflow = openWorkflow();
       },
-      execution_cached: ({ detail: { nodes } }) => clear((id) => !nodes.includes(id)), // what is not made again keeps its line
-      [EVENT]: ({ detail: { nodeId, text } }) => {
+      execution_cached: ({ nodes }) => clear((id) => !nodes.includes(id)), // nodes that do not run keep their line
+      progress_text: ({ nodeId, text }) => {
         const node = nodeAt(nodeId);
-        last.set(String(nodeId), text);
-        if (node?.comfyClass?.startsWith("ADTTree")) write(node, line(text));
-        else if (node && widgetOf(node, THEIRS)) widgetOf(node, THEIRS).value = line(text);
+        lines.set(String(nodeId), text);
+        if (isOurs(node)) write(node, line(text));
+        else if (textPreview(node)) textPreview(node).value = line(text);
       },
-    };
-    for (const end of ENDS) listeners[end] = () => clear((_, text) => !isNote(text));
-    for (const [event, listener] of Object.entries(listeners)) app.api.addEventListener(event, listener);
+      execution_success: clearProgress,
+      execution_error: clearProgress,
+      execution_interrupted: clearProgress,
+    });
   },
 
-  afterConfigureGraph: repeat,
+  afterConfigureGraph: restore,
 });

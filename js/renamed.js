@@ -1,50 +1,48 @@
-/**
- * Values of combo inputs that have a new name: a workflow that was saved with the old ones shows the new ones. The server's
- * nodes/renamed.py lists them.
- */
+/** Values of combo inputs that were renamed: old workflows show the new names. nodes/renamed.py lists them. */
 
-import { app } from "../../scripts/app.js";
+import {
+  callAfter,
+  choicesOf,
+  inputOptions,
+  isOurs,
+  nodesOf,
+  registerExtension,
+  subgraphOf,
+  widgetsOf,
+} from "./comfy.js";
 
-/** The value's new name if an input of the node has renamed it, else the value. */
+/** The new name of an input's value, or the value itself if it was not renamed. */
 export function current(node, name, value) {
-  const { required, optional } = node?.constructor?.nodeData?.input ?? {};
-  const [, options] = required?.[name] ?? optional?.[name] ?? [];
-  return options?.renamed?.[value] ?? value;
+  return inputOptions(node, name)?.renamed?.[value] ?? value;
 }
 
 function rename(node) {
-  for (const widget of node.widgets ?? []) {
+  for (const widget of widgetsOf(node)) {
     const value = current(node, widget.name, widget.value);
     if (value !== widget.value) widget.value = value;
   }
 }
 
-/** A subgraph's node keeps the values of the inputs that it shows of the nodes inside. */
+/** Rename values in the node of a subgraph, which stores those of the inner inputs that it shows. */
 function renameShown(host) {
-  const inside = (graph) => graph.nodes.flatMap((node) => [node, ...(node.subgraph ? inside(node.subgraph) : [])]);
-  const inner = inside(host.subgraph).flatMap((node) => (node.widgets ?? []).map(({ name }) => [node, name]));
-  for (const widget of host.widgets ?? []) {
-    const { values } = widget.options ?? {};
-    if (!Array.isArray(values) || values.includes(widget.value)) continue;
-    const value = inner.map(([node, name]) => current(node, name, widget.value)).find((one) => values.includes(one));
+  const inner = nodesOf(subgraphOf(host)).flatMap((node) => widgetsOf(node).map(({ name }) => ({ node, name })));
+  for (const widget of widgetsOf(host)) {
+    const values = choicesOf(widget);
+    if (!values || values.includes(widget.value)) continue;
+    const names = inner.map(({ node, name }) => current(node, name, widget.value));
+    const value = names.find((name) => values.includes(name));
     if (value !== undefined) widget.value = value;
   }
 }
 
-app.registerExtension({
+registerExtension({
   name: "adttree.renamed",
 
   nodeCreated(node) {
-    if (!node.comfyClass?.startsWith("ADTTree")) return;
-    const configured = node.onConfigure;
-    node.onConfigure = function (...saved) {
-      const result = configured?.apply(this, saved);
-      rename(this);
-      return result;
-    };
+    if (isOurs(node)) callAfter(node, "onConfigure", () => rename(node));
   },
 
   loadedGraphNode(node) {
-    if (node.subgraph) renameShown(node);
+    if (subgraphOf(node)) renameShown(node);
   },
 });

@@ -1,44 +1,47 @@
-/** The controls under a map with which a finished run is watched again, round by round. */
+/** Controls under a map to watch a finished run again, pass by pass. */
 
 import { make } from "./elements.js";
-import { words } from "./words.js";
+import { texts } from "./texts.js";
 
-const LONGEST = 12_000; // milliseconds that a replay takes at most,
-const EACH = 80; // and a round of it, if there are few
+const MAX_DURATION = 12_000; // milliseconds of a replay
+const MAX_PASS = 80; // milliseconds of one pass
 
 export class Replay {
-  #rounds = []; // numbers of the rounds that decided tokens of the image
-  #shown = null; // rounds that are over; null shows the whole run, as it is
-  #frame = 0;
+  #rounds = []; // numbers of the rounds that produced tokens of the image
+  #shown = null; // number of finished rounds; null shows the finished image
+  #frame = 0; // request of the next frame, 0 while not playing
 
-  /** @param {() => void} redraw called when another moment is to be shown */
+  /** @param {() => void} redraw called when another pass is to be shown */
   constructor(redraw) {
     this.redraw = redraw;
     this.button = make("button", { type: "button", className: "adt-map-play" });
     this.button.onclick = () => (this.#frame ? this.stop() : this.#play());
-    this.slider = make("input", { type: "range", min: 0, max: 0, "aria-label": words.replay, title: words.replay });
+    const { replay: title } = texts;
+    this.slider = make("input", { type: "range", min: 0, max: 0, "aria-label": title, title });
     this.slider.oninput = () => {
       const rounds = Number(this.slider.value);
       this.stop();
       this.#show(rounds);
     };
-    this.said = make("div", { className: "adt-map-replayed" }); // over the map
+    this.label = make("div", { className: "adt-map-replayed" }); // over the map
   }
 
-  /** Follow a run; a replay of another one ends. */
+  /** Replay this run from now on, and end the replay of another one. */
   follow(run, image) {
     if (run !== this.run || image !== this.image) {
       this.stop();
       this.#shown = null;
     }
-    Object.assign(this, { run, image });
+    this.run = run;
+    this.image = image;
     this.#rounds = run && run.state !== "running" ? run.roundsOf(image) : [];
     this.slider.max = this.#rounds.length;
-    this.button.disabled = this.slider.disabled = !this.#rounds.length;
-    this.#say();
+    this.button.disabled = !this.#rounds.length;
+    this.slider.disabled = !this.#rounds.length;
+    this.#update();
   }
 
-  /** The number of the round that is tried at this moment; null while no moment but the whole run is shown. */
+  /** The number of the round that is shown; null while the finished image is shown. */
   get round() {
     return this.#shown === null ? null : this.#rounds[this.#shown];
   }
@@ -46,17 +49,17 @@ export class Replay {
   stop() {
     cancelAnimationFrame(this.#frame);
     this.#frame = 0;
-    this.#say();
+    this.#update();
   }
 
   #play() {
     const count = this.#rounds.length;
-    const pace = count / Math.min(LONGEST, EACH * count); // rounds a millisecond
+    const speed = count / Math.min(MAX_DURATION, MAX_PASS * count); // rounds per millisecond
     const from = this.#shown ?? 0;
-    let began;
+    let start;
     const step = (now) => {
-      began ??= now;
-      const at = Math.min(count, from + Math.floor((now - began) * pace));
+      start ??= now;
+      const at = Math.min(count, from + Math.floor((now - start) * speed));
       this.#frame = at < count ? requestAnimationFrame(step) : 0;
       if (at !== this.#shown) this.#show(at);
     };
@@ -66,30 +69,35 @@ export class Replay {
 
   #show(rounds) {
     this.#shown = rounds < this.#rounds.length ? rounds : null;
-    this.#say();
+    this.#update();
     this.redraw();
   }
 
-  #say() {
-    const count = this.#rounds.length;
-    const playing = this.#frame !== 0;
-    this.button.textContent = playing ? "❚❚" : "▶";
-    this.button.title = playing ? words.pause : words.play;
+  #update() {
+    const isPlaying = this.#frame !== 0;
+    this.button.textContent = isPlaying ? "❚❚" : "▶";
+    this.button.title = isPlaying ? texts.pause : texts.play;
     this.button.setAttribute("aria-label", this.button.title);
-    this.slider.value = this.#shown ?? count;
-    const share = this.#shown === null ? null : this.run.rounds[this.round].shares.get(this.image);
-    const said = share ? words.tried(this.#shown + 1, count, share.nodes, share.accepted) : "";
-    this.said.textContent = said;
-    this.said.hidden = !said;
-    this.slider.setAttribute("aria-valuetext", said || words.whole);
+    this.slider.value = this.#shown ?? this.#rounds.length;
+    const label = this.#describe();
+    this.label.textContent = label;
+    this.label.hidden = !label;
+    this.slider.setAttribute("aria-valuetext", label || texts.finishedImage);
+  }
+
+  #describe() {
+    if (this.#shown === null) return "";
+    const share = this.run.rounds[this.round].shares.get(this.image);
+    return texts.replayed(this.#shown + 1, this.#rounds.length, share.nodes, share.accepted);
   }
 }
 
 /**
- * What a round tries, as cells: the drafts of each level of its tree, which stand for the tokens behind its root, one after the other.
+ * The draft tree of a round as cells: the number of drafts on each level, at the position that they are drafts for.
+ *
  * @returns {{cell: number, drafts: number, accepted: boolean}[]}
  */
-export function tried(run, image, round) {
+export function draftTree(run, image, round) {
   const share = run.rounds[round]?.shares.get(image);
   if (!share) return [];
   return share.levels.flatMap((drafts, level) => {

@@ -1,58 +1,77 @@
 /**
- * Finished runs, each by the id that its run was given: those seen on this page, those of this browser tab before a reload, and older ones
- * in ComfyUI's history. Also which runs a node has shown: an earlier state of a workflow, as "undo" and a reload bring it, names runs that
- * others have followed.
+ * Store of finished runs by id: those of this page in memory, those of this browser tab in its session storage, and
+ * older ones in ComfyUI's history. Also stores which runs each node has shown, because "undo" and a reload restore
+ * earlier states of a workflow, which name runs that newer ones have replaced.
+ *
+ * The `home` of a map is the id of its workflow and the tag of its node, see node_map.js.
  */
 
-import { api } from "../../scripts/api.js";
+import { fetchHistory } from "./comfy.js";
 import { Run } from "./map_model.js";
 import { unpack } from "./saved_map.js";
 
-const KEPT = 32; // runs in memory
-const STORED = 12; // runs in the tab's storage, a few tens of kilobytes each
-const QUEUED = 64; // prompts of which it is known where their maps belong
-const STORAGE = "adt_tree.maps"; // what `stored` describes, oldest first
-const SHOWN = 8; // of each node
+const IN_MEMORY = 32; // runs, and homes
+const IN_STORAGE = 12; // runs, of a few tens of kilobytes each
+const PROMPTS = 64; // queued prompts whose homes are stored
+const PER_NODE = 8; // groups of runs that a node has shown
+const STORAGE = "adt_tree.maps"; // key of the session storage, see `stored`
+
+/**
+ * Where a run is found again: output of a node in a prompt of the history, or without a prompt only in the storage.
+ * `part` is 1 for B of two runs; `image`, the image of the batch that is shown first.
+ *
+ * @typedef {{id: string, part?: number, prompt?: string, node?: string, image?: number}} Reference
+ */
 
 const known = new Map(); // id -> run, oldest first
-const homesKnown = new Map(); // prompt -> homes by execution id, or null
+const knownHomes = new Map(); // prompt -> homes by execution id, or null
 
-/** Keep a run that is going on or finished, for other nodes and for a workflow that is loaded again. */
+/** Keep a run in memory, for other nodes and for a workflow that is opened again. */
 export function remember(run) {
   known.delete(run.id);
   known.set(run.id, run);
-  if (known.size > KEPT) known.delete(known.keys().next().value);
+  if (known.size > IN_MEMORY) known.delete(known.keys().next().value);
 }
 
-/** The run of this id, if it was seen on this page. */
+/** The run of this id in memory, or null. */
 export function seen(id) {
   return known.get(id) ?? null;
 }
 
 /**
- * The finished run of a saved map. `reference` says where it is found again: { id, prompt, node, part }; without a prompt only here. `room`
- * is for the maps of a file.
+ * Read the run of a saved map, and store it.
+ *
+ * @param {import("./saved_map.js").SavedMap} saved
+ * @param {Omit<Reference, "id">} reference
+ * @param {import("./saved_map.js").Budget} [budget] for all maps of a file
  */
-export async function load(saved, reference, room) {
-  const run = Run.stored(saved, await unpack(saved, room));
+export async function load(saved, reference, budget) {
+  const run = Run.stored(saved, await unpack(saved, budget));
   run.reference = { ...reference, id: run.id };
   remember(run);
   store(({ maps }) => {
     delete maps[run.id];
     maps[run.id] = { saved, reference: run.reference };
-    for (const id of Object.keys(maps).slice(0, -STORED)) delete maps[id];
+    dropOldest(maps, IN_STORAGE);
   });
   return run;
 }
 
-/** Note that a node of this home shows these finished maps, whether its workflow is open or not. Returns their runs. */
+/** Store the finished maps that the node of a home shows, even if its workflow is not open, and return their runs. */
 export async function keep(home, saved, reference) {
   const runs = await Promise.all(saved.map((map, part) => load(map, { ...reference, part })));
-  noteShown(home, runs.map((run) => run.reference));
+  noteShown(
+    home,
+    runs.map((run) => run.reference),
+  );
   return runs;
 }
 
-/** The runs that are meant, as far as they can still be found; never another. @param {{id: string, prompt?: string, node?: string, part?: number}[]} references */
+/**
+ * The runs of these references, without those that no longer exist.
+ *
+ * @param {Reference[]} references
+ */
 export async function recall(references) {
   return (await Promise.all(references.map(find))).filter(Boolean);
 }
@@ -63,54 +82,60 @@ async function find(reference) {
   const { maps } = stored();
   if (Object.hasOwn(maps, reference.id)) return load(maps[reference.id].saved, maps[reference.id].reference);
   if (!reference.prompt) return null;
-  const answer = await api.fetchApi(`/history/${encodeURIComponent(reference.prompt)}`);
-  const entry = answer.ok ? (await answer.json())[reference.prompt] : null;
+  const entry = await fetchHistory(reference.prompt);
   const saved = parts(entry?.outputs?.[reference.node])[reference.part ?? 0];
   return saved?.id === reference.id ? load(saved, reference) : null;
 }
 
-/** The maps of a node's output, by part. A node that ran over a list has several of each: the last is what it shows. */
+/** The maps in a node's output, by part. A node that ran over a list has several of each, of which it shows the last. */
 export function parts(output) {
   const found = [];
   for (const map of output?.adt_tree_map ?? []) found[map.part ?? 0] = map;
   return found;
 }
 
-/** Note with a prompt that was queued where the maps of its nodes belong. @param {Record<string, string>} homes by execution id */
+/** Store the homes of the maps of a queued prompt. @param {Record<string, string>} homes by execution id */
 export function noteHomes(prompt, homes) {
   if (!prompt) return;
-  homesKnown.set(prompt, homes);
-  if (!Object.keys(homes).length) return; // of a workflow without maps
+  knownHomes.set(prompt, homes);
+  if (!Object.keys(homes).length) return; // a workflow without maps
   store(({ queued }) => {
     queued[prompt] = homes;
-    for (const old of Object.keys(queued).slice(0, -QUEUED)) delete queued[old];
+    dropOldest(queued, PROMPTS);
   });
 }
 
-/** What was noted with a prompt; null if this tab did not queue it. Asked with every message, so the storage is read once. */
+/** The homes of a prompt; null if this tab did not queue it. Cached, because every message needs them. */
 export function homesOf(prompt) {
-  if (!homesKnown.has(prompt)) homesKnown.set(prompt, stored().queued[prompt] ?? null);
-  return homesKnown.get(prompt);
+  if (!knownHomes.has(prompt)) knownHomes.set(prompt, stored().queued[prompt] ?? null);
+  return knownHomes.get(prompt);
 }
 
-/** Note what the node of this home shows now. */
+/** Store the runs that the node of a home shows now. */
 export function noteShown(home, references) {
   if (!references.length) return;
   store(({ shown }) => {
     const before = (shown[home] ?? []).filter(([first]) => first.id !== references[0].id);
     delete shown[home]; // so that it becomes the newest
-    shown[home] = [...before, references].slice(-SHOWN);
-    for (const old of Object.keys(shown).slice(0, -KEPT)) delete shown[old];
+    shown[home] = [...before, references].slice(-PER_NODE);
+    dropOldest(shown, IN_MEMORY);
   });
 }
 
-/** What the node of this home showed last in this tab, and the run before that, if `references` are no later than that; else `references`. */
+/**
+ * The runs that a node should show, given the ones that its workflow names: what it showed last in this tab and the run
+ * before, or the named runs if this tab does not know them.
+ */
 export function latest(home, references) {
   const shown = stored().shown[home];
-  const earlier = !references.length || shown?.some((one) => one.some(({ id }) => id === references[0].id));
-  if (!shown || !earlier) return references;
+  const isEarlier = !references.length || shown?.some((group) => group.some(({ id }) => id === references[0].id));
+  if (!shown || !isEarlier) return references;
   const [previous] = shown.at(-2) ?? [];
   return [...shown.at(-1), ...(previous ? [previous] : [])];
+}
+
+function dropOldest(entries, count) {
+  for (const key of Object.keys(entries).slice(0, -count)) delete entries[key];
 }
 
 /** maps: id -> { saved, reference }. shown: home -> [references, ...]. queued: prompt -> homes by execution id. */
@@ -129,6 +154,6 @@ function store(change) {
   try {
     sessionStorage.setItem(STORAGE, JSON.stringify(all));
   } catch {
-    sessionStorage.removeItem(STORAGE); // full: a reload then finds its maps in ComfyUI's history
+    sessionStorage.removeItem(STORAGE); // it is full; after a reload, the maps come from ComfyUI's history
   }
 }

@@ -1,102 +1,113 @@
-/** What the map says about a run and its tokens, put together from words.js. */
+/** Sentences and tables about a run and its tokens, from the phrases of texts.js. */
 
-import { contrast, places } from "./places.js";
-import { methodName, words } from "./words.js";
+import { contrast, regions } from "./regions.js";
+import { methodName, texts } from "./texts.js";
 
-const FEW = 0.1; // share of passes that had drafts, below which they are worth no word
+const FEW = 0.1; // share of passes with drafts, below which a run counts as undrafted
 
-const unit = (value, digits) => value.toFixed(digits);
-
-/** What people call how a run was drawn; if it was relaxed, that it was, and the share of tokens that it replaced. */
+/** The method of a run; if relaxed, with the share of replaced tokens. */
 export function nameOf(run) {
   const name = methodName(run.method);
-  return run.relaxed ? words.relaxed(name, unit(100 * run.replaced, 1)) : name;
+  return run.relaxed ? texts.relaxed(name, (100 * run.replaced).toFixed(1)) : name;
 }
 
-/** The same in fewer words, for lists. */
+/** A shorter name for lists. */
 export function shortName(run) {
   const name = methodName(run.method);
-  return run.relaxed ? words.relaxedShort(name, unit(100 * run.replaced, 1)) : name;
+  return run.relaxed ? texts.relaxedShort(name, (100 * run.replaced).toFixed(1)) : name;
 }
 
-/** What stands above a small map beside that of another run; with the seed if the other's is another. */
+/** The label above a map beside that of another run, with the seed if the seeds differ. */
 export function titleOf(run, other) {
-  return run.seed === other.seed ? shortName(run) : words.seed(shortName(run), run.seed);
+  return run.seed === other.seed ? shortName(run) : texts.seed(shortName(run), run.seed);
 }
 
-/** One line about a run: what was measured of it. With `other`, B beside it, how much faster it was, if that was measured. */
+/** One line with the measurements of a run, compared with B beside it if both were measured alike. */
 export function summary(run, other = null) {
   const { done, total, rate, tau, seconds } = run.figures();
+  const parts = [drafting(run, tau), texts.rate(rate.toFixed(rate < 10 ? 1 : 0))];
   const faster = run.against(other);
-  const drafting = undrafted(run) ? words.undrafted[Number(run.drafted > 0)] : words.tau(unit(tau, 2));
-  const parts = [run.plain ? words.plain : drafting];
-  parts.push(words.rate(unit(rate, rate < 10 ? 1 : 0)));
-  if (faster) parts.push((faster.turns ? words.fasterInTurns : words.fasterInPrompt)(unit(faster.ratio, 2)));
-  parts.push(run.state === "done" ? words.finished(total, unit(seconds, 1)) : words.progress(done, total) + (run.state === "stopped" ? words.stopped : ""));
+  if (faster) parts.push((faster.turns ? texts.fasterInTurns : texts.fasterInPrompt)(faster.ratio.toFixed(2)));
+  const progress = texts.progress(done, total) + (run.state === "stopped" ? texts.stopped : "");
+  parts.push(run.state === "done" ? texts.finished(total, seconds.toFixed(1)) : progress);
   return parts.join(" · ");
 }
 
-/** Whether Auto left drafts out, as it does where they don't pay. */
-function undrafted(run) {
+function drafting(run, tau) {
+  if (run.plain) return texts.plain;
+  if (isUndrafted(run)) return texts.undrafted[Number(run.drafted > 0)];
+  return texts.tau(tau.toFixed(2));
+}
+
+/** Whether Auto stopped drafting because drafts would not make the run faster. */
+function isUndrafted(run) {
   return run.method === "auto" && run.drafted !== null && run.drafted < FEW;
 }
 
 /**
- * What made the map; with `differences`, { name, now }, what the node has now in place of it; with `off`, why it does not run.
+ * What made the map, how the node's values differ from that now, and why the node does not run.
+ *
+ * @param {{name: string | symbol, now: string}[]} differences
+ * @param {string} off
  */
 export function caption(run, differences = [], off = "") {
-  const own = words.of(nameOf(run), run.seed);
-  return [own, ...(differences.length ? [words.now(differences)] : []), ...(off ? [off] : [])].join(" ");
+  const own = texts.of(nameOf(run), run.seed);
+  return [own, ...(differences.length ? [texts.now(differences)] : []), ...(off ? [off] : [])].join(" ");
 }
 
-/** One sentence about where an image was fast and where it was slow; "" where all of it was about the same, or nothing is known. */
+/** One sentence about the fastest and the slowest region of an image; "" if all are about as fast. */
 export function sentence(run, image) {
-  if (undrafted(run)) return words.unpaid(run.drafted > 0, run.count);
+  if (isUndrafted(run)) return texts.unpaid(run.drafted > 0, run.count);
   const found = contrast(run, image);
   if (!found) return "";
-  const { easy, hard } = found;
-  return words.contrast([words.thirds[easy.place], easy.most], [words.thirds[hard.place], words.range(hard.low, hard.high)]);
+  const { fastest, slowest } = found;
+  return texts.contrast(
+    [texts.thirds[fastest.region], fastest.most],
+    [texts.thirds[slowest.region], texts.range(slowest.low, slowest.high)],
+  );
 }
 
-/** The numbers behind the sentence, [[what, value]]. */
+/** Table of a run's measurements and inputs, [[name, value]]. */
 export function numbers(run, image) {
   const shares = run.roundsOf(image).map((index) => run.rounds[index].shares.get(image));
   if (!shares.length) return [];
   const sum = (name) => shares.reduce((total, share) => total + share[name], 0);
+  const speed = ({ region, mean, rounds }) => [texts.thirds[region], texts.meanOf(mean.toFixed(2), rounds)];
   return [
-    ...places(run, image).map(({ place, mean, rounds }) => [words.thirds[place], words.meanOf(unit(mean, 2), rounds)]),
-    [words.counts.rounds, shares.length],
-    [words.counts.nodes, sum("nodes")],
-    [words.counts.right, sum("accepted")],
-    [words.counts.depth, unit(sum("depth") / shares.length, 2)],
+    ...regions(run, image).map(speed),
+    [texts.counts.rounds, shares.length],
+    [texts.counts.nodes, sum("nodes")],
+    [texts.counts.right, sum("accepted")],
+    [texts.counts.depth, (sum("depth") / shares.length).toFixed(2)],
     ...Object.entries(run.inputs),
   ];
 }
 
-/** What an artist may want to know of a token, in lines. @param {(object | null)[]} tokens of each run, from Run.token */
+/** Lines of the tooltip about a token. @param {(object | null)[]} tokens token of each run, from Run.token */
 export function describe(tokens, cell, columns) {
   const lines = tokens.flatMap((token, i) => {
     const [first, ...others] = about(token);
     return tokens.length > 1 ? [`${"AB"[i]}: ${first}`, ...others] : [first, ...others];
   });
-  return [words.place(Math.floor(cell / columns) + 1, (cell % columns) + 1), ...lines].join("\n");
+  return [texts.place(Math.floor(cell / columns) + 1, (cell % columns) + 1), ...lines].join("\n");
 }
 
 function about(token) {
-  if (!token) return [words.undecided];
-  if (token.round === null) return [words.withPrompt];
-  return [token.acceptance === 1 ? words.alone : words.together(token.acceptance), words.guessed(token.nodes, token.accepted), `${unit(token.ms, 1)} ms`];
+  if (!token) return [texts.undecided];
+  if (token.round === null) return [texts.withPrompt];
+  const count = token.acceptance === 1 ? texts.alone : texts.together(token.acceptance);
+  return [count, texts.guessed(token.nodes, token.accepted), `${token.ms.toFixed(1)} ms`];
 }
 
-/** Everything that is known of a token's round, [[what, value]]; with two runs, their values stand side by side. */
+/** Table of a token's round, [[name, value]]; with two runs, each cell has both values. */
 export function tokenNumbers(tokens, cell) {
-  const side = (show) => tokens.map((token) => (token ? show(token) : "–")).join(" | ");
+  const each = (show) => tokens.map((token) => (token ? show(token) : "–")).join(" | ");
   return [
-    [words.token(cell + 1), `${words.round} ${side((t) => (t.round === null ? words.prompt : t.round + 1))}`],
-    [words.depth, side((t) => words.built(t.depthAsked, t.depth))],
-    [words.width, side((t) => words.built(t.widthAsked, t.width))],
-    [words.nodes, side((t) => t.nodes)],
-    [words.accepted, side((t) => t.accepted + (t.substituted ? words.lookAlikes(t.substituted) : ""))],
-    ["alpha", side((t) => unit(t.alpha, 2))],
+    [texts.token(cell + 1), `${texts.round} ${each((t) => (t.round === null ? texts.prompt : t.round + 1))}`],
+    [texts.depth, each((t) => texts.built(t.depthAsked, t.depth))],
+    [texts.width, each((t) => texts.built(t.widthAsked, t.width))],
+    [texts.nodes, each((t) => t.nodes)],
+    [texts.accepted, each((t) => t.accepted + (t.substituted ? texts.lookAlikes(t.substituted) : ""))],
+    ["alpha", each((t) => t.alpha.toFixed(2))],
   ];
 }

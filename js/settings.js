@@ -1,18 +1,14 @@
-/**
- * The Settings node: one list of methods by their everyday names, and all else on request. What is saved and sent is the
- * method itself.
- */
+/** Settings node: a list of methods by their displayed names, with the other inputs folded. */
 
-import { app } from "../../scripts/app.js";
-import { foldAdvanced } from "./advanced.js";
-import { methodName } from "./words.js";
+import { findWidget, foldAdvanced, registerExtension, setLabels } from "./comfy.js";
+import { methodName } from "./texts.js";
 
-app.registerExtension({
+registerExtension({
   name: "adttree.settings",
 
   nodeCreated(node) {
     if (node.comfyClass !== "ADTTreeSettings") return;
-    node.widgets.find(({ name }) => name === "method").options.getOptionLabel = methodName;
+    setLabels(findWidget(node, "method"), methodName);
     foldAdvanced(node);
   },
 });

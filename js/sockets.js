@@ -1,9 +1,9 @@
-/** Colours of this pack's sockets and links, for both ways in which ComfyUI draws nodes. */
+/** Colours of this pack's sockets and links. */
 
-import { app } from "../../scripts/app.js";
+import { registerExtension, setTypeColours } from "./comfy.js";
 
 const COLOURS = {
-  ADT_MODEL: "#b39ddb", // as MODEL, which it stands for
+  ADT_MODEL: "#b39ddb", // the colour of MODEL
   ADT_DRAFTER: "#4db6ac",
   ADT_SETTINGS: "#90a4ae",
   ADT_LANTERN: "#ffb74d",
@@ -11,21 +11,4 @@ const COLOURS = {
   ADT_RESULTS: "#f48fb1",
 };
 
-/** Give a table of colours ours for good: a theme that does not know a type empties its colour. */
-function fix(table) {
-  for (const [type, colour] of Object.entries(COLOURS)) {
-    Object.defineProperty(table, type, { get: () => colour, set: () => {}, enumerable: true, configurable: true });
-  }
-}
-
-app.registerExtension({
-  name: "adttree.sockets",
-
-  setup() {
-    fix(window.LGraphCanvas.link_type_colors);
-    fix(app.canvas.default_connection_color_byType);
-    const style = document.createElement("style"); // Nodes 2.0 reads variables, and a change of theme removes those of the element
-    style.textContent = `:root { ${Object.entries(COLOURS).map(([type, colour]) => `--color-datatype-${type}: ${colour};`).join(" ")} }`;
-    document.head.append(style);
-  },
-});
+registerExtension({ name: "adttree.sockets", setup: () => setTypeColours(COLOURS) });

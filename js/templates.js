@@ -1,23 +1,23 @@
-/** Templates in the user's language: their nodes carry what they say in others, such as `zh`. */
+/** Workflow templates in the user's language: their nodes have titles and notes in all languages. */
 
-import { app } from "../../scripts/app.js";
+import { language, registerExtension } from "./comfy.js";
 
-const LANGUAGES = ["zh"];
+const LANGUAGES = ["zh"]; // besides English
 
-/** Take the language's texts where there are some, and drop the others: a workflow keeps the language it is opened in. */
-export function translate(workflow, language) {
-  for (const part of workflow.nodes ?? []) {
-    const { title, note } = (LANGUAGES.includes(language) && part[language]) || {};
-    if (title) part.title = title;
-    if (note) part.widgets_values = [note];
-    for (const other of LANGUAGES) delete part[other];
+/** Use the texts of a language if a workflow has them, and remove those of all languages. */
+export function localise(workflow, locale) {
+  for (const node of workflow.nodes ?? []) {
+    const { title, note } = (LANGUAGES.includes(locale) && node[locale]) || {};
+    if (title) node.title = title;
+    if (note) node.widgets_values = [note];
+    for (const name of LANGUAGES) delete node[name];
   }
 }
 
-app.registerExtension({
+registerExtension({
   name: "adttree.templates",
 
   beforeConfigureGraph(workflow) {
-    translate(workflow, app.extensionManager?.setting?.get("Comfy.Locale"));
+    localise(workflow, language());
   },
 });

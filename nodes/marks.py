@@ -1,8 +1,8 @@
 """Marks by which the page finds the image of a batch that a file holds.
 
 Save Image writes one workflow, and with it one map, into all files of a batch, so only the pixels differ. A map of
-several images therefore has one mark per image, the mean colours of its regions, and js/own_image.js compares them with
-the file. The marks are set when VAE Decode makes the image, which is before any node can save it.
+several images therefore has one mark per image, the mean colours of its regions, and js/batch_image.js compares them
+with the file. The marks are set when VAE Decode makes the image, which is before any node can save it.
 """
 
 import base64

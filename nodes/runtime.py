@@ -290,7 +290,7 @@ class Progress:
     def say(self, text: str) -> None:
         """Show a line of text under the node, in the tab that queued the prompt.
 
-        js/words.js translates the line by matching its text, so `LINES` there must match the lines of the nodes.
+        js/texts.js translates the line by matching its text, so `LINES` there must match the lines of the nodes.
 
         Args:
             text: Line of text.

@@ -49,7 +49,7 @@ class DownloadProgress(NamedTuple):
     rate: float
 
     def __str__(self) -> str:
-        """Return the line for users. js/words.js translates it and finds it by its words."""
+        """Return the line for users. js/texts.js translates it and finds it by its words."""
         if self.state != "downloading":
             return _SAID[self.state]
         size, unit = (1e9, "GB") if self.total >= 1e9 else (1e6, "MB")

@@ -35,7 +35,7 @@ def bundled_vocabulary() -> Words:
 def domain_warning(target: Target, prompts: Sequence[str]) -> str:
     """Return a warning about the image size and the prompts of a run, or "" if the model was trained for them.
 
-    js/words.js recognises and translates the text.
+    js/texts.js recognises and translates the text.
 
     Args:
         target: Target with the size of the run.

@@ -40,12 +40,12 @@ window.adtTest = {
   },
   line(node) { // what the server says under it
     const widget = (name) => node?.widgets?.find((w) => w.name === name);
-    return widget('adt_tree_line')?.value || widget('acceptance_map')?.map.panel.caption.told || '';
+    return widget('adt_tree_line')?.value || widget('acceptance_map')?.map.panel.caption.message || '';
   },
   watch(id) { // notes every state that the map goes through while its run goes on
     const seen = [], note = () => {
       const map = this.map(id);
-      if (map?.run?.state === 'running') seen.push([map.run.done, map.pictureShown()]);
+      if (map?.run?.state === 'running') seen.push([map.run.done, map.imageShown()]);
     };
     for (const event of ['adt_tree.map', 'b_preview_with_metadata', 'executed'])
       app.api.addEventListener(event, () => setTimeout(note));

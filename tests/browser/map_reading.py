@@ -59,7 +59,7 @@ def settled(tab, node, pane=0) -> list:
 
 def wait_for_pictures(tab, node) -> None:
     """Until all panes show what the server kept of the finished images, and no preview."""
-    tab.page.evaluate("async () => { adtTest.picture = (await import('/extensions/ADT-Tree/pictures.js')).picture; }")
+    tab.page.evaluate("async () => { adtTest.picture = (await import('/extensions/ADT-Tree/images.js')).bitmapOf; }")
     tab.wait(node, "panel.runs.every((one) => adtTest.picture(one, 0, panel.redraw) instanceof HTMLImageElement)")
 
 

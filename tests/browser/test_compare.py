@@ -39,7 +39,7 @@ def test_two_samplers_at_once_side_by_side(tab, workflow):
     told = f"{ratio:.2f}× as fast as B (run one after the other)"
     assert told in tab.map(sampler, "(panel.draw(), panel.line.textContent)")
     tab.widget(sampler).get_by_label("Opacity").fill("100")
-    tab.wait(sampler, "map.pictureShown()")
+    tab.wait(sampler, "map.imageShown()")
     assert len({tuple(colour) for colour in settled(tab, sampler, 1)}) > 20, "plain decoding shows its picture"
     assert same_colours(painted(tab, sampler, 0), expected(tab, sampler))
     tab.page.mouse.move(*point(tab, sampler, 20))

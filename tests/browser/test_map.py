@@ -21,7 +21,7 @@ def test_the_shipped_workflow_from_the_template_browser(tab):
     tab.finished(sampler)
     numbers = values(tab, sampler)
     assert len(numbers) == 256 and min(numbers) >= 1 and max(numbers) > 2
-    tab.wait(sampler, "map.pictureShown()")
+    tab.wait(sampler, "map.imageShown()")
     tab.page.mouse.move(*point(tab, sampler, 100))
     tab.screenshot("finished")
 
@@ -90,7 +90,7 @@ def test_the_canvas_shows_what_is_chosen(tab, workflow):
     assert values(tab, sampler, image=1) != values(tab, sampler, image=0)
     assert same_colours(painted(tab, sampler), expected(tab, sampler, image=1))
     widget.get_by_label("Image of the batch").select_option("0")
-    tab.wait(sampler, "map.pictureShown()")
+    tab.wait(sampler, "map.imageShown()")
     widget.get_by_label("Opacity").fill("0")
     bare = settled(tab, sampler)
     assert len({tuple(colour) for colour in bare}) > 20, "that is not a picture"

@@ -42,7 +42,7 @@ def edge(tab, sampler, cell: int) -> tuple:
 def test_the_slider_shows_every_moment_of_the_run(tab, workflow):
     """Tokens that came later are covered; the tree of the round stands where it was tried, accepted and refused."""
     sampler = done(tab, workflow)
-    tab.wait(sampler, "map.pictureShown()")
+    tab.wait(sampler, "map.imageShown()")
     settled(tab, sampler)
     tab.widget(sampler).get_by_label("Opacity").fill("100")
     whole = painted(tab, sampler)
@@ -58,7 +58,7 @@ def test_the_slider_shows_every_moment_of_the_run(tab, workflow):
         near(edge(tab, sampler, cell), GREEN if cell - root <= share["accepted"] else ORANGE) for cell in tree
     ), share
     said = f"{at + 1} / {len(rounds)}: {share['accepted']} of {share['nodes']} drafts accepted"
-    assert tab.map(sampler, "panel.replay.said.textContent") == said
+    assert tab.map(sampler, "panel.replay.label.textContent") == said
     tab.screenshot("replayed")
     moment(tab, sampler, len(rounds))
     assert same_colours(painted(tab, sampler), whole)
@@ -152,7 +152,7 @@ def test_the_map_can_be_enlarged_and_moved(tab, workflow):
 def test_the_map_is_saved_as_an_image(tab, workflow):
     """From the menu that a right click on the node opens."""
     sampler = done(tab, workflow)
-    tab.wait(sampler, "map.pictureShown()")
+    tab.wait(sampler, "map.imageShown()")
     if tab.vue:
         tab.page.locator(f'[data-node-id="{sampler}"]').get_by_text("ADT-Tree Sampler").click(button="right")
     else:

@@ -61,7 +61,7 @@ def test_a_png_dropped_on_a_fresh_server_brings_its_map_prompt_and_seed(tab, com
             "app.graph.nodes.filter((n) => n.type === 'CLIPTextEncode').map((n) => n.widgets[0].value)"
         )
         assert "a barn in the snow" in prompts
-        other.wait(node, "map.pictureShown()")
+        other.wait(node, "map.imageShown()")
         assert f"seed {wanted[1]}" in other.map(node, "(panel.draw(), panel.caption.element.textContent)")
         other.screenshot("dropped")
         graph = json.dumps(other.page.evaluate("app.graph.serialize()"))
@@ -135,7 +135,7 @@ def test_each_file_of_a_batch_opens_with_its_own_image(tab, comfy, workflow):
     for image in (2, 0, 1):
         node = drop(tab, files[image])
         tab.finished(node)
-        tab.wait(node, f"panel.image === {image} && panel.images.value === '{image}' && map.pictureShown()")
+        tab.wait(node, f"panel.image === {image} && panel.images.value === '{image}' && map.imageShown()")
         assert values(tab, node, image=image) == wanted[image]
     tab.open()
     tab.finished(node)
@@ -185,7 +185,7 @@ def test_a_reload_shows_the_last_run_although_the_page_kept_an_earlier_state(tab
     tab.open()
     tab.finished(sampler)
     assert tab.map(sampler, "run.id") == shown and values(tab, sampler) == before
-    tab.wait(sampler, "map.pictureShown()")
+    tab.wait(sampler, "map.imageShown()")
     assert tab.map(sampler, "panel.settings.figure") == "depth"
     tab.screenshot("restored")
 

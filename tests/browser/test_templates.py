@@ -157,7 +157,7 @@ def test_a_template_runs(tab, name):
     assert run["maps"] > 1 or not mapped
     for node in mapped:
         tab.finished(node)
-        tab.wait(node, "map.pictureShown()")
+        tab.wait(node, "map.imageShown()")
         # Tokens that were kept have no figure.
         assert tab.map(node, "Math.max(...run.values('acceptance', 0).filter(Number.isFinite))") > 1
     tab.screenshot(f"run_{name}")

@@ -46,7 +46,7 @@ def place(tab, sampler) -> list:
 
 def test_the_properties_panel_leaves_the_map_on_its_node(tab, workflow):
     sampler = done(tab, workflow)
-    tab.wait(sampler, "map.pictureShown()")
+    tab.wait(sampler, "map.imageShown()")
     before = place(tab, sampler)
     tab.page.mouse.click(*tab.map(sampler, TITLE))
     toggle = tab.page.get_by_label("Toggle properties panel").first
@@ -66,7 +66,7 @@ def test_shown_again_the_map_is_the_only_picture(tab, workflow, prefer):
     sampler = workflow.batch(48).sampler  # long enough for a preview on a quick machine, too
     tab.load(workflow.data)
     tab.run()
-    tab.wait(sampler, "run?.state === 'running' && map.pictureShown()")
+    tab.wait(sampler, "run?.state === 'running' && map.imageShown()")
     tab.finished(sampler)
     size = place(tab, sampler)[3:]
     own = tab.page.locator(f"[data-node-id='{sampler}'] img")
@@ -83,10 +83,10 @@ def test_shown_again_the_map_is_the_only_picture(tab, workflow, prefer):
     assert place(tab, sampler)[3:] == size
 
 
-def test_from_afar_the_map_is_a_picture_that_is_drawn_once(tab, workflow):
+def test_zoomed_out_the_map_is_an_image_that_is_drawn_once(tab, workflow):
     """On ComfyUI's canvas: there an element is laid out anew with each frame. Nodes 2.0 moves all elements as one."""
     sampler = done(tab, workflow)
-    tab.wait(sampler, "map.pictureShown()")
+    tab.wait(sampler, "map.imageShown()")
     tab.map(sampler, LOOK, 0.3)
     if tab.vue:
         tab.wait(sampler, "panel.element.getBoundingClientRect().width > 0")
@@ -97,6 +97,6 @@ def test_from_afar_the_map_is_a_picture_that_is_drawn_once(tab, workflow):
         if (drawn := tab.map(sampler, DRAWN_WHILE_MOVING)) == 0:
             break
     assert drawn == 0
-    tab.screenshot("from_afar")
+    tab.screenshot("zoomed_out")
     tab.map(sampler, LOOK, 0.8)
     tab.wait(sampler, "panel.element.getBoundingClientRect().width > 0")

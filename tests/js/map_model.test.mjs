@@ -1,12 +1,21 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { ends } from "../../js/legend.js";
-import { range, Run } from "../../js/map_model.js";
-import { tried } from "../../js/replay.js";
+import { Run, range } from "../../js/map_model.js";
+import { draftTree } from "../../js/replay.js";
 import { caption, describe, nameOf, numbers, sentence, summary, titleOf, tokenNumbers } from "../../js/sentences.js";
-import { PROMPT, speak, words } from "../../js/words.js";
+import { PROMPT, setLanguage, texts } from "../../js/texts.js";
 
-const HEADER = { id: "a", node: "6", method: "adt-tree", seed: "1", comparable: "m", images: 1, grid: [2, 4], prefill: 50 };
+const HEADER = {
+  id: "a",
+  node: "6",
+  method: "adt-tree",
+  seed: "1",
+  comparable: "m",
+  images: 1,
+  grid: [2, 4],
+  prefill: 50,
+};
 // [ms, drafting, [image, position, depth asked, width asked, depth, width, nodes, accepted, substituted, drafts on each level]]
 const ROUNDS = [
   [20, 5, [0, 0, 3, 2, 3, 4, 6, 2, 0, [1, 4, 1]]],
@@ -97,14 +106,22 @@ test("tokens of one round belong together", () => {
 test("how much faster a run was is told only of runs that took turns, or were drawn within one prompt", () => {
   const plainRounds = Array.from({ length: 7 }, (_, i) => [22, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, []]]);
   const finished = (header, rounds) => Object.assign(made(header, rounds), { state: "done" });
-  const pair = (a, b) => [finished({ prompt: "p", ...a }), finished({ prompt: "p", method: "autoregressive", prefill: 46, ...b }, plainRounds)];
+  const pair = (a, b) => [
+    finished({ prompt: "p", ...a }),
+    finished({ prompt: "p", method: "autoregressive", prefill: 46, ...b }, plainRounds),
+  ];
   const [a, b] = pair({ parts: 2 }, { parts: 2 });
   assert.deepEqual(a.against(b), { ratio: 0.2 / 0.104, turns: true });
   assert.match(summary(a, b), /2\.33 tokens per pass · 77 tokens\/s · 1\.92× as fast as B \(run in alternation\)/);
   assert.match(summary(b), /^no drafting · 40 tokens\/s · 8 tokens/);
   const [first, second] = pair({}, { node: "7" });
   assert.match(summary(first, second), /1\.92× as fast as B \(run one after the other\)/);
-  for (const [one, other] of [pair({}, { prompt: "q" }), pair({ prompt: undefined }, { prompt: undefined }), pair({}, { comparable: "n" }), [a, null]])
+  for (const [one, other] of [
+    pair({}, { prompt: "q" }),
+    pair({ prompt: undefined }, { prompt: undefined }),
+    pair({}, { comparable: "n" }),
+    [a, null],
+  ])
     assert.equal(one.against(other), null);
   assert.doesNotMatch(summary(...pair({}, { prompt: "q" })), /fast|plain/);
   b.state = "running";
@@ -125,12 +142,18 @@ test("a relaxed run says so wherever it is named, with the share of tokens that 
 });
 
 test("plain decoding shows when each token came, for everything else is the same everywhere", () => {
-  const plain = made({ method: "autoregressive" }, Array.from({ length: 7 }, (_, i) => [20, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, []]]));
+  const plain = made(
+    { method: "autoregressive" },
+    Array.from({ length: 7 }, (_, i) => [20, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, []]]),
+  );
   assert.equal(plain.figureShown("acceptance"), "moment");
   assert.equal(plain.figureShown("time"), "time");
   assert.equal(made().figureShown("acceptance"), "acceptance");
   const moments = [...plain.values("moment", 0)];
-  assert.deepEqual(moments.map((value) => Math.round(1000 * value)), [50, 70, 90, 110, 130, 150, 170, 190]);
+  assert.deepEqual(
+    moments.map((value) => Math.round(1000 * value)),
+    [50, 70, 90, 110, 130, 150, 170, 190],
+  );
   assert.equal(sentence(plain, 0), "", "no place is faster than another");
 });
 
@@ -141,7 +164,10 @@ test("a run whose drafts Auto left out says so, and shows when each token came",
   assert.equal(none.figureShown("acceptance"), "moment");
   assert.match(summary(none), /^no drafts · \d+ tokens\/s/);
   assert.equal(sentence(none, 0), "Drafting would not be faster here: one token per pass.");
-  const few = auto(Array.from({ length: 15 }, (_, i) => single(i, Number(i === 3))), 4);
+  const few = auto(
+    Array.from({ length: 15 }, (_, i) => single(i, Number(i === 3))),
+    4,
+  );
   assert.equal(few.figureShown("acceptance"), "acceptance");
   assert.match(summary(few), /^hardly any drafts · \d+ tokens\/s/);
   assert.equal(sentence(few, 0), "Drafting would not be faster for a batch of 4 images: mostly one token per pass.");
@@ -159,7 +185,7 @@ test("at a moment of the replay, only tokens of earlier rounds are there, and th
   const run = made();
   assert.deepEqual(run.roundsOf(0), [0, 1, 2]);
   assert.deepEqual([...run.values("acceptance", 0, 2)], [1, 3, 3, 3, 1, N, N, N]);
-  assert.deepEqual(tried(run, 0, 2), [
+  assert.deepEqual(draftTree(run, 0, 2), [
     { cell: 5, drafts: 2, accepted: true },
     { cell: 6, drafts: 2, accepted: true },
     { cell: 7, drafts: 1, accepted: false },
@@ -170,28 +196,56 @@ test("at a moment of the replay, only tokens of earlier rounds are there, and th
 
 test("one sentence says where the image was fast and where it was slow, if there is such a pattern", () => {
   // 6 by 6 tokens: the upper third in rounds of six, the rest one by one or in pairs
-  const rounds = [[10, 0, [0, 0, 5, 1, 5, 1, 5, 4, 0, [1, 1, 1, 1, 1]]], [10, 0, [0, 5, 6, 1, 6, 1, 6, 5, 0, [1, 1, 1, 1, 1, 1]]]];
+  const rounds = [
+    [10, 0, [0, 0, 5, 1, 5, 1, 5, 4, 0, [1, 1, 1, 1, 1]]],
+    [10, 0, [0, 5, 6, 1, 6, 1, 6, 5, 0, [1, 1, 1, 1, 1, 1]]],
+  ];
   for (let at = 11; at < 35; at++) rounds.push([10, 0, [0, at, 1, 1, 1, 1, 1, 0, 0, [1]]]);
   const run = made({ grid: [6, 6] }, rounds);
-  assert.match(sentence(run, 0), /^Fastest: top( left| right)? \(up to 6 tokens per pass\)\. Slowest: [a-z ]+ \(1\)\.$/);
+  assert.match(
+    sentence(run, 0),
+    /^Fastest: top( left| right)? \(up to 6 tokens per pass\)\. Slowest: [a-z ]+ \(1\)\.$/,
+  );
   const table = numbers(run, 0);
-  assert.deepEqual(table.find(([name]) => name === "passes of the model"), ["passes of the model", 26]);
-  assert.deepEqual(table.find(([name]) => name === "drafted tokens"), ["drafted tokens", 5 + 6 + 24]);
-  const even = made({ grid: [6, 6] }, Array.from({ length: 12 }, (_, i) => [10, 0, [0, 3 * i, 2, 1, 2, 1, 2, i < 11 ? 2 : 1, 0, [1, 1]]]));
+  assert.deepEqual(
+    table.find(([name]) => name === "passes of the model"),
+    ["passes of the model", 26],
+  );
+  assert.deepEqual(
+    table.find(([name]) => name === "drafted tokens"),
+    ["drafted tokens", 5 + 6 + 24],
+  );
+  const even = made(
+    { grid: [6, 6] },
+    Array.from({ length: 12 }, (_, i) => [10, 0, [0, 3 * i, 2, 1, 2, 1, 2, i < 11 ? 2 : 1, 0, [1, 1]]]),
+  );
   assert.equal(sentence(even, 0), "");
 });
 
 test("the caption says what made the map, and what the node has now in place of it", () => {
   const exact = made({}, ROUNDS.slice(0, 2));
   assert.equal(caption(exact, []), "Made with seed 1 (ADT-Tree).");
-  const differences = [{ name: "seed", now: 2 }, { name: "guidance", now: 4 }, { name: PROMPT, now: "a cat" }];
-  assert.equal(caption(exact, differences), "Made with seed 1 (ADT-Tree). Seed is now 2, guidance is now 4, the prompt has changed.");
-  assert.equal(caption(exact, [], words.off[2]), "Made with seed 1 (ADT-Tree). The node is muted, so the map is from an earlier run.");
+  const differences = [
+    { name: "seed", now: 2 },
+    { name: "guidance", now: 4 },
+    { name: PROMPT, now: "a cat" },
+  ];
+  assert.equal(
+    caption(exact, differences),
+    "Made with seed 1 (ADT-Tree). Seed is now 2, guidance is now 4, the prompt has changed.",
+  );
+  assert.equal(
+    caption(exact, [], texts.off[2]),
+    "Made with seed 1 (ADT-Tree). The node is muted, so the map is from an earlier run.",
+  );
 });
 
 test("the words about a token are plain, and its numbers name everything that is known of its round", () => {
   const run = made();
-  assert.equal(describe([run.token(0, 6)], 6, 4), "Row 2, column 3\n3 tokens in this pass\n2 of 5 drafts accepted\n24.0 ms");
+  assert.equal(
+    describe([run.token(0, 6)], 6, 4),
+    "Row 2, column 3\n3 tokens in this pass\n2 of 5 drafts accepted\n24.0 ms",
+  );
   assert.equal(describe([run.token(0, 4)], 4, 4), "Row 2, column 1\n1 token in this pass\nno drafts\n10.0 ms");
   assert.match(describe([run.token(0, 0), null], 0, 4), /A: generated with the prompt\nB: not generated yet/);
   const table = Object.fromEntries(tokenNumbers([run.token(0, 6)], 6));
@@ -208,13 +262,14 @@ test("the words about a token are plain, and its numbers name everything that is
 
 test("the map speaks the languages of the pack, and English otherwise", () => {
   const run = made();
-  const shape = (value) => (value && typeof value === "object" ? Object.entries(value).map(([key, one]) => [key, shape(one)]) : typeof value);
-  const english = shape(words);
-  speak("zh");
-  assert.deepEqual(shape(words), english);
+  const shape = (value) =>
+    value && typeof value === "object" ? Object.entries(value).map(([key, one]) => [key, shape(one)]) : typeof value;
+  const english = shape(texts);
+  setLanguage("zh");
+  assert.deepEqual(shape(texts), english);
   assert.match(describe([run.token(0, 6)], 6, 4), /第 2 行第 3 列\n本次前向生成 3 个 token/);
   assert.match(summary(run), /每次前向 2\.33 个 token/);
-  speak("fr");
+  setLanguage("fr");
   assert.match(describe([null], 6, 4), /not generated yet/);
 });
 
@@ -230,5 +285,8 @@ test("a token that ends a row is no cell, but counts as a token", () => {
   const run = made({ grid: [2, 3], ends: 1 }, ROUNDS); // tokens 3 and 7 end rows
   assert.deepEqual([...run.values("acceptance", 0)], [1, 3, 3, 1, 3, 3]);
   assert.deepEqual([run.done, run.total], [8, 8]);
-  assert.deepEqual([0, 2, 3].map((cell) => run.token(0, cell).round), [null, 0, 1]);
+  assert.deepEqual(
+    [0, 2, 3].map((cell) => run.token(0, cell).round),
+    [null, 0, 1],
+  );
 });

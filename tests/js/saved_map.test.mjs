@@ -2,9 +2,21 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { deflateSync } from "node:zlib";
 import { FIGURES } from "../../js/map_model.js";
-import { Room, sound, soundProperty, unpack } from "../../js/saved_map.js";
+import { Budget, checkMap, checkProperty, unpack } from "../../js/saved_map.js";
 
-const MAP = { id: "a", node: "6", method: "adt-tree", seed: "1", comparable: "m", data: "", images: 1, grid: [2, 4], start: 0, part: 0, parts: 1 };
+const MAP = {
+  id: "a",
+  node: "6",
+  method: "adt-tree",
+  seed: "1",
+  comparable: "m",
+  data: "",
+  images: 1,
+  grid: [2, 4],
+  start: 0,
+  part: 0,
+  parts: 1,
+};
 const saved = (numbers, images = 2) => ({ ...MAP, images, data: deflateSync(Buffer.from(numbers)).toString("base64") });
 
 test("a saved map is unpacked into the rounds of the live messages", async () => {
@@ -34,8 +46,8 @@ test("the tokens of a small picture come before those of the image", async () =>
   const share = [0, 16, 1, 1, 1, 1, 1, 1, 0]; // behind the eighth token
   await assert.rejects(unpack(oneRound([share], [1])), RangeError);
   assert.equal((await unpack({ ...oneRound([share], [1]), small: [2, 2] }))[0][2][1], 8);
-  assert.deepEqual(sound({ ...MAP, small: [2, 2], start: 9 }, new Room()).small, [2, 2]);
-  assert.throws(() => sound({ ...MAP, small: [2, 2 ** 40] }, new Room()), RangeError);
+  assert.deepEqual(checkMap({ ...MAP, small: [2, 2], start: 9 }, new Budget()).small, [2, 2]);
+  assert.throws(() => checkMap({ ...MAP, small: [2, 2 ** 40] }, new Budget()), RangeError);
 });
 
 test("no rounds are no rounds", async () => assert.deepEqual(await unpack(saved([0])), []));
@@ -47,7 +59,15 @@ test("damaged numbers are refused, and do not fill the memory", async () => {
 });
 
 /** A map of one round whose shares have these numbers: [image, jump, depth asked, width asked, depth, width, nodes, accepted, substituted]. */
-const oneRound = (shares, levels = []) => saved([1, 0, 0, ...varint(shares.length), ...Array.from({ length: 9 }, (_, i) => shares.flatMap((share) => varint(share[i]))).flat(), ...levels]);
+const oneRound = (shares, levels = []) =>
+  saved([
+    1,
+    0,
+    0,
+    ...varint(shares.length),
+    ...Array.from({ length: 9 }, (_, i) => shares.flatMap((share) => varint(share[i]))).flat(),
+    ...levels,
+  ]);
 const varint = (number) => (number > 127 ? [(number % 128) + 128, ...varint(Math.floor(number / 128))] : [number]);
 
 test("of shares, depths and positions there are no more than a map can have", async () => {
@@ -64,7 +84,8 @@ test("of shares, depths and positions there are no more than a map can have", as
     "deeper than there are numbers": [[other({ 4: 3 })], [1]],
     "deeper than any number": [[other({ 4: 2 ** 60 })], [1]],
   };
-  for (const [what, [shares, levels]] of Object.entries(wrong)) await assert.rejects(unpack(oneRound(shares, levels)), RangeError, what);
+  for (const [what, [shares, levels]] of Object.entries(wrong))
+    await assert.rejects(unpack(oneRound(shares, levels)), RangeError, what);
 });
 
 test("what a file claims is bounded by what it holds, before anything is made of it", async () => {
@@ -74,39 +95,82 @@ test("what a file claims is bounded by what it holds, before anything is made of
   assert.ok(process.memoryUsage().heapUsed - before < 2 ** 25);
 });
 
-test("the maps of a file share one room, for numbers and for cells", async () => {
-  const room = new Room();
-  const large = () => sound({ ...MAP, grid: [1024, 1024] }, room);
+test("the maps of a file share one budget, for numbers and for cells", async () => {
+  const budget = new Budget();
+  const large = () => checkMap({ ...MAP, grid: [1024, 1024] }, budget);
   for (let i = 0; i < 2; i++) large();
   assert.throws(large, /too many numbers/);
-  await assert.rejects(unpack(saved([0]), room), /too many numbers/);
+  await assert.rejects(unpack(saved([0]), budget), /too many numbers/);
 });
 
 test("a property of any kind is no more than sound settings and references", () => {
   const usual = { figure: "acceptance", opacity: 0.6 };
   const none = { settings: {}, tag: undefined, runs: [] };
-  for (const odd of [undefined, null, 0, "", "text", [], [1], true, { runs: "x", tag: 5, opacity: "1", figure: 7, evil: 1 }, { figure: "toString", runs: { 0: "a" } }]) {
-    assert.deepEqual(soundProperty(odd, usual, FIGURES), none);
+  for (const odd of [
+    undefined,
+    null,
+    0,
+    "",
+    "text",
+    [],
+    [1],
+    true,
+    { runs: "x", tag: 5, opacity: "1", figure: 7, evil: 1 },
+    { figure: "toString", runs: { 0: "a" } },
+  ]) {
+    assert.deepEqual(checkProperty(odd, usual, FIGURES), none);
   }
-  const runs = [null, 5, "id", {}, { id: 5 }, { id: "a", prompt: 7, part: "0" }, { id: "b", prompt: "\ud800" }, { id: "d", prompt: "p", node: { toString: null } }, { id: "c", prompt: "p", node: 6, part: 1 }];
-  assert.deepEqual(soundProperty({ figure: "time", opacity: 0, tag: "t", runs }, usual, FIGURES), {
+  const runs = [
+    null,
+    5,
+    "id",
+    {},
+    { id: 5 },
+    { id: "a", prompt: 7, part: "0" },
+    { id: "b", prompt: "\ud800" },
+    { id: "d", prompt: "p", node: { toString: null } },
+    { id: "c", prompt: "p", node: 6, part: 1 },
+  ];
+  assert.deepEqual(checkProperty({ figure: "time", opacity: 0, tag: "t", runs }, usual, FIGURES), {
     settings: { figure: "time", opacity: 0 },
     tag: "t",
-    runs: [{ id: "a", part: 0 }, { id: "b", part: 0 }, { id: "d", part: 0 }, { id: "c", part: 1, prompt: "p", node: "6" }],
+    runs: [
+      { id: "a", part: 0 },
+      { id: "b", part: 0 },
+      { id: "d", part: 0 },
+      { id: "c", part: 1, prompt: "p", node: "6" },
+    ],
   });
 });
 
 test("of a map from a file only what belongs to a map is taken, and nothing is fetched from elsewhere", () => {
   const thumbnails = ["https://example.org/seen.png", "data:image/svg+xml,<svg/>", "data:image/jpeg;base64,AA"];
-  const taken = sound({ ...MAP, thumbnails, pictures: [{ filename: "x" }], inputs: { seed: 5 }, __proto__: { evil: 1 } }, new Room());
+  const taken = checkMap(
+    { ...MAP, thumbnails, pictures: [{ filename: "x" }], inputs: { seed: 5 }, __proto__: { evil: 1 } },
+    new Budget(),
+  );
   assert.deepEqual(taken.thumbnails, ["data:image/jpeg;base64,AA"]);
   assert.deepEqual(taken.inputs, { seed: "5" });
-  assert.deepEqual([true, "yes", undefined].map((relaxed) => sound({ ...MAP, relaxed }, new Room()).relaxed), [true, false, false]);
+  assert.deepEqual(
+    [true, "yes", undefined].map((relaxed) => checkMap({ ...MAP, relaxed }, new Budget()).relaxed),
+    [true, false, false],
+  );
   const texts = { 4: { text: "a cat", long: "x".repeat(2 ** 15), odd: 5 } };
-  assert.deepEqual(sound({ ...MAP, texts }, new Room()).texts, { 4: { text: "a cat" } });
+  assert.deepEqual(checkMap({ ...MAP, texts }, new Budget()).texts, { 4: { text: "a cat" } });
   assert.ok(!("pictures" in taken) && !("evil" in taken));
-  const wrong = [{ grid: [1e6, 1e6] }, { grid: null }, { images: 1e9 }, { images: 2 ** 13, grid: [1, 1] }, { images: "x" }, { start: -1 }, { start: 10 }, { part: 2 }, { parts: 9 }];
-  for (const one of wrong) assert.throws(() => sound({ ...MAP, ...one }, new Room()), JSON.stringify(one));
-  for (const odd of [null, 5, "map", [], {}]) assert.throws(() => sound(odd, new Room()));
-  for (const odd of [5, "data:image/jpeg;base64,", { 0: "x" }, null]) assert.deepEqual(sound({ ...MAP, thumbnails: odd }, new Room()).thumbnails, []);
+  const wrong = [
+    { grid: [1e6, 1e6] },
+    { grid: null },
+    { images: 1e9 },
+    { images: 2 ** 13, grid: [1, 1] },
+    { images: "x" },
+    { start: -1 },
+    { start: 10 },
+    { part: 2 },
+    { parts: 9 },
+  ];
+  for (const one of wrong) assert.throws(() => checkMap({ ...MAP, ...one }, new Budget()), JSON.stringify(one));
+  for (const odd of [null, 5, "map", [], {}]) assert.throws(() => checkMap(odd, new Budget()));
+  for (const odd of [5, "data:image/jpeg;base64,", { 0: "x" }, null])
+    assert.deepEqual(checkMap({ ...MAP, thumbnails: odd }, new Budget()).thumbnails, []);
 });

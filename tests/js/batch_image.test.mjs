@@ -1,10 +1,11 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { mark, nearest } from "../../js/own_image.js";
+import { mark, nearest } from "../../js/batch_image.js";
 
 function picture(width, height, colour) {
   const data = new Uint8ClampedArray(4 * width * height);
-  for (let y = 0; y < height; y++) for (let x = 0; x < width; x++) data.set([...colour(x, y), 255], 4 * (y * width + x));
+  for (let y = 0; y < height; y++)
+    for (let x = 0; x < width; x++) data.set([...colour(x, y), 255], 4 * (y * width + x));
   return { data, width, height };
 }
 
@@ -14,7 +15,10 @@ test("a mark is the mean colours of eight by eight regions, row by row, as nodes
   assert.deepEqual(found.slice(0, 3), [1.5, 2, 7]); // pixels 0 to 3, and 0 to 4
   assert.deepEqual(found.slice(3, 6), [4.5, 2, 7]); // a region begins within a pixel that the one before ends in: 3 to 6
   assert.deepEqual(found.slice(3 * (7 * 8 + 3), 3 * (7 * 8 + 3) + 3), [11.5, 37, 7]);
-  assert.equal(mark(picture(3, 2, () => [9, 9, 9])).every((value) => value === 9), true);
+  assert.equal(
+    mark(picture(3, 2, () => [9, 9, 9])).every((value) => value === 9),
+    true,
+  );
 });
 
 test("an image is known by the nearest mark, if it is near and no other is about as near", () => {

@@ -1,4 +1,4 @@
-/** All that the map and the Settings node say beside the schema, in the languages of locales/. */
+/** Texts of the map, the Settings node and the context menus, in the languages of `locales`. */
 
 /** What the server says, in English: of progress, of a model that is missing, of prompts and sizes that a model doesn't know, of what a device can't do, and of a training. A language's `lines` say the same, in this order. */
 const LINES = [
@@ -44,9 +44,10 @@ const FOLDER = /^The images are in (\S+)\. (.+)$/;
 const RELAXED = /^(.*); Relaxed: ([\d.]+) % of the tokens replaced$/;
 
 /** How a line begins that says how far a run is. */
-const PROGRESS = /^(\d+ (of \d+ )?(images|prompts|pictures|steps|methods)[,;]|Downloading: |Waiting for another |Asking the Hub |Checking files |\S+ is downloaded$)/;
+const PROGRESS =
+  /^(\d+ (of \d+ )?(images|prompts|pictures|steps|methods)[,;]|Downloading: |Waiting for another |Asking the Hub |Checking files |\S+ is downloaded$)/;
 
-/** The name of a difference in a text that a prompt is made of. */
+/** Name of a difference in a prompt's text, see caption.js. */
 export const PROMPT = Symbol("prompt");
 
 const sentenceCase = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
@@ -89,25 +90,40 @@ const ENGLISH = {
   seed: (method, seed) => `${method}, seed ${seed}`,
   empty: "Run the workflow to see its acceptance map here.",
   noRun: "No run yet",
-  keys: (figure, rows, columns) => `${figure} of ${rows} by ${columns} tokens. Use the arrow keys to move between tokens, + and - to zoom.`,
+  keys: (figure, rows, columns) =>
+    `${figure} of ${rows} by ${columns} tokens. Use the arrow keys to move between tokens, + and - to zoom.`,
   of: (method, seed) => `Made with seed ${seed} (${method}).`,
-  now: (differences) => sentenceCase(differences.map(({ name, now }) => (name === PROMPT ? "the prompt has changed" : `${name} is now ${now}`)).join(", ")),
-  take: (name, was) => (name === PROMPT ? "Restore prompt" : `Restore ${name} ${was}`),
-  takeFrom: (was) => `Set the node back to the value that made this image: ${was}`,
-  off: { 2: "The node is muted, so the map is from an earlier run.", 4: "The node is bypassed, so the map is from an earlier run." },
+  now: (differences) =>
+    sentenceCase(
+      differences
+        .map(({ name, now }) => (name === PROMPT ? "the prompt has changed" : `${name} is now ${now}`))
+        .join(", "),
+    ),
+  restore: (name, was) => (name === PROMPT ? "Restore prompt" : `Restore ${name} ${was}`),
+  restoreTitle: (was) => `Set the node back to the value that made this image: ${was}`,
+  off: {
+    2: "The node is muted, so the map is from an earlier run.",
+    4: "The node is bypassed, so the map is from an earlier run.",
+  },
   replay: "Replay the run pass by pass",
   play: "Play",
   pause: "Pause",
-  whole: "the finished image",
-  tried: (round, rounds, drafts, accepted) => `${round} / ${rounds}: ${accepted} of ${drafts} drafts accepted`,
+  finishedImage: "the finished image",
+  replayed: (round, rounds, drafts, accepted) => `${round} / ${rounds}: ${accepted} of ${drafts} drafts accepted`,
   zoomIn: "Zoom in",
   zoomOut: "Zoom out",
   save: "Save map as image",
   thirds: ["Top left", "Top", "Top right", "Left", "Center", "Right", "Bottom left", "Bottom", "Bottom right"],
-  contrast: ([easy, most], [hard, range]) => `Fastest: ${easy.toLowerCase()} (up to ${most} tokens per pass). Slowest: ${hard.toLowerCase()} (${range}).`,
+  contrast: ([easy, most], [hard, range]) =>
+    `Fastest: ${easy.toLowerCase()} (up to ${most} tokens per pass). Slowest: ${hard.toLowerCase()} (${range}).`,
   range: (low, high) => (low === high ? `${low}` : `${low}–${high}`),
   numbers: "Details",
-  counts: { rounds: "passes of the model", nodes: "drafted tokens", right: "accepted tokens", depth: "mean tree depth" },
+  counts: {
+    rounds: "passes of the model",
+    nodes: "drafted tokens",
+    right: "accepted tokens",
+    depth: "mean tree depth",
+  },
   meanOf: (mean, rounds) => `${mean} tokens per pass (${rounds} passes)`,
   rate: (rate) => `${rate} tokens/s`,
   tau: (tau) => `${tau} tokens per pass`,
@@ -139,8 +155,14 @@ const ENGLISH = {
   lookAlikes: (count) => ` (${count} replaced)`,
   compareWithPlain: "ADT-Tree: compare with no drafting",
   openBatch: "ADT-Tree: open as a batch",
-  lines: LINES.map(({ source }) => (source.startsWith("This small model") ? (line) => line : "$&")), // CHINESE has functions there, too
-  download: { "": (size) => `download, ${size}`, int8: (size) => `download, ${size}; fits with int8 weights`, no: (size) => `download, ${size}; too large for this GPU` },
+  lines: /** @type {any[]} */ (LINES).map(({ source }) =>
+    source.startsWith("This small model") ? (line) => line : "$&",
+  ), // CHINESE has functions there, too
+  download: {
+    "": (size) => `download, ${size}`,
+    int8: (size) => `download, ${size}; fits with int8 weights`,
+    no: (size) => `download, ${size}; too large for this GPU`,
+  },
   folderLine: (folder) => `The images are in ${folder}. `,
   relaxedLine: (share) => `; Relaxed: ${share} % of the tokens replaced`,
 };
@@ -187,20 +209,22 @@ const CHINESE = {
   noRun: "尚未运行",
   keys: (figure, rows, columns) => `${rows} 行 ${columns} 列 token 的${figure}。用方向键逐个移动，用 + 和 - 缩放。`,
   of: (method, seed) => `使用种子 ${seed} 生成（${method}）。`,
-  now: (differences) => `${differences.map(({ name, now }) => (name === PROMPT ? "提示词已更改" : `${name}现在为 ${now}`)).join("，")}。`,
-  take: (name, was) => (name === PROMPT ? "恢复提示词" : `恢复${name} ${was}`),
-  takeFrom: (was) => `将节点恢复为生成此图像时的值：${was}`,
+  now: (differences) =>
+    `${differences.map(({ name, now }) => (name === PROMPT ? "提示词已更改" : `${name}现在为 ${now}`)).join("，")}。`,
+  restore: (name, was) => (name === PROMPT ? "恢复提示词" : `恢复${name} ${was}`),
+  restoreTitle: (was) => `将节点恢复为生成此图像时的值：${was}`,
   off: { 2: "节点已静音，接受图来自之前的运行。", 4: "节点已绕过，接受图来自之前的运行。" },
   replay: "逐次前向回放",
   play: "播放",
   pause: "暂停",
-  whole: "完成的图像",
-  tried: (round, rounds, drafts, accepted) => `${round} / ${rounds}：${drafts} 个草稿，接受 ${accepted} 个`,
+  finishedImage: "完成的图像",
+  replayed: (round, rounds, drafts, accepted) => `${round} / ${rounds}：${drafts} 个草稿，接受 ${accepted} 个`,
   zoomIn: "放大",
   zoomOut: "缩小",
   save: "把接受图保存为图像",
   thirds: ["左上", "上方", "右上", "左侧", "中间", "右侧", "左下", "下方", "右下"],
-  contrast: ([easy, most], [hard, range]) => `最快：${easy}（每次前向最多 ${most} 个 token）。最慢：${hard}（${range} 个）。`,
+  contrast: ([easy, most], [hard, range]) =>
+    `最快：${easy}（每次前向最多 ${most} 个 token）。最慢：${hard}（${range} 个）。`,
   range: (low, high) => (low === high ? `${low}` : `${low}–${high}`),
   numbers: "详情",
   counts: { rounds: "模型的前向次数", nodes: "草稿 token 数", right: "接受的 token 数", depth: "草稿树平均深度" },
@@ -209,7 +233,8 @@ const CHINESE = {
   tau: (tau) => `每次前向 ${tau} 个 token`,
   plain: "不起草",
   undrafted: ["没有草稿", "几乎没有草稿"],
-  unpaid: (few, images) => `${images > 1 ? `批次大小为 ${images} 时` : "在这里"}起草不会更快，因此${few ? "多数" : "每次"}前向只生成一个 token。`,
+  unpaid: (few, images) =>
+    `${images > 1 ? `批次大小为 ${images} 时` : "在这里"}起草不会更快，因此${few ? "多数" : "每次"}前向只生成一个 token。`,
   relaxed: (method, share) => `${method}，放宽，${share}% 的 token 被替换`,
   relaxedShort: (method, share) => `${method}，放宽 ${share}%`,
   fasterInTurns: (ratio) => `速度是 B 的 ${ratio} 倍（交替运行）`,
@@ -248,7 +273,8 @@ const CHINESE = {
     "$1 已下载",
     (_, some, all, prompts, others, ...unknown) =>
       `这个小模型只认识房子、船、热气球、杯子等的英文词，${all} 个提示词中有 ${some} 个画成了别的：${prompts}${others ? " 等" : ""}。${unknownWords(...unknown)}`,
-    (_, prompt, ...unknown) => `这个小模型只认识房子、船、热气球、杯子等的英文词，没有画 ${prompt}，画了别的。${unknownWords(...unknown)}`,
+    (_, prompt, ...unknown) =>
+      `这个小模型只认识房子、船、热气球、杯子等的英文词，没有画 ${prompt}，画了别的。${unknownWords(...unknown)}`,
     "在这台设备上，图像可能受同批其他提示词的影响；把批次大小设为 1 可避免。",
     "为了保持图像不变，这台设备使用更小的矩阵乘法，因此更慢。",
     "为了保持图像不变，这台设备不能使用快速的注意力内核，因此更慢。",
@@ -270,37 +296,41 @@ const CHINESE = {
     "提示词截短为 $2 个字符中的前 $1 个：共 $3 个 token，$4 最多接受 $5 个。",
     "负面提示词截短为 $2 个字符中的前 $1 个：共 $3 个 token，$4 最多接受 $5 个。",
   ],
-  download: { "": (size) => `下载，${size}`, int8: (size) => `下载，${size}；int8 权重可放入显存`, no: (size) => `下载，${size}；超出显存` },
+  download: {
+    "": (size) => `下载，${size}`,
+    int8: (size) => `下载，${size}；int8 权重可放入显存`,
+    no: (size) => `下载，${size}；超出显存`,
+  },
   folderLine: (folder) => `图像位于 ${folder}。`,
   relaxedLine: (share) => `；放宽：${share}% 的 token 被替换`,
 };
 
-/** The words in the user's language. */
-export let words = ENGLISH;
+/** Texts in the user's language. */
+export let texts = ENGLISH;
 
-/** Speak a language of ComfyUI's setting ("zh", "en", ...) from now on; English where the map doesn't know it. */
-export function speak(locale) {
-  words = locale === "zh" ? CHINESE : ENGLISH;
+/** Set the language, such as "zh". Languages without texts here use English. */
+export function setLanguage(locale) {
+  texts = locale === "zh" ? /** @type {any} */ (CHINESE) : ENGLISH;
 }
 
-/** What people call a method; one that has no name here, by its own. */
+/** The displayed name of a method, or the method itself if it has none. */
 export function methodName(method) {
   const [, tree] = /^static:(.+)/.exec(method) ?? [];
-  return tree ? words.staticTree(tree) : (words.methods[method] ?? method);
+  return tree ? texts.staticTree(tree) : (texts.methods[method] ?? method);
 }
 
 /** A line of the server's under a node, in the user's language; as it is, if it is none of LINES. */
 export function line(text) {
   const [, told, replaced] = RELAXED.exec(text) ?? [];
-  if (replaced) return `${line(told)}${words.relaxedLine(replaced)}`;
+  if (replaced) return `${line(told)}${texts.relaxedLine(replaced)}`;
   const [, folder, rest] = FOLDER.exec(text) ?? [];
-  if (rest && line(rest) !== rest) return `${words.folderLine(folder)}${line(rest)}`;
-  return LINES.reduce((said, pattern, at) => said.replace(pattern, words.lines[at]), text); // a line may have several sentences
+  if (rest && line(rest) !== rest) return `${texts.folderLine(folder)}${line(rest)}`;
+  return LINES.reduce((said, pattern, at) => said.replace(pattern, texts.lines[at]), text); // a line may have several sentences
 }
 
-/** What stands behind the name of a model that is not installed; `fits` is "", "int8" or "no". */
+/** The text after the name of a model that is not installed. @param {"" | "int8" | "no"} fits */
 export function downloadLabel(size, fits) {
-  return words.download[fits](size);
+  return texts.download[fits](size);
 }
 
 /** Whether a line of the server's is to be read after the run, too: it says more than how far it is. */

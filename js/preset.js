@@ -1,0 +1,70 @@
+/**
+ * Inputs that a preset overrides: disabled unless the preset is "custom". All but the guidance are also hidden, because
+ * they would move a sampler's map off a small screen; the guidance shows the user where these inputs are.
+ */
+
+import {
+  callAfter,
+  findWidget,
+  fitHeight,
+  isLinked,
+  isOurs,
+  redrawNode,
+  registerExtension,
+  savedNames,
+  sendWhile,
+  setHidden,
+  widgetsOf,
+} from "./comfy.js";
+
+/** Inputs that a preset overrides. */
+export const OVERRIDDEN = ["guidance", "temperature", "top_k", "top_p"];
+const ALWAYS_SHOWN = "guidance";
+const CUSTOM = "custom";
+
+const defaults = new WeakMap(); // widget -> its default value
+
+const overriddenOf = (node) => widgetsOf(node).filter(({ name }) => OVERRIDDEN.includes(name));
+
+/** Whether an input is used: it is linked, or the preset is linked or "custom". */
+function counts(node, name) {
+  return isLinked(node, name) || isLinked(node, "preset") || findWidget(node, "preset").value === CUSTOM;
+}
+
+/** Disable and hide the inputs that the preset overrides. */
+export function disableOverridden(node) {
+  for (const widget of overriddenOf(node)) {
+    widget.disabled = !counts(node, widget.name);
+    setHidden(widget, widget.disabled && widget.name !== ALWAYS_SHOWN);
+  }
+  fitHeight(node);
+  redrawNode(node);
+}
+
+/** In a workflow that was saved before its node had presets, the preset is "custom" if the user had changed an input. */
+function migrate(node, saved) {
+  if (!Array.isArray(saved?.widgets_values) || savedNames(node).indexOf("preset") < saved.widgets_values.length) return;
+  const isChanged = overriddenOf(node).some((widget) => widget.value !== defaults.get(widget));
+  if (isChanged) findWidget(node, "preset").value = CUSTOM;
+}
+
+registerExtension({
+  name: "adttree.preset",
+
+  nodeCreated(node) {
+    const preset = findWidget(node, "preset");
+    if (!isOurs(node) || !preset) return;
+    for (const widget of overriddenOf(node)) {
+      defaults.set(widget, widget.value);
+      sendWhile(widget, () => counts(node, widget.name));
+    }
+    const update = () => disableOverridden(node);
+    callAfter(node, "onConfigure", (saved) => {
+      migrate(node, saved);
+      update();
+    });
+    callAfter(node, "onConnectionsChange", update);
+    callAfter(preset, "callback", update);
+    update();
+  },
+});

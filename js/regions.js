@@ -1,0 +1,35 @@
+/** Speed in the nine regions of an image, measured in tokens per pass. */
+
+const THIRDS = 3; // regions along each side
+const MIN_RATIO = 1.25; // of the fastest to the slowest region, below which the differences are noise
+
+/**
+ * @returns {{region: number, rounds: number, mean: number, low: number, high: number, most: number}[]} for each region
+ *   with tokens, row by row from the top left: its number of passes, and the mean, 10th percentile, 90th percentile and
+ *   maximum of the tokens per pass
+ */
+export function regions(run, image) {
+  const found = Array.from({ length: THIRDS * THIRDS }, () => new Map()); // pass -> tokens
+  run.roundOf[image].forEach((round, cell) => {
+    if (round < 0) return;
+    const row = Math.floor((THIRDS * Math.floor(cell / run.columns)) / run.rows);
+    const column = Math.floor((THIRDS * (cell % run.columns)) / run.columns);
+    found[THIRDS * row + column].set(round, run.rounds[round].shares.get(image).accepted + 1);
+  });
+  return found.flatMap((rounds, region) => (rounds.size ? [{ region, ...spread([...rounds.values()]) }] : []));
+}
+
+/** The fastest and the slowest region, { fastest, slowest }; null if all are about as fast, or nothing is known. */
+export function contrast(run, image) {
+  const sorted = regions(run, image).sort((a, b) => b.mean - a.mean);
+  const fastest = sorted[0];
+  const slowest = sorted.at(-1);
+  return fastest?.mean > MIN_RATIO * slowest?.mean ? { fastest, slowest } : null;
+}
+
+function spread(values) {
+  const sorted = [...values].sort((a, b) => a - b);
+  const quantile = (share) => sorted[Math.round(share * (sorted.length - 1))];
+  const mean = values.reduce((a, b) => a + b) / values.length;
+  return { rounds: values.length, mean, low: quantile(0.1), high: quantile(0.9), most: sorted.at(-1) };
+}

@@ -1,0 +1,49 @@
+/**
+ * Map on a canvas that is zoomed out so far that ComfyUI shows no elements: an image that is drawn once, because an
+ * element would cost a layout in every frame while the user pans.
+ */
+
+import { boxOf, canvasContext, isZoomedOut, onPlaceholder, redrawNode } from "./comfy.js";
+import { draw, layout } from "./map_view.js";
+
+const SCALE = 0.6; // zoom of the canvas below which ComfyUI shows no elements
+
+export class ZoomedOutMap {
+  #image = null; // { width, height, canvas }; null after the panel has changed
+
+  /** @param {import("./comfy.js").Widget} widget widget of the panel's element */
+  constructor(node, widget, panel) {
+    this.node = node;
+    this.widget = widget;
+    this.panel = panel;
+    onPlaceholder(widget, () => this.#draw());
+  }
+
+  /** Draw the map again, because the panel has changed. */
+  invalidate() {
+    this.#image = null;
+    if (isZoomedOut()) redrawNode(this.node);
+  }
+
+  #draw() {
+    if (!isZoomedOut() || this.widget.hidden || !this.panel.run) return;
+    const { x, y, width, height } = boxOf(this.node, this.widget);
+    if (width <= 0 || height <= 0) return;
+    if (this.#image?.width !== width || this.#image.height !== height) {
+      this.#image = { width, height, canvas: this.#render(width, height) };
+    }
+    canvasContext().drawImage(this.#image.canvas, x, y, width, height);
+  }
+
+  #render(width, height) {
+    const { run, runs } = this.panel;
+    const pixels = SCALE * devicePixelRatio;
+    const [w, h] = [width, height].map((side) => Math.max(1, Math.round(side * pixels)));
+    const canvas = new OffscreenCanvas(w, h);
+    const context = canvas.getContext("2d");
+    context.setTransform(pixels, 0, 0, pixels, 0, 0);
+    const boxes = layout(width, height, run.rows, run.columns, runs.length);
+    draw(context, { width, height }, this.panel.panesIn(boxes));
+    return canvas;
+  }
+}

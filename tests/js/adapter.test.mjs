@@ -1,0 +1,36 @@
+import assert from "node:assert/strict";
+import { readdirSync, readFileSync } from "node:fs";
+import test from "node:test";
+
+const FOLDER = new URL("../../js/", import.meta.url);
+const ADAPTER = "comfy.js";
+
+/** What only the adapter may use, by a name for messages. */
+const INTERNALS = {
+  "modules of the page": /["'][^"']*\/scripts\//,
+  "app or api": /\b(app|api|comfyAPI)\s*[?!]?\.|\bwindow\.(app|comfyAPI)\b/,
+  LiteGraph: /\b(LiteGraph|LGraphCanvas|LGraphNode|LGraph)\b/,
+  "methods of nodes and graphs":
+    /\.(addDOMWidget|removeWidget|computeSize|setSize|setDirtyCanvas|getNodeById|getInputNode|getInputLink|isInputConnected)\b/,
+  "internals of widgets":
+    /\bwidget\??\.(options|serializeValue|callback|computedHeight|advanced)|\bwidget\.hidden =[^=]/,
+  "lists of a node": /\.(widgets|inputs\[|rootGraph|subgraphs)\b/,
+  "elements of the page": /\.lg-node|data-node-id|\$\$/,
+};
+
+function code(file) {
+  const text = readFileSync(new URL(file, FOLDER), "utf8");
+  return text.replace(/\/\*[\s\S]*?\*\//g, "").replace(/(^|\s)\/\/.*$/gm, "$1");
+}
+
+/** The internals that a source text uses. */
+function used(text) {
+  return Object.keys(INTERNALS).filter((name) => INTERNALS[name].test(text));
+}
+
+test("only the adapter uses internals of ComfyUI's page", () => {
+  const files = readdirSync(FOLDER).filter((file) => file.endsWith(".js"));
+  assert.ok(files.includes(ADAPTER));
+  const found = files.map((file) => [file, used(code(file))]).filter(([, names]) => names.length);
+  assert.deepEqual(found, [[ADAPTER, Object.keys(INTERNALS)]]);
+});
