@@ -33,6 +33,10 @@ REQUIREMENTS = ROOT / "requirements.txt"
 TEST_REQUIREMENTS = ROOT / "tests" / "requirements.txt"
 
 ALL = "--all"
+NODE_MODULES = ROOT / "node_modules"
+LOCK = ROOT / "package-lock.json"  # versions of the tools that check the JavaScript
+NO_NPM = "check not run: format, style and types of the JavaScript, which need npm"
+
 BUDGET = {"first run": 480, "default": 300, ALL: 5100}
 """Seconds that ``dev.py test`` may take on two cores, set-up included."""
 SIDE_BY_SIDE = ["-n", str(max(2, min(3, os.cpu_count() or 2)))]
@@ -90,6 +94,10 @@ def test(options: list[str]) -> int:
         **({"timed tests": lambda: _pytest(counts, ALL, *ONE_BY_ONE)} if options else {}),
         "types (mypy)": types,
     }
+    if shutil.which("npm"):
+        steps["JavaScript (Biome, tsc; format repaired by 'npm run repair')"] = javascript
+    else:
+        counts[NO_NPM] += 1
     failed = [name for name, step in steps.items() if not _passes(name, step)]
     _say(total(time.monotonic() - started, ALL if options else "first run" if installed else "default"))
     if failed:
@@ -138,6 +146,19 @@ def types() -> int:
         for name in ("__init__.py", "dev.py", "pyproject.toml"):
             shutil.copy2(ROOT / name, pack)
         return _run("-m", "mypy", "--cache-dir", str(ROOT / ".mypy_cache"), cwd=pack)
+
+
+def javascript() -> int:
+    """Check format, style and types of the JavaScript, after an installation of the tools in ``node_modules``."""
+    npm = shutil.which("npm") or "npm"  # the path, because on Windows npm is no .exe
+    installed = NODE_MODULES / "ready"
+    lock = LOCK.read_text(encoding="utf-8")
+    if not installed.exists() or installed.read_text(encoding="utf-8") != lock:
+        if code := subprocess.run([npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"], cwd=ROOT).returncode:
+            return code
+        NODE_MODULES.mkdir(exist_ok=True)
+        installed.write_text(lock, encoding="utf-8")
+    return subprocess.run([npm, "run", "--silent", "check"], cwd=ROOT).returncode
 
 
 class SetUpError(Exception):

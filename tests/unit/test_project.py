@@ -136,8 +136,9 @@ def test_a_set_up_that_fails_is_tried_again(dev, ran, step, capsys):
 
 @pytest.fixture
 def steps(dev, ran, monkeypatch):
-    """What the test command runs, once there is an environment."""
+    """Commands of ``dev.py test`` with a complete environment on a machine without npm."""
     monkeypatch.setattr(dev, "environment", lambda *files: False)
+    monkeypatch.setattr(dev.shutil, "which", lambda program: None)
     return ran
 
 
@@ -158,6 +159,24 @@ def test_long_tests_run_when_all_are_asked_for_and_timed_tests_by_themselves(dev
     assert all(("-n" in words) is (number == 0) for number, words in enumerate(tests))
 
 
+def test_javascript_is_checked_if_there_is_npm(dev, steps, tmp_path, monkeypatch, capsys):
+    """The tools are installed once for each version of the lock file."""
+    monkeypatch.setattr(dev.shutil, "which", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr(dev, "NODE_MODULES", tmp_path / "node_modules")
+    assert dev.main(["test"]) == 0
+    assert [line.split()[0] for line in steps][-2:] == ["ci", "run"]
+    assert dev.NO_NPM not in capsys.readouterr().out
+    steps.clear()
+    steps.fail = "run"
+    assert dev.main(["test"]) == 1
+    assert [line.split()[0] for line in steps][-1] == "run" and not any(line.startswith("ci") for line in steps)
+    steps.clear()
+    monkeypatch.setattr(dev, "LOCK", tmp_path / "package-lock.json")
+    dev.LOCK.write_text("{}", encoding="utf-8")
+    dev.main(["test"])
+    assert any(line.startswith("ci") for line in steps)
+
+
 def test_options_go_to_pytest_alone(dev, steps):
     assert dev.main(["test", "-k", "tree"]) == 0
     (line,) = steps
@@ -168,7 +187,7 @@ def test_the_last_line_says_what_ran_and_what_did_not(dev, steps, capsys):
     reason = "browser tests not run: no Chromium (apt install chromium)"
     steps.counts = {"passed": 2031, "failed": 0, reason: 38}
     assert dev.main(["test"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"2,031 passed; 38 {reason}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"2,031 passed; 1 {dev.NO_NPM}; 38 {reason}"
     steps.counts = {"passed": 7, "failed": 2}
     assert dev.main(["test", "tests/unit"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "7 passed; 2 FAILED"
