@@ -1,4 +1,4 @@
-"""Changes to a checkpoint's files, for tests of what is wrong with it."""
+"""Edits of a checkpoint's files, for tests of invalid checkpoints."""
 
 from __future__ import annotations
 
@@ -10,28 +10,37 @@ import torch
 from safetensors.torch import load_file, save_file
 
 Change = Callable[[dict], object]
-"""Changes a dictionary in its place."""
+"""Modifies a dictionary in place."""
 
 
 def edit_json(file: Path, change: Change) -> None:
+    """Apply a change to a JSON file."""
     content = json.loads(file.read_text(encoding="utf-8"))
     change(content)
     file.write_text(json.dumps(content), encoding="utf-8")
 
 
 def edit_config(folder: Path, change: Change) -> None:
+    """Apply a change to the config.json of a checkpoint."""
     edit_json(folder / "config.json", change)
 
 
 def edit_tensors(folder: Path, change: Change) -> None:
-    """Of a checkpoint in one file."""
+    """Apply a change to the tensors of a checkpoint that has a single file."""
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
 
 
 def write_one_file(stage: Path, tokenizer: Path, file: Path, *without: str) -> Path:
-    """The checkpoint in the folder ``stage`` as one file, its texts as tensors of bytes; some of these left out."""
+    """Write a checkpoint as one file, with its configuration and tokenizer stored as tensors of bytes.
+
+    Args:
+        stage: Folder of the checkpoint.
+        tokenizer: File of its tokenizer.
+        file: File to write.
+        *without: Names of tensors to leave out.
+    """
     tensors = {name: value for part in stage.glob("*.safetensors") for name, value in load_file(part).items()}
     texts = {"config_json": stage / "config.json", "tokenizer_json": tokenizer}
     tensors |= {name: torch.tensor(list(text.read_bytes()), dtype=torch.uint8) for name, text in texts.items()}

@@ -1,11 +1,11 @@
-"""Emu3-Gen's layout (``BAAI/Emu3-Gen-hf``), small and random.
+"""Small random checkpoint in Emu3-Gen's layout (``BAAI/Emu3-Gen-hf``).
 
-transformers' own class writes the files. The tokens have the names that models/emu3/convert_emu3_weights_to_hf.py of
-transformers takes from github.com/baaivision/Emu3 (emu3/mllm/tokenization_emu3.py): ``<|endoftext|>``, chat marks,
-205 extra tokens, then image tokens.
+The files are written by transformers' own class. The tokens are named as in models/emu3/convert_emu3_weights_to_hf.py
+of transformers and in github.com/baaivision/Emu3 (emu3/mllm/tokenization_emu3.py): ``<|endoftext|>``, chat marks, 205
+extra tokens, then image tokens.
 
-BAAI's files have the tensor names of the first versions of the class, of early 2025: ``text_model.model.``,
-``text_model.lm_head.`` and ``vqmodel.``; and ``rope_theta`` stands in config.json itself. transformers'
+BAAI's files have the tensor names of the class's first versions, from early 2025: ``text_model.model.``,
+``text_model.lm_head.`` and ``vqmodel.``, and ``rope_theta`` at the top level of config.json. transformers'
 conversion_mapping.py renames them.
 """
 
@@ -49,9 +49,20 @@ def write_emu3(
     shards: int = 2,
     seed: int = 0,
 ) -> Path:
-    """A random target in ``shards`` files. ``scale`` sharpens its distributions.
+    """Write a random target.
 
-    ``names`` says which tensor names of the class are written: those of its "first" versions or the "present" ones.
+    Args:
+        folder: Folder of the checkpoint.
+        names: Tensor names of the class's "first" versions or its "present" ones.
+        hidden: Hidden size.
+        layers: Number of layers.
+        heads: Number of attention heads.
+        kv_heads: Number of key and value heads.
+        max_positions: Maximum number of positions.
+        rope_theta: Base of the rotary embedding.
+        scale: Factor of the logits; larger values sharpen the distributions.
+        shards: Number of safetensors files.
+        seed: Seed of the weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_with(SPECIAL)
@@ -62,13 +73,14 @@ def write_emu3(
         model = Emu3ForConditionalGeneration(config).eval()
         randomise(model)
         model.lm_head.weight.data.mul_(scale)
-        for name, buffer in model.model.vqmodel.named_buffers():  # of batch norms
+        for name, buffer in model.model.vqmodel.named_buffers():  # statistics of the batch norms
             if name.endswith(("running_mean", "running_var")):
                 buffer.uniform_(0.5, 1.5)
     config.save_pretrained(folder)
     tensors = model.state_dict()
     if names == "first":
-        tensors, written = {_first(name): value for name, value in tensors.items()}, read_config(folder)
+        tensors = {_first_name(name): value for name, value in tensors.items()}
+        written = read_config(folder)
         text = written["text_config"]
         text |= {"rope_theta": text.pop("rope_parameters")["rope_theta"], "rope_scaling": None}
         (folder / "config.json").write_text(json.dumps(written), encoding="utf-8")
@@ -105,9 +117,11 @@ def _config(
 
 
 def read_config(folder: Path) -> dict:
+    """Read the config.json of a checkpoint."""
     return json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
 
-def _first(name: str) -> str:
+def _first_name(name: str) -> str:
+    """Return the name of a tensor in the class's first versions."""
     name = name.replace("model.text_model.", "text_model.model.", 1).replace("lm_head.", "text_model.lm_head.", 1)
     return name.removeprefix("model.")

@@ -1,4 +1,4 @@
-"""A small random model of every family, quick to load and to draw with: some thirty tokens an image."""
+"""Small random models of every family, quick to load, with about thirty tokens per image."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ WRITERS = {
     "glm-image": lambda home: write_glm_image(home / "GLM-Image", scale=3.0),
     "llamagen": lambda home: llamagen.write_hugging_face(home, side=6),
 }
-"""By family, what writes a checkpoint into a folder, together with what belongs beside it."""
-if not hasattr(transformers, "GlmImageConfig"):  # it came with transformers 5
+"""Functions that write a checkpoint and its companion files into a folder, by family."""
+if not hasattr(transformers, "GlmImageConfig"):  # added in transformers 5
     del WRITERS["glm-image"]
 LAYOUTS = WRITERS | {
     "janus, deepseek": lambda home: janus.write_janus(home / "Janus-Pro-7B", layout="deepseek", shards=2),
     "llamagen, authors'": llamagen.write_upstream,
 }
-"""The same, and by other names what writes a family's other layouts."""
+"""The writers of `WRITERS`, and writers of further layouts of a family."""
 SIZES = {"lumina": (96, 64), "lumina-mgpt-2": (64, 32), "emu3": (48, 40), "glm-image": (96, 64)}
-"""Pixels of the families that draw other sizes than their usual one, which is large."""
+"""Width and height in pixels, for families with selectable sizes; their default is large."""
 
 
 DEVICE = os.environ.get("ADT_TREE_TEST_DEVICE", "cpu")
-"""Where small models are loaded to; "cuda" tries a GPU with them."""
+"""Device of the small models; set the environment variable to "cuda" to test on a GPU."""
 
 
-def load_small(family: str, path: Path, **how) -> Target:
-    """The checkpoint that the family's writer left at ``path``. how: as ``load_target`` takes it."""
-    target = load_target(path, DEVICE, **how)
+def load_small(family: str, path: Path, **options) -> Target:
+    """Load a checkpoint that the family's writer wrote, with options of ``load_target``, at a small image size."""
+    target = load_target(path, DEVICE, **options)
     if target.lead_of is not None:
-        target.lead_of = lambda grid: (3, 4)  # the usual one has as many cells for every size, some 250
+        target.lead_of = lambda grid: (3, 4)  # the default lead has about 250 cells for every size
     return target.sized(*SIZES[family]) if family in SIZES else target
 
 
 def write_network(family: str, folder: Path, target: Target) -> Path:
-    """A drafter of the family, in the layout that LANTERN has published it in."""
+    """Write a drafter of the family in the layout that LANTERN published."""
     if family == "llamagen":
         llamagen.write_drafter(folder)
-        edit_config(folder, lambda config: config.pop("input_type"))  # it would ask for one of the published sizes
+        edit_config(folder, lambda config: config.pop("input_type"))  # it would require a published size
         return folder
     write_drafter(folder, target)
     if family.startswith("lumina"):
@@ -67,6 +67,6 @@ def write_network(family: str, folder: Path, target: Target) -> Path:
 
 
 def write_both(family: str, home: Path) -> tuple[Path, Path]:
-    """A checkpoint of the family, and a drafter for it, below ``home``: their paths."""
+    """Write a checkpoint of the family and a drafter for it below ``home``; return both paths."""
     path = WRITERS[family](home)
     return path, write_network(family, home / "network", load_small(family, path))

@@ -1,7 +1,7 @@
-"""GLM-Image's layout (``zai-org/GLM-Image``), small and random: what its first stage needs, and a part of the second.
+"""Small random checkpoint in GLM-Image's layout (``zai-org/GLM-Image``): the first stage and part of the second.
 
-transformers' own class writes the weights, into ``vision_language_encoder``. The tokenizer is in ``processor``: code n
-is the token ``<|dit_token_n|>`` with the id n, then come those that begin and end a picture, and the text's far behind.
+The weights are written by transformers' own class into ``vision_language_encoder``. The tokenizer is in ``processor``:
+code n is the token ``<|dit_token_n|>`` with the id n; the tokens that begin and end an image follow, then the text.
 """
 
 from __future__ import annotations
@@ -17,15 +17,26 @@ from adt_core.models.families.glm_image import BEGIN_GRID, BEGIN_IMAGE, END_GRID
 from tests.layouts.janus import randomise
 from tests.layouts.lumina import save_shards
 
-CODES, HEAD = 40, 48
+CODES = 40
+HEAD = 48  # rows of the head: the codes and further tokens
 IMAGE = "<|image|>"
 
 
 def write_glm_image(
     folder: Path, *, hidden: int = 64, heads: int = 4, kv_heads: int = 2, scale: float = 1.0, seed: int = 0
 ) -> Path:
-    """A random target in two files. ``scale`` sharpens its distributions."""
-    stage, processor = folder / "vision_language_encoder", folder / "processor"
+    """Write a random target in two files.
+
+    Args:
+        folder: Folder of the checkpoint.
+        hidden: Hidden size.
+        heads: Number of attention heads.
+        kv_heads: Number of key and value heads.
+        scale: Factor of the logits; larger values sharpen the distributions.
+        seed: Seed of the weights.
+    """
+    stage = folder / "vision_language_encoder"
+    processor = folder / "processor"
     for part in (stage, processor, folder / "transformer"):
         part.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
@@ -47,9 +58,15 @@ def write_glm_image(
 
 
 def their_logits(model, inputs: dict, codes: list[int]) -> torch.Tensor:
-    """transformers' logits [1 + n, V] behind a prompt and each of the codes.
+    """Return transformers' logits after a prompt and after each code.
 
-    inputs: the prompt's, with the grids of the pictures that the codes are of.
+    Args:
+        model: transformers' model.
+        inputs: Inputs of the prompt, with the grids of its images.
+        codes: n codes.
+
+    Returns:
+        Logits [1 + n, V].
     """
     first = model(**inputs, use_cache=True)
     if not codes:
@@ -61,8 +78,8 @@ def their_logits(model, inputs: dict, codes: list[int]) -> torch.Tensor:
 
 
 def _config(tokenizer: Tokenizer, hidden: int, heads: int, kv_heads: int) -> transformers.GlmImageConfig:
-    begin, end = tokenizer.token_to_id(BEGIN_IMAGE), tokenizer.token_to_id(END_IMAGE)
-    turning = hidden // heads // 4  # pairs: half of a head turns
+    rotated = hidden // heads // 4  # pairs; half of a head is rotated
+    end = tokenizer.token_to_id(END_IMAGE)
     return transformers.GlmImageConfig(
         text_config={
             "vocab_size": tokenizer.get_vocab_size() + HEAD,
@@ -77,7 +94,7 @@ def _config(tokenizer: Tokenizer, hidden: int, heads: int, kv_heads: int) -> tra
                 "rope_type": "default",
                 "rope_theta": 10000.0,
                 "partial_rotary_factor": 0.5,
-                "mrope_section": [turning - 2 * (turning // 3), turning // 3, turning // 3],
+                "mrope_section": [rotated - 2 * (rotated // 3), rotated // 3, rotated // 3],
             },
             "pad_token_id": tokenizer.token_to_id(IMAGE),
             "eos_token_id": end,
@@ -85,13 +102,13 @@ def _config(tokenizer: Tokenizer, hidden: int, heads: int, kv_heads: int) -> tra
         vision_config={"depth": 2, "hidden_size": 32, "num_heads": 2, "image_size": 64, "intermediate_size": 48},
         vq_config={"embed_dim": 24, "num_embeddings": CODES, "latent_channels": 32},
         image_token_id=tokenizer.token_to_id(IMAGE),
-        image_start_token_id=begin,
+        image_start_token_id=tokenizer.token_to_id(BEGIN_IMAGE),
         image_end_token_id=end,
     )
 
 
 def _tokenizer() -> Tokenizer:
-    """Bytes behind the tokens of pictures, as GLM-4's are."""
+    """Return a tokenizer with the image tokens first and byte tokens after them, in GLM-4's style."""
     codes = [*(f"<|dit_token_{code}|>" for code in range(CODES)), BEGIN_IMAGE, END_IMAGE]
     names = [*codes, *sorted(pre_tokenizers.ByteLevel.alphabet()), BEGIN_GRID, END_GRID, IMAGE]
     tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))

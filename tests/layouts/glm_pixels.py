@@ -1,4 +1,4 @@
-"""GLM-Image's second stage as published, of small random weights: written by diffusers and transformers themselves."""
+"""GLM-Image's second stage with small random weights, written by diffusers and transformers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ WIDTHS = [8, 8, 16, 16]
 
 
 def write_pixels(folder: Path, codes: int) -> Path:
-    """The folders of the second stage, as ``save_pretrained`` writes them. codes: how many tokens it knows."""
+    """Write the folders of the second stage with ``save_pretrained``, for a number of codes."""
     small_pipeline(codes).save_pretrained(folder)
     return folder
 
 
 def small_pipeline(codes: int) -> Any:
-    """A GlmImagePipeline without the first stage. Its weights are large enough for tokens and prompts to show."""
+    """Return a GlmImagePipeline without the first stage, whose output depends visibly on tokens and prompts."""
     from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, GlmImagePipeline, GlmImageTransformer2DModel
     from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
-    width, channels = 32, 4
+    width = 32
+    channels = 4
     shape = {"vocab_size": 384, "d_model": width, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4}
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -51,7 +52,7 @@ def small_pipeline(codes: int) -> Any:
 
 
 def published_pipeline(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """diffusers' own pipeline of such a folder."""
+    """Load the folder into diffusers' pipeline."""
     from diffusers import GlmImagePipeline
 
     pipeline = GlmImagePipeline.from_pretrained(folder, processor=None, vision_language_encoder=None).to(dtype)
@@ -60,5 +61,5 @@ def published_pipeline(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def finer(codes: torch.Tensor) -> torch.Tensor:
-    """A grid of tokens [rows, columns] as the pipeline's own first stage hands it on, [4 rows columns]."""
+    """Upsample tokens [rows, columns] as the pipeline's first stage does; return [4 * rows * columns]."""
     return torch.nn.functional.interpolate(codes[None, None].float(), scale_factor=2).long().flatten()

@@ -1,11 +1,11 @@
-"""Janus-Pro's two layouts, small and random.
+"""Small random checkpoints in Janus-Pro's two layouts.
 
-transformers' layout (``deepseek-community/Janus-Pro-1B``): transformers' own class writes the files.
+transformers' layout (``deepseek-community/Janus-Pro-1B``) is written by transformers' own class.
 
-DeepSeek's layout (``deepseek-ai/Janus-Pro-1B``): one ``pytorch_model.bin``, or several with an index (7B). The tensors
+DeepSeek's layout (``deepseek-ai/Janus-Pro-1B``) is one ``pytorch_model.bin``, or several with an index (7B). Tensors
 are named after the modules in github.com/deepseek-ai/Janus (janus/models: modeling_vlm, vq_model, projector,
-clip_encoder). models/janus/convert_janus_weights_to_hf.py of transformers has these names on the left of its mappings,
-and reads the same fields of config.json.
+clip_encoder). models/janus/convert_janus_weights_to_hf.py of transformers maps the same names and reads the same fields
+of config.json.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from transformers import JanusConfig, JanusForConditionalGeneration
 
 from tests.layouts.tokens import tokenizer_with
 
-BOS, PAD, BEGIN_IMAGE, END_IMAGE = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>", "<end_of_image>"
+BOS = "<｜begin▁of▁sentence｜>"
+PAD = "<｜▁pad▁｜>"
+BEGIN_IMAGE = "<begin_of_image>"
+END_IMAGE = "<end_of_image>"
 SPECIAL = (
     BOS,
     "<｜end▁of▁sentence｜>",
@@ -32,7 +35,7 @@ SPECIAL = (
     "<image_placeholder>",
 )
 CODES = 40
-_NAMES = (  # transformers' name -> DeepSeek's, one substitution after another
+_NAMES = (  # transformers' name -> DeepSeek's, applied in this order
     ("model.language_model.", "language_model.model."),
     ("lm_head.", "language_model.lm_head."),
     ("model.vqmodel.encoder.down.", "gen_vision_model.encoder.conv_blocks."),
@@ -65,7 +68,20 @@ def write_janus(
     shards: int = 1,
     seed: int = 0,
 ) -> Path:
-    """A random target with a grid of ``image_size / 16`` cells. ``scale`` sharpens its distributions."""
+    """Write a random target.
+
+    Args:
+        folder: Folder of the checkpoint.
+        layout: "transformers" or "deepseek".
+        hidden: Hidden size.
+        layers: Number of layers.
+        heads: Number of attention heads.
+        image_size: Width and height in pixels, 16 per token.
+        max_positions: Maximum number of positions.
+        scale: Factor of the logits; larger values sharpen the distributions.
+        shards: Number of files in DeepSeek's layout.
+        seed: Seed of the weights.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_with(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -74,7 +90,7 @@ def write_janus(
     if layout == "transformers":
         model.save_pretrained(folder)
     else:
-        _write_deepseeks(folder, model, shards)
+        _write_deepseek(folder, model, shards)
     return folder
 
 
@@ -114,6 +130,7 @@ def _config(
 
 
 def random_model(config: JanusConfig, scale: float, seed: int) -> JanusForConditionalGeneration:
+    """Return a model with random weights and logits multiplied by ``scale``."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = JanusForConditionalGeneration(config).eval()
@@ -124,7 +141,7 @@ def random_model(config: JanusConfig, scale: float, seed: int) -> JanusForCondit
 
 @torch.no_grad()
 def randomise(model: torch.nn.Module) -> None:
-    """Matrices that keep the size of what they are applied to; vectors are biases, or scales around 1."""
+    """Fill matrices at the scale that preserves their input's, and vectors with small biases or scales around 1."""
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             parameter.normal_(std=1 if "embed" in name else parameter[0].numel() ** -0.5)
@@ -132,17 +149,18 @@ def randomise(model: torch.nn.Module) -> None:
             parameter.normal_(mean=float(name.endswith("weight")), std=0.1)
 
 
-def deepseeks_name(name: str) -> str:
-    """DeepSeek's name of transformers' tensor ``name``. In the vision tower only its beginning is right."""
+def deepseek_name(name: str) -> str:
+    """Return DeepSeek's name of a tensor of transformers; in the vision tower, only the prefix is correct."""
     for old, new in _NAMES:
         name = name.replace(old, new) if not old.startswith("lm_head") or name.startswith(old) else name
     return re.sub(r"(conv_blocks\.\d+\.)block\.", r"\1res.", name)
 
 
-def _write_deepseeks(folder: Path, model: JanusForConditionalGeneration, shards: int) -> None:
-    tensors = {deepseeks_name(name): value for name, value in model.state_dict().items()}
+def _write_deepseek(folder: Path, model: JanusForConditionalGeneration, shards: int) -> None:
+    tensors = {deepseek_name(name): value for name, value in model.state_dict().items()}
     tensors["gen_vision_model.quantize.codebook_used"] = torch.zeros(65536)
-    names, files = sorted(tensors), ["pytorch_model.bin"]
+    names = sorted(tensors)
+    files = ["pytorch_model.bin"]
     if shards > 1:
         files = [f"pytorch_model-{i + 1:05}-of-{shards:05}.bin" for i in range(shards)]
     for i, file in enumerate(files):
@@ -152,16 +170,19 @@ def _write_deepseeks(folder: Path, model: JanusForConditionalGeneration, shards:
         (folder / "pytorch_model.bin.index.json").write_text(
             json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8"
         )
-    (folder / "config.json").write_text(json.dumps(_deepseeks_config(model.config)), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(_deepseek_config(model.config)), encoding="utf-8")
 
 
-def _deepseeks_config(config: JanusConfig) -> dict:
-    """What DeepSeek's config.json says of the same model."""
+def _deepseek_config(config: JanusConfig) -> dict:
+    """Return DeepSeek's config.json for the same model."""
     hidden = config.text_config.hidden_size
     sizes = "hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers"
     sizes += " num_key_value_heads vocab_size"
     language = {name: getattr(config.text_config, name) for name in sizes.split()}
-    module = lambda name, cls, **params: {"cls": cls, "model_type": name, "params": params}  # noqa: E731
+
+    def module(name: str, cls: str, **params) -> dict:
+        return {"cls": cls, "model_type": name, "params": params}
+
     return {
         "architectures": ["MultiModalityCausalLM"],
         "model_type": "multi_modality",

@@ -1,8 +1,8 @@
-"""Liquid's layout (``Junfeng5/Liquid_V1_7B``), small and random.
+"""Small random checkpoint in Liquid's layout (``Junfeng5/Liquid_V1_7B``).
 
-transformers' own class of Gemma writes the files; the fields of config.json are those of the repository, which is of
-transformers 4.39. The tokenizer is of Gemma's kind, with bytes in place of its words. Three of its unused tokens are
-named as in github.com/FoundationVision/Liquid (TRAIN.md). Chameleon's VQGAN is beside the folder, as Meta publishes it.
+The files are written by transformers' Gemma class; config.json has the fields of the published repository, which was
+saved by transformers 4.39. The tokenizer has Gemma's type, with bytes instead of words. Three of its unused tokens are
+named as in github.com/FoundationVision/Liquid (TRAIN.md). Chameleon's VQGAN is next to the folder, in Meta's format.
 """
 
 from __future__ import annotations
@@ -18,16 +18,26 @@ from adt_core.models.vq import VQConfig, VQModel
 from tests.layouts.janus import randomise
 from tests.layouts.lumina import save_shards
 
-CODES, FIRST_CODE = 40, 256000
+CODES = 40
+FIRST_CODE = 256000
 MARKS = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<2mass>", "[@BOS@]", "<boi>", "<eoi>", "<unconditional>")
 CODEC = VQConfig(6, CODES, 32, 512, 3, 32, (1,) * 7, 1)
-"""Of cells of 64 pixels, so that an image has 64."""
+"""Codec with 64 pixels per token in each direction, so that an image has 64 tokens."""
 
 
 def write_liquid(
     folder: Path, *, hidden: int = 32, heads: int = 4, kv_heads: int = 4, scale: float = 1.0, seed: int = 0
 ) -> Path:
-    """A target in two files, with ``vqgan.ckpt`` in the folder above it. ``scale`` sharpens its distributions."""
+    """Write a random target in two files, with ``vqgan.ckpt`` in the folder above it.
+
+    Args:
+        folder: Folder of the checkpoint.
+        hidden: Hidden size.
+        heads: Number of attention heads.
+        kv_heads: Number of key and value heads.
+        scale: Factor of the logits; larger values sharpen the distributions.
+        seed: Seed of the weights.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["GemmaForCausalLM"],
@@ -52,7 +62,8 @@ def write_liquid(
     }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model, codec = GemmaForCausalLM(GemmaConfig(**config)), VQModel(CODEC)
+        model = GemmaForCausalLM(GemmaConfig(**config))
+        codec = VQModel(CODEC)
         randomise(model)
         model.model.embed_tokens.weight.data.normal_(std=scale * hidden**-0.5)
     tensors = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}

@@ -1,15 +1,15 @@
-"""LlamaGen's layouts, small and random.
+"""Small random checkpoints in LlamaGen's layouts.
 
 Transformer, the authors' layout: the modules of github.com/FoundationVision/LlamaGen, autoregressive/models/gpt.py,
-below "model", or below "module" as DeepSpeed saves them (sample_t2i.py reads both).
-huggingface.co/peizesun/llamagen_t2i holds such files of plain float32 tensors, by the names below.
+in the dictionary "model", or in "module" as DeepSpeed saves them (sample_t2i.py reads both).
+huggingface.co/peizesun/llamagen_t2i has such files with float32 tensors and the file names below.
 
 Transformer, Hugging Face layout: github.com/jadohu/LANTERN, models/kv_variants/modeling_llamagen_kv.py, with the fields
-that it reads of config.json.
+of config.json that it reads.
 
 Codec: tokenizer/tokenizer_image/vq_model.py of FoundationVision/LlamaGen. Text encoder: as transformers saves T5, with
-decoder and head. Drafter: LANTERN's models/drafters/cnets_llamagen.py and data/configs/llamagen_t2i_config.json, of
-which the published repository has a copy.
+decoder and head. Drafter: LANTERN's models/drafters/cnets_llamagen.py and data/configs/llamagen_t2i_config.json, which
+is also in the published repository.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ T5 = {
     "vocab_size": 264,
     "feed_forward_proj": "gated-gelu",
 }
-HIDDEN, HEADS, WIDE, CODES = 128, 2, 96, 40
+HIDDEN = 128
+HEADS = 2
+WIDE = 96  # inner width of the MLP
+CODES = 40
 
 
 def transformer(layers: int = 2, scale: float = 2.0, seed: int = 0) -> dict[str, Tensor]:
-    """Tensors under the authors' names. Heads of 64, as in every published size."""
+    """Return tensors under the authors' names, with heads of width 64 as in every published size."""
     draw = _generator(seed)
     tensors = {
         "tok_embeddings.weight": draw(CODES, HIDDEN),
@@ -62,7 +65,7 @@ def transformer(layers: int = 2, scale: float = 2.0, seed: int = 0) -> dict[str,
 
 
 def hugging_face(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors under the names of ``jadohu/LlamaGen-T2I``."""
+    """Rename the authors' tensors as in ``jadohu/LlamaGen-T2I``."""
     layer = {
         "attention.wo": "self_attn.o_proj",
         "feed_forward.w1": "mlp.gate_proj",
@@ -71,7 +74,7 @@ def hugging_face(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         "attention_norm": "input_layernorm",
         "ffn_norm": "post_attention_layernorm",
     }
-    whole = {
+    top_level = {
         "tok_embeddings.weight": "model.embed_tokens.weight",
         "norm.weight": "model.norm.weight",
         "output.weight": "lm_head.weight",
@@ -85,15 +88,16 @@ def hugging_face(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             _, number, rest = name.split(".", 2)
             renamed[f"model.layers.{number}.{layer[rest.removesuffix('.weight')]}.weight"] = tensor
         else:
-            renamed[whole.get(name, f"model.{name}")] = tensor
+            renamed[top_level.get(name, f"model.{name}")] = tensor
     return renamed
 
 
 class _CodecLayers:
-    """Random tensors of a codec's layers, all of one width, by name. They are drawn as they are added."""
+    """Random tensors of a codec's layers, all of the same width, by name."""
 
     def __init__(self, width: int, seed: int):
-        self.width, self.draw = width, _generator(seed)
+        self.width = width
+        self.draw = _generator(seed)
         self.tensors: dict[str, Tensor] = {}
 
     def conv(self, name: str, outputs: int, inputs: int, kernel: int) -> None:
@@ -116,7 +120,7 @@ class _CodecLayers:
 
 
 def codec(base: int = 32, levels: int = 5, latent: int = 16, dim: int = 8, seed: int = 3) -> dict[str, Tensor]:
-    """VQ-16 with one width at every level, under the authors' names."""
+    """Return a VQ-16 with the same width at every level, under the authors' names."""
     layers = _CodecLayers(base, seed)
     for side, inputs, outputs, blocks, resample in (
         ("encoder", 3, latent, 2, "downsample"),
@@ -127,7 +131,7 @@ def codec(base: int = 32, levels: int = 5, latent: int = 16, dim: int = 8, seed:
             last = level == levels - 1
             for block in range(blocks):
                 layers.residual(f"{side}.conv_blocks.{level}.res.{block}")
-                if level == (levels - 1 if side == "encoder" else 0):  # both at the coarsest level
+                if level == (levels - 1 if side == "encoder" else 0):  # the coarsest level of both
                     layers.attention(f"{side}.conv_blocks.{level}.attn.{block}")
             if not last:
                 layers.conv(f"{side}.conv_blocks.{level}.{resample}.conv", base, base, 3)
@@ -144,7 +148,7 @@ def codec(base: int = 32, levels: int = 5, latent: int = 16, dim: int = 8, seed:
 
 
 def write_t5(folder: Path) -> Path:
-    """A text encoder; every byte of a prompt is a token, and ``</s>`` ends it."""
+    """Write a text encoder, with a byte tokenizer that appends ``</s>``."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     with torch.random.fork_rng():
@@ -161,7 +165,7 @@ def write_t5(folder: Path) -> Path:
 
 
 def write_upstream(folder: Path, side: int = 16, wrapper: str = "model", **shape) -> Path:
-    """As the authors' README has them: the ``.pt`` file of a stage, the codec beside it, T5 in ``t5-ckpt``."""
+    """Write the layout of the authors' README: a stage's ``.pt`` file and the codec, with T5 in ``t5-ckpt``."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.save({wrapper: transformer(**shape)}, folder / NAMES[side])
     torch.save({"model": codec()}, folder / "vq_ds16_t2i.pt")
@@ -170,8 +174,9 @@ def write_upstream(folder: Path, side: int = 16, wrapper: str = "model", **shape
 
 
 def write_hugging_face(folder: Path, side: int = 16, **shape) -> Path:
-    """As LANTERN's README has them: the target in a folder of its own, codec and T5 in the one above."""
-    target, tensors = folder / "LlamaGen-T2I", transformer(**shape)
+    """Write the layout of LANTERN's README: the target in a folder, codec and T5 in the folder above it."""
+    target = folder / "LlamaGen-T2I"
+    tensors = transformer(**shape)
     target.mkdir(parents=True, exist_ok=True)
     save_file(hugging_face(tensors), target / "model.safetensors", metadata={"format": "pt"})
     config = {
@@ -203,8 +208,9 @@ def write_hugging_face(folder: Path, side: int = 16, **shape) -> Path:
 
 
 def drafter(seed: int = 7) -> dict[str, Tensor]:
-    """Tensors of an EAGLE drafter: no norm before its attention, an embedding of its own."""
-    draw, layer = _generator(seed), "layers.0"
+    """Return the tensors of an EAGLE drafter without a norm before its attention, with a separate embedding."""
+    draw = _generator(seed)
+    layer = "layers.0"
     tensors = {
         "embed_tokens.weight": transformer()["output.weight"],
         "fc.weight": draw(HIDDEN, 2 * HIDDEN) * (2 * HIDDEN) ** -0.5,
@@ -220,7 +226,7 @@ def drafter(seed: int = 7) -> dict[str, Tensor]:
 
 
 def write_drafter(folder: Path, input_type: str = "t2i") -> Path:
-    """``jadohu/llamagen_drafter``, or with "t2i2" ``jadohu/llamagen2_drafter``."""
+    """Write a drafter like ``jadohu/llamagen_drafter``, or with "t2i2" like ``jadohu/llamagen2_drafter``."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(drafter(), folder / "pytorch_model.bin")
     config = {

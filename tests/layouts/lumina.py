@@ -1,9 +1,9 @@
-"""Lumina-mGPT's layout, small and random.
+"""Small random checkpoint in Lumina-mGPT's layout.
 
-After the conversion script and the model classes of github.com/Alpha-VLLM/Lumina-mGPT (lumina_mgpt/model). The tensors
-have Chameleon's names. The norms of q and k have the shape [model_parallel_size = 1, head_dim]. The VQGAN is inside,
-without its decoder. config.json has ``architectures`` of its own and the fields ``z_loss_weight``,
-``mask_image_logits`` and ``dropout``. The decoder is beside it, in Meta's vqgan.ckpt (``state_dict``, with the
+It follows the conversion script and the model classes of github.com/Alpha-VLLM/Lumina-mGPT (lumina_mgpt/model). The
+tensors have Chameleon's names. The norms of q and k have the shape [model_parallel_size = 1, head_dim]. The checkpoint
+includes the VQGAN without its decoder. config.json names another architecture and has the fields ``z_loss_weight``,
+``mask_image_logits`` and ``dropout``. The decoder is in a separate file, Meta's vqgan.ckpt (``state_dict``, with the
 discriminator's ``loss.*``).
 """
 
@@ -21,16 +21,22 @@ SIZE_TOKENS = 25  # reserved08800 ... reserved08824: up to 768 pixels
 
 
 def write_lumina(folder: Path, *, shards: int = 2, size_tokens: int = SIZE_TOKENS, **shape) -> Path:
-    """A target in ``shards`` files, with ``vqgan.ckpt`` in the folder above it."""
+    """Write a random target in ``shards`` files, with ``vqgan.ckpt`` in the folder above it.
+
+    Args:
+        folder: Folder of the checkpoint.
+        shards: Number of safetensors files.
+        size_tokens: Number of tokens that state a width or a height.
+        **shape: Options of ``write_tiny_checkpoint``.
+    """
     write_tiny_checkpoint(folder, **{"codes": 40, "resolution": 64, "max_positions": 3000, "downsample": 16, **shape})
-    config, tensors = (
-        json.loads((folder / "config.json").read_text(encoding="utf-8")),
-        load_file(folder / "model.safetensors"),
-    )
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    tensors = load_file(folder / "model.safetensors")
     vocabulary = config["vocabulary_map"]
     for name in ["<reserved08799>", *(f"<reserved{8800 + n:05}>" for n in range(size_tokens))]:
         vocabulary[name] = len(vocabulary)
-    generator, added = torch.Generator().manual_seed(9), len(vocabulary) - config["vocab_size"]
+    generator = torch.Generator().manual_seed(9)
+    added = len(vocabulary) - config["vocab_size"]
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         rows = torch.randn(added, config["hidden_size"], generator=generator) * tensors[name].std()
         tensors[name] = torch.cat([tensors[name], rows])
@@ -50,8 +56,9 @@ def write_lumina(folder: Path, *, shards: int = 2, size_tokens: int = SIZE_TOKEN
 
 
 def save_shards(folder: Path, tensors: dict[str, torch.Tensor], shards: int) -> None:
-    """``model-0000i-of-0000n.safetensors`` and their index, as ``save_pretrained`` writes them."""
-    names, files = sorted(tensors), {}
+    """Write ``model-0000i-of-0000n.safetensors`` files and their index, as ``save_pretrained`` does."""
+    names = sorted(tensors)
+    files: dict[str, str] = {}
     for i in range(shards):
         file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
         part = {name: tensors[name].contiguous() for name in names[i::shards]}
@@ -64,7 +71,7 @@ def save_shards(folder: Path, tensors: dict[str, torch.Tensor], shards: int) -> 
 
 
 def share_norms(folder: Path) -> None:
-    """Give a drafter q and k norms of shape [1, head_dim], as LANTERN's for Lumina-mGPT has."""
+    """Reduce a drafter's q and k norms to the shape [1, head_dim] of LANTERN's drafter for Lumina-mGPT."""
     tensors = load_file(folder / "model.safetensors")
     norms = {name: value[:1].clone() for name, value in tensors.items() if "self_attn" in name and "_norm." in name}
     save_file(tensors | norms, folder / "model.safetensors")

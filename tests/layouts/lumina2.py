@@ -1,9 +1,9 @@
-"""Lumina-mGPT 2.0's layout, small and random.
+"""Small random checkpoint in Lumina-mGPT 2.0's layout.
 
-After github.com/Alpha-VLLM/Lumina-mGPT-2.0 (lumina_mgpt). The decoder's tensors have Chameleon's names and the shapes
-of Lumina-mGPT's; the configuration maps no vocabulary. The tokenizer has bytes where Qwen's is, and its marks at the
-ids that the published code names: ``<racm3:break>`` 151665, ``<eoss>`` 151666, ``<reserved08799>`` 151670. Image tokens
-begin at 155000. The codec is the state dictionary of ``movqgan_270M.ckpt``, with keys of its training.
+It follows github.com/Alpha-VLLM/Lumina-mGPT-2.0 (lumina_mgpt). The decoder's tensors have Chameleon's names and
+Lumina-mGPT's shapes; the configuration has no vocabulary map. The tokenizer has bytes instead of Qwen's words, and its
+marks have the ids of the published code: ``<racm3:break>`` 151665, ``<eoss>`` 151666, ``<reserved08799>`` 151670. Image
+tokens start at 155000. The codec is the state dictionary of ``movqgan_270M.ckpt``, with further keys from its training.
 """
 
 from __future__ import annotations
@@ -34,7 +34,16 @@ CODEC = VQConfig(4, CODES, 4, 768, 3, 32, (1, 2, 2, 1), 1, attention=True)
 def write_lumina2(
     folder: Path, *, hidden: int = 32, heads: int = 4, kv_heads: int = 4, scale: float = 1.0, seed: int = 0
 ) -> Path:
-    """A target in two files, with ``movqgan_270M.ckpt`` in the folder above it. ``scale`` sharpens distributions."""
+    """Write a random target in two files, with ``movqgan_270M.ckpt`` in the folder above it.
+
+    Args:
+        folder: Folder of the checkpoint.
+        hidden: Hidden size.
+        heads: Number of attention heads.
+        kv_heads: Number of key and value heads.
+        scale: Factor of the logits; larger values sharpen the distributions.
+        seed: Seed of the weights.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     words = FIRST_CODE + 16384 + 1
     config = chameleon_config(
@@ -47,18 +56,19 @@ def write_lumina2(
         "tie_word_embeddings": False,
     }
     tensors = chameleon_tensors(config, scale, seed)
-    tensors["model.vqmodel.quantize.embedding.weight"] = torch.zeros(4, 4)  # Chameleon's codec, which is not used
+    tensors["model.vqmodel.quantize.embedding.weight"] = torch.zeros(4, 4)  # Chameleon's codec is not used
     shared = {name: value[:1].clone() for name, value in tensors.items() if "self_attn" in name and "_norm." in name}
     save_shards(folder, tensors | shared, 2)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     _tokenizer().save(str(folder / "tokenizer.json"))
-    stated = {"bos_token": None, "eos_token": "<|endoftext|>", "tokenizer_class": "Qwen2Tokenizer"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(stated), encoding="utf-8")
+    tokenizer_config = {"bos_token": None, "eos_token": "<|endoftext|>", "tokenizer_class": "Qwen2Tokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), encoding="utf-8")
     torch.save({**random_codec(seed).state_dict(), "loss.logvar": torch.zeros(())}, folder.parent / "movqgan_270M.ckpt")
     return folder
 
 
 def random_codec(seed: int) -> MoVQ:
+    """Return a codec with random weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         codec = MoVQ(CODEC).eval()
@@ -69,7 +79,7 @@ def random_codec(seed: int) -> MoVQ:
 
 
 def _tokenizer() -> Tokenizer:
-    """Qwen's marks have gaps between them, as the rows of the embedding behind them have."""
+    """Return a byte tokenizer with marks at Qwen's ids, which are not contiguous."""
     vocabulary = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocabulary | MARKS, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,4 +1,4 @@
-"""Small random models of all families, under the names of published ones, as templates ask for them."""
+"""Small random models of all families under the published names that the workflow templates use."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ LUMINA = "Lumina-mGPT-7B-768"
 
 
 def write_published(folder: Path) -> None:
-    """A model of each family, in a folder of models such as ``models/ar_image``."""
+    """Write a model of each family into a folder of models such as ``models/ar_image``."""
     folder.mkdir(parents=True, exist_ok=True)
     write_tiny_checkpoint(folder / "Anole-7b-v0.1-hf")
     write_lumina(folder / LUMINA)

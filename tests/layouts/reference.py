@@ -1,4 +1,4 @@
-"""transformers' Chameleon with the tensors of a checkpoint in Lumina-mGPT's layout."""
+"""transformers' Chameleon with the weights of a checkpoint in Lumina-mGPT's layout."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 
 def reference(folder: Path, left_out: str = " ", **fields) -> ChameleonForConditionalGeneration:
-    """The model, with q and k norms repeated for every head.
+    """Load a checkpoint into transformers' Chameleon, with q and k norms repeated for every head.
 
-    fields: of the configuration, in place of those of the file. left_out: part of the names of tensors that neither
-    takes from the other; no name has a blank.
+    Args:
+        folder: Folder of the checkpoint.
+        left_out: Part of the names of tensors to skip; the default occurs in no name.
+        **fields: Fields that replace the configuration's.
     """
     config = ChameleonConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8")) | fields)
     model = ChameleonForConditionalGeneration(config).eval()

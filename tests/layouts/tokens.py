@@ -1,4 +1,4 @@
-"""A byte tokenizer with tokens of a model's own, which are found in a text by their names."""
+"""Byte tokenizer with special tokens."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.tiny import byte_tokenizer
 
 
 def tokenizer_with(names: Iterable[str]) -> Tokenizer:
-    """Bytes, and behind them the special tokens ``names`` in their order."""
+    """Return a byte tokenizer with these special tokens after the bytes."""
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     return tokenizer
 
 
 def spelled(target: Target, ids: Iterable[int]) -> str:
-    """The text of tokens, with their names. The package itself never makes a text of tokens."""
+    """Decode token ids to text, including special tokens; the package itself never decodes text."""
     tokenizer = target.prompter.tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer.decode(list(ids), skip_special_tokens=False)
