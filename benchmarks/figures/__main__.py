@@ -65,7 +65,7 @@ def origin() -> dict[str, str]:
     )
     names = re.findall(r"^model name\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
     processor = names[0] if names else platform.processor() or platform.machine()
-    machine = f"{processor}, {os.cpu_count()} cores, torch {torch.__version__}"
+    machine = f"{processor}, {os.cpu_count()} cores ({torch.get_num_threads()} used), torch {torch.__version__}"
     return {"commit": described.stdout.strip() or "unknown", "machine": machine, "day": date.today().isoformat()}
 
 
