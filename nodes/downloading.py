@@ -11,14 +11,14 @@ from comfy.cli_args import args
 from server import PromptServer
 
 from ..adt_core.app.checkpoints import find_published
-from ..adt_core.app.download import DownloadProgress as Transfer
+from ..adt_core.app.download import DownloadProgress
 from ..adt_core.app.download import download, find_parts
 from ..adt_core.app.inspect import inspect
 from ..adt_core.errors import AdtError
 from ..adt_core.models.downloads import Published
 from ..adt_core.models.reading.checkpoint import home_of, name_of
 from . import folders
-from .runtime import DownloadProgress, check_cancelled, tell
+from .runtime import Progress, check_cancelled, tell
 
 EXPLAIN, DOWNLOAD = "explain", "download"
 IF_MISSING = [EXPLAIN, DOWNLOAD]
@@ -59,12 +59,12 @@ def fetch(row: Published, home: Path, node_id: str) -> None:
         InterruptProcessingException: If the user has cancelled the run.
     """
     _refuse_shared_server(row)
-    bar: list[DownloadProgress] = []
+    bar: list[Progress] = []
 
-    def report(transfer: Transfer) -> None:
+    def report(transfer: DownloadProgress) -> None:
         total = transfer.total or 1  # unknown at first
         if not bar or bar[0].total != total:
-            bar[:] = [DownloadProgress(total, node_id, None)]
+            bar[:] = [Progress(total, node_id, None)]
         if transfer.total:
             bar[0].update(transfer.done, str(transfer))
         else:
