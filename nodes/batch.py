@@ -21,10 +21,9 @@ from ..adt_core.app.training_domain import domain_warning
 from ..adt_core.app.truncation import INVALID_MODES, RAISE
 from ..adt_core.engine.job import Job
 from ..adt_core.errors import AdtError
-from ..adt_core.policies.recipe import Loading, Recipe
 from ..adt_core.rules.settings import Lantern
 from .batch_list import SAME, STEPPED, Item, news, read_items
-from .drafting import AUTO, choose_way, speed_input
+from .drafting import AUTO, choose_drafting, speed_input
 from .prompts import NO_SEED
 from .runtime import Progress, check_cancelled, loaded, show_images, tell
 from .sampling import (
@@ -33,6 +32,7 @@ from .sampling import (
     choose_suffix,
     ignored,
     loaded_for,
+    make_job,
     noise_input,
     patchers,
     preset_input,
@@ -174,22 +174,14 @@ def _job(
 ) -> tuple[Job, LoadedDrafter | None]:
     """Return the job of the batch, and the drafter with its weights."""
     preset = choose_preset(preset, **sampling)
-    way = choose_way(model, drafter, settings, lantern, speed)
-    recipe = Recipe(
-        choose_sampling(model, preset, **sampling),
-        way.drafting,
-        way.lantern,
-        Loading(model=model.path),
-        drafter=way.loaded.path if way.loaded is not None else None,
-        negative=negative,
-        suffix=choose_suffix(model, preset),
-    )
-    job = Job(model.target, recipe, way.drafter)
+    draft = choose_drafting(model, drafter, settings, lantern, speed)
+    numbers = choose_sampling(model, preset, **sampling)
+    job = make_job(model, draft, numbers, negative, choose_suffix(model, preset))
     try:
         job.check([])
     except AdtError as error:
         raise AdtError(f"negative: {error}") from error
-    return job, way.loaded
+    return job, draft.loaded
 
 
 def metadata(hidden: Any) -> dict[str, str]:
@@ -259,17 +251,19 @@ def _draw(
             decoding = new_decoding(
                 batch.job, [item.prompt for item in items], seeds=seeds, at_once=chunk_size, check=check_cancelled
             )
-        with loaded_for([decoding], model, drafter), drawing(decoding) as running:
-            for finished in running:
-                for image in finished:
-                    made[items[image][:2]] = batch.save(decoding, image, *items[image][:3], check_cancelled)
-                pictures = [*before, *made.values()]
-                if finished and time.monotonic() - shown > _SHOWN_EVERY:
-                    show_images(node_id, _saved(pictures[-_SHOWN:], batch.folder))
-                    shown = time.monotonic()
-                done = (len(before) + stretch.start) * length + decoding.done_tokens
-                line = f"{len(pictures)} of {count} images, {done} of {count * length} tokens"
-                progress.update(done, line + _relaxed(batch.job, pictures))
+        with loaded_for([decoding], model, drafter):
+            with drawing(decoding) as running:
+                for finished in running:
+                    for image in finished:
+                        made[items[image][:2]] = batch.save(decoding, image, *items[image][:3], check_cancelled)
+                    pictures = [*before, *made.values()]
+                    if finished and time.monotonic() - shown > _SHOWN_EVERY:
+                        show_images(node_id, _saved(pictures[-_SHOWN:], batch.folder))
+                        shown = time.monotonic()
+                    done = (len(before) + stretch.start) * length + decoding.done_tokens
+                    line = f"{len(pictures)} of {count} images, {done} of {count * length} tokens"
+                    progress.update(done, line + _relaxed(batch.job, pictures))
+            decoding.measure_costs()
         missed = decoding.exact.remark
     line = f"{count} images, {len(before)} of them made before; they are in output/{FOLDER}/{batch.folder.name}"
     progress.say(line + _relaxed(batch.job, [*before, *made.values()]))

@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 from comfy_api.v0_0_2 import io
 from PIL import Image
@@ -13,19 +12,22 @@ from ..adt_core.app.truncation import RAISE
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.policies import PLAIN
 from ..adt_core.rules.settings import Lantern
-from .drafting import AUTO, choose_way, speed_input
+from .drafting import AUTO, choose_drafting, speed_input
 from .figures import relaxed
 from .live_map import LiveMap, finished
-from .runtime import Progress, check_cancelled
+from .runtime import Progress
 from .sampling import (
     choose_preset,
     choose_sampling,
+    choose_suffix,
     ignored,
     invalid_prompts_input,
     loaded_for,
+    make_decoding,
+    make_job,
     preset_input,
     preview,
-    read_rows,
+    read_texts,
     sampling_inputs,
     tell_remarks,
 )
@@ -92,28 +94,28 @@ class ADTTreeCompare(io.ComfyNode):
         **sampling,
     ) -> io.NodeOutput:
         preset = choose_preset(preset, **sampling)
-        target, row, opposite, truncated = read_rows(model, positive, negative, preset, invalid_prompts)
-        common: dict[str, Any] = {
-            "negatives": [opposite] if opposite else None,
-            "sampling": choose_sampling(model, preset, **sampling),
-            "check": check_cancelled,
-        }
-        ways = [
-            choose_way(model, drafter, settings_a, lantern, speed),
-            choose_way(model, drafter, settings_b or {"method": PLAIN}),
+        texts = read_texts(model, positive, negative, preset, invalid_prompts)
+        numbers = choose_sampling(model, preset, **sampling)
+        drafts = [
+            choose_drafting(model, drafter, settings_a, lantern, speed),
+            choose_drafting(model, drafter, settings_b or {"method": PLAIN}),
         ]
-        both, trial = ([Decoding(target, [row], **common, **way.options) for way in ways] for _ in range(2))
-        drafting = next((way.loaded for way in ways if way.loaded is not None), None)
+        suffix = choose_suffix(model, preset)
+        jobs = [make_job(model, draft, numbers, texts.negative, suffix, texts.target) for draft in drafts]
+        both, trial = ([make_decoding(model, job, [texts.text]) for job in jobs] for _ in range(2))
+        drafting = next((draft.loaded for draft in drafts if draft.loaded is not None), None)
         with loaded_for(both, model, drafting):
             for decoding in trial:
                 warm_up(decoding)
             maps = _take_turns(both, model, cls.hidden)
+            for decoding in both:
+                decoding.measure_costs()
             vae = ImageTokenizer(model.codec, model.target.downsample)
             a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
         shown = finished(maps, cls.hidden, *(partial(_picture, image) for image in (a, b)))
         if shown is not None:  # the queue shows the first image of a run; the difference may be black
             shown["images"] = [picture for part in shown["adt_tree_map"] for picture in part["pictures"][:1]]
-        tell_remarks(both[0], model, positive, truncated, ignored(model, preset, **sampling))
+        tell_remarks(both[0], model, positive, texts.note, ignored(model, preset, **sampling))
         return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui=shown)
 
 

@@ -22,8 +22,8 @@ _METHODS = {EXACT: "adt-tree", UNDRAFTED: PLAIN}
 """Method of each speed that determines one. The other speeds use the method of the settings, or the default."""
 
 
-class Way(NamedTuple):
-    """Draft configuration of a `Decoding`.
+class DraftConfig(NamedTuple):
+    """Draft configuration of a job.
 
     Attributes:
         drafting: Method and its options.
@@ -39,11 +39,6 @@ class Way(NamedTuple):
     def drafter(self) -> Drafter | None:
         return self.loaded.drafter if self.loaded is not None else None
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of `Decoding`."""
-        return {"drafting": self.drafting, "drafter": self.drafter, "lantern": self.lantern}
-
 
 def speed_input() -> io.Input:
     """Return the input `speed`, optional because prompts saved by older versions lack it."""
@@ -51,13 +46,13 @@ def speed_input() -> io.Input:
     return io.Combo.Input("speed", display_name="drafting", options=ways, default=AUTO, optional=True)
 
 
-def choose_way(
+def choose_drafting(
     model: LoadedModel,
     drafter: LoadedDrafter | None = None,
     settings: Mapping[str, Any] | None = None,
     lantern: Lantern | None = None,
     speed: str = AUTO,
-) -> Way:
+) -> DraftConfig:
     """Combine the connected inputs with defaults for the model and the device.
 
     Args:
@@ -80,11 +75,11 @@ def choose_way(
     if speed in _METHODS:
         given["method"] = _METHODS[speed]
     if not Drafting.of(given).policy.needs_drafter:
-        return Way(Drafting.of(given), None, None)
+        return DraftConfig(Drafting.of(given), None, None)
     drafter = drafter or own_drafter(model)
     usual = usual_options(drafter.drafter, model.patcher.load_device.type)
     relaxed = lantern or (Lantern() if speed == RELAXED else None)
-    return Way(Drafting.of({**usual, **given}), drafter, relaxed)
+    return DraftConfig(Drafting.of({**usual, **given}), drafter, relaxed)
 
 
 def check_same_model(drafter: LoadedDrafter, model: LoadedModel) -> None:

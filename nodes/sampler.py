@@ -10,21 +10,24 @@ from ..adt_core.app.truncation import RAISE
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.rules.settings import Lantern
 from .decoration import decorating
-from .drafting import AUTO, choose_way, speed_input
+from .drafting import AUTO, choose_drafting, speed_input
 from .latent import read_latent
 from .live_map import LiveMap, finished
 from .marks import expect
-from .runtime import Progress, check_cancelled
+from .runtime import Progress
 from .sampling import (
     choose_preset,
     choose_sampling,
+    choose_suffix,
     ignored,
     invalid_prompts_input,
     loaded_for,
+    make_decoding,
+    make_job,
     noise_input,
     preset_input,
     preview,
-    read_rows,
+    read_texts,
     sampling_inputs,
     tell_remarks,
 )
@@ -112,26 +115,21 @@ class ADTTreeSampler(io.ComfyNode):
         **sampling,
     ) -> io.NodeOutput:
         preset = choose_preset(preset, **sampling)
-        way = choose_way(model, drafter, settings, lantern, speed)
-        target, row, opposite, truncated = read_rows(model, positive, negative, preset, invalid_prompts)
-        prefix, indices = None, list(range(batch_size))
+        draft = choose_drafting(model, drafter, settings, lantern, speed)
+        texts = read_texts(model, positive, negative, preset, invalid_prompts)
+        numbers = choose_sampling(model, preset, **sampling)
+        job = make_job(model, draft, numbers, texts.negative, choose_suffix(model, preset), texts.target)
+        prefix = None
+        indices = list(range(batch_size))
         if latent_image is not None:
-            prefix, indices = read_latent(latent_image, model, target, keep, keep_left, batch_size)
-        decoding = Decoding(
-            target,
-            [row] * len(indices),
-            negatives=[opposite] * len(indices) if opposite else None,
-            sampling=choose_sampling(model, preset, **sampling),
-            image_indices=indices,
-            prefix=prefix,
-            check=check_cancelled,
-            **way.options,
-        )
-        with loaded_for([decoding], model, way.loaded):
+            prefix, indices = read_latent(latent_image, model, job.target, keep, keep_left, batch_size)
+        decoding = make_decoding(model, job, [texts.text] * len(indices), indices, prefix)
+        with loaded_for([decoding], model, draft.loaded):
             shown = _decode(decoding, model, cls.hidden)
+            decoding.measure_costs()
             vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
         _expect_marks(vectors, cls.hidden)
-        tell_remarks(decoding, model, positive, truncated, ignored(model, preset, **sampling))
+        tell_remarks(decoding, model, positive, texts.note, ignored(model, preset, **sampling))
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
 
 

@@ -9,14 +9,19 @@ import torch
 from comfy.model_patcher import ModelPatcher
 from comfy_api.v0_0_2 import io
 from PIL import Image
+from torch import Tensor
 
 from ..adt_core.app.checkpoints import BUNDLED_SAMPLING
+from ..adt_core.app.jobs import new_decoding
 from ..adt_core.app.training_domain import domain_warning
 from ..adt_core.app.truncation import RAISE, TRUNCATE, fit_prompt
 from ..adt_core.engine.decoding import Decoding
+from ..adt_core.engine.job import Job
 from ..adt_core.errors import AdtError, PromptTooLongError, shown
-from ..adt_core.models.target import EncodedPrompt, Target, suffixed
+from ..adt_core.models.target import Target, suffixed
+from ..adt_core.policies.recipe import Loading, Recipe
 from ..adt_core.rules.settings import UPSTREAM, Sampling
+from .drafting import DraftConfig
 from .latent import read_codes
 from .runtime import check_cancelled, loaded, tell
 from .schema import widget
@@ -104,31 +109,33 @@ def choose_suffix(model: LoadedModel, preset: str) -> str:
     return model.target.published.suffix if preset == OWN else ""
 
 
-class Rows(NamedTuple):
-    """Encoded prompts of a run.
+class PromptTexts(NamedTuple):
+    """Texts of a run, short enough for the model.
 
     Attributes:
         target: The model, with the prompt's source images if it has any.
-        row: Prompt row.
-        opposite: Row of the negative prompt, or None.
+        text: The prompt.
+        negative: The negative prompt, or "".
         note: Sentences about truncated prompts, or "".
     """
 
     target: Target
-    row: EncodedPrompt
-    opposite: EncodedPrompt | None
+    text: str
+    negative: str
     note: str
 
 
-def read_rows(model: LoadedModel, positive: list, negative: list | None, preset: str, invalid_prompts: str) -> Rows:
-    """Encode the prompt and the negative prompt.
+def read_texts(
+    model: LoadedModel, positive: list, negative: list | None, preset: str, invalid_prompts: str
+) -> PromptTexts:
+    """Read the prompt and the negative prompt.
 
     Args:
         model: Model to draw with.
         positive: CONDITIONING of the prompt, with its source images.
         negative: CONDITIONING of the negative prompt, or None.
         preset: Chosen preset, which may append a suffix to the prompt.
-        invalid_prompts: `STOP` or `CUT`, for prompts that are too long.
+        invalid_prompts: `RAISE` or `TRUNCATE`, for prompts that are too long.
 
     Raises:
         AdtError: If another CLIP made a CONDITIONING, or a prompt cannot be drawn.
@@ -140,11 +147,60 @@ def read_rows(model: LoadedModel, positive: list, negative: list | None, preset:
     target = model.target.with_sources(sources) if sources else model.target
     with text_encoder(model):
         text, note = _fitted(target, text, suffix, invalid_prompts, "Prompt")
-        row = target.encode_prompt(suffixed(text, suffix))
-        if not opposite.strip():
-            return Rows(target, row, None, note)
-        opposite, more = _fitted(target, opposite, "", invalid_prompts, "Negative prompt")
-        return Rows(target, row, target.encode_prompt(opposite), " ".join(filter(None, (note, more))))
+        more = ""
+        if opposite.strip():
+            opposite, more = _fitted(target, opposite, "", invalid_prompts, "Negative prompt")
+    return PromptTexts(target, text, opposite, " ".join(filter(None, (note, more))))
+
+
+def make_job(
+    model: LoadedModel,
+    draft: DraftConfig,
+    sampling: Sampling,
+    negative: str = "",
+    suffix: str = "",
+    target: Target | None = None,
+) -> Job:
+    """Make the job of a run.
+
+    Args:
+        model: Model to draw with.
+        draft: Drafter, method and acceptance.
+        sampling: Sampling numbers.
+        negative: Negative prompt, or "".
+        suffix: Text to append to every prompt.
+        target: The model with source images (default: without).
+    """
+    recipe = Recipe(
+        sampling,
+        draft.drafting,
+        draft.lantern,
+        Loading(model=model.path),
+        drafter=draft.loaded.path if draft.loaded is not None else None,
+        negative=negative,
+        suffix=suffix,
+    )
+    return Job(target or model.target, recipe, draft.drafter)
+
+
+def make_decoding(
+    model: LoadedModel,
+    job: Job,
+    prompts: Sequence[str],
+    image_indices: Sequence[int] | None = None,
+    prefix: Tensor | None = None,
+) -> Decoding:
+    """Encode prompts and make their decoding, which users can cancel.
+
+    Args:
+        model: Model of the job, whose text encoder may have to be loaded.
+        job: Recipe and loaded models.
+        prompts: Text of each image.
+        image_indices: Index of each image among the images of its prompt (default: 0).
+        prefix: Codes [images, P] that each image begins with (default: none).
+    """
+    with text_encoder(model):
+        return new_decoding(job, prompts, image_indices, prefix=prefix, check=check_cancelled)
 
 
 def _fitted(target: Target, text: str, suffix: str, way: str, name: str) -> tuple[str, str]:
@@ -154,7 +210,7 @@ def _fitted(target: Target, text: str, suffix: str, way: str, name: str) -> tupl
         target: Model to draw with.
         text: The prompt.
         suffix: Text that follows the prompt, which is never truncated.
-        way: `STOP` or `CUT`.
+        way: `RAISE` or `TRUNCATE`.
         name: The prompt in sentences, capitalised.
 
     Raises:

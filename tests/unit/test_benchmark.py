@@ -75,7 +75,7 @@ def test_an_interrupted_benchmark_goes_on_where_it_stopped(run, tmp_path, monkey
     assert len(lines) == 2 and json.loads(lines[1])["text"] == "a cat"
     with (tmp_path / "out" / "runs.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"prompt": 1, "te')  # the power went while the next was being written
-    monkeypatch.setattr(jobs, "Decoding", finish)
+    monkeypatch.setattr(jobs.Request, "of", make_request)
     assert run(methods="eagle2")[0] == 0
     after = (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
     assert after[:2] == lines and after[2].startswith('{"prompt": 1, "te'), "what was finished is not touched"
