@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..adt_core.app.batch import BatchFolder, SavedImage, batch_folder
 from ..adt_core.app.images import is_keyword
-from ..adt_core.app.jobs import drawing, new_decoding, split
+from ..adt_core.app.jobs import drawing, split
 from ..adt_core.app.training_domain import domain_warning
 from ..adt_core.app.truncation import INVALID_MODES, RAISE
 from ..adt_core.engine.job import Job
@@ -32,6 +32,7 @@ from .sampling import (
     choose_suffix,
     ignored,
     loaded_for,
+    make_decoding,
     make_job,
     noise_input,
     patchers,
@@ -51,7 +52,6 @@ from .sockets import (
     SettingsSocket,
     checked,
 )
-from .stock import text_encoder
 
 FOLDER = "adt_tree_batches"
 CHUNK = 4
@@ -241,16 +241,14 @@ def _draw(
     Returns:
         The drawn images by prompt and seed, and the remark on the device's precision, or "".
     """
-    made, missed = dict[tuple, SavedImage](), ""
+    made = dict[tuple, SavedImage]()
+    missed, shown = "", 0.0
     length, count = model.target.length, len(before) + len(missing)
-    progress, shown = Progress(count * length, node_id, None), 0.0
+    progress = Progress(count * length, node_id, None)
     for stretch in split(len(missing), chunk_size):
         items = missing[stretch.start : stretch.stop]
-        with text_encoder(model):
-            seeds = [item.seed for item in items]
-            decoding = new_decoding(
-                batch.job, [item.prompt for item in items], seeds=seeds, at_once=chunk_size, check=check_cancelled
-            )
+        seeds = [item.seed for item in items]
+        decoding = make_decoding(model, batch.job, [item.prompt for item in items], seeds=seeds, at_once=chunk_size)
         with loaded_for([decoding], model, drafter):
             with drawing(decoding) as running:
                 for finished in running:

@@ -189,6 +189,8 @@ def make_decoding(
     prompts: Sequence[str],
     image_indices: Sequence[int] | None = None,
     prefix: Tensor | None = None,
+    seeds: Sequence[int] | None = None,
+    at_once: int | None = None,
 ) -> Decoding:
     """Encode prompts and make their decoding, which users can cancel.
 
@@ -198,9 +200,11 @@ def make_decoding(
         prompts: Text of each image.
         image_indices: Index of each image among the images of its prompt (default: 0).
         prefix: Codes [images, P] that each image begins with (default: none).
+        seeds: Seed of each image (default: the job's).
+        at_once: Images that are decoded at the same time (default: all).
     """
     with text_encoder(model):
-        return new_decoding(job, prompts, image_indices, prefix=prefix, check=check_cancelled)
+        return new_decoding(job, prompts, image_indices, at_once, prefix, check_cancelled, seeds)
 
 
 def _fitted(target: Target, text: str, suffix: str, way: str, name: str) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """Pool of slots that stay in a GPU's memory between decodings: KV caches, state and captured graphs.
 
-A decoding reuses the slots of an earlier one with the same plan (:meth:`.request.Request.plan`). Methods that
+A decoding reuses the slots of an earlier one with the same plan (:func:`plan_of`). Methods that
 alternate, as in a comparison, each find their own. The pool is an attribute of the decoder whose weights the graphs
 read, so it is freed together with them.
 """
@@ -13,12 +13,30 @@ from collections.abc import Hashable
 import torch
 from torch import nn
 
+from ..drafters import Drafter
+from .request import Request
 from .slots import Slots
 
 MAX_POOLED = 16
 """Maximum number of sets of slots; the oldest are dropped."""
 MEMORY_SHARE = 1 / 4
 """Maximum share of the device's memory for the pool, if it holds more than one set."""
+
+
+def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
+    """Return what the memory of slots and their captured graphs depend on.
+
+    Args:
+        request: Batch to decode.
+        count: Number of slots.
+        drafter: Drafter in use, or None.
+    """
+    target = request.target
+    weights = [target.decoder, *([drafter.network] if drafter is not None and drafter.network else [])]
+    addresses = tuple(part.data_ptr() for module in weights for part in (*module.parameters(), *module.buffers()))
+    rows = count, request.groups, target.grid, request.largest
+    lengths = request.padded, request.start, request.cache_length
+    return rows, lengths, target.decoder.fallback, request.recipe.memory(), drafter and drafter.kind, addresses
 
 
 def put(decoder: nn.Module, slots: Slots) -> None:

@@ -84,7 +84,7 @@ class ImageQueue:
         request = self._request
         count = min(self._max_batch_size, len(self._waiting))
         self._drafter = request.active_drafter if self._drafts() else None
-        plan = request.plan(count, self._drafter)
+        plan = pool.plan_of(request, count, self._drafter)
         before = self.slots
         if request.replayed and (before is None or before.plan != plan):
             self.leave()

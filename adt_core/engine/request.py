@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -259,18 +259,6 @@ class Request:
         length, deepest = self.target.length - self.start, self.largest.depth
         scene = Scene(self.target.columns, length, self.keys, self.sources, profile, deepest)
         return self.drafting.policy(self.drafting.settings, scene)
-
-    def plan(self, count: int, drafter: Drafter | None) -> Hashable:
-        """Return a key of the memory layout: slots with equal keys can be reused, with their captured rounds.
-
-        Args:
-            count: Number of slots.
-            drafter: Drafter in use, or None.
-        """
-        weights = [self.target.decoder, *([drafter.network] if drafter is not None and drafter.network else [])]
-        places = tuple(part.data_ptr() for module in weights for part in (*module.parameters(), *module.buffers()))
-        sizes = count, self.groups, self.padded, self.start, self.cache_length, self.target.grid, self.largest
-        return sizes, self.target.decoder.fallback, self.recipe.memory(), drafter and drafter.kind, places
 
     @property
     def _last_index(self) -> int:

@@ -36,7 +36,7 @@ class Slots:
         positions: Raster positions of the roots, on the host.
         graphs: Captured rounds.
         proposer: State of the drafter; None in plain decoding.
-        plan: Key in the pool (`Request.plan`); None if the slots can't be reused.
+        plan: Key in the pool (`pool.plan_of`); None if the slots can't be reused.
         active: Whether each slot's image is unfinished. A finished image may stay in its slot.
         controls: Values that the host sets for each round, [B, 5] int64: depth, width and nodes of the tree, whether
             the image advances, and how many tokens LANTERN may still substitute.
