@@ -46,7 +46,7 @@ from adt_core.engine.job import Job
 from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
-from model_making.asking import PROMPTS
+from model_making.prompts import PROMPTS
 
 from .harness import RECIPE, SAMPLING, captions
 from .interleaving import header, interleave, row

@@ -16,7 +16,7 @@ from adt_core.lab.benchmark import PRESETS, RELAXED, Benchmark, Preset, measure
 from adt_core.lab.quality import ImageMetric, Scores
 from adt_core.policies.recipe import Recipe
 from model_making.data import example
-from model_making.judging import asked_by_scene, judge, see
+from model_making.scoring import analyse_image, scene_spec, score_prompt
 
 HELD_OUT_SEED = 2
 BUNDLED = 4000
@@ -48,7 +48,7 @@ def scene_metric(first: int = BUNDLED, count: int = BUNDLED_COUNT) -> ImageMetri
     scenes = {caption: scene for _, caption, scene in (example(HELD_OUT_SEED, i) for i in range(first, first + count))}
 
     def metric(image: Image.Image, prompt: str) -> Scores:
-        found = judge(see(np.asarray(image)), asked_by_scene(scenes[prompt])).named
+        found = score_prompt(analyse_image(np.asarray(image)), scene_spec(scenes[prompt])).named
         return {SCENES: (sum(found.values()), len(found))}
 
     return metric

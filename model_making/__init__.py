@@ -1,0 +1,1 @@
+"""Scripts that generate the training data and train the bundled model."""

@@ -2,9 +2,9 @@
 
     python -m model_making.codec --data DIR --out DIR [--minutes 25]
 
-Resumable: run it again with the same ``--out``. Three phases over the time budget: a plain
-autoencoder (6 %), then quantisation with a codebook seeded by k-means and kept by exponential
-moving averages, and at the end (20 %) whole pictures instead of crops. Prints held-out PSNR.
+Training has three phases over the time budget: an autoencoder without quantisation (6 %); quantisation with a codebook
+that is initialised by k-means and updated by exponential moving averages (74 %); the same on full images instead of
+crops (20 %). Prints held-out PSNR. To resume, run it again with the same ``--out``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from adt_core.lab.training.run import muon_and_adam
 from adt_core.models.vq import VQConfig, VQModel
 
 from .data import example
-from .progress import TimedRun
+from .timed_run import TimedRun
 
 CONFIG = VQConfig(
     embed_dim=12,
@@ -32,30 +32,52 @@ CONFIG = VQConfig(
     channel_multiplier=(1, 1, 2, 4),
     num_res_blocks=1,
 )
-WARMUP, WHOLE = 0.06, 0.80
+# Shares of the budget at which quantisation and training on full images begin.
+QUANTISE_FROM = 0.06
+FULL_IMAGES_FROM = 0.80
 HELD_OUT_SEED = 2
+# A code with a lower moving-average count is replaced by a random vector, with the second value as its count.
+_DEAD_BELOW = 0.12
+_RESTART_COUNT = 0.4
 
 
 class Codebook:
-    """Keeps ``quantize.embedding`` at the running means of the vectors assigned to each code."""
+    """Exponential-moving-average codebook update (van den Oord et al., arXiv 1711.00937, appendix A.1).
+
+    It keeps the rows of ``quantize.embedding`` at the means of the vectors assigned to them.
+
+    Attributes:
+        weight: [codes, C] the model's codebook, updated in place.
+        count: [codes] moving average of the number of assigned vectors.
+        total: [codes, C] moving average of their sum.
+        ready: Whether :meth:`seed` has run.
+    """
 
     def __init__(self, model: VQModel, generator: torch.Generator, decay: float = 0.98):
-        self.weight, self.decay, self.generator = model.quantize.embedding.weight.data, decay, generator
-        self.count, self.total = torch.ones(len(self.weight)), self.weight.clone()
+        self.weight = model.quantize.embedding.weight.data
+        self.decay = decay
+        self.generator = generator
+        self.count = torch.ones(len(self.weight))
+        self.total = self.weight.clone()
         self.ready = False
 
-    def _draw(self, vectors: Tensor, n: int) -> Tensor:
+    def _sample(self, vectors: Tensor, n: int) -> Tensor:
         return vectors[torch.randint(len(vectors), (n,), generator=self.generator)]
 
     def seed(self, vectors: Tensor, rounds: int = 12) -> None:
-        """k-means on ``vectors`` [M, C]."""
-        centres = self._draw(vectors, len(self.weight)).clone()
+        """Initialise the codebook by k-means.
+
+        Args:
+            vectors: [M, C] encoder outputs.
+            rounds: Number of k-means iterations.
+        """
+        centres = self._sample(vectors, len(self.weight)).clone()
         for _ in range(rounds):
             nearest = torch.cdist(vectors, centres).argmin(1)
             count = torch.zeros(len(centres)).index_add_(0, nearest, torch.ones(len(nearest)))
             total = torch.zeros_like(centres).index_add_(0, nearest, vectors)
             centres = torch.where(
-                count[:, None] > 0, total / count[:, None].clamp_min(1), self._draw(vectors, len(centres))
+                count[:, None] > 0, total / count[:, None].clamp_min(1), self._sample(vectors, len(centres))
             )
         self.weight.copy_(centres)
         self.count.fill_(1.0)
@@ -63,35 +85,58 @@ class Codebook:
         self.ready = True
 
     def update(self, vectors: Tensor, codes: Tensor) -> None:
-        """One moving-average step from ``vectors`` [M, C] and their ``codes`` [M]; restarts dead codes."""
+        """Update the moving averages and restart unused codes.
+
+        Args:
+            vectors: [M, C] encoder outputs.
+            codes: [M] nearest code of each vector.
+        """
         self.count.mul_(self.decay).index_add_(0, codes, torch.full((len(codes),), 1 - self.decay))
         self.total.mul_(self.decay).index_add_(0, codes, vectors * (1 - self.decay))
-        dead = self.count < 0.12
-        self.total[dead] = self._draw(vectors, int(dead.sum())) * 0.4
-        self.count[dead] = 0.4
+        dead = self.count < _DEAD_BELOW
+        self.total[dead] = self._sample(vectors, int(dead.sum())) * _RESTART_COUNT
+        self.count[dead] = _RESTART_COUNT
         self.weight.copy_(self.total / self.count[:, None])
 
 
 def quantise(model: VQModel, z: Tensor, codebook: Codebook) -> tuple[Tensor, Tensor]:
-    """Straight-through quantisation of z [B, C, h, w]: (quantised, commitment loss)."""
-    flat = z.detach().permute(0, 2, 3, 1).reshape(-1, z.shape[1])
+    """Quantise with a straight-through gradient and update the codebook.
+
+    Args:
+        model: The codec.
+        z: [B, C, h, w] encoder output.
+        codebook: Codebook of the model.
+
+    Returns:
+        Quantised z [B, C, h, w] and the commitment loss.
+    """
     codes = model.nearest(z.detach())
-    codebook.update(flat, codes.flatten())
+    codebook.update(_encoder_vectors(z), codes.flatten())
     q = model.lookup(codes)
     return z + (q - z).detach(), F.mse_loss(z, q.detach())
 
 
 def reconstruction_loss(y: Tensor, x: Tensor) -> Tensor:
-    """MSE for PSNR, L1 and gradient L1 for edges and small detail."""
+    """Return MSE, which determines PSNR, plus L1 and gradient L1, which favour edges and fine detail."""
     edges = sum(F.l1_loss(y.diff(dim=d), x.diff(dim=d)) for d in (2, 3))
     return 2 * F.mse_loss(y, x) + 0.5 * F.l1_loss(y, x) + 0.3 * edges
 
 
 def batch(images: np.ndarray, fraction: float, rng: np.random.Generator) -> Tensor:
-    size, count = (128, 4) if fraction > WHOLE else (64, 16)
+    """Sample a batch of crops, or of full images at the end of training, half of them mirrored.
+
+    Args:
+        images: [count, 128, 128, 3] uint8.
+        fraction: Share of the time budget that is used up.
+        rng: Source of the sample.
+
+    Returns:
+        [B, 3, size, size] float32 in [-1, 1].
+    """
+    size, count = (128, 4) if fraction > FULL_IMAGES_FROM else (64, 16)
     crops = []
     for index in np.sort(rng.integers(len(images), size=count)):
-        y, x = 8 * rng.integers(0, (128 - size) // 8 + 1, 2)  # on the lattice that the renderer paints on
+        y, x = 8 * rng.integers(0, (128 - size) // 8 + 1, 2)  # aligned with the renderer's 8-pixel grid
         crop = images[index, y : y + size, x : x + size]
         crops.append(crop[:, ::-1] if rng.random() < 0.5 else crop)
     pixels = torch.from_numpy(np.ascontiguousarray(crops)).permute(0, 3, 1, 2).float() / 127.5 - 1
@@ -100,7 +145,15 @@ def batch(images: np.ndarray, fraction: float, rng: np.random.Generator) -> Tens
 
 @torch.no_grad()
 def evaluate(weights: dict, count: int = 64) -> dict[str, float]:
-    """PSNR (dB, over uint8 pixels) and codebook perplexity on held-out pictures."""
+    """Evaluate a codec on held-out images.
+
+    Args:
+        weights: State dict of the codec.
+        count: Number of images.
+
+    Returns:
+        "psnr" and "psnr_worst", mean and minimum in dB; "perplexity" of the codes.
+    """
     model = VQModel(CONFIG)
     model.load_state_dict(weights)
     model.eval()
@@ -117,12 +170,22 @@ def evaluate(weights: dict, count: int = 64) -> dict[str, float]:
     }
 
 
-def main() -> None:
+def _parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=25)
-    args = parser.parse_args()
+    parser.add_argument("--data", type=Path, required=True, help="folder of stage 1")
+    parser.add_argument("--out", type=Path, required=True, help="output folder")
+    parser.add_argument("--minutes", type=float, default=25, help="time budget")
+    return parser.parse_args()
+
+
+def _encoder_vectors(z: Tensor) -> Tensor:
+    """Flatten encoder output [B, C, h, w] to detached vectors [B * h * w, C]."""
+    return z.detach().permute(0, 2, 3, 1).reshape(-1, z.shape[1])
+
+
+def main() -> None:
+    """Train the codec."""
+    args = _parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     images = np.load(args.data / "images.npy", mmap_mode="r")
     generator = torch.Generator().manual_seed(0)
@@ -135,22 +198,25 @@ def main() -> None:
         args.out / "codec.pt", model, muon_and_adam(model, muon_lr=0.02, adam_lr=2e-3), args.minutes, decay=0.995
     )
     if "count" in run.state:
-        codebook.count, codebook.total, codebook.ready = (run.state[name] for name in ("count", "total", "ready"))
-    rng, vectors = np.random.default_rng([7, run.step]), []
-
+        codebook.count = run.state["count"]
+        codebook.total = run.state["total"]
+        codebook.ready = run.state["ready"]
+    rng = np.random.default_rng([7, run.step])
+    vectors: list[Tensor] = []
     while run.fraction < 1:
         x = batch(images, run.fraction, rng)
         z = model.quant_conv(model.encoder(x))
-        if run.fraction < WARMUP:
-            vectors = [*vectors, z.detach().permute(0, 2, 3, 1).reshape(-1, z.shape[1])][-16:]
-            q, commitment = z, z.new_zeros(())
+        if run.fraction < QUANTISE_FROM:
+            vectors = [*vectors, _encoder_vectors(z)][-16:]
+            q = z
+            commitment = z.new_zeros(())
         else:
             if not codebook.ready:
                 codebook.seed(torch.cat(vectors))
             q, commitment = quantise(model, z, codebook)
         y = model.decoder(model.post_quant_conv(q))
         run.advance(reconstruction_loss(y, x) + 0.1 * commitment + 1e-3 * z.pow(2).mean())
-        if run.due():
+        if run.checkpoint_due():
             weights = {**run.average, "quantize.embedding.weight": codebook.weight.clone()}
             run.save(weights=weights, count=codebook.count, total=codebook.total, ready=codebook.ready)
             print(f"held out: {evaluate(weights)}", flush=True)

@@ -3,7 +3,7 @@
     python -m model_making.data --out DIR [--count 30000] [--seed 28]
 
 writes ``images.npy`` (uint8 [count, 128, 128, 3]) and ``scenes.jsonl``. Image i depends only on (seed, i), so any part
-of the set can be made again. Held-out pictures are :func:`example`'s, whose captions follow the grammar.
+of the data set can be reproduced. Held-out images, with captions of the grammar, are made by :func:`example`.
 """
 
 from __future__ import annotations
@@ -21,25 +21,33 @@ from .scenes import Scene, describe, sample_scene, sample_wide_scene
 
 
 def example(seed: int, index: int) -> tuple[np.ndarray, str, Scene]:
-    """Image (uint8 [SIZE, SIZE, 3]), caption and scene number ``index`` of the set named ``seed``."""
+    """Render a scene of :func:`model_making.scenes.sample_scene`.
+
+    Args:
+        seed: Seed of the data set.
+        index: Number of the example in the data set.
+
+    Returns:
+        Image [SIZE, SIZE, 3] uint8, caption and scene.
+    """
     rng = np.random.default_rng([seed, index])
     scene = sample_scene(rng)
     caption = describe(scene, rng)
     return np.asarray(render(scene, rng)), caption, scene
 
 
-def _training_example(args: tuple[int, int]) -> tuple[np.ndarray, Scene]:
-    """Image and scene of (seed, index)."""
-    rng = np.random.default_rng(args)
+def _training_example(seed_and_index: tuple[int, int]) -> tuple[np.ndarray, Scene]:
+    rng = np.random.default_rng(seed_and_index)
     scene = sample_wide_scene(rng)
     return np.asarray(render(scene, rng)), scene
 
 
 def main() -> None:
+    """Render the data set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=30000)
-    parser.add_argument("--seed", type=int, default=28)
+    parser.add_argument("--out", type=Path, required=True, help="output folder")
+    parser.add_argument("--count", type=int, default=30000, help="number of images")
+    parser.add_argument("--seed", type=int, default=28, help="seed of the data set")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     images = np.lib.format.open_memmap(args.out / "images.npy", "w+", np.uint8, (args.count, SIZE, SIZE, 3))

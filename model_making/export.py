@@ -1,8 +1,9 @@
-"""Stage 5: write the shipped target, fp16 safetensors in the published layout, and beside it the words that it knows.
+"""Stage 5: export the target as fp16 safetensors in Chameleon's published layout, and its vocabulary by meaning.
 
     python -m model_making.export --tokens DIR --target target.pt --out adt_core/bundled/target [--codec codec.pt]
 
-Without ``--codec`` the codec is the bundled model's own.
+Without ``--codec``, the bundled model's codec is used. The vocabulary is written to ``words.json`` in the parent folder
+of ``--out``.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import torch
 from adt_core.lab.training.save import layer_tensors, write_checkpoint
 from adt_core.models.layers import Decoder
 
+from .captions import known_words
 from .codec import CONFIG
 from .target import trained_decoder, vocabulary
 from .tokenise import open_codec
-from .wording import known_words
 
 VQ_CONFIG = {
     "model_type": "chameleon_vqgan",
@@ -34,7 +35,12 @@ VQ_CONFIG = {
 
 
 def hf_config(decoder: Decoder, vocabulary: dict[str, int]) -> dict:
-    """The shipped ``config.json``."""
+    """Return the contents of ``config.json``.
+
+    Args:
+        decoder: Decoder to export.
+        vocabulary: Ids of all tokens.
+    """
     c = decoder.config
     return {
         "architectures": ["ChameleonForConditionalGeneration"],
@@ -64,19 +70,20 @@ def hf_config(decoder: Decoder, vocabulary: dict[str, int]) -> dict:
 
 
 def write_words(path: Path) -> None:
-    """Write the words that the target is taught, by what they name: ``adt_core/bundled/words.json``."""
+    """Write the target's vocabulary by meaning, as in ``adt_core/bundled/words.json``."""
     path.write_text(json.dumps(known_words(), indent=0) + "\n", encoding="utf-8")
 
 
 def main() -> None:
+    """Export the target."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("tokens", "target", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--codec", type=Path)
+    parser.add_argument("--codec", type=Path, help="codec.pt of stage 2")
     args = parser.parse_args()
     names = vocabulary(args.tokens)
     decoder = trained_decoder(args.target, names)
-    head = torch.zeros(len(names), decoder.config.hidden_size)  # only image tokens are ever predicted
+    head = torch.zeros(len(names), decoder.config.hidden_size)  # zero for other tokens, which are never predicted
     head[decoder.image_ids] = decoder.head.detach().T
     tensors = {
         "model.embed_tokens.weight": decoder.embedding,

@@ -1,18 +1,17 @@
-"""Does a model draw what it is asked for?
+"""Prompt adherence of a model on held-out captions and evaluation prompts.
 
     python -m model_making.quality [--target FOLDER --plain] [--count 100] [--seeds 2] [--sheet FILE.jpg]
 
-Four reports, each with a bar; exits non-zero if one is missed. What is named is looked for by shape and surroundings
-(``model_making.judging``).
+Prints four reports, each with a threshold, and exits with an error if one is missed. Images are scored by
+``model_making.scoring``.
 
-1. Held-out captions of the grammar.
-2. The ordinary prompts of ``model_making.asking``, each with several seeds. A table shows it by kind of prompt.
-3. Shapes and numbers, over the pictures of both: how many things are there in their kind and colour, and how many that
-   were asked for once are not there twice.
-4. The prompts of templates and blueprints, each with eight seeds: in how many pictures is all that they name?
+1. Held-out captions of the grammar: share of the named attributes that the images show.
+2. Evaluation prompts of ``model_making.prompts``, with several seeds: the same, also by style of prompt.
+3. Objects of both sets: share with the right kind and colour, and share that is drawn only once.
+4. Prompts of templates and blueprints, with eight seeds each: number of images that show all named attributes.
 
-``--sheet`` writes the first 24 pictures of captions and the first 24 of prompts, uncurated. ``--plain`` decodes without
-a drafter: the pictures are the same, and a new target has no drafter yet.
+``--sheet`` writes the first 24 images of captions and the first 24 of prompts, uncurated. ``--plain`` decodes without a
+drafter, for a new target that has none yet; the images are the same.
 """
 
 from __future__ import annotations
@@ -36,32 +35,47 @@ from adt_core.engine.job import Job
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
 
-from .asking import PROMPTS, TEMPLATES, Prompt
 from .data import example
-from .judging import Judged, asked_by_scene, judge, see
+from .prompts import PROMPTS, TEMPLATES, PromptSpec
+from .scoring import PromptScore, analyse_image, scene_spec, score_prompt
 
-HELD_OUT_SEED, BATCH, ON_SHEET = 2, 8, 24
-WHOLE_OF_EIGHT = 7
-"""Of eight pictures of a template's prompt, so many must have all that it names."""
-BARS = {"captions": 0.96, "ordinary prompts": 0.93, "kind and colour": 0.85, "not twice": 0.90}
+HELD_OUT_SEED = 2
+BATCH = 8
+IMAGES_PER_SHEET_PART = 24
+MIN_COMPLETE_IMAGES = 7
+"""Required number of images, of eight per template prompt, that show all named attributes."""
+THRESHOLDS = {"captions": 0.96, "ordinary prompts": 0.93, "kind and colour": 0.85, "not twice": 0.90}
 
 
 def generate(job: Job, prompts: list[str], seeds: Sequence[int] | None = None) -> np.ndarray:
-    """Pictures of ``prompts``, uint8 [n, H, W, 3].
+    """Generate an image of each prompt.
 
-    seeds: of each picture; unless given, every BATCH pictures have another one.
+    Args:
+        job: Models and settings.
+        prompts: The prompts.
+        seeds: Seed of each image. By default the job's seed, increased by BATCH for each batch of images.
+
+    Returns:
+        [n, H, W, 3] uint8.
     """
-    own = list(seeds or (job.recipe.sampling.seed + number // BATCH * BATCH for number in range(len(prompts))))
+    first_seed = job.recipe.sampling.seed
+    all_seeds = list(seeds or (first_seed + number // BATCH * BATCH for number in range(len(prompts))))
     images = []
     for part in (slice(start, start + BATCH) for start in range(0, len(prompts), BATCH)):
-        decoding = decode(new_decoding(job, prompts[part], seeds=own[part]))
+        decoding = decode(new_decoding(job, prompts[part], seeds=all_seeds[part]))
         with torch.inference_mode():
             images += map(to_uint8, job.pixels(decoding.grid_codes()))
     return np.stack(images)
 
 
 def contact_sheet(images: np.ndarray, columns: int = 8, gap: int = 4) -> Image.Image:
-    """Pictures side by side on white."""
+    """Arrange images in a grid on white.
+
+    Args:
+        images: [n, H, W, 3] uint8.
+        columns: Number of columns.
+        gap: Distance between images, in pixels.
+    """
     n, height, width, _ = images.shape
     rows = -(-n // columns)
     sheet = Image.new("RGB", (columns * (width + gap) - gap, rows * (height + gap) - gap), "white")
@@ -70,102 +84,133 @@ def contact_sheet(images: np.ndarray, columns: int = 8, gap: int = 4) -> Image.I
     return sheet
 
 
-def chosen_prompts(count: int) -> list[Prompt]:
-    """``count`` of the ordinary prompts, from all kinds of them."""
+def select_prompts(count: int) -> list[PromptSpec]:
+    """Return `count` evaluation prompts, spread evenly over the list and therefore over its groups."""
     return [PROMPTS[i * len(PROMPTS) // count] for i in range(count)]
 
 
-def tally(title: str, lines: Iterable[tuple[str, bool]]) -> None:
-    """Print how many were found, by what stands first in each line."""
-    found: dict[str, list[bool]] = defaultdict(list)
-    for name, there in lines:
-        found[name].append(there)
+def print_rates(title: str, results: Iterable[tuple[str, bool]]) -> None:
+    """Print the rate of success by name.
+
+    Args:
+        title: Heading.
+        results: Pairs of a name and whether the image shows the attribute.
+    """
+    by_name: dict[str, list[bool]] = defaultdict(list)
+    for name, present in results:
+        by_name[name].append(present)
     print(title)
-    for name, results in found.items():
-        print(f"  {name:10}{sum(results):5} of {len(results):4}{sum(results) / len(results):9.1%}")
+    for name, outcomes in by_name.items():
+        print(f"  {name:10}{sum(outcomes):5} of {len(outcomes):4}{sum(outcomes) / len(outcomes):9.1%}")
 
 
-def kinds_of(judged: list[Judged]) -> Iterable[tuple[str, bool]]:
-    """``thing``, ``sky`` ... of everything that was named."""
-    return ((name.split(":")[0], there) for one in judged for name, there in sorted(one.named.items()))
+def results_by_kind(scores: list[PromptScore]) -> Iterable[tuple[str, bool]]:
+    """Yield (kind, present) of each named attribute; kinds are "object", "sky" and so on."""
+    return ((label.split(":")[0], present) for score in scores for label, present in sorted(score.named.items()))
 
 
-def report_prompts(prompts: list[Prompt], judged: list[Judged], misses: bool) -> None:
-    """The tables by kind of prompt and by what is named; with ``misses``, what each picture lacks."""
-    by_group = ((p.group, there) for p, one in zip(prompts, judged) for there in one.named.values())
-    tally(f"ordinary prompts, {len(prompts)} pictures, by kind of prompt", by_group)
-    tally("ordinary prompts, by what is named", kinds_of(judged))
-    for prompt, one in zip(prompts, judged):
-        lacking = [name for name, there in one.named.items() if not there]
-        if misses and lacking:
-            print(f"  {prompt.text!r} lacks {', '.join(lacking)}")
+def report_prompts(prompts: list[PromptSpec], scores: list[PromptScore], list_missing: bool) -> None:
+    """Print the results of the evaluation prompts by group and by kind of attribute.
+
+    Args:
+        prompts: Prompt of each image.
+        scores: Score of each image.
+        list_missing: Whether to print the missing attributes of each image.
+    """
+    by_group = ((prompt.group, present) for prompt, score in zip(prompts, scores) for present in score.named.values())
+    print_rates(f"ordinary prompts, {len(prompts)} images, by style", by_group)
+    print_rates("ordinary prompts, by kind of attribute", results_by_kind(scores))
+    for prompt, score in zip(prompts, scores):
+        missing = [label for label, present in score.named.items() if not present]
+        if list_missing and missing:
+            print(f"  {prompt.text!r} lacks {', '.join(missing)}")
 
 
 def report_templates(job: Job) -> list[str]:
-    """Print in how many of eight pictures is all that each prompt names; return what misses the bar."""
-    wholes = []
-    print("templates and blueprints, pictures with all that is named")
+    """Print for each template prompt the number of complete images.
+
+    Returns:
+        ["templates"] if a prompt is below :data:`MIN_COMPLETE_IMAGES`, else an empty list.
+    """
+    counts = []
+    print("templates and blueprints, images with all named attributes")
     for prompt in TEMPLATES:
         images = generate(job, [prompt.text] * BATCH, range(1, BATCH + 1))
-        whole = sum(all(judge(see(image), prompt).named.values()) for image in images)
-        print(f"  {whole} of {BATCH}  {prompt.text}")
-        wholes.append(whole)
-    return ["templates"] if min(wholes) < WHOLE_OF_EIGHT else []
+        count = sum(all(score_prompt(analyse_image(image), prompt).named.values()) for image in images)
+        print(f"  {count} of {BATCH}  {prompt.text}")
+        counts.append(count)
+    return ["templates"] if min(counts) < MIN_COMPLETE_IMAGES else []
 
 
-def verdict(results: dict[str, list[bool]]) -> list[str]:
-    """Print each share beside its bar; return those that miss theirs. What was not measured misses nothing."""
+def report_thresholds(results: dict[str, list[bool]]) -> list[str]:
+    """Print each share with its threshold.
+
+    Args:
+        results: Outcomes by key of :data:`THRESHOLDS`; an empty list is skipped.
+
+    Returns:
+        Names of the missed thresholds.
+    """
     missed = []
-    for name, bar in BARS.items():
-        if found := results[name]:
-            share = sum(found) / len(found)
-            print(f"{name}: {sum(found)} of {len(found)} ({share:.1%}; the bar is {bar:.0%})")
-            missed += [name] if share < bar else []
+    for name, threshold in THRESHOLDS.items():
+        if outcomes := results[name]:
+            share = sum(outcomes) / len(outcomes)
+            print(f"{name}: {sum(outcomes)} of {len(outcomes)} ({share:.1%}; at least {threshold:.0%} required)")
+            missed += [name] if share < threshold else []
     return missed
 
 
-def arguments() -> argparse.Namespace:
+def _parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="bundled", help="folder of a checkpoint; the bundled model if left out")
+    parser.add_argument("--target", default="bundled", help="folder of a checkpoint; default: the bundled model")
     parser.add_argument("--plain", action="store_true", help="decode without a drafter")
-    parser.add_argument("--count", type=int, default=100, help="of held-out captions")
-    parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="of the ordinary prompts")
-    parser.add_argument("--seeds", type=int, default=2, help="pictures of each ordinary prompt")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=100, help="number of held-out captions")
+    parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="number of evaluation prompts")
+    parser.add_argument("--seeds", type=int, default=2, help="images per evaluation prompt")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first batch of images")
     for name, kind in (("guidance", float), ("temperature", float), ("top-k", int), ("top-p", float)):
-        own = getattr(BUNDLED_SAMPLING, name.replace("-", "_"))
-        parser.add_argument(f"--{name}", type=kind, default=own)
-    parser.add_argument("--templates", action=argparse.BooleanOptionalAction, default=True, help="their prompts, too")
-    parser.add_argument("--sheet", type=Path)
-    parser.add_argument("--misses", action="store_true", help="say which prompts lack what")
+        default = getattr(BUNDLED_SAMPLING, name.replace("-", "_"))
+        parser.add_argument(f"--{name}", type=kind, default=default)
+    parser.add_argument(
+        "--templates", action=argparse.BooleanOptionalAction, default=True, help="evaluate the template prompts, too"
+    )
+    parser.add_argument("--sheet", type=Path, help="file for a contact sheet")
+    parser.add_argument("--misses", action="store_true", help="list the missing attributes of each prompt")
     return parser.parse_args()
 
 
-def main() -> None:
-    args = arguments()
+def _make_job(args: argparse.Namespace) -> Job:
     target = load_target(args.target)
     drafter = None if args.plain else load_drafter("bundled", target)
     sampling = Sampling(args.seed, args.temperature, args.top_k, args.top_p, args.guidance)
-    job = Job(target, Recipe(sampling, Drafting("adt-tree" if drafter else PLAIN)), drafter)
+    return Job(target, Recipe(sampling, Drafting("adt-tree" if drafter else PLAIN)), drafter)
+
+
+def main() -> None:
+    """Print the reports; exit with an error if a threshold is missed."""
+    args = _parse_args()
+    job = _make_job(args)
     held_out = [example(HELD_OUT_SEED, i) for i in range(args.count)]
-    prompts = chosen_prompts(args.prompts) * args.seeds
+    prompts = select_prompts(args.prompts) * args.seeds
     texts = [caption for _, caption, _ in held_out] + [prompt.text for prompt in prompts]
     begin = time.perf_counter()
     images = generate(job, texts)
-    print(f"{len(images)} pictures, {(time.perf_counter() - begin) / len(images):.2f} s each")
-    of_captions, of_prompts = images[: args.count], images[args.count :]
+    print(f"{len(images)} images, {(time.perf_counter() - begin) / len(images):.2f} s each")
+    caption_images = images[: args.count]
+    prompt_images = images[args.count :]
     if args.sheet:
-        contact_sheet(np.concatenate([of_captions[:ON_SHEET], of_prompts[:ON_SHEET]])).save(args.sheet, quality=92)
-    captions = [judge(see(x), asked_by_scene(scene)) for x, (_, _, scene) in zip(of_captions, held_out)]
-    ordinary = [judge(see(x), prompt) for x, prompt in zip(of_prompts, prompts)]
-    tally(f"captions, {len(captions)} pictures, by what is named", kinds_of(captions))
+        parts = [caption_images[:IMAGES_PER_SHEET_PART], prompt_images[:IMAGES_PER_SHEET_PART]]
+        contact_sheet(np.concatenate(parts)).save(args.sheet, quality=92)
+    captions = [score_prompt(analyse_image(x), scene_spec(scene)) for x, (_, _, scene) in zip(caption_images, held_out)]
+    ordinary = [score_prompt(analyse_image(x), prompt) for x, prompt in zip(prompt_images, prompts)]
+    print_rates(f"captions, {len(captions)} images, by kind of attribute", results_by_kind(captions))
     report_prompts(prompts, ordinary, args.misses)
-    missed = verdict(
+    missed = report_thresholds(
         {
-            "captions": [there for one in captions for there in one.named.values()],
-            "ordinary prompts": [there for one in ordinary for there in one.named.values()],
-            "kind and colour": [there for one in captions + ordinary for there in one.shapes],
-            "not twice": [there for one in captions + ordinary for there in one.once],
+            "captions": [present for score in captions for present in score.named.values()],
+            "ordinary prompts": [present for score in ordinary for present in score.named.values()],
+            "kind and colour": [present for score in captions + ordinary for present in score.kind_and_colour],
+            "not twice": [present for score in captions + ordinary for present in score.not_repeated],
         }
     )
     missed += report_templates(job) if args.templates else []

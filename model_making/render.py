@@ -1,9 +1,8 @@
-"""Paints a :class:`model_making.scenes.Scene` with Pillow: 128 x 128 pixels, drawn at twice the size.
+"""Renderer for :class:`model_making.scenes.Scene`: 128 x 128 pixels, painted with Pillow at twice the size.
 
-Difficulty is uneven on purpose: smooth skies, snow and plaster beside grass, bricks, water and
-rain, so that a drafter finds easy and hard regions inside every picture. Horizons, things and repeated
-patterns lie on the codec's lattice of 8-pixel cells: the same thing a cell further on is the same codes a cell
-further on, and a small model learns in an hour what it can draw.
+Each image has smooth regions (sky, snow, plaster) and textured ones (grass, bricks, water, rain), which are easy and
+hard for a drafter. Horizons, objects and repeated patterns are aligned with the codec's grid of 8-pixel cells, so that
+an object that moves by a cell keeps its codes, moved by a token. This lets a small model learn them in an hour.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ import math
 import numpy as np
 from PIL import Image, ImageDraw
 
+from .objects import HEIGHTS, Colour, paint, shade
 from .scenes import AIR_OBJECTS, COLOURS, PLACES, Item, Scene
-from .things import HEIGHTS, Colour, paint, shade
 
 SIZE = 128
 Light = tuple[float, float, float]
-_S = 2 * SIZE  # supersampled edge
-_CELL = 16  # edge of a codec cell, supersampled
+# Edges of the supersampled image and of a codec cell in it. All coordinates below are in supersampled pixels.
+_S = 2 * SIZE
+_CELL = 16
 
 _SKY_GRADIENTS = {  # top, middle, horizon
     "clear": ((72, 142, 222), (128, 186, 236), (206, 230, 244)),
@@ -35,7 +35,8 @@ _GROUND_GRADIENTS = {  # far, near
     "water": ((96, 158, 190), (28, 84, 136)),
     "cobblestone": ((150, 146, 146), (118, 114, 116)),
 }
-LIGHT = {  # multiplies the ground; objects get half of it
+# RGB factors of the ground; objects get half of the effect.
+LIGHT = {
     "clear": (1.0, 1.0, 1.0),
     "cloudy": (0.93, 0.94, 0.97),
     "sunset": (1.0, 0.84, 0.76),
@@ -53,21 +54,22 @@ def _lit(colour: Colour, light: Light) -> Colour:
 
 
 def _gradient(stops: tuple[Colour, ...], height: int) -> Image.Image:
-    """A vertical gradient of the supersampled width."""
+    """Return a vertical gradient of the image's width."""
     at = np.linspace(0, 1, len(stops))
     rows = np.stack([np.interp(np.linspace(0, 1, max(height, 1)), at, [s[c] for s in stops]) for c in range(3)], -1)
     return Image.fromarray(np.broadcast_to(rows[:, None].round().astype(np.uint8), (max(height, 1), _S, 3)).copy())
 
 
-def _on_lattice(low: float, high: float, rng: np.random.Generator) -> int:
-    """The cell corner nearest to a uniform draw."""
+def _sample_on_grid(low: float, high: float, rng: np.random.Generator) -> int:
+    """Return a uniform sample, rounded to the corner of a cell."""
     return _CELL * round(rng.uniform(low, high) / _CELL)
 
 
-def _wave(draw: ImageDraw.ImageDraw, y: float, height: float, rng: np.random.Generator, **look) -> None:
-    """A line of waves across the picture, in one of eight phases."""
-    phase, columns = rng.integers(8), range(0, _S + 8, 8)
-    draw.line([(x, y + height * math.sin((x / 128 + phase / 8) * 2 * math.pi)) for x in columns], **look)
+def _wave(draw: ImageDraw.ImageDraw, y: float, height: float, rng: np.random.Generator, **style) -> None:
+    """Draw a wavy line across the image, in one of eight phases."""
+    phase = rng.integers(8)
+    columns = range(0, _S + 8, 8)
+    draw.line([(x, y + height * math.sin((x / 128 + phase / 8) * 2 * math.pi)) for x in columns], **style)
 
 
 # ---- skies ---------------------------------------------------------------------------------
@@ -84,30 +86,36 @@ def _cloud(draw: ImageDraw.ImageDraw, x: float, y: float, size: float, colour: C
 
 def _paint_sky(draw: ImageDraw.ImageDraw, sky: str, horizon: int, rng: np.random.Generator) -> None:
     if sky in ("clear", "sunset", "night"):
-        x = _on_lattice(0.15 * _S, 0.85 * _S, rng)
-        y = horizon - 32 if sky == "sunset" else _on_lattice(26, 54, rng)
+        x = _sample_on_grid(0.15 * _S, 0.85 * _S, rng)
+        y = horizon - 32 if sky == "sunset" else _sample_on_grid(26, 54, rng)
         r = {"clear": 17, "sunset": 26, "night": 17}[sky]
         disc = {"clear": (255, 244, 190), "sunset": (255, 236, 170), "night": (240, 238, 220)}[sky]
         draw.ellipse((x - r, y - r, x + r, y + r), fill=disc)
         if sky == "night":
             draw.ellipse((x - r + 9, y - r - 4, x + r + 9, y + r - 4), fill=(16, 22, 58))
             for _ in range(int(rng.integers(10, 16))):
-                sx, sy, sr = _on_lattice(0, _S - 16, rng) + 8, _on_lattice(0, horizon - 56, rng) + 8, 2.2
+                sx = _sample_on_grid(0, _S - 16, rng) + 8
+                sy = _sample_on_grid(0, horizon - 56, rng) + 8
+                sr = 2.2
                 draw.ellipse((sx - sr, sy - sr, sx + sr, sy + sr), fill=(232, 232, 216))
     if sky in ("clear", "cloudy", "sunset"):
         count = {"clear": rng.integers(0, 3), "cloudy": rng.integers(4, 7), "sunset": rng.integers(1, 3)}[sky]
         tone = {"clear": (244, 248, 252), "cloudy": (222, 226, 232), "sunset": (240, 150, 120)}[sky]
         for _ in range(int(count)):
-            _cloud(draw, _on_lattice(0, _S, rng), _on_lattice(16, horizon * 0.6, rng), rng.choice((20, 28)), tone)
+            _cloud(
+                draw, _sample_on_grid(0, _S, rng), _sample_on_grid(16, horizon * 0.6, rng), rng.choice((20, 28)), tone
+            )
     if sky == "rain":
         for _ in range(int(rng.integers(2, 5))):
-            _cloud(draw, _on_lattice(0, _S, rng), _on_lattice(8, 40, rng), 32, (92, 100, 114))
+            _cloud(draw, _sample_on_grid(0, _S, rng), _sample_on_grid(8, 40, rng), 32, (92, 100, 114))
 
 
 def _rain(draw: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
     for y in range(0, _S, 32):
         for x in range(0, _S, 32):
-            x0, y0, length = x + rng.choice((7, 23)), y + rng.choice((0, 16)), 16
+            x0 = x + rng.choice((7, 23))
+            y0 = y + rng.choice((0, 16))
+            length = 16
             draw.line((x0, y0, x0 - 0.35 * length, y0 + length), fill=(158, 172, 188), width=2)
 
 
@@ -115,7 +123,9 @@ def _paint_backdrop(draw: ImageDraw.ImageDraw, scene: Scene, horizon: int, rng: 
     light = LIGHT[scene.sky]
     if scene.backdrop == "mountains":
         for _ in range(int(rng.integers(2, 4))):
-            x, h, w = _on_lattice(0, _S, rng), _on_lattice(46, 80, rng), 80
+            x = _sample_on_grid(0, _S, rng)
+            h = _sample_on_grid(46, 80, rng)
+            w = 80
             rock = _lit((116, 124, 146), light)
             draw.polygon([(x - w, horizon), (x, horizon - h), (x + w, horizon)], fill=rock)
             draw.polygon([(x, horizon - h), (x + w, horizon), (x + 0.25 * w, horizon)], fill=shade(rock, 0.84))
@@ -127,14 +137,16 @@ def _paint_backdrop(draw: ImageDraw.ImageDraw, scene: Scene, horizon: int, rng: 
     elif scene.backdrop == "hills":
         far = {"snow": (206, 216, 230), "sand": (214, 190, 140)}.get(scene.ground, (112, 150, 104))
         for tone, lift in ((1.1, 34), (0.95, 18)):
-            x, w = _on_lattice(0, _S, rng), 128
+            x = _sample_on_grid(0, _S, rng)
+            w = 128
             for centre in (x - 1.3 * w, x, x + 1.3 * w):
                 draw.ellipse(
                     (centre - w, horizon - lift, centre + w, horizon + 2 * lift), fill=shade(_lit(far, light), tone)
                 )
     elif scene.backdrop == "forest":
         for x in range(0, _S + 16, 16):
-            h, tone = rng.choice((32, 44)), shade(_lit((44, 84, 62), light), rng.choice((0.92, 1.12)))
+            h = rng.choice((32, 44))
+            tone = shade(_lit((44, 84, 62), light), rng.choice((0.92, 1.12)))
             draw.polygon([(x - 13, horizon), (x, horizon - h), (x + 13, horizon)], fill=tone)
 
 
@@ -145,10 +157,13 @@ def _grass(draw: ImageDraw.ImageDraw, horizon: int, near: Colour, light: Light, 
     for y in range(horizon + 10, _S, 16):
         depth = (y - horizon) / (_S - horizon)
         for x in range(8, _S, 16):
-            px, h, tone = x + rng.choice((-4, 3)), 5 + 11 * depth, shade(near, rng.choice([0.78, 0.88, 1.18]))
+            px = x + rng.choice((-4, 3))
+            h = 5 + 11 * depth
+            tone = shade(near, rng.choice([0.78, 0.88, 1.18]))
             draw.polygon([(px - 3, y + 4), (px + rng.choice((-3, 3)), y + 4 - h), (px + 3, y + 4)], fill=tone)
     for _ in range(int(rng.integers(0, 6))):
-        x, y = _on_lattice(0, _S, rng) + 8, _on_lattice(horizon + 30, _S - 16, rng) + 8
+        x = _sample_on_grid(0, _S, rng) + 8
+        y = _sample_on_grid(horizon + 30, _S - 16, rng) + 8
         draw.ellipse((x - 4, y - 4, x + 4, y + 4), fill=_lit((246, 236, 190), light))
 
 
@@ -165,7 +180,7 @@ def _sand(draw: ImageDraw.ImageDraw, horizon: int, near: Colour, light: Light, r
 
 def _snow(draw: ImageDraw.ImageDraw, horizon: int, near: Colour, light: Light, rng: np.random.Generator) -> None:
     for y in range(horizon + 24, _S + 20, 32):
-        x = _on_lattice(0, _S, rng)
+        x = _sample_on_grid(0, _S, rng)
         draw.ellipse((x - 120, y - 8, x + 120, y + 26), fill=_lit((218, 228, 242), light))
         draw.ellipse((x - 118, y - 3, x + 124, y + 30), fill=_lit((244, 248, 252), light))
 
@@ -174,8 +189,10 @@ def _water(draw: ImageDraw.ImageDraw, horizon: int, near: Colour, light: Light, 
     for y in range(horizon + 8, _S, 16):
         depth = (y - horizon) / (_S - horizon)
         for x in range(0, _S, 32):
-            px, w, up = x + 8 * rng.integers(4), 9 + 7 * depth, rng.random() < 0.5
-            tone = shade(near, 1.55 - 0.2 * depth) if up else shade(near, 1.2)
+            px = x + 8 * rng.integers(4)
+            w = 9 + 7 * depth
+            is_crest = rng.random() < 0.5
+            tone = shade(near, 1.55 - 0.2 * depth) if is_crest else shade(near, 1.2)
             draw.arc((px - w, y - 4, px + w, y + 5), 200, 340, fill=tone, width=4)
 
 
@@ -187,25 +204,26 @@ def _cobblestone(draw: ImageDraw.ImageDraw, horizon: int, near: Colour, light: L
         for x in np.arange(-((row % 2) * 0.9 * h), _S, 1.8 * h):
             tone = _lit(_mix((164, 158, 154), (122, 118, 122), rng.choice((0.1, 0.5, 0.9))), light)
             draw.rounded_rectangle((x + 1.5, y + 1.5, x + 1.8 * h - 1.5, y + h - 1), 4, fill=tone)
-        y, row = y + h, row + 1
+        y += h
+        row += 1
 
 
 def _paint_ground(draw: ImageDraw.ImageDraw, scene: Scene, horizon: int, rng: np.random.Generator) -> None:
     light = LIGHT[scene.sky]
-    paint = {"grass": _grass, "sand": _sand, "snow": _snow, "water": _water, "cobblestone": _cobblestone}[scene.ground]
-    paint(draw, horizon, _lit(_GROUND_GRADIENTS[scene.ground][1], light), light, rng)
+    painters = {"grass": _grass, "sand": _sand, "snow": _snow, "water": _water, "cobblestone": _cobblestone}
+    painters[scene.ground](draw, horizon, _lit(_GROUND_GRADIENTS[scene.ground][1], light), light, rng)
 
 
-# ---- pictures ------------------------------------------------------------------------------
+# ---- images --------------------------------------------------------------------------------
 
 
 def _place_item(draw: ImageDraw.ImageDraw, item: Item, foot: float, light, rng: np.random.Generator) -> None:
     u = HEIGHTS[item.kind]
-    x = _on_lattice(PLACES[item.place] * _S - 12, PLACES[item.place] * _S + 12, rng)
-    y = _on_lattice(foot - 12, foot + 12, rng)
+    x = _sample_on_grid(PLACES[item.place] * _S - 12, PLACES[item.place] * _S + 12, rng)
+    y = _sample_on_grid(foot - 12, foot + 12, rng)
     half = tuple(0.5 + 0.5 * f for f in light)
     if item.kind in AIR_OBJECTS:
-        y = _on_lattice(92, 116, rng)
+        y = _sample_on_grid(92, 116, rng)
     else:
         draw.ellipse(
             (x - 0.5 * u, y - 5, x + 0.56 * u, y + 7),
@@ -262,6 +280,6 @@ def _outdoors(scene: Scene, rng: np.random.Generator) -> Image.Image:
 
 
 def render(scene: Scene, rng: np.random.Generator) -> Image.Image:
-    """Paint a scene: an RGB image of SIZE x SIZE pixels."""
+    """Paint a scene as an RGB image of SIZE x SIZE pixels; `rng` decides on positions and details."""
     big = (_indoors if scene.indoors else _outdoors)(scene, rng)
     return big.resize((SIZE, SIZE), Image.Resampling.BOX)

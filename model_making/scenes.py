@@ -1,12 +1,13 @@
-"""Procedural scenes with captions: what the bundled model is taught to draw.
+"""Procedural scenes with captions, from which the bundled model's training data is made.
 
-A :class:`Scene` is a small symbolic description. :func:`sample_scene` draws one, :func:`describe`
-words it the way MS-COCO captions read, and ``model_making.render.render`` paints it. Everything is a
-function of the ``numpy.random.Generator`` that is passed in, so a seed names a data set.
+A :class:`Scene` is a small symbolic description. :func:`sample_scene` samples one, :func:`describe` writes a caption in
+the style of MS-COCO, and ``model_making.render.render`` paints it. All randomness comes from the
+``numpy.random.Generator`` argument, so a seed determines the data set.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from configparser import ConfigParser
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +34,10 @@ WATER_OBJECTS = ("sailboat", "ball", "rowboat")
 AIR_OBJECTS = ("balloon", "kite")
 TABLE_OBJECTS = ("mug", "vase", "teapot", "lamp", "bowl")
 PLANTS = ("tree", "pine")
-THINGS = tuple(dict.fromkeys((*LAND_OBJECTS, *WATER_OBJECTS, *AIR_OBJECTS, *TABLE_OBJECTS)))
-_TOYS = ("ball", "flower", "car", "house", "umbrella", "sailboat")  # that stand on a table now and then
-_ANYWHERE = (*LAND_OBJECTS, *WATER_OBJECTS, "mug", "vase", "lamp", "bowl", "teapot")  # that stand outdoors now and then
+COLOURED_OBJECTS = tuple(dict.fromkeys((*LAND_OBJECTS, *WATER_OBJECTS, *AIR_OBJECTS, *TABLE_OBJECTS)))
+# Objects in unusual surroundings: on a table, and outdoors.
+_RARE_ON_TABLE = ("ball", "flower", "car", "house", "umbrella", "sailboat")
+_RARE_OUTDOORS = (*LAND_OBJECTS, *WATER_OBJECTS, "mug", "vase", "lamp", "bowl", "teapot")
 
 _TABLES = ConfigParser(interpolation=None)
 _TABLES.read(Path(__file__).parent / "words.ini", encoding="utf-8")
@@ -43,10 +45,9 @@ WORDS = {
     section: {key: tuple(filter(None, words.split("|"))) for key, words in _TABLES[section].items()}
     for section in _TABLES.sections()
 }
-"""The words of captions: what each thing, colour, place ... may be called, by section of ``words.ini``."""
+"""Names of each object, colour, place and background in captions, by section of ``words.ini``."""
 
-# Colours that would melt into what is behind the object: neither a person nor the
-# attribute check could tell them apart.
+# Colours that have too little contrast with the background for a person or the detector to see the object.
 _CLASHES = {
     "grass": {"green"},
     "sand": {"yellow", "orange"},
@@ -61,7 +62,13 @@ _CLASHES = {
 
 @dataclass(frozen=True)
 class Item:
-    """One named thing: its kind, its colour (None for plants in their natural colour) and its place."""
+    """Object of a scene.
+
+    Attributes:
+        kind: One of :data:`COLOURED_OBJECTS` or :data:`PLANTS`.
+        colour: Key of :data:`COLOURS`, or None for plants, which have their natural colour.
+        place: Key of :data:`PLACES`.
+    """
 
     kind: str
     colour: str | None
@@ -70,7 +77,15 @@ class Item:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a picture shows. ``sky`` and ``ground`` are set outdoors, ``wall`` indoors."""
+    """Symbolic description of an image. `ground`, `sky` and `backdrop` are used outdoors, `wall` indoors.
+
+    Attributes:
+        items: Objects, in the order of the grammar caption.
+        ground: One of :data:`GROUNDS`.
+        sky: One of :data:`SKIES`.
+        backdrop: One of :data:`BACKDROPS`.
+        wall: One of :data:`WALLS`.
+    """
 
     items: tuple[Item, ...]
     ground: str | None = None
@@ -80,33 +95,35 @@ class Scene:
 
     @property
     def indoors(self) -> bool:
+        """Whether the scene is a still life on a table."""
         return self.wall is not None
 
 
-def _colour(rng: np.random.Generator, *surroundings: str, used: tuple[str | None, ...] = ()) -> str:
-    banned = set(used).union(*(_CLASHES.get(name, set()) for name in surroundings))
+def _contrasting_colour(rng: np.random.Generator, *background: str, used: tuple[str | None, ...] = ()) -> str:
+    banned = set(used).union(*(_CLASHES.get(name, set()) for name in background))
     return str(rng.choice([name for name in COLOURS if name not in banned]))
 
 
 def _outdoor_item(rng: np.random.Generator, ground: str, sky: str, place: str, used: tuple[str | None, ...]) -> Item:
     if rng.random() < 0.2:
-        return Item(str(rng.choice(AIR_OBJECTS)), _colour(rng, sky, used=used), place)
+        return Item(str(rng.choice(AIR_OBJECTS)), _contrasting_colour(rng, sky, used=used), place)
     kinds = WATER_OBJECTS if ground == "water" else LAND_OBJECTS
-    return Item(str(rng.choice(kinds)), _colour(rng, ground, sky, used=used), place)
+    return Item(str(rng.choice(kinds)), _contrasting_colour(rng, ground, sky, used=used), place)
 
 
 def sample_scene(rng: np.random.Generator) -> Scene:
-    """Draw one scene; about one in five is a still life indoors."""
+    """Sample a scene of one or two objects; about one in five is indoors."""
     places = [str(p) for p in rng.permutation(list(PLACES))]
     if rng.random() < 0.2:
         wall = str(rng.choice(WALLS))
-        first = Item(str(rng.choice(TABLE_OBJECTS)), _colour(rng, wall, "table"), places[0])
+        first = Item(str(rng.choice(TABLE_OBJECTS)), _contrasting_colour(rng, wall, "table"), places[0])
         items = [first]
         if rng.random() < 0.5:
             kind = str(rng.choice([k for k in TABLE_OBJECTS if k != first.kind]))
-            items.append(Item(kind, _colour(rng, wall, "table", used=(first.colour,)), places[1]))
+            items.append(Item(kind, _contrasting_colour(rng, wall, "table", used=(first.colour,)), places[1]))
         return Scene(tuple(items), wall=wall)
-    ground, sky = str(rng.choice(GROUNDS)), str(rng.choice(SKIES))
+    ground = str(rng.choice(GROUNDS))
+    sky = str(rng.choice(SKIES))
     items = [_outdoor_item(rng, ground, sky, places[0], ())]
     if rng.random() < 0.55:
         if ground != "water" and rng.random() < 0.4:
@@ -119,21 +136,22 @@ def sample_scene(rng: np.random.Generator) -> Scene:
 
 
 def sample_wide_scene(rng: np.random.Generator) -> Scene:
-    """Draw one scene for training: as :func:`sample_scene`, and in most cases as people ask for them.
+    """Sample a scene for training, in two of three cases more varied than :func:`sample_scene`.
 
-    Those hold none to three things, plants alone, things where they seldom are, and colours that hardly stand out from
-    what is behind them. No kind comes twice: what a caption names is drawn once.
+    The varied scenes have zero to three objects, also only plants, objects in unusual surroundings, and colours with
+    little contrast. No kind occurs twice, so the model learns to draw a named object once.
     """
     if rng.random() < 0.35:
         return sample_scene(rng)
     places = [str(place) for place in rng.permutation(list(PLACES))]
     if rng.random() < 0.25:
         wall = str(rng.choice(WALLS))
-        kinds = _wide_kinds(rng, 1 + rng.choice(3, p=(0.25, 0.4, 0.35)), TABLE_OBJECTS, _TOYS)
+        kinds = _wide_kinds(rng, 1 + rng.choice(3, p=(0.25, 0.4, 0.35)), TABLE_OBJECTS, _RARE_ON_TABLE)
         return Scene(_wide_items(rng, kinds, places, (wall, "table")), wall=wall)
-    ground, sky = str(rng.choice(GROUNDS)), str(rng.choice(SKIES))
-    at_home = WATER_OBJECTS if ground == "water" else LAND_OBJECTS
-    kinds = _wide_kinds(rng, rng.choice(4, p=(0.07, 0.25, 0.36, 0.32)), at_home, _ANYWHERE)
+    ground = str(rng.choice(GROUNDS))
+    sky = str(rng.choice(SKIES))
+    common = WATER_OBJECTS if ground == "water" else LAND_OBJECTS
+    kinds = _wide_kinds(rng, rng.choice(4, p=(0.07, 0.25, 0.36, 0.32)), common, _RARE_OUTDOORS)
     if ground != "water":
         kinds = [str(rng.choice(PLANTS)) if rng.random() < 0.2 else kind for kind in kinds]
     kinds = list(dict.fromkeys(str(rng.choice(AIR_OBJECTS)) if rng.random() < 0.18 else kind for kind in kinds))
@@ -142,14 +160,14 @@ def sample_wide_scene(rng: np.random.Generator) -> Scene:
 
 
 def _wide_kinds(rng: np.random.Generator, count: int, common: tuple[str, ...], rare: tuple[str, ...]) -> list[str]:
-    """Up to ``count`` different kinds, one in ten of the rare ones."""
+    """Sample up to `count` different kinds, one in ten from the rare ones."""
     return list(dict.fromkeys(str(rng.choice(rare if rng.random() < 0.1 else common)) for _ in range(count)))
 
 
 def _wide_items(
-    rng: np.random.Generator, kinds: list[str], places: list[str], surroundings: tuple[str, ...]
+    rng: np.random.Generator, kinds: list[str], places: list[str], background: tuple[str, ...]
 ) -> tuple[Item, ...]:
-    """The things in their places. One colour in three is any colour, the others stand out."""
+    """Return objects at their places. One colour in three is arbitrary, the others contrast with the background."""
     items: list[Item] = []
     for kind, place in zip(kinds, places):
         if kind in PLANTS:
@@ -157,7 +175,7 @@ def _wide_items(
         elif len(items) == 2 or rng.random() < 0.33:
             colour = str(rng.choice(list(COLOURS)))
         else:
-            colour = _colour(rng, *surroundings, used=tuple(item.colour for item in items))
+            colour = _contrasting_colour(rng, *background, used=tuple(item.colour for item in items))
         items.append(Item(kind, colour, place))
     return tuple(items)
 
@@ -170,26 +188,32 @@ def _name(item: Item) -> str:
     return ("an " if words[0] in "aeiou" else "a ") + words
 
 
-def _where(place: str, rng: np.random.Generator) -> str:
+def _place_phrase(place: str, rng: np.random.Generator) -> str:
     if place == "middle":
         return str(rng.choice(["in the middle", "in the center"]))
     return str(rng.choice([f"on the {place}", f"to the {place}"]))
 
 
 def describe(scene: Scene, rng: np.random.Generator) -> str:
-    """Word a scene as one MS-COCO style sentence; the wording varies with ``rng``."""
-    first, rest = scene.items[0], scene.items[1:]
-    pick = lambda options: str(rng.choice(options))  # noqa: E731
-    subject, where = _name(first), _where(first.place, rng)
+    """Return a caption of a scene: one sentence in the style of MS-COCO, whose wording varies with `rng`."""
+
+    def pick(options: Sequence[str]) -> str:
+        return str(rng.choice(options))
+
+    first, *rest = scene.items
+    subject = _name(first)
+    place = _place_phrase(first.place, rng)
     if scene.indoors:
-        setting, close = pick(["on a wooden table", "on a table"]), pick(WORDS["before walls"][scene.wall])
+        setting = pick(["on a wooden table", "on a table"])
+        background = pick(WORDS["before walls"][scene.wall])
     else:
-        words = WORDS["over grounds" if first.kind in AIR_OBJECTS else "on grounds"]
-        setting, close = pick(words[scene.ground]), pick(WORDS["under skies"][scene.sky])
-    sentence = pick([f"{subject} {where} {setting} {close}", f"{subject} {setting} {where} {close}"])
+        settings = WORDS["over grounds" if first.kind in AIR_OBJECTS else "on grounds"]
+        setting = pick(settings[scene.ground])
+        background = pick(WORDS["under skies"][scene.sky])
+    sentence = pick([f"{subject} {place} {setting} {background}", f"{subject} {setting} {place} {background}"])
     for item in rest:
-        joint = pick(["with", "and", "next to"])
-        sentence += f" {joint} {_name(item)} {_where(item.place, rng)}"
+        connective = pick(["with", "and", "next to"])
+        sentence += f" {connective} {_name(item)} {_place_phrase(item.place, rng)}"
     if scene.backdrop != "none" and rng.random() < 0.75:
         sentence += " " + WORDS["before backdrops"][scene.backdrop][0]
     return sentence[0].upper() + sentence[1:] + "."

@@ -1,7 +1,7 @@
-"""Token sequences of the bundled model: its vocabulary, batches, and the full-sequence forward of training.
+"""Vocabulary, batches and training forward pass of the bundled model.
 
-The engine's modules hold the parameters; inference runs them over a cache, training over whole sequences, and
-``tests/parity`` holds both to transformers' Chameleon.
+Training uses the parameters of the engine's modules, but runs them over complete sequences instead of a KV cache.
+``tests/parity`` compares both with transformers' Chameleon.
 """
 
 from __future__ import annotations
@@ -17,23 +17,31 @@ from torch import Tensor
 from adt_core.models.layers import Decoder, Layer
 from adt_core.models.rotary import rope_tables
 
+from .captions import CaptionWord, write_caption
 from .scenes import PLACES, Scene, sample_wide_scene
-from .wording import Said, word
 
-NOTHING = -100  # what cross entropy passes over
-DROPPED = 0.1  # share of pictures that are shown without their caption
-MISTAKES = 0.08  # at most this share of the tokens that the model reads are its own earlier draws
+IGNORE_INDEX = -100
+"""Label that cross entropy ignores."""
+CAPTION_DROPOUT = 0.1
+"""Probability of dropping the caption, for classifier-free guidance."""
+MAX_SAMPLED_SHARE = 0.08
+"""Maximum share of input tokens that are replaced by the model's own samples (scheduled sampling)."""
 SPECIAL_BEFORE = ["<s>", "<pad>", "</s>"]
 SPECIAL_AFTER = ["<eoss>", "<racm3:break>", "<reserved08706>", "<image>"]
 
 
 def image_token(code: int) -> str:
-    """Chameleon's name of a code: its decimal digits as letters A..J."""
+    """Return Chameleon's name of an image code, whose decimal digits are the letters A to J."""
     return "IMGIMG" + "".join(chr(ord("A") + int(digit)) for digit in str(code)) + "Z"
 
 
 def build_vocabulary(text: dict[str, int], num_codes: int) -> dict[str, int]:
-    """Caption tokens keep their ids; special tokens and image tokens follow, image tokens in code order."""
+    """Return the vocabulary of the target: caption tokens with their ids, special tokens and image tokens.
+
+    Args:
+        text: Ids of the caption tokens, from the tokenizer.
+        num_codes: Number of image codes; their tokens are consecutive and in code order.
+    """
     names = [
         *sorted(text, key=text.get),
         *SPECIAL_BEFORE,
@@ -45,33 +53,46 @@ def build_vocabulary(text: dict[str, int], num_codes: int) -> dict[str, int]:
 
 @dataclass
 class Batch:
-    """ids [B, n] right-padded inputs; starts [B]: where the image-token predictions begin; codes [B, T] targets;
-    said [B, n]: which thing a word ends to name, :data:`NOTHING` at all others; planned [B, places]: which thing the
-    caption puts at each place, 0 for none; captioned [B] bool: which rows kept their caption."""
+    """Input ids and labels of a training batch.
+
+    Attributes:
+        ids: [B, n] input ids, right-padded.
+        image_starts: [B] index of the last prompt token, which predicts the first image token.
+        codes: [B, T] image codes to predict.
+        word_labels: [B, n] object whose name ends at a token, else :data:`IGNORE_INDEX`.
+        plan_labels: [B, places] object that the caption puts at each place, 0 for none.
+        has_caption: [B] bool, False if the caption was dropped.
+    """
 
     ids: Tensor
-    starts: Tensor
+    image_starts: Tensor
     codes: Tensor
-    said: Tensor
-    planned: Tensor
-    captioned: Tensor
+    word_labels: Tensor
+    plan_labels: Tensor
+    has_caption: Tensor
 
     def at_image(self, values: Tensor) -> Tensor:
-        """Gather ``values`` [B, n, ...] at the positions that predict the image tokens, [B, T, ...]."""
-        index = self.starts[:, None] + torch.arange(self.codes.shape[1])
+        """Gather `values` [B, n, ...] at the positions that predict the image tokens, [B, T, ...]."""
+        index = self.image_starts[:, None] + torch.arange(self.codes.shape[1])
         return values[torch.arange(len(index))[:, None], index]
 
-    def at_end(self, values: Tensor) -> Tensor:
-        """``values`` [B, n, ...] at the last token of each prompt, [B, ...]."""
-        return values[torch.arange(len(self.starts)), self.starts]
+    def at_prompt_end(self, values: Tensor) -> Tensor:
+        """Gather `values` [B, n, ...] at the last token of each prompt, [B, ...]."""
+        return values[torch.arange(len(self.image_starts)), self.image_starts]
 
 
 class Sequences:
-    """Scenes and codes as model inputs: ``<s> caption <reserved08706> <racm3:break> image``.
+    """Training sequences ``<s> caption <reserved08706> <racm3:break> image``.
 
-    A scene is worded anew each time that it is seen. contents: what a word may be said of, as indices. ``drawn``: what
-    the model drew at each place of a picture when it last saw it, at first the picture itself. Some of the tokens that
-    the model reads are taken from there, so that it learns to go on well after its own mistakes.
+    A scene gets a new caption each time it is used. Some input tokens are replaced by samples that the model drew at
+    their positions when it last saw the image, so that it learns to continue after its own mistakes.
+
+    Attributes:
+        codes: [count, T] image codes.
+        scenes: Scene of each image.
+        vocabulary: Ids of all tokens, from :func:`build_vocabulary`.
+        content_ids: Label of each (kind, colour).
+        sampled: [count, T] the model's last samples; the image itself until it is set.
     """
 
     def __init__(
@@ -79,69 +100,101 @@ class Sequences:
         codes: np.ndarray,
         scenes: list[Scene],
         vocabulary: dict[str, int],
-        contents: dict[tuple[str, str | None], int],
+        content_ids: dict[tuple[str, str | None], int],
     ):
-        self.codes, self.scenes, self.vocabulary, self.contents = codes, scenes, vocabulary, contents
-        self.drawn = codes.copy()
+        self.codes = codes
+        self.scenes = scenes
+        self.vocabulary = vocabulary
+        self.content_ids = content_ids
+        self.sampled = codes.copy()
         self.first_image_id = vocabulary[image_token(0)]
 
-    def prompt(self, caption: list[Said] | None) -> tuple[list[int], list[int]]:
-        """The ids of a prompt, and what each is said of. No caption: the prompt without condition."""
+    def encode_prompt(self, caption: list[CaptionWord] | None) -> tuple[list[int], list[int]]:
+        """Return the ids and the word labels of a prompt; None is the unconditional prompt."""
         v = self.vocabulary
         if caption is None:
-            return [v["<s>"], v["<racm3:break>"]], [NOTHING] * 2
-        said = [NOTHING if word.of is None else self.contents[word.of.kind, word.of.colour] for word in caption]
-        ids = [v["<s>"], *(v[word.word] for word in caption), v["<reserved08706>"], v["<racm3:break>"]]
-        return ids, [NOTHING, *said, NOTHING, NOTHING]
+            return [v["<s>"], v["<racm3:break>"]], [IGNORE_INDEX] * 2
+        labels = [
+            IGNORE_INDEX if word.item is None else self.content_ids[word.item.kind, word.item.colour]
+            for word in caption
+        ]
+        ids = [v["<s>"], *(v[word.text] for word in caption), v["<reserved08706>"], v["<racm3:break>"]]
+        return ids, [IGNORE_INDEX, *labels, IGNORE_INDEX, IGNORE_INDEX]
 
-    def plan(self, caption: list[Said]) -> list[int]:
-        """What a caption puts at each place, 0 for nothing."""
-        things = {word.of.place: self.contents[word.of.kind, word.of.colour] for word in caption if word.of}
-        return [things.get(place, 0) for place in PLACES]
+    def plan_labels(self, caption: list[CaptionWord]) -> list[int]:
+        """Return the label of the object that a caption puts at each place, 0 for none."""
+        items = [word.item for word in caption if word.item]
+        by_place = {item.place: self.content_ids[item.kind, item.colour] for item in items}
+        return [by_place.get(place, 0) for place in PLACES]
 
     def batch(self, indices: np.ndarray, rng: np.random.Generator, conditional: bool | None = None) -> Batch:
-        """One batch; a share DROPPED of captions is dropped, and of the tokens that are read up to MISTAKES were drawn
-        by the model. If ``conditional`` says whether captions are kept, all are true."""
-        keep = [rng.random() >= DROPPED if conditional is None else conditional for _ in indices]
-        captions = [word(self.scenes[i], rng) if kept else None for i, kept in zip(indices, keep)]
-        share = MISTAKES * rng.random((len(indices), 1)) if conditional is None else 0.0
-        wrong = rng.random(self.codes[indices].shape) < share
-        return self.laid_out(captions, self.codes[indices], np.where(wrong, self.drawn[indices], self.codes[indices]))
+        """Return a batch of images with captions.
 
-    def lessons(self, indices: np.ndarray, rng: np.random.Generator, tokens: int) -> Batch:
-        """Captions with no more than the first ``tokens`` of their pictures."""
+        Args:
+            indices: [B] numbers of the images.
+            rng: Source of captions, caption dropout and sampled tokens.
+            conditional: For evaluation, whether to keep all captions or none, without sampled tokens. By default
+                captions are dropped at random.
+        """
+        keep = [rng.random() >= CAPTION_DROPOUT if conditional is None else conditional for _ in indices]
+        captions = [write_caption(self.scenes[i], rng) if kept else None for i, kept in zip(indices, keep)]
+        share = MAX_SAMPLED_SHARE * rng.random((len(indices), 1)) if conditional is None else 0.0
+        is_sampled = rng.random(self.codes[indices].shape) < share
+        codes = self.codes[indices]
+        return self.collate(captions, codes, np.where(is_sampled, self.sampled[indices], codes))
+
+    def prefix_batch(self, indices: np.ndarray, rng: np.random.Generator, tokens: int) -> Batch:
+        """Return captions with only the first `tokens` tokens of the images `indices`."""
         codes = self.codes[indices, :tokens]
-        return self.laid_out([word(self.scenes[i], rng) for i in indices], codes, codes)
+        return self.collate([write_caption(self.scenes[i], rng) for i in indices], codes, codes)
 
-    def captions(self, count: int, rng: np.random.Generator) -> Batch:
-        """Captions of new scenes, without pictures."""
+    def caption_batch(self, count: int, rng: np.random.Generator) -> Batch:
+        """Return `count` captions of new scenes, without images."""
         codes = self.codes[:count, :0]
-        return self.laid_out([word(sample_wide_scene(rng), rng) for _ in range(count)], codes, codes)
+        return self.collate([write_caption(sample_wide_scene(rng), rng) for _ in range(count)], codes, codes)
 
-    def laid_out(self, captions: Sequence[list[Said] | None], truth: np.ndarray, read: np.ndarray) -> Batch:
-        """Pictures behind their captions. truth, read: codes [B, T] that are to be told, and that the model reads."""
-        prompts = [self.prompt(caption) for caption in captions]
-        codes = torch.from_numpy(truth.astype(np.int64))
-        image = torch.from_numpy(read.astype(np.int64)) + self.first_image_id
+    def collate(self, captions: Sequence[list[CaptionWord] | None], targets: np.ndarray, inputs: np.ndarray) -> Batch:
+        """Combine captions and images into a right-padded batch.
+
+        Args:
+            captions: Caption of each image, or None.
+            targets: [B, T] codes to predict.
+            inputs: [B, T] codes that the model reads.
+        """
+        prompts = [self.encode_prompt(caption) for caption in captions]
+        codes = torch.from_numpy(targets.astype(np.int64))
+        image = torch.from_numpy(inputs.astype(np.int64)) + self.first_image_id
         longest = max(len(ids) for ids, _ in prompts) + codes.shape[1]
         ids = torch.full((len(prompts), longest), self.vocabulary["<pad>"])
-        said = torch.full_like(ids, NOTHING)
-        for row, marks, (prompt, of), tokens in zip(ids, said, prompts, image):
+        word_labels = torch.full_like(ids, IGNORE_INDEX)
+        for row, label_row, (prompt, labels), tokens in zip(ids, word_labels, prompts, image):
             row[: len(prompt)] = torch.tensor(prompt)
-            marks[: len(of)] = torch.tensor(of)
+            label_row[: len(labels)] = torch.tensor(labels)
             row[len(prompt) : len(prompt) + len(tokens)] = tokens
-        starts = torch.tensor([len(prompt) - 1 for prompt, _ in prompts])
-        planned = torch.tensor([self.plan(caption or []) for caption in captions])
-        return Batch(ids, starts, codes, said, planned, torch.tensor([caption is not None for caption in captions]))
+        image_starts = torch.tensor([len(prompt) - 1 for prompt, _ in prompts])
+        plan_labels = torch.tensor([self.plan_labels(caption or []) for caption in captions])
+        has_caption = torch.tensor([caption is not None for caption in captions])
+        return Batch(ids, image_starts, codes, word_labels, plan_labels, has_caption)
 
 
 def run_layer(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """One layer over whole sequences x [B, n, h], causal; right padding needs no mask."""
+    """Run one layer over complete sequences with causal attention; right padding needs no mask.
+
+    Args:
+        layer: The layer.
+        x: [B, n, h] residual stream.
+        cos: [n, head_dim] rotary table.
+        sin: [n, head_dim] rotary table, with the signs of the rotation.
+
+    Returns:
+        [B, n, h].
+    """
     c = layer.config
     h = x if layer.input_norm is None else F.rms_norm(x, (c.hidden_size,), layer.input_norm, c.rms_norm_eps)
-    both = c.num_heads + c.num_kv_heads
-    heads = (h @ layer.qkv).unflatten(-1, (both + c.num_kv_heads, c.head_dim)).transpose(1, 2)
-    qk, v = heads[:, :both], heads[:, both:]
+    num_qk = c.num_heads + c.num_kv_heads
+    heads = (h @ layer.qkv).unflatten(-1, (num_qk + c.num_kv_heads, c.head_dim)).transpose(1, 2)
+    qk = heads[:, :num_qk]
+    v = heads[:, num_qk:]
     if layer.qk_norm_weight is not None:
         qk = F.layer_norm(qk, (c.head_dim,), eps=1e-5) * layer.qk_norm_weight[:, None] + layer.qk_norm_bias[:, None]
     qk = qk * cos + qk.roll(c.head_dim // 2, -1) * sin
@@ -154,7 +207,13 @@ def run_layer(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def run_layers(decoder: Decoder, ids: Tensor, count: int | None = None) -> list[Tensor]:
-    """The residual stream [B, n, h] after each of the first ``count`` layers, or of all; of whole sequences."""
+    """Return the residual stream [B, n, h] after each layer.
+
+    Args:
+        decoder: The decoder.
+        ids: [B, n] complete sequences.
+        count: Number of layers to run; all by default.
+    """
     x = F.embedding(ids, decoder.embedding)
     cos, sin = (table[: ids.shape[1]] for table in rope_tables(decoder.config, decoder.embedding.detach()))
     streams = []
@@ -165,5 +224,5 @@ def run_layers(decoder: Decoder, ids: Tensor, count: int | None = None) -> list[
 
 
 def final_features(decoder: Decoder, stream: Tensor) -> Tensor:
-    """What the head reads: the last layer's residual stream, normed."""
+    """Normalise the residual stream [B, n, h] of the last layer for the output head."""
     return F.rms_norm(stream, (decoder.config.hidden_size,), decoder.norm, decoder.config.rms_norm_eps)

@@ -1,13 +1,13 @@
-"""Stage 8: sharper pictures from the same codes.
+"""Stage 8: fine-tune the codec's decoder for sharper images from the same codes.
 
     python -m model_making.sharpen --out DIR [--minutes 60] [--model adt_core/bundled/target]
 
-Only ``decoder`` and ``post_quant_conv`` of the model's codec learn; at the end they are written into the model.
-Encoder and codes stay, so the target, the drafter and all their figures stay valid. Two terms join the reconstruction
-loss. The texture loss compares the local energy of fixed band-pass filters: it asks for waves where waves were, but
-not for each wave. The adversarial loss of a small patch discriminator (Isola et al., arXiv 1611.07004, section 3.2.2),
-weighed as in VQGAN (Esser et al., arXiv 2012.09841, equation 7), asks for edges like those of drawn pictures.
-Resumable: run it again with the same ``--out``.
+Only ``decoder`` and ``post_quant_conv`` of the model's codec are trained; at the end they are written into the model.
+Encoder and codebook don't change, so the target and the drafter remain valid. Two terms are added to the reconstruction
+loss. The texture loss compares the local energy of fixed band-pass filters, so that texture is reproduced without being
+equal pixel by pixel. The adversarial loss of a small patch discriminator (Isola et al., arXiv 1611.07004, section
+3.2.2), weighted as in VQGAN (Esser et al., arXiv 2012.09841, equation 7), sharpens edges. To resume, run it again with
+the same ``--out``.
 """
 
 from __future__ import annotations
@@ -28,16 +28,27 @@ from adt_core.models.vq import VQModel
 
 from .codec import evaluate, reconstruction_loss
 from .data import example
-from .progress import TimedRun
+from .timed_run import TimedRun
 
-TEXTURE, ADVERSARIAL = 0.25, 0.1
-ADVERSARIAL_FROM = 0.35  # share of the budget; before that the decoder learns what regression can teach
-SEED, BATCH = 1, 6
-LEARNS = ("decoder.", "post_quant_conv.")
+TEXTURE_WEIGHT = 0.25
+ADVERSARIAL_WEIGHT = 0.1
+ADVERSARIAL_FROM = 0.35
+"""Share of the budget at which the adversarial loss starts; until then the regression losses converge."""
+SEED = 1
+BATCH = 6
+TRAINED_PREFIXES = ("decoder.", "post_quant_conv.")
+"""Prefixes of the trained parameters of the codec."""
 
 
 def filter_bank(size: int = 7) -> Tensor:
-    """Oriented band-pass filters [8, 1, size, size]: four directions at two wavelengths, zero mean, unit norm."""
+    """Return oriented band-pass filters: four directions at two wavelengths, with zero mean and unit norm.
+
+    Args:
+        size: Edge of a filter, in pixels.
+
+    Returns:
+        [8, 1, size, size] float32.
+    """
     at = torch.arange(size) - size // 2
     y, x = torch.meshgrid(at, at, indexing="ij")
     filters = []
@@ -51,7 +62,14 @@ def filter_bank(size: int = 7) -> Tensor:
 
 
 def texture_loss(y: Tensor, x: Tensor, bank: Tensor, window: int = 12) -> Tensor:
-    """Mean difference of local root-mean-square filter responses of the two pictures' brightness."""
+    """Return the mean absolute difference of local root-mean-square filter responses.
+
+    Args:
+        y: [B, 3, H, W] reconstruction.
+        x: [B, 3, H, W] original.
+        bank: Filters from :func:`filter_bank`; they are applied to the brightness.
+        window: Edge of the window of the local mean, in pixels.
+    """
 
     def energy(image: Tensor) -> Tensor:
         response = F.conv2d(image.mean(1, keepdim=True), bank)
@@ -61,7 +79,13 @@ def texture_loss(y: Tensor, x: Tensor, bank: Tensor, window: int = 12) -> Tensor
 
 
 def patch_discriminator(width: int = 32) -> nn.Module:
-    """Pictures [B, 3, H, W] -> a score [B, 1, H / 8, W / 8] of every patch of 38 pixels: positive means drawn."""
+    """Return a network that scores patches of 38 pixels, positive for rendered and negative for decoded images.
+
+    It maps images [B, 3, H, W] to scores [B, 1, H / 8, W / 8].
+
+    Args:
+        width: Channels of the first layer.
+    """
     layers: list[nn.Module] = []
     channels = 3
     for out in (width, 2 * width, 4 * width):
@@ -70,8 +94,8 @@ def patch_discriminator(width: int = 32) -> nn.Module:
     return nn.Sequential(*layers, nn.Conv2d(channels, 1, 3, padding=1))
 
 
-class Sharpening(nn.Module):
-    """What learns, and its loss: a codec's decoder, and the discriminator that it has to convince."""
+class SharpeningModel(nn.Module):
+    """Codec with a trainable decoder, discriminator, and their joint loss."""
 
     def __init__(self, codec: VQModel):
         super().__init__()
@@ -80,64 +104,80 @@ class Sharpening(nn.Module):
             torch.manual_seed(0)
             self.discriminator = patch_discriminator()
         for name, parameter in codec.named_parameters():
-            parameter.requires_grad_(name.startswith(LEARNS))
+            parameter.requires_grad_(name.startswith(TRAINED_PREFIXES))
         self.bank = filter_bank()
 
     def loss(self, x: Tensor, adversarial: bool) -> Tensor:
-        """For pictures x [B, 3, H, W] in [-1, 1]. adversarial: is the discriminator asked, and does it learn?"""
+        """Return the loss of a batch.
+
+        Args:
+            x: [B, 3, H, W] images in [-1, 1].
+            adversarial: Whether to add the losses of decoder and discriminator against each other.
+        """
         y = self.codec._decode(self.codec.lookup(self.codec.encode(x))).float()
-        regression = reconstruction_loss(y, x) + TEXTURE * texture_loss(y, x, self.bank)
+        regression = reconstruction_loss(y, x) + TEXTURE_WEIGHT * texture_loss(y, x, self.bank)
         if not adversarial:
             return regression
-        fixed = {name: value.detach() for name, value in self.discriminator.named_parameters()}
-        convinced = -torch.func.functional_call(self.discriminator, fixed, y).mean()
-        told_apart = F.relu(1 - self.discriminator(x)).mean() + F.relu(1 + self.discriminator(y.detach())).mean()
-        return regression + ADVERSARIAL * self._balance(regression, convinced) * convinced + told_apart
+        # Detached parameters, so that the generator loss trains only the decoder.
+        frozen = {name: value.detach() for name, value in self.discriminator.named_parameters()}
+        generator_loss = -torch.func.functional_call(self.discriminator, frozen, y).mean()
+        hinge_loss = F.relu(1 - self.discriminator(x)).mean() + F.relu(1 + self.discriminator(y.detach())).mean()
+        weight = ADVERSARIAL_WEIGHT * self._adaptive_weight(regression, generator_loss)
+        return regression + weight * generator_loss + hinge_loss
 
-    def _balance(self, regression: Tensor, convinced: Tensor) -> Tensor:
-        """How many times larger the gradient of ``regression`` is at the last layer than that of ``convinced``."""
+    def _adaptive_weight(self, regression: Tensor, generator_loss: Tensor) -> Tensor:
+        """Return the ratio of the gradient norms of the two losses at the last layer (VQGAN, equation 7)."""
         last = self.codec.decoder.conv_out.weight
-        strong, weak = (torch.autograd.grad(part, last, retain_graph=True)[0] for part in (regression, convinced))
-        return (strong.norm() / (weak.norm() + 1e-6)).clamp(max=100)
+        losses = (regression, generator_loss)
+        numerator, denominator = (torch.autograd.grad(loss, last, retain_graph=True)[0].norm() for loss in losses)
+        return (numerator / (denominator + 1e-6)).clamp(max=100)
 
 
-def pictures(step: int) -> Tensor:
-    """The batch of a step: [BATCH, 3, H, W] in [-1, 1]; no picture is drawn twice."""
-    drawn = np.stack([example(SEED, step * BATCH + i)[0] for i in range(BATCH)])
-    return torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 127.5 - 1
+def image_batch(step: int) -> Tensor:
+    """Render the batch of a step, [BATCH, 3, H, W] in [-1, 1]; images are not repeated between steps."""
+    images = np.stack([example(SEED, step * BATCH + i)[0] for i in range(BATCH)])
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 def write_decoder(weights: dict[str, Tensor], model: Path) -> None:
-    """Put the decoder of a codec's ``weights`` into the checkpoint in the folder ``model``, in the dtype it has."""
+    """Replace the codec's decoder in a checkpoint, keeping the dtypes.
+
+    Args:
+        weights: State dict of the codec.
+        model: Folder of the checkpoint.
+    """
     path = model / "model.safetensors"
     stored = load_file(path)
     for name, value in weights.items():
-        if name.startswith(LEARNS):
+        if name.startswith(TRAINED_PREFIXES):
             key = f"model.vqmodel.{name}"
             stored[key] = value.to(stored[key].dtype).contiguous()
     write(path, save(stored, {"format": "pt"}))
 
 
 def main() -> None:
+    """Fine-tune the decoder and write it into the model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--model", type=Path, default=Path("adt_core/bundled/target"))
+    parser.add_argument("--out", type=Path, required=True, help="folder of the training checkpoint")
+    parser.add_argument("--minutes", type=float, default=60, help="time budget")
+    parser.add_argument(
+        "--model", type=Path, default=Path("adt_core/bundled/target"), help="folder of the model, which is changed"
+    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    learner = Sharpening(load_target(args.model).codec)
+    learner = SharpeningModel(load_target(args.model).codec)
     optimisers = muon_and_adam(learner, muon_lr=0.01, adam_lr=5e-4, not_muon=("discriminator",))
     run = TimedRun(args.out / "sharp.pt", learner, optimisers, args.minutes, decay=0.99)
     while run.fraction < 1:
-        run.advance(learner.loss(pictures(run.step), run.fraction > ADVERSARIAL_FROM), warmup=0.05)
-        if run.due():
+        run.advance(learner.loss(image_batch(run.step), run.fraction > ADVERSARIAL_FROM), warmup=0.05)
+        if run.checkpoint_due():
             run.save()
             print(f"held out: {evaluate(codec_weights(run))}", flush=True)
     write_decoder(codec_weights(run), args.model)
 
 
 def codec_weights(run: TimedRun) -> dict[str, Tensor]:
-    """The averaged weights of the codec alone."""
+    """Return the averaged weights of the codec."""
     return {name.removeprefix("codec."): value for name, value in run.average.items() if name.startswith("codec.")}
 
 

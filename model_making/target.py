@@ -2,19 +2,21 @@
 
     python -m model_making.target --data DIR --tokens DIR --out DIR [--minutes 45] [--start FOLDER]
 
-Resumable. Next-token loss on the image tokens; captions are dropped in 10 % of the sequences, so that classifier-free
-guidance works. Grass and clouds carry most of a picture's entropy, so next-token loss alone takes long to teach which
-thing a caption puts where. Four linear heads, thrown away after training, teach it directly, from layer to layer:
+The main loss is cross entropy of the image tokens. Captions are dropped in 10 % of the sequences, for classifier-free
+guidance. Textures such as grass and clouds have most of an image's entropy, so this loss learns slowly which object a
+caption puts where. Four auxiliary linear heads on intermediate layers, discarded after training, supervise it directly:
 
-- words: where a caption has named a thing, which one it is;
-- plan: at the end of the caption, which thing it puts at each place;
-- layout and around: at every image token, what stands in the column of the next, and what is around the things. They
-  can tell it from the caption or from the picture so far.
+- word: at the last word of an object's name, which object it is;
+- plan: at the end of the caption, which object it puts at each place;
+- layout: at each image token, which object is in the column of the next token;
+- around: at each image token, the background.
 
-Most of this is to be learned from captions, and these are short. So every step also has lessons, many captions with
-only the first row of their pictures; and many more captions of new scenes, without pictures, for the first two heads.
-Prints held-out nats per token with and without caption, and how often the last three heads are right. ``--start``
-begins with the weights of a checkpoint of the same shape; its words keep their meaning.
+The last two can use the caption and the image so far. As captions are short, each step also trains on additional
+captions with only the first row of their images ("lessons"), and the first two heads on captions without images.
+
+Prints held-out nats per image token with and without caption, and the accuracy of the last three heads. To resume, run
+it again with the same ``--out``. ``--start`` initialises the weights from a checkpoint of the same shape and copies
+embeddings by token name.
 """
 
 from __future__ import annotations
@@ -28,34 +30,43 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from adt_core import load_target
 from adt_core.lab.training.run import initialise, muon_and_adam
 from adt_core.models.config import DecoderConfig
 from adt_core.models.layers import Decoder
 
-from .progress import TimedRun, in_processes, is_first, rank
-from .scenes import BACKDROPS, COLOURS, GROUNDS, PLACES, PLANTS, SKIES, THINGS, WALLS, Item, Scene
-from .sequences import NOTHING, Batch, Sequences, build_vocabulary, final_features, image_token, run_layers
+from .scenes import BACKDROPS, COLOURED_OBJECTS, COLOURS, GROUNDS, PLACES, PLANTS, SKIES, WALLS, Item, Scene
+from .sequences import IGNORE_INDEX, Batch, Sequences, build_vocabulary, final_features, image_token, run_layers
+from .timed_run import TimedRun, is_main_process, rank, run_in_processes
 
 NUM_CODES = 1024
 HELD_OUT = 512
 GRID = 16
-WORD_LAYER, PLAN_LAYER, LAYOUT_LAYER = 3, 5, 7
-# What a column may hold, or a word may name: nothing (0), a plant, a thing in a colour, one whose colour is not said.
-CONTENTS = [None, *((kind, None) for kind in (*PLANTS, *THINGS)), *((kind, c) for kind in THINGS for c in COLOURS)]
-# What is around the things: sky or wall, ground or table, backdrop. They are easier to tell than the things.
-SURROUNDINGS = ((*SKIES, *WALLS), (*GROUNDS, "table"), BACKDROPS)
-AROUND_SHARE = 0.3  # what each of them counts in the loss, where the contents of a column count 1
+# Layers, counted from 1, whose outputs the auxiliary heads read; layout and background share one.
+WORD_LAYER = 3
+PLAN_LAYER = 5
+LAYOUT_LAYER = 7
+# Classes of words, places and columns: nothing (0), plants, objects without a named colour, objects with a colour.
+CONTENTS = [
+    None,
+    *((kind, None) for kind in (*PLANTS, *COLOURED_OBJECTS)),
+    *((kind, colour) for kind in COLOURED_OBJECTS for colour in COLOURS),
+]
 CONTENT_IDS = {content: i for i, content in enumerate(CONTENTS) if content is not None}
-# Rotary frequencies are theta ** (-i / 32). This theta gives i = 4 a period of one row of the grid: "the same column"
-# is one angle in every row, and the distance to the begin-of-image token tells a head the column. 10,000 has no period
-# near 16; with it a small model drew things in the wrong place.
+# Classes of the three parts of the background.
+BACKGROUNDS = ((*SKIES, *WALLS), (*GROUNDS, "table"), BACKDROPS)
+# Loss weight of each part; the layout has weight 1, because it is harder to learn.
+BACKGROUND_WEIGHT = 0.3
+# Rotary frequencies are theta ** (-i / 32). With this theta, frequency 4 has a period of one row of the image grid: a
+# column has the same angle in every row, and the distance from the begin-of-image token determines the column. With the
+# usual 10,000, which has no period near 16, a small model drew objects in the wrong place.
 ROPE_THETA = (GRID / (2 * math.pi)) ** (32 / 4)
 
 
 def make_decoder(vocabulary: dict[str, int]) -> Decoder:
+    """Return the target's decoder with random initial weights."""
     config = DecoderConfig(
         vocab_size=len(vocabulary),
         hidden_size=256,
@@ -74,6 +85,12 @@ def make_decoder(vocabulary: dict[str, int]) -> Decoder:
 
 
 def open_sequences(data: Path, tokens: Path) -> Sequences:
+    """Load the training data.
+
+    Args:
+        data: Folder of stage 1.
+        tokens: Folder of stage 3.
+    """
     lines = (data / "scenes.jsonl").read_text(encoding="utf-8").splitlines()
     return Sequences(
         np.load(tokens / "codes.npy"), [read_scene(line) for line in lines], vocabulary(tokens), CONTENT_IDS
@@ -81,67 +98,91 @@ def open_sequences(data: Path, tokens: Path) -> Sequences:
 
 
 def read_scene(line: str) -> Scene:
-    """A scene from its line of ``scenes.jsonl``."""
-    said = json.loads(line)
-    return Scene(**said | {"items": tuple(Item(**item) for item in said["items"])})
+    """Parse a line of ``scenes.jsonl``."""
+    values = json.loads(line)
+    return Scene(**values | {"items": tuple(Item(**item) for item in values["items"])})
 
 
 def vocabulary(tokens: Path) -> dict[str, int]:
+    """Return the target's vocabulary, with the tokenizer in the folder `tokens`."""
     return build_vocabulary(Tokenizer.from_file(str(tokens / "tokenizer.json")).get_vocab(), NUM_CODES)
 
 
-def begin_with(decoder: Decoder, names: dict[str, int], folder: Path) -> None:
-    """Put a checkpoint's weights into ``decoder``: the rows of tokens that both know, and everything else."""
-    old = load_target(folder, dtype=torch.float32)
-    weights = old.decoder.state_dict()
+def load_weights(decoder: Decoder, names: dict[str, int], folder: Path) -> None:
+    """Copy a checkpoint's weights into a decoder; embeddings only of tokens that both vocabularies have.
+
+    Args:
+        decoder: Decoder to change.
+        names: Vocabulary of the decoder.
+        folder: Folder of the checkpoint.
+    """
+    weights = load_target(folder, dtype=torch.float32).decoder.state_dict()
     del weights["image_ids"]
     rows = weights.pop("embedding")
-    known = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocabulary_map"]
+    old_names = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocabulary_map"]
     decoder.load_state_dict(weights, strict=False)
     for name, row in names.items():
-        before = known.get(name, known.get("\u0120" + name))  # byte-level tokens begin with their space
-        if before is not None:
-            decoder.embedding.data[row] = rows[before]
+        old_row = old_names.get(name, old_names.get("\u0120" + name))  # byte-level tokens include the space
+        if old_row is not None:
+            decoder.embedding.data[row] = rows[old_row]
 
 
-class Student(nn.Module):
-    """The target and the heads that help to train it, which begin at zero."""
+class TrainingModel(nn.Module):
+    """Target with auxiliary heads, whose weights are initialised to zero."""
 
     def __init__(self, decoder: Decoder):
         super().__init__()
         self.decoder = decoder
         width = decoder.config.hidden_size
-        self.layout, self.word = nn.Linear(width, len(CONTENTS)), nn.Linear(width, len(CONTENTS))
+        self.layout = nn.Linear(width, len(CONTENTS))
+        self.word = nn.Linear(width, len(CONTENTS))
         self.plan = nn.Linear(width, len(PLACES) * len(CONTENTS))
-        self.around = nn.Linear(width, sum(map(len, SURROUNDINGS)))
+        self.around = nn.Linear(width, sum(map(len, BACKGROUNDS)))
         for head in (self.layout, self.word, self.plan, self.around):
             nn.init.zeros_(head.weight)
 
-    def heard(self, streams: list[Tensor], batch: Batch) -> list[Tensor]:
-        """Logits of what each token names [B, n, contents], and of what the caption puts at each place
-        [B, places, contents]."""
-        plan = self.plan(batch.at_end(streams[PLAN_LAYER - 1]))
+    def caption_logits(self, streams: list[Tensor], batch: Batch) -> list[Tensor]:
+        """Return the logits of the heads that read the caption.
+
+        Args:
+            streams: Residual stream [B, n, h] after each layer.
+            batch: The batch.
+
+        Returns:
+            Logits of the object that each token names [B, n, contents], and of the object at each place [B, places,
+            contents].
+        """
+        plan = self.plan(batch.at_prompt_end(streams[PLAN_LAYER - 1]))
         return [self.word(streams[WORD_LAYER - 1]), plan.unflatten(-1, (len(PLACES), len(CONTENTS)))]
 
     def forward(self, batch: Batch) -> list[Tensor]:
-        """Logits of the image tokens [B, T, codes], of :meth:`heard` for all tokens but the last, of the contents of
-        the image tokens' columns [B, T, contents], and of each of SURROUNDINGS [B, T, kinds]."""
+        """Return the logits of all heads.
+
+        Returns:
+            Logits of the image tokens [B, T, codes]; both of :meth:`caption_logits`, without the last token; of the
+            object in each image token's column [B, T, contents]; of each part of the background [B, T, classes].
+        """
         streams = run_layers(self.decoder, batch.ids[:, :-1])
         logits = self.decoder.logits(batch.at_image(final_features(self.decoder, streams[-1])))
-        seen = batch.at_image(streams[LAYOUT_LAYER - 1])
-        around = self.around(seen).split([len(kinds) for kinds in SURROUNDINGS], -1)
-        return [logits, *self.heard(streams, batch), self.layout(seen), *around]
+        features = batch.at_image(streams[LAYOUT_LAYER - 1])
+        background = self.around(features).split([len(classes) for classes in BACKGROUNDS], -1)
+        return [logits, *self.caption_logits(streams, batch), self.layout(features), *background]
 
 
 def trained_decoder(checkpoint: Path, names: dict[str, int]) -> Decoder:
-    """The averaged weights of a training run."""
-    student = Student(make_decoder(names))
-    student.load_state_dict(torch.load(checkpoint, weights_only=True)["average"])
-    return student.decoder
+    """Return the decoder with the averaged weights of a training run.
+
+    Args:
+        checkpoint: ``target.pt`` of the run.
+        names: Vocabulary of the target.
+    """
+    model = TrainingModel(make_decoder(names))
+    model.load_state_dict(torch.load(checkpoint, weights_only=True)["average"])
+    return model.decoder
 
 
-def columns_of(scenes: list[Scene]) -> np.ndarray:
-    """[count, GRID * GRID]: what stands in every image token's column, as an index into ``CONTENTS``."""
+def column_labels(scenes: list[Scene]) -> np.ndarray:
+    """Return the object in the column of each image token, [count, GRID * GRID] indices into ``CONTENTS``."""
     columns = np.zeros((len(scenes), GRID * GRID), np.int64)
     centres = (np.arange(GRID * GRID) % GRID + 0.5) / GRID
     for row, scene in zip(columns, scenes):
@@ -150,119 +191,173 @@ def columns_of(scenes: list[Scene]) -> np.ndarray:
     return columns
 
 
-def around_of(scenes: list[Scene]) -> np.ndarray:
-    """[count, 3]: what is around the things of every scene, as indices into SURROUNDINGS."""
-    named = [(scene.sky or scene.wall, scene.ground or "table", scene.backdrop) for scene in scenes]
-    return np.array([[kinds.index(name) for kinds, name in zip(SURROUNDINGS, names)] for names in named])
+def background_labels(scenes: list[Scene]) -> np.ndarray:
+    """Return the background of each scene, [count, 3] indices into the classes of ``BACKGROUNDS``."""
+    backgrounds = [(scene.sky or scene.wall, scene.ground or "table", scene.backdrop) for scene in scenes]
+    return np.array([[classes.index(name) for classes, name in zip(BACKGROUNDS, names)] for names in backgrounds])
 
 
-def loss_of(student: Student, batch: Batch, columns: Tensor, around: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of the cross entropies of all outputs; and the logits of the image tokens, float32 [B, T, codes].
+def training_loss(model: TrainingModel, batch: Batch, columns: Tensor, background: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weighted sum of the cross entropies of all heads.
 
-    Rows without caption can't tell columns and surroundings. Of these the first token counts as much as all tokens
-    together: it decides the sky, and nothing but the caption speaks of them there. columns: [B, T]. around: [B, 3].
+    Layout and background are trained only on rows with a caption. Their loss at the first image token, which has to be
+    predicted from the caption only and determines the sky, gets the weight of all tokens together.
+
+    Args:
+        model: The model.
+        batch: The batch.
+        columns: [B, T] from :func:`column_labels`.
+        background: [B, 3] from :func:`background_labels`.
+
+    Returns:
+        Loss, and the logits of the image tokens [B, T, codes] float32, detached.
     """
     with torch.autocast("cpu", torch.bfloat16):
-        logits, words, plan, *told = (output.float() for output in student(batch))
-    truths = [columns, *(kind[:, None].expand_as(columns) for kind in around.T)]
-    loss = _entropy(logits, batch.codes) + _entropy(words, batch.said[:, :-1]) + _entropy(plan, batch.planned)
-    for share, output, truth in zip((1.0, *(AROUND_SHARE,) * len(SURROUNDINGS)), told, truths):
-        truth = truth.masked_fill(~batch.captioned[:, None], NOTHING)
-        loss = loss + share * (_entropy(output, truth) + _entropy(output[:, :1], truth[:, :1]))
+        logits, words, plan, *image_heads = (output.float() for output in model(batch))
+    labels = [columns, *(part[:, None].expand_as(columns) for part in background.T)]
+    weights = (1.0, *(BACKGROUND_WEIGHT,) * len(BACKGROUNDS))
+    loss = (
+        _cross_entropy(logits, batch.codes)
+        + _cross_entropy(words, batch.word_labels[:, :-1])
+        + _cross_entropy(plan, batch.plan_labels)
+    )
+    for weight, output, label in zip(weights, image_heads, labels):
+        label = label.masked_fill(~batch.has_caption[:, None], IGNORE_INDEX)
+        loss = loss + weight * (_cross_entropy(output, label) + _cross_entropy(output[:, :1], label[:, :1]))
     return loss, logits.detach()
 
 
-def caption_loss(student: Student, batch: Batch) -> Tensor:
-    """The cross entropies of what captions name and of where they put it, without pictures."""
+def caption_loss(model: TrainingModel, batch: Batch) -> Tensor:
+    """Return the cross entropies of the word and plan heads on captions without images."""
     with torch.autocast("cpu", torch.bfloat16):
-        words, plan = student.heard(run_layers(student.decoder, batch.ids, PLAN_LAYER), batch)
-    return _entropy(words.float(), batch.said) + _entropy(plan.float(), batch.planned)
+        words, plan = model.caption_logits(run_layers(model.decoder, batch.ids, PLAN_LAYER), batch)
+    return _cross_entropy(words.float(), batch.word_labels) + _cross_entropy(plan.float(), batch.plan_labels)
 
 
-def _entropy(logits: Tensor, truth: Tensor) -> Tensor:
-    """Mean cross entropy; NOTHING doesn't count."""
-    return F.cross_entropy(logits.flatten(0, 1), truth.flatten(), ignore_index=NOTHING)
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross entropy of logits [B, n, classes] and labels [B, n]."""
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX)
 
 
-def draw(logits: Tensor, generator: torch.Generator) -> np.ndarray:
-    """A code from each distribution [..., codes], by the Gumbel trick."""
+def sample_codes(logits: Tensor, generator: torch.Generator) -> np.ndarray:
+    """Sample a code from each distribution [..., codes], by the Gumbel-max trick."""
     noise = torch.empty_like(logits).exponential_(generator=generator)
     return (logits - noise.log()).argmax(-1).numpy().astype(np.uint16)
 
 
 @torch.no_grad()
-def evaluate(student: Student, sequences: Sequences, columns: np.ndarray, count: int = 64) -> str:
-    """Nats per image token on the last ``count`` sequences, which training never sees; the share of captions whose
-    things are all planned right; and the shares of the things' columns and of the surroundings that are told from the
-    caption alone. Captions leave some of them out."""
-    losses, planned, right, told = {True: [], False: []}, [], [], []
+def evaluate(model: TrainingModel, sequences: Sequences, columns: np.ndarray, count: int = 64) -> str:
+    """Evaluate the model on the last sequences, which are not used for training.
+
+    Layout and background are evaluated on the first row and the first token; as captions don't name everything, they
+    can't reach 1.
+
+    Args:
+        model: The model.
+        sequences: Training data.
+        columns: [images, T] from :func:`column_labels`.
+        count: Number of sequences.
+
+    Returns:
+        Nats per image token with and without caption, the share of captions whose plan is completely right, and the
+        accuracy of layout and background, as text.
+    """
+    losses = {True: [], False: []}
+    plan_correct, layout_correct, background_correct = [], [], []
     for start in range(len(sequences.codes) - count, len(sequences.codes), 16):
         indices = np.arange(start, start + 16)
         for conditional in losses:
             batch = sequences.batch(indices, np.random.default_rng(start), conditional)
-            logits, _, plan, layout, *around = student(batch)
-            losses[conditional].append(_entropy(logits, batch.codes).item())
+            logits, _, plan, layout, *background = model(batch)
+            losses[conditional].append(_cross_entropy(logits, batch.codes).item())
             if conditional:
-                planned.append((plan.argmax(-1) == batch.planned).all(-1))
-                truth = torch.from_numpy(columns[indices, :GRID])
-                right.append((layout[:, :GRID].argmax(-1) == truth)[truth > 0])
-                first = torch.stack([output[:, 0].argmax(-1) for output in around], 1).numpy()
-                told.append(first == around_of([sequences.scenes[i] for i in indices]))
+                plan_correct.append((plan.argmax(-1) == batch.plan_labels).all(-1))
+                labels = torch.from_numpy(columns[indices, :GRID])
+                layout_correct.append((layout[:, :GRID].argmax(-1) == labels)[labels > 0])
+                first = torch.stack([output[:, 0].argmax(-1) for output in background], 1).numpy()
+                background_correct.append(first == background_labels([sequences.scenes[i] for i in indices]))
     return (
         f"held-out nats with caption {np.mean(losses[True]):.4f}, without {np.mean(losses[False]):.4f}; "
-        f"plan {torch.cat(planned).float().mean().item():.3f}, "
-        f"layout {torch.cat(right).float().mean().item():.3f}, surroundings {np.concatenate(told).mean(0).round(3)}"
+        f"plan {torch.cat(plan_correct).float().mean().item():.3f}, "
+        f"layout {torch.cat(layout_correct).float().mean().item():.3f}, "
+        f"background {np.concatenate(background_correct).mean(0).round(3)}"
     )
+
+
+class _Trainer:
+    """Training step of the target, with its data."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
+        self.sequences = open_sequences(args.data, args.tokens)
+        self.columns = column_labels(self.sequences.scenes)
+        self.background = background_labels(self.sequences.scenes)
+        self.order = np.random.default_rng(11).permutation(len(self.sequences.codes) - HELD_OUT)
+        self.model = TrainingModel(make_decoder(self.sequences.vocabulary))
+        if args.start and args.start.is_file():
+            self.model.load_state_dict(torch.load(args.start, weights_only=True)["average"], strict=False)
+        elif args.start:
+            load_weights(self.model.decoder, self.sequences.vocabulary, args.start)
+
+    def loss(self, step: int) -> Tensor:
+        """Return the loss of this process's part of a step."""
+        indices = self._indices(step)
+        batch = self.sequences.batch(indices, np.random.default_rng([12, step, indices[0]]))
+        loss, logits = training_loss(self.model, batch, *self._labels(indices, GRID * GRID))
+        self.sequences.sampled[indices] = sample_codes(logits, torch.Generator().manual_seed(step))
+        rng = np.random.default_rng([14, step, rank()])
+        lessons = rng.choice(len(self.order), self.args.lessons // self.args.processes, replace=False)
+        prefixes = self.sequences.prefix_batch(lessons, rng, GRID)
+        prefix_loss, _ = training_loss(self.model, prefixes, *self._labels(lessons, GRID))
+        captions = self.sequences.caption_batch(self.args.captions // self.args.processes, rng)
+        return loss + prefix_loss + caption_loss(self.model, captions)
+
+    def _indices(self, step: int) -> np.ndarray:
+        """Return the images of a step for this process."""
+        start = step * self.args.batch % (len(self.order) - self.args.batch)
+        return self.order[start : start + self.args.batch][rank() :: self.args.processes]
+
+    def _labels(self, indices: np.ndarray, tokens: int) -> tuple[Tensor, Tensor]:
+        """Return layout labels [B, tokens] and background labels [B, 3] of some images."""
+        return torch.from_numpy(self.columns[indices, :tokens]), torch.from_numpy(self.background[indices])
 
 
 def train(args: argparse.Namespace) -> None:
-    sequences = open_sequences(args.data, args.tokens)
-    columns, around = columns_of(sequences.scenes), around_of(sequences.scenes)
-    student = Student(make_decoder(sequences.vocabulary))
-    if args.start and args.start.is_file():
-        student.load_state_dict(torch.load(args.start, weights_only=True)["average"], strict=False)
-    elif args.start:
-        begin_with(student.decoder, sequences.vocabulary, args.start)
-    optimisers = muon_and_adam(student, args.lr, args.lr / 5, not_muon=("head", "layout", "word", "plan", "around"))
-    run = TimedRun(args.out / "target.pt", student, optimisers, args.minutes, decay=0.995)
-    order = np.random.default_rng(11).permutation(len(sequences.codes) - HELD_OUT)
-    share = slice(distributed.get_rank(), None, args.processes) if args.processes > 1 else slice(None)
+    """Train the target in this process, as a part of the process group if there is one."""
+    trainer = _Trainer(args)
+    not_muon = ("head", "layout", "word", "plan", "around")
+    optimisers = muon_and_adam(trainer.model, args.lr, args.lr / 5, not_muon=not_muon)
+    run = TimedRun(args.out / "target.pt", trainer.model, optimisers, args.minutes, decay=0.995)
     while run.fraction < 1:
-        start = run.step * args.batch % (len(order) - args.batch)
-        indices = order[start : start + args.batch][share]
-        batch = sequences.batch(indices, np.random.default_rng([12, run.step, indices[0]]))
-        loss, logits = loss_of(student, batch, *(torch.from_numpy(x[indices]) for x in (columns, around)))
-        sequences.drawn[indices] = draw(logits, torch.Generator().manual_seed(run.step))
-        rng = np.random.default_rng([14, run.step, rank()])
-        taught = rng.choice(len(order), args.lessons // args.processes, replace=False)
-        told = torch.from_numpy(columns[taught, :GRID]), torch.from_numpy(around[taught])
-        lesson, _ = loss_of(student, sequences.lessons(taught, rng, GRID), *told)
-        heard = caption_loss(student, sequences.captions(args.captions // args.processes, rng))
-        run.advance(loss + lesson + heard)
-        if run.due():
+        run.advance(trainer.loss(run.step))
+        if run.checkpoint_due():
             run.save()
-            if is_first():
-                shipped = Student(make_decoder(sequences.vocabulary))
-                shipped.load_state_dict(run.average)
-                print(f"{run.step * args.batch} sequences, {evaluate(shipped, sequences, columns)}", flush=True)
+            if is_main_process():
+                averaged = TrainingModel(make_decoder(trainer.sequences.vocabulary))
+                averaged.load_state_dict(run.average)
+                results = evaluate(averaged, trainer.sequences, trainer.columns)
+                print(f"{run.step * args.batch} sequences, {results}", flush=True)
 
 
 def main() -> None:
+    """Train the target."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--tokens", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--start", type=Path, help="folder of a checkpoint, or target.pt of another run, to begin with")
-    parser.add_argument("--minutes", type=float, default=45)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--data", type=Path, required=True, help="folder of stage 1")
+    parser.add_argument("--tokens", type=Path, required=True, help="folder of stage 3")
+    parser.add_argument("--out", type=Path, required=True, help="output folder")
     parser.add_argument(
-        "--lessons", type=int, default=48, help="in a step: captions with the first row of their pictures"
+        "--start", type=Path, help="initial weights: folder of a checkpoint, or target.pt of another run"
     )
-    parser.add_argument("--captions", type=int, default=128, help="in a step, without pictures")
-    parser.add_argument("--lr", type=float, default=0.02, help="of Muon; AdamW has a fifth of it")
-    parser.add_argument("--processes", type=int, default=2, help="that share the work, with one thread each")
+    parser.add_argument("--minutes", type=float, default=45, help="time budget")
+    parser.add_argument("--batch", type=int, default=16, help="images per step")
+    parser.add_argument(
+        "--lessons", type=int, default=48, help="additional captions per step, with the first row of their images"
+    )
+    parser.add_argument("--captions", type=int, default=128, help="additional captions per step, without images")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of Muon; AdamW uses a fifth of it")
+    parser.add_argument("--processes", type=int, default=2, help="number of single-threaded processes")
     args = parser.parse_args()
-    in_processes(args.processes, train, args)
+    run_in_processes(args.processes, train, args)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Stage 3: the caption tokenizer, and every image as codes.
+"""Stage 3: make the caption tokenizer and encode the images.
 
     python -m model_making.tokenise --data DIR --out DIR [--codec DIR/codec.pt]
 
-writes ``tokenizer.json`` and ``codes.npy`` (uint16 [count, 256]). Without ``--codec`` the bundled model's own codec
-reads the pictures.
+writes ``tokenizer.json`` and ``codes.npy`` (uint16 [count, 256]). Without ``--codec``, the bundled model's codec
+encodes the images.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from adt_core import load_target
 from adt_core.models.vq import VQModel
 
+from .captions import UNKNOWN, vocabulary
 from .codec import CONFIG
-from .wording import UNKNOWN, vocabulary
 
 
 def make_tokenizer() -> Tokenizer:
-    """A token for every word that captions are made of. Any other word is the unknown token."""
+    """Return a word-level tokenizer of the caption vocabulary; other words become the unknown token."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary())}, UNKNOWN))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -33,7 +33,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 def open_codec(file: Path | None) -> VQModel:
-    """The codec of stage 2, or the bundled model's."""
+    """Load the codec of stage 2 from `file`, or the bundled model's codec if it is None."""
     if file is None:
         return load_target().codec
     model = VQModel(CONFIG)
@@ -43,6 +43,16 @@ def open_codec(file: Path | None) -> VQModel:
 
 @torch.inference_mode()
 def encode_images(model: VQModel, images: np.ndarray, batch: int = 64) -> np.ndarray:
+    """Encode images.
+
+    Args:
+        model: The codec.
+        images: [count, H, W, 3] uint8.
+        batch: Number of images per forward pass.
+
+    Returns:
+        [count, tokens] uint16 codes.
+    """
     codes = []
     for start in range(0, len(images), batch):
         pixels = torch.from_numpy(np.array(images[start : start + batch])).permute(0, 3, 1, 2) / 127.5 - 1
@@ -51,10 +61,11 @@ def encode_images(model: VQModel, images: np.ndarray, batch: int = 64) -> np.nda
 
 
 def main() -> None:
+    """Write tokenizer and codes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--codec", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True, help="folder of stage 1")
+    parser.add_argument("--codec", type=Path, help="codec.pt of stage 2")
+    parser.add_argument("--out", type=Path, required=True, help="output folder")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     make_tokenizer().save(str(args.out / "tokenizer.json"))

@@ -9,13 +9,13 @@ from adt_core import load_target
 from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
 from adt_core.app.training_domain import bundled_vocabulary, domain_warning
 from adt_core.models.load import FAMILIES
-from model_making import wording
+from model_making import captions
 from model_making.export import write_words
 from tests.layouts.lumina import write_lumina
 from tests.tiny import write_tiny_checkpoint
 
 WARNING = "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
-WORDS = Path(wording.__file__).parents[1] / "adt_core" / "bundled" / "words.json"
+WORDS = Path(captions.__file__).parents[1] / "adt_core" / "bundled" / "words.json"
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,8 @@ def test_words_json_equals_the_training_vocabulary(tmp_path):
         "update the file with model_making.export.write_words"
     )
     words = bundled_vocabulary()
-    assert {kind: sorted(getattr(words, kind)) for kind in words._fields} == wording.known_words()
-    assert frozenset().union(*words) > {*wording.vocabulary()} - {wording.UNKNOWN}
+    assert {kind: sorted(getattr(words, kind)) for kind in words._fields} == captions.known_words()
+    assert frozenset().union(*words) > {*captions.vocabulary()} - {captions.UNKNOWN}
     assert sum(map(len, words)) == len(frozenset().union(*words)), "a word has two kinds"
 
 
@@ -43,9 +43,9 @@ def test_kinds_of_words():
 
 def test_every_name_contains_a_word_of_its_kind():
     words = bundled_vocabulary()
-    kinds = [(wording.THING_NAMES, words.things), (wording.COLOUR_NAMES, words.others)]
+    kinds = [(captions.OBJECT_NAMES, words.things), (captions.COLOUR_NAMES, words.others)]
     around = "GROUND_NAMES SKY_NAMES BACKDROP_NAMES WALL_NAMES TABLE_NAMES".split()
-    kinds += [(getattr(wording, table), words.scenery | words.things) for table in around]
+    kinds += [(getattr(captions, table), words.scenery | words.things) for table in around]
     for table, vocabulary in kinds:
         names = {name for options in table.values() for name in options if name}
         assert [name for name in names if not vocabulary & {*name.split()}] == []

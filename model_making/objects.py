@@ -1,0 +1,67 @@
+"""Painter for the objects of a scene, whose shapes are defined in ``objects.txt``."""
+
+from __future__ import annotations
+
+import colorsys
+from pathlib import Path
+from typing import Any
+
+from PIL import ImageDraw
+
+Colour = tuple[int, int, int]
+
+
+def shade(colour: Colour, factor: float) -> Colour:
+    """Return a lighter (factor above 1) or darker colour of the same hue."""
+    h, light, s = colorsys.rgb_to_hls(*(c / 255 for c in colour))
+    return tuple(int(255 * c) for c in colorsys.hls_to_rgb(h, min(0.95, light * factor), s))
+
+
+def _parse_shape(line: str) -> tuple[str, list[float], dict[str, str]]:
+    """Parse ``ellipse -4 -4 4 0 fill=c*1.2`` into the name of a Pillow method, coordinates and options."""
+    name, *rest = line.split()
+    options = dict(part.split("=") for part in rest if "=" in part)
+    return name, [float(part) for part in rest if "=" not in part], options
+
+
+def _read_objects() -> tuple[dict[str, int], dict[str, list]]:
+    """Return the height and the shapes of each kind."""
+    heights = {}
+    shapes = {}
+    text = (Path(__file__).parent / "objects.txt").read_text(encoding="utf-8")
+    for part in text.split("\n\n")[1:]:
+        first, *lines = part.strip().splitlines()
+        kind, height = first.split()
+        heights[kind] = int(height)
+        shapes[kind] = [_parse_shape(line) for line in lines]
+    return heights, shapes
+
+
+HEIGHTS, _SHAPES = _read_objects()
+"""Height of each kind, in supersampled pixels."""
+
+
+def _parse_value(text: str, colour: Colour | None) -> Any:
+    """Parse an option: ``c`` is the object's colour, ``c*1.2`` a shade of it; others are RGB or a number."""
+    if text.startswith("c"):
+        factor = text.partition("*")[2]
+        return shade(colour, float(factor)) if factor else colour
+    return tuple(map(int, text.split(","))) if "," in text else float(text)
+
+
+def paint(draw: ImageDraw.ImageDraw, kind: str, x: float, y: float, colour: Colour | None) -> None:
+    """Paint an object.
+
+    Args:
+        draw: Canvas of the supersampled image.
+        kind: Kind of the object, a key of ``HEIGHTS``.
+        x: Column of the foot, in supersampled pixels.
+        y: Row of the foot.
+        colour: RGB of the object, or None for plants, which have fixed colours.
+    """
+    for name, coordinates, options in _SHAPES[kind]:
+        points = [(x + dx, y + dy) for dx, dy in zip(coordinates[::2], coordinates[1::2])]
+        values = {option: _parse_value(text, colour) for option, text in options.items()}
+        if "width" in values:
+            values["width"] = int(values["width"])
+        getattr(draw, name)(points, **values)
