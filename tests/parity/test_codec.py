@@ -13,7 +13,7 @@ SHAPES = [dict(), dict(num_res_blocks=1, channel_multiplier=[1, 2]), dict(channe
 
 @pytest.fixture(params=SHAPES, ids=str)
 def codecs(request):
-    """Ours and theirs with the same weights; the codebook's vectors have all lengths."""
+    """Return both codecs with the same weights; the codebook's vectors are not normalised."""
     shape = {
         "embed_dim": 8,
         "num_embeddings": 60,
@@ -37,10 +37,9 @@ def codecs(request):
 
 @torch.no_grad()
 def test_encoded_pixels(codecs):
-    """Pixels get the same vectors and codes.
+    """Compares vectors and codes, with a normalised codebook.
 
-    transformers looks the nearest code up among vectors of all lengths, LlamaGen and Janus themselves among those of
-    length 1. So the test's codebook has vectors of length 1.
+    LlamaGen and Janus normalise the codebook before the nearest-neighbour search; transformers does not.
     """
     ours, theirs = codecs
     side = 4 * ours.config.downsample
@@ -54,11 +53,11 @@ def test_encoded_pixels(codecs):
 
 
 @torch.no_grad()
-def test_vectors_that_leave_the_codec_are_those_that_it_decodes(codecs):
+def test_codebook_lookups_use_normalised_vectors(codecs):
     ours, theirs = codecs
     codes = torch.arange(60).view(1, 6, 10)
     assert torch.allclose(ours.lookup(codes).norm(dim=1), torch.ones(1, 6, 10))
     assert torch.equal(ours.nearest(ours.lookup(codes)), codes)
-    every = F.normalize(theirs.quantize.embedding.weight, dim=-1)
-    distance = torch.cdist(every, every).fill_diagonal_(torch.inf)
+    vectors = F.normalize(theirs.quantize.embedding.weight, dim=-1)
+    distance = torch.cdist(vectors, vectors).fill_diagonal_(torch.inf)
     assert torch.equal(ours.neighbours(3).indices, distance.topk(3, 1, largest=False).indices)

@@ -1,6 +1,6 @@
-"""Emu3-Gen equals transformers' ``Emu3ForConditionalGeneration``.
+"""Emu3-Gen equals transformers' ``Emu3ForConditionalGeneration`` in prompts, logits, codes and pixels.
 
-Compared are prompts, logits of both guidance rows, codes and pixels. Whole images: test_upstreams_noise.py.
+test_upstreams_noise.py compares complete images.
 """
 
 import pytest
@@ -18,12 +18,12 @@ GUIDANCE = 3.0
 TEXTS = ("a cat", "three small dogs")
 
 OLD = Version(transformers.__version__) < Version("5")
-PRESENT = pytest.param("present", marks=pytest.mark.skipif(OLD, reason="transformers 5 brought these names"))
+PRESENT = pytest.param("present", marks=pytest.mark.skipif(OLD, reason="transformers 5 introduced these names"))
 
 
 @pytest.fixture(scope="module", params=["first", PRESENT])
 def models(request, tmp_path_factory):
-    """Ours and theirs from the same files, in float64; 4 rows of 5 cells."""
+    """Return both models from the same files, in float64, for images of 4 rows of 5 tokens."""
     folder = write_emu3(
         tmp_path_factory.mktemp("emu3") / "Emu3-Gen-hf", names=request.param, layers=3, scale=3.0, rope_theta=5e5
     )
@@ -34,7 +34,7 @@ def models(request, tmp_path_factory):
 @torch.no_grad()
 @pytest.mark.parametrize("guidance", [1.0, GUIDANCE])
 def test_logits_of_prompt_and_rows(models, guidance):
-    """One forward for the prompts of all rows, then one for two rows of the image and their ends."""
+    """Compares one forward over all prompts, and one over two rows of the image with their end tokens."""
     target, model = models
     decoder = target.decoder
     assert decoder.config.num_kv_heads == 2 and decoder.config.rope_theta == 5e5
@@ -60,9 +60,10 @@ def test_pixels(models):
 
 @torch.no_grad()
 def test_codes(models):
-    """The codebook is made of the 2 x 4 x 5 vectors of two pictures, so every cell must find its own."""
+    """The codebook consists of the 2 x 4 x 5 vectors of two images, so every position must find its own vector."""
     target, model = models
-    reference, codec = model.model.vqmodel.float(), target.codec
+    reference = model.model.vqmodel.float()
+    codec = target.codec
     pixels = torch.rand(2, 3, 32, 40, generator=torch.Generator().manual_seed(3)) * 2 - 1
     frames = pixels[:, None].expand(-1, reference.config.temporal_downsample_factor, -1, -1, -1)
     vectors = reference.quant_conv(reference.encoder(frames).transpose(1, 2))
@@ -74,7 +75,7 @@ def test_codes(models):
     model.double()
 
 
-def test_the_vocabulary_map_is_read_as_the_reference_reads_it(models):
+def test_image_ids_equal_the_references_vocabulary_map(models):
     target, model = models
     mapping = model.model.vocabulary_mapping
     assert target.decoder.image_ids.tolist() == [

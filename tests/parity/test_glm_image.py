@@ -1,6 +1,6 @@
-"""GLM-Image's first stage equals transformers' ``GlmImageForConditionalGeneration``, and its prompts the processor's.
+"""GLM-Image's first stage equals transformers' ``GlmImageForConditionalGeneration`` and ``GlmImageProcessor``.
 
-Compared are prompts, logits, whole images and the codes of source pictures.
+The tests compare prompts, logits, complete images and the codes of source images.
 """
 
 import json
@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-transformers = pytest.importorskip("transformers", "5.0")  # older ones lack the model
+transformers = pytest.importorskip("transformers", "5.0")  # older versions lack the model
 
 from adt_core import AdtError, Drafting, Sampling, cli, load_drafter, load_target  # noqa: E402
 from adt_core.app.checkpoints import is_target_file  # noqa: E402
@@ -27,8 +27,9 @@ from tests.tiny import write_tiny_checkpoint  # noqa: E402
 
 TOLERANCE = 1e-4
 TEXTS = ("a cat", "three small dogs")
-WIDTH, HEIGHT = 96, 64
-SOURCES = ((544, 512), (512, 640))  # width and height in pixels, from which nothing is scaled up
+WIDTH = 96
+HEIGHT = 64
+SOURCES = ((544, 512), (512, 640))  # width and height in pixels, large enough not to be scaled up
 
 
 @pytest.fixture(scope="module")
@@ -55,23 +56,23 @@ def processor(folder):
         bos_token="<|dit_token_16384|>",
         extra_special_tokens={"image_token": IMAGE, "grid_bos_token": BEGIN_GRID, "grid_eos_token": END_GRID},
     )
-    pictures = transformers.models.glm_image.image_processing_pil_glm_image.GlmImageImageProcessorPil(
+    image_processor = transformers.models.glm_image.image_processing_pil_glm_image.GlmImageImageProcessorPil(
         patch_size=16,
         merge_size=1,
         temporal_patch_size=1,
         size={"shortest_edge": 512 * 512, "longest_edge": 2048 * 2048},
     )
-    return transformers.GlmImageProcessor(pictures, tokenizer)
+    return transformers.GlmImageProcessor(image_processor, tokenizer)
 
 
-def pictures():
+def source_images():
     generator = torch.Generator().manual_seed(5)
     colours = [torch.randint(256, (h // 32, w // 32, 3), generator=generator, dtype=torch.uint8) for w, h in SOURCES]
-    return [Image.fromarray(made.numpy()).resize(size) for made, size in zip(colours, SOURCES)]
+    return [Image.fromarray(pixels.numpy()).resize(size) for pixels, size in zip(colours, SOURCES)]
 
 
-def read(processor, text, images=None):
-    """What the processor makes of a text, and of the pictures before it."""
+def process(processor, text, images=None):
+    """Return the processor's inputs for source images followed by a text."""
     marks = "".join(f"<|dit_token_16384|>{IMAGE}<|dit_token_16385|>" for _ in images or ())
     return processor(images=images, text=[marks + text], target_h=HEIGHT, target_w=WIDTH, return_tensors="pt")
 
@@ -81,32 +82,33 @@ def codes_of(target, images):
 
 
 @pytest.mark.parametrize("width, height", [(1024, 1024), (1152, 768), (768, 1344)])
-def test_the_prompt_and_both_grids_are_the_processors(target, processor, width, height):
-    ours, inputs = target.sized(width, height), processor(text=["a cat"], target_h=height, target_w=width)
+def test_prompt_and_grids_equal_the_processors(target, processor, width, height):
+    ours = target.sized(width, height)
+    inputs = processor(text=["a cat"], target_h=height, target_w=width)
     assert ours.encode_prompt(" a cat\n") == inputs["input_ids"][0]
     assert inputs["image_grid_thw"].tolist() == [[1, *ours.grid], [1, *ours.lead]]
 
 
 @torch.no_grad()
-def test_logits_of_the_prompt_and_both_pictures(target, theirs, processor):
-    """One forward for prompts of two lengths, then one for all tokens of the small picture and of the image."""
+def test_logits_of_prompt_and_both_grids(target, theirs, processor):
+    """Compares one forward over prompts of two lengths, and one over all tokens of the small grid and the image."""
     codes = torch.randint(CODES, (target.length - 1,), generator=torch.Generator().manual_seed(1))
     for found, text in zip(logits_behind(target, TEXTS, codes), TEXTS):
-        expected = their_logits(theirs, read(processor, text), codes.tolist())
+        expected = their_logits(theirs, process(processor, text), codes.tolist())
         assert (found - expected[:, :CODES]).abs().max() < TOLERANCE
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("images", [0, 1, 2])
-def test_an_image_is_what_the_reference_draws(target, theirs, processor, images):
-    """``generate``, greedy, from a text and from source pictures; the tokens of images alone are allowed."""
-    given = pictures()[:images]
-    inputs = read(processor, "a cat", given or None)
-    drawer = target.with_sources(codes_of(target, given)) if images else target
-    ours = run(drawer, prompts=("a cat",), sampling=Sampling(temperature=0, guidance=1.0))
+def test_image_equals_the_references(target, theirs, processor, images):
+    """Compares with greedy ``generate``, restricted to image tokens, from a text and from source images."""
+    sources = source_images()[:images]
+    inputs = process(processor, "a cat", sources or None)
+    sourced = target.with_sources(codes_of(target, sources)) if images else target
+    ours = run(sourced, prompts=("a cat",), sampling=Sampling(temperature=0, guidance=1.0))
     expected = theirs.generate(
         **inputs,
-        max_new_tokens=drawer.length,
+        max_new_tokens=sourced.length,
         do_sample=False,
         prefix_allowed_tokens_fn=lambda *_: list(range(CODES)),
     )
@@ -115,10 +117,10 @@ def test_an_image_is_what_the_reference_draws(target, theirs, processor, images)
 
 
 @torch.no_grad()
-def test_codes_of_source_pictures(target, theirs, processor):
-    """The codebook is made of the pictures' own vectors, so that every cell must find its own."""
-    given = pictures()
-    inputs = read(processor, "a cat", given)
+def test_codes_of_source_images(target, theirs, processor):
+    """The codebook consists of vectors of these images, so that every position must find its own vector."""
+    images = source_images()
+    inputs = process(processor, "a cat", images)
     grids = inputs["image_grid_thw"][:-1]
     features = theirs.float().get_image_features(inputs["pixel_values"], grids).pooler_output
     vectors = torch.cat([theirs.model.vqmodel.quant_conv(part[None])[0].flatten(1).T for part in features])
@@ -127,7 +129,7 @@ def test_codes_of_source_pictures(target, theirs, processor):
     for weight in (target.codec.quantize.embedding.weight, theirs.model.vqmodel.quantize.embedding.weight):
         weight.copy_(chosen)
     expected = theirs.get_image_tokens(features).split(grids.prod(1).tolist())
-    found = codes_of(target, given)
+    found = codes_of(target, images)
     target.codec.quantize.embedding.weight.copy_(before)
     theirs.double()
     theirs.model.vqmodel.quantize.embedding.weight.copy_(before)
@@ -137,25 +139,27 @@ def test_codes_of_source_pictures(target, theirs, processor):
 
 
 @pytest.mark.parametrize("method", ["adt-tree", pytest.param("merged", marks=pytest.mark.long)])
-def test_drafts_change_no_image_from_a_source_picture(target, tmp_path, method):
-    """From a text alone: tests/unit/test_lossless.py."""
+def test_drafting_changes_no_image_with_a_source_image(target, tmp_path, method):
+    """tests/unit/test_lossless.py covers images without sources."""
     source, drafting = METHODS[method]
     write_drafter(tmp_path / "network", target)
     drafter = load_drafter(source.replace("network", str(tmp_path / "network")), target)
     codes = [torch.randint(CODES, (3, 5), generator=torch.Generator().manual_seed(2))]
-    drawer, sampling = target.with_sources(codes), Sampling(3, 0.9, top_p=0.75, guidance=1.0)
-    plain = run(drawer, sampling=sampling)
-    assert run(drawer, drafter, sampling=sampling, drafting=Drafting(**drafting)).codes.equal(plain.codes)
+    sourced = target.with_sources(codes)
+    sampling = Sampling(3, 0.9, top_p=0.75, guidance=1.0)
+    plain = run(sourced, sampling=sampling)
+    assert run(sourced, drafter, sampling=sampling, drafting=Drafting(**drafting)).codes.equal(plain.codes)
 
 
 @pytest.mark.parametrize("without", [(), ("config_json",), ("tokenizer_json",)])
-def test_one_file_is_the_same_model(folder, target, tmp_path, monkeypatch, without):
-    """Without a configuration the published one holds, and without a tokenizer the folder ``processor`` beside it."""
-    stage, tokenizer = folder / "vision_language_encoder", folder / "processor" / "tokenizer.json"
+def test_single_file_loads_the_same_model(folder, target, tmp_path, monkeypatch, without):
+    """A file without a configuration uses the published one; without a tokenizer, the ``processor`` folder."""
+    stage = folder / "vision_language_encoder"
+    tokenizer = folder / "processor" / "tokenizer.json"
     file = write_one_file(stage, tokenizer, tmp_path / "glm_image_ar.safetensors", *without)
     if "config_json" in without:
-        stated = json.loads((stage / "config.json").read_text(encoding="utf-8"))
-        monkeypatch.setattr("adt_core.models.families.glm_image._PUBLISHED", stated)
+        published = json.loads((stage / "config.json").read_text(encoding="utf-8"))
+        monkeypatch.setattr("adt_core.models.families.glm_image._PUBLISHED", published)
     if "tokenizer_json" in without:
         shutil.copytree(folder / "processor", tmp_path / "processor")
     found = load_target(file, dtype=torch.float64).sized(WIDTH, HEIGHT)
@@ -166,7 +170,7 @@ def test_one_file_is_the_same_model(folder, target, tmp_path, monkeypatch, witho
 
 
 @pytest.mark.parametrize("text", [b"{", b"[]"])
-def test_a_file_whose_configuration_makes_no_sense(tmp_path, text):
+def test_single_file_with_an_invalid_configuration(tmp_path, text):
     file = tmp_path / "glm_image_ar.safetensors"
     save_file({"config_json": torch.tensor(list(text), dtype=torch.uint8)}, file)
     with pytest.raises(AdtError, match="glm_image_ar.safetensors: config_json is not"):
@@ -174,29 +178,29 @@ def test_a_file_whose_configuration_makes_no_sense(tmp_path, text):
 
 
 @torch.no_grad()
-def test_with_guidance_a_row_without_text_keeps_the_sources(target):
-    """Its rotations too: they are counted back from where the image begins."""
-    drawer = target.with_sources([torch.zeros(3, 5, dtype=torch.long), torch.ones(2, 2, dtype=torch.long)])
-    (prompt, short) = map(drawer.encode_prompt, ("a cat", "a"))
-    bare = drawer.unconditional(prompt)
-    assert bare == drawer.unconditional(short) and len(bare) == len(short) - 1
-    assert torch.equal(bare.places, short.places + 1) and torch.equal(bare.places, prompt.places + 5)
+def test_unconditional_prompt_keeps_the_sources(target):
+    """Its rotary positions too: they are counted backwards from the start of the image."""
+    sourced = target.with_sources([torch.zeros(3, 5, dtype=torch.long), torch.ones(2, 2, dtype=torch.long)])
+    (prompt, short) = map(sourced.encode_prompt, ("a cat", "a"))
+    unconditional = sourced.unconditional(prompt)
+    assert unconditional == sourced.unconditional(short) and len(unconditional) == len(short) - 1
+    assert torch.equal(unconditional.places, short.places + 1) and torch.equal(unconditional.places, prompt.places + 5)
 
 
-def test_models_that_take_no_source_picture(tmp_path):
+def test_other_families_reject_source_images(tmp_path):
     with pytest.raises(AdtError, match="generates images from text only; remove"):
         load_target(write_tiny_checkpoint(tmp_path / "target")).with_sources([torch.zeros(2, 2, dtype=torch.long)])
 
 
 @pytest.mark.parametrize("how", ["text", "source", "sources", "continue_from"])
-def test_the_command_line_draws_a_sketch_says_so_and_draws_it_again(folder, tmp_path, capsys, how):
-    given = []
-    for number, picture in enumerate(pictures()[: {"text": 0, "sources": 2}.get(how, 1)]):
-        picture.save(tmp_path / f"{number}.png")
-        given += [f"--{how.removesuffix('s').replace('_', '-')}", str(tmp_path / f"{number}.png")]
+def test_command_line_generates_a_preview_and_repeats_it(folder, tmp_path, capsys, how):
+    options = []
+    for number, image in enumerate(source_images()[: {"text": 0, "sources": 2}.get(how, 1)]):
+        image.save(tmp_path / f"{number}.png")
+        options += [f"--{how.removesuffix('s').replace('_', '-')}", str(tmp_path / f"{number}.png")]
     first, again = ([tmp_path / f"{name}.{end}" for end in ("png", "json")] for name in ("first", "again"))
     common = ["generate", "--model", str(folder)]
-    options = ["--size", f"{WIDTH}x{HEIGHT}", "--prompt", "a cat", "--method", "autoregressive", *given]
+    options += ["--size", f"{WIDTH}x{HEIGHT}", "--prompt", "a cat", "--method", "autoregressive"]
     assert cli.main([*common, *options, "--output", str(first[0]), "--tokens", str(first[1])]) == 0
     out = capsys.readouterr().out
     assert "a preview of the tokens" in out and out.count("was trained for images of about as many pixels as") == 1

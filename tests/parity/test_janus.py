@@ -1,6 +1,6 @@
-"""Janus-Pro equals transformers' ``JanusForConditionalGeneration``: logits of both guidance rows, and pixels.
+"""Janus-Pro equals transformers' ``JanusForConditionalGeneration`` in logits and pixels.
 
-Whole images: test_upstreams_noise.py.
+test_upstreams_noise.py compares complete images.
 """
 
 import pytest
@@ -8,7 +8,7 @@ import torch
 from transformers import JanusForConditionalGeneration
 
 from adt_core import load_target
-from tests.layouts.janus import deepseeks_name, random_model, write_janus
+from tests.layouts.janus import deepseek_name, random_model, write_janus
 from tests.reading import logits_behind
 
 TOLERANCE = 1e-4
@@ -43,8 +43,9 @@ PUBLISHED = {
 
 @pytest.fixture(scope="module", params=["transformers", "deepseek", "deepseek, sharded"])
 def models(request, tmp_path_factory):
-    """Ours from one of the layouts, and theirs with the same weights from transformers' own, in float64."""
-    home, shape = tmp_path_factory.mktemp("janus"), {"hidden": 48, "heads": 3, "layers": 3, "scale": 3.0}
+    """Return our model from one of the layouts and theirs from transformers' layout, in float64."""
+    home = tmp_path_factory.mktemp("janus")
+    shape = {"hidden": 48, "heads": 3, "layers": 3, "scale": 3.0}
     layout, _, sharded = request.param.partition(", ")
     write_janus(home / "Janus-Pro-tiny", layout=layout, shards=2 if sharded else 1, **shape)
     write_janus(home / "reference", **shape)
@@ -54,7 +55,7 @@ def models(request, tmp_path_factory):
 
 @torch.no_grad()
 def reference_logits(model, prompt, codes):
-    """Logits of the codes after every position of ``prompt`` (text tokens) and ``codes``."""
+    """Return the logits of the codes after every position of ``prompt`` (text tokens) and ``codes``."""
     text = model.get_input_embeddings()(torch.tensor([prompt]))
     image = model.prepare_embeddings_for_image_generation(torch.tensor([codes], dtype=torch.long))
     features = model.model.language_model(inputs_embeds=torch.cat([text, image], 1)).last_hidden_state
@@ -63,19 +64,19 @@ def reference_logits(model, prompt, codes):
 
 @pytest.mark.parametrize("guidance", [1.0, GUIDANCE])
 def test_logits_of_prompt_and_image(models, guidance):
-    """One forward for the prompts of four rows, which have two lengths, then one for a part of the image."""
+    """Compares one forward over prompts of two lengths, and one over a part of the image."""
     target, model = models
     codes = torch.randint(target.num_codes, (5,), generator=torch.Generator().manual_seed(1))
     for found, prompt in zip(logits_behind(target, TEXTS, codes, guidance), map(target.encode_prompt, TEXTS)):
-        own, blank = (
+        conditional, unconditional = (
             reference_logits(model, row, codes.tolist())[-6:] for row in (prompt, target.unconditional(prompt))
         )
-        assert (found - (blank + guidance * (own - blank))).abs().max() < TOLERANCE
+        assert (found - (unconditional + guidance * (conditional - unconditional))).abs().max() < TOLERANCE
 
 
 @torch.no_grad()
 def test_pixels(models):
-    """Decoded as transformers does; encoded up to the codebook, which transformers forgets to normalise there."""
+    """Compares decoding, and encoding up to the codebook, which transformers does not normalise there."""
     target, model = models
     reference = model.model.vqmodel.float()
     codes = torch.randint(target.num_codes, (2, 4, 4), generator=torch.Generator().manual_seed(2))
@@ -88,8 +89,7 @@ def test_pixels(models):
     model.double()
 
 
-def test_the_names_of_deepseeks_layout():
-    """As they are published; the layout that the other tests use has them all."""
+def test_deepseek_layout_has_the_published_names():
     from transformers import JanusConfig
 
     config = JanusConfig(
@@ -104,5 +104,5 @@ def test_the_names_of_deepseeks_layout():
         vision_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
         vq_config={"base_channels": 32},
     )
-    names = set(map(deepseeks_name, random_model(config, 1.0, 0).state_dict()))
+    names = set(map(deepseek_name, random_model(config, 1.0, 0).state_dict()))
     assert names >= PUBLISHED

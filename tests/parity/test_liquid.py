@@ -1,4 +1,7 @@
-"""Liquid equals transformers' Gemma. Its images equal the published loop: test_upstreams_noise.py."""
+"""Liquid equals transformers' Gemma in logits.
+
+test_upstreams_noise.py compares its images with the published loop.
+"""
 
 import pytest
 import torch
@@ -30,23 +33,21 @@ def model(folder):
 
 @torch.no_grad()
 def theirs(model, row):
-    """Logits of the image's tokens behind a row of ids."""
+    """Return the logits of the image tokens after every position of a row of ids."""
     head = model.lm_head.weight[FIRST_CODE : FIRST_CODE + CODES]
     return model.model(torch.tensor([row])).last_hidden_state[0] @ head.T
 
 
-def test_the_prompt_is_the_published_sentence(target):
-    prompt, (bos, boi, unconditional) = (
-        target.encode_prompt(" a cat\n"),
-        map(MARKS.index, ("<bos>", "<boi>", MARKS[-1])),
-    )
+def test_prompt_is_the_published_sentence(target):
+    prompt = target.encode_prompt(" a cat\n")
+    bos, boi, unconditional = map(MARKS.index, ("<bos>", "<boi>", MARKS[-1]))
     assert prompt[0] == bos and prompt[-1] == boi and target.unconditional(prompt) == [bos, unconditional, boi]
-    said = bytes(int(target.prompter.tokenizer.id_to_token(token)[1:-1], 16) for token in prompt[1:-1]).decode()
-    assert said == "a cat Generate an image based on this description.".replace(" ", "▁")
+    text = bytes(int(target.prompter.tokenizer.id_to_token(token)[1:-1], 16) for token in prompt[1:-1]).decode()
+    assert text == "a cat Generate an image based on this description.".replace(" ", "▁")
 
 
 def test_logits_of_prompt_and_codes(target, model):
-    """Of both rows of guidance."""
+    """Compares the conditional and the unconditional row."""
     codes = torch.randint(CODES, (30,), generator=torch.Generator().manual_seed(1))
     rows = [[*row, *(FIRST_CODE + codes).tolist()] for row in guided_rows(target, ["a cat"], 7.0)]
     found = target.decoder.logits(Reader(target.decoder, rows).features)
@@ -54,14 +55,14 @@ def test_logits_of_prompt_and_codes(target, model):
         assert (ours - theirs(model, row)[-31:]).abs().max() < TOLERANCE
 
 
-def test_half_precision_rounds_the_scale_of_the_embedding_as_gemma_does(folder, model):
+def test_half_precision_embedding_scale_is_rounded_like_gemmas(folder, model):
     embedding = load_target(folder, dtype=torch.bfloat16).decoder.embedding
     expected = model.to(torch.bfloat16).model.embed_tokens(torch.arange(FIRST_CODE, FIRST_CODE + CODES))
     assert embedding[FIRST_CODE : FIRST_CODE + CODES].equal(expected)
 
 
 @torch.no_grad()
-def test_pixels_are_those_of_the_file_beside_it(target, folder):
+def test_pixels_equal_the_stored_codecs(target, folder):
     stored = torch.load(folder.parent / "vqgan.ckpt")["state_dict"]
     codec = VQModel(CODEC)
     codec.load_state_dict({name: value for name, value in stored.items() if not name.startswith("loss.")})

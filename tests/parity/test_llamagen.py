@@ -1,9 +1,7 @@
-"""LlamaGen equals a plain re-statement of its formulas.
+"""LlamaGen equals a reference implementation of its formulas, transformers' T5 and transformers' ``JanusVQVAE``.
 
-Its text encoder equals transformers' T5, its codec transformers' ``JanusVQVAE``.
-
-The re-statement has no cache and no code of ours. It rotates neighbouring pairs as complex numbers, and takes whole
-sequences, one row at a time.
+The reference uses none of this package's code and no cache. It rotates neighbouring pairs as complex numbers and
+processes complete sequences, one row at a time.
 """
 
 from copy import deepcopy
@@ -41,9 +39,10 @@ def target(path):
 
 
 def t5_features(path, text):
-    """Features [120, d] and the length of the padding.
+    """Encode a text as the authors do: pad to 120 on the right, then move the padding to the left and set it to 0.
 
-    The authors' way: pad to 120 on the right, then move the padding to the left and make it 0.
+    Returns:
+        Features [120, d], and the length of the padding.
     """
     folder = next(path.parent.rglob("flan-t5-xl"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -59,9 +58,10 @@ def t5_features(path, text):
 
 
 def rotation(length, blank, side=16, dim=64):
-    """Rotations [length, dim / 2], complex: 0 for the ``blank`` positions before the grid.
+    """Return the complex rotations [length, dim / 2].
 
-    Within the grid, half of the pairs turn with the row and half with the column.
+    They are 0 for the ``blank`` positions before the grid. Within the grid, half of the pairs rotate with the row and
+    half with the column.
     """
     frequency = 10000 ** (-torch.arange(0, dim // 2, 2) / (dim // 2))
     angles = torch.stack(
@@ -74,26 +74,41 @@ def rms(x, weight, eps):
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def attention(q, k, v, turn, bias):
-    """[n, h] each, heads of 64."""
-    heads = lambda x: x.view(len(x), -1, 64).transpose(0, 1)  # noqa: E731
-    turned = lambda x: torch.view_as_real(torch.view_as_complex(heads(x).reshape(-1, len(x), 32, 2)) * turn).flatten(2)  # noqa: E731
-    weights = (turned(q) @ turned(k).transpose(1, 2) / 8 + bias).softmax(-1)
+def attention(q, k, v, rotations, bias):
+    """Compute attention over q, k and v [n, h] with heads of width 64."""
+
+    def heads(x):
+        return x.view(len(x), -1, 64).transpose(0, 1)
+
+    def rotated(x):
+        pairs = torch.view_as_complex(heads(x).reshape(-1, len(x), 32, 2))
+        return torch.view_as_real(pairs * rotations).flatten(2)
+
+    weights = (rotated(q) @ rotated(k).transpose(1, 2) / 8 + bias).softmax(-1)
     return (weights @ heads(v)).transpose(0, 1).flatten(1)
 
 
 def reference(tensors, features, hidden, codes, side=16):
-    """Final features [120 + n, h] and logits of a row of 120 projected features and n codes.
+    """Run the reference on one row.
 
-    The first ``hidden`` positions are padding. Only they see each other. side: of the grid.
+    Args:
+        tensors: Weights.
+        features: Features of the caption [120, d].
+        hidden: Length of the padding, whose positions only attend to each other.
+        codes: [n].
+        side: Rows and columns of the grid.
+
+    Returns:
+        Final features [120 + n, h] and logits.
     """
     project = [tensors[f"cls_embedding.cap_proj.fc{i}.weight"] for i in (1, 2)]
     x = torch.cat(
         [F.gelu(features @ project[0].T, approximate="tanh") @ project[1].T, tensors["tok_embeddings.weight"][codes]]
     )
-    at = torch.arange(len(x))
-    visible = (at[:, None] >= at) & ((at >= hidden) | (at[:, None] < hidden))
-    bias, turn = torch.zeros(len(x), len(x)).masked_fill(~visible, -torch.inf), rotation(len(x), 120, side)
+    position = torch.arange(len(x))
+    visible = (position[:, None] >= position) & ((position >= hidden) | (position[:, None] < hidden))
+    bias = torch.zeros(len(x), len(x)).masked_fill(~visible, -torch.inf)
+    rotations = rotation(len(x), 120, side)
     for i in range(sum(name.endswith("wqkv.weight") for name in tensors)):
         layer = {
             name.removeprefix(f"layers.{i}."): value
@@ -101,16 +116,17 @@ def reference(tensors, features, hidden, codes, side=16):
             if name.startswith(f"layers.{i}.")
         }
         qkv = rms(x, layer["attention_norm.weight"], 1e-5) @ layer["attention.wqkv.weight"].T
-        x = x + attention(*qkv.chunk(3, -1), turn, bias) @ layer["attention.wo.weight"].T
+        x = x + attention(*qkv.chunk(3, -1), rotations, bias) @ layer["attention.wo.weight"].T
         h = rms(x, layer["ffn_norm.weight"], 1e-5)
-        gate, up = h @ layer["feed_forward.w1.weight"].T, h @ layer["feed_forward.w3.weight"].T
+        gate = h @ layer["feed_forward.w1.weight"].T
+        up = h @ layer["feed_forward.w3.weight"].T
         x = x + (F.silu(gate) * up) @ layer["feed_forward.w2.weight"].T
     x = rms(x, tensors["norm.weight"], 1e-5)
     return x, x @ tensors["output.weight"].T
 
 
 def expected_rows(path, codes):
-    """What every row must give: both captions, then both rows without one."""
+    """Return features and logits of every row: both conditional rows, then both unconditional ones."""
     tensors = layout.transformer()
     captions = [t5_features(path, text) for text in TEXTS]
     rows = [*captions, *((tensors["cls_embedding.uncond_embedding"], hidden) for _, hidden in captions)]
@@ -118,7 +134,7 @@ def expected_rows(path, codes):
 
 
 def test_logits_of_prompts_and_codes(path, target):
-    """Captions of different lengths, and none: the prompt at once, then codes one by one, beyond a row of the grid."""
+    """Compares captions of two lengths and unconditional rows: the prompt in one forward, then single codes."""
     decoder = target.decoder
     codes = torch.randint(layout.CODES, (2, 18), generator=torch.Generator().manual_seed(1))
     expected = expected_rows(path, codes)
@@ -126,12 +142,12 @@ def test_logits_of_prompts_and_codes(path, target):
     further = [reader.read_on(codes[:, i : i + 1].repeat(2, 1), i) for i in range(18)]
     features = torch.cat([reader.features, *further], 1)
     for ours, (states, logits) in zip(features, expected):
-        assert (ours - states).abs().max() < TOLERANCE, "hidden places included, which the drafter sees"
+        assert (ours - states).abs().max() < TOLERANCE, "includes the padding, which the drafter reads"
         assert (decoder.logits(ours) - logits).abs().max() < TOLERANCE
 
 
-def test_prompts_of_an_encoder_in_another_precision(target):
-    """The encoder works in its own dtype; what it read is kept on the CPU, and brought to the decoder."""
+def test_text_encoder_in_another_precision(target):
+    """Features keep the encoder's dtype on the CPU and are converted to the decoder's."""
     other = replace(target.prompter, encoder=deepcopy(target.text_encoder).to(torch.bfloat16))
     prompt = other.encode(TEXTS[0], target.grid)
     for row in (prompt, other.unconditional(prompt, target.grid)):
@@ -144,16 +160,20 @@ def test_prompts_of_an_encoder_in_another_precision(target):
 
 
 def test_drafter(path, target, tmp_path):
-    """The pairs of a prompt: no norm before the attention, 119 places before the grid, all of them in sight."""
-    tensors, drafter = layout.drafter(), load_drafter(layout.write_drafter(tmp_path / "drafter"), target)
+    """The drafter has no norm before its attention; 119 positions precede the grid, and it attends to all of them."""
+    tensors = layout.drafter()
+    drafter = load_drafter(layout.write_drafter(tmp_path / "drafter"), target)
     codes = torch.randint(layout.CODES, (2, 3), generator=torch.Generator().manual_seed(2))
     states = [features for features, _ in expected_rows(path, codes)]
-    ids, turn = torch.cat([torch.zeros(2, 119, dtype=torch.long), codes], 1), rotation(122, 119)
-    rows, decoder = BatchRows(guided_rows(target, TEXTS, 3.0), 140, target.decoder.embedding, images=2), target.decoder
+    ids = torch.cat([torch.zeros(2, 119, dtype=torch.long), codes], 1)
+    rotations = rotation(122, 119)
+    decoder = target.decoder
+    rows = BatchRows(guided_rows(target, TEXTS, 3.0), 140, decoder.embedding, images=2)
     drafting = Drafting("adt-tree")
     largest = drafting.policy.largest(drafting.settings)
     proposer = drafter.proposer(Session(target, rows, None, Sampling(), drafting.settings, largest))
-    features, z = torch.stack([state[:120] for state in states]), torch.zeros(2, 1, layout.CODES)
+    features = torch.stack([state[:120] for state in states])
+    z = torch.zeros(2, 1, layout.CODES)
     proposer.begin(Prefill(features, ids[:, :120].repeat(2, 1), rows.prefill(), z, 0))
     first = proposer.root_feature
     further = torch.stack([state[120:122] for state in states])
@@ -165,7 +185,7 @@ def test_drafter(path, target, tmp_path):
         )
         q, k, v = (x @ tensors[f"layers.0.self_attn.{name}_proj.weight"].T for name in "qkv")
         causal = torch.full((122, 122), -torch.inf).triu(1)
-        x = x + attention(q, k, v, turn, causal) @ tensors["layers.0.self_attn.o_proj.weight"].T
+        x = x + attention(q, k, v, rotations, causal) @ tensors["layers.0.self_attn.o_proj.weight"].T
         h = rms(x, tensors["layers.0.post_attention_layernorm.weight"], 1e-6)
         gate, up = (h @ tensors[f"layers.0.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
         x = x + (F.silu(gate) * up) @ tensors["layers.0.mlp.down_proj.weight"].T
@@ -174,7 +194,7 @@ def test_drafter(path, target, tmp_path):
 
 
 def transformers_name(name):
-    """Of a tensor of the codec."""
+    """Return transformers' name of a tensor of the codec."""
     renamed = {"encoder.conv_blocks": "encoder.down", "decoder.conv_blocks": "decoder.up", ".res.": ".block."}
     renamed |= {"mid.0": "mid.block_1", "mid.1": "mid.attn_1", "mid.2": "mid.block_2"}
     for old, new in renamed.items():
@@ -184,7 +204,7 @@ def transformers_name(name):
 
 @torch.no_grad()
 def test_codec(target):
-    """After the renaming of decoding levels that transformers' conversion of Janus has."""
+    """Compares decoding and encoding; the names are converted as transformers converts Janus."""
     stored = layout.codec()
     theirs = JanusVQVAE(
         JanusVQVAEConfig(

@@ -1,6 +1,6 @@
-"""Lumina-mGPT 2.0 equals transformers' Chameleon, its guidance the published loop, its codec Emu3's decoder.
+"""Lumina-mGPT 2.0 equals transformers' Chameleon, its guidance the published loop, its codec transformers' Emu3 codec.
 
-MoVQGAN is what Emu3's codec is made of: the same norms and blocks, there with layers for video between them.
+Emu3's codec has the norms and blocks of MoVQGAN, with video layers between them.
 """
 
 import re
@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def target(folder):
-    """8 rows of 12 cells."""
+    """Load the model for images of 8 rows of 12 tokens."""
     return load_target(folder, dtype=torch.float64).sized(96, 64)
 
 
@@ -38,14 +38,14 @@ def model(folder):
 
 @torch.no_grad()
 def theirs(model, row):
-    """Logits of the image's tokens behind a row of ids."""
+    """Return the logits of the image tokens after every position of a row of ids."""
     head = model.lm_head.weight[FIRST_CODE : FIRST_CODE + CODES]
     return model.model(input_ids=torch.tensor([row])).last_hidden_state[0] @ head.T
 
 
 @torch.no_grad()
 def test_logits_of_prompt_and_rows(target, model):
-    """Both guidance rows, the image's first two rows with their ends."""
+    """Compares both guidance rows over the first two rows of the image with their end tokens."""
     codes = torch.randint(CODES, (26,), generator=torch.Generator().manual_seed(1))
     codes[12::13] = CODES
     tokens = [MARKS["<reserved08799>"] if code == CODES else FIRST_CODE + code for code in codes.tolist()]
@@ -56,11 +56,21 @@ def test_logits_of_prompt_and_rows(target, model):
 
 
 def published_loop(model, prompt, cells, scale):
-    """An image, greedy: one token after another. prompt: ids, the last three of which begin the image.
+    """Generate an image greedily, as the published script does.
 
-    The scale of guidance is changed before every token, and stays changed.
+    The script updates the guidance scale before every token and keeps the updated value.
+
+    Args:
+        model: transformers' model.
+        prompt: Token ids; the last three begin the image.
+        cells: Rows and columns of the image.
+        scale: Guidance scale.
+
+    Returns:
+        Token ids of the image.
     """
-    (rows, columns), ids = cells, list(prompt)
+    rows, columns = cells
+    ids = list(prompt)
     start = len(ids) - 3
     while len(ids) < len(prompt) + rows * (columns + 1):
         new = len(ids) - start - 1
@@ -68,22 +78,23 @@ def published_loop(model, prompt, cells, scale):
         if (new - 2 + 1) % (columns + 1) == 0:
             ids.append(MARKS["<reserved08799>"])
             continue
-        with_text, without = theirs(model, ids)[-1], theirs(model, ids[start:])[-1]
-        guided = scale * (with_text - without) + without
+        conditional = theirs(model, ids)[-1]
+        unconditional = theirs(model, ids[start:])[-1]
+        guided = scale * (conditional - unconditional) + unconditional
         ids.append(FIRST_CODE + guided.argmax().item())
     return ids[len(prompt) :]
 
 
 @pytest.mark.parametrize("scale", [3.0, 4.0, 9.0])
-def test_an_image_is_what_the_published_loop_draws(target, model, scale):
+def test_image_equals_the_published_loops(target, model, scale):
     decoding = run(target, prompts=("a cat",), sampling=Sampling(temperature=0, guidance=scale))
-    drawn = target.decoder.image_ids[decoding.codes[0]].tolist()
+    tokens = target.decoder.image_ids[decoding.codes[0]].tolist()
     expected = published_loop(model, target.encode_prompt("a cat"), target.grid, scale)
-    assert drawn == expected and len(set(drawn)) > 4
+    assert tokens == expected and len(set(tokens)) > 4
 
 
 def test_guidance_falls_to_four(target):
-    """From its own number within a few tokens; nothing below 4 holds but 1, which is none."""
+    """It falls to 4 within a few tokens; smaller scales are raised to 4, except 1, which disables guidance."""
     scales = guidance(9.0, (96, 96))
     assert len(scales) == 96 * 97 and scales[0] == 9.0 * (1 - 2 / 48**2) and scales[1] == scales[0] * (1 - 3 / 48**2)
     assert scales == sorted(scales, reverse=True) and set(scales[100:]) == {4.0}
@@ -92,8 +103,8 @@ def test_guidance_falls_to_four(target):
     assert target.guidance(1.0, like) == 1.0 and target.guidance(9.0, like).shape == (target.length, 1)
 
 
-def test_the_prompt(target):
-    """``<|endoftext|>`` request ``<reserved08706> <racm3:break>`` height width, in steps of 32 pixels."""
+def test_prompt(target):
+    """``<|endoftext|>`` request ``<reserved08706> <racm3:break>`` height width, the last two in units of 32 pixels."""
     prompt = target.encode_prompt("a cat")
     header = [MARKS["<racm3:break>"], MARKS["<reserved08802>"], MARKS["<reserved08803>"]]
     assert prompt[0] == MARKS["<|endoftext|>"] and prompt[-4:] == [MARKS["<reserved08706>"], *header]
@@ -107,7 +118,7 @@ def test_the_prompt(target):
 
 @pytest.fixture(scope="module")
 def codecs():
-    """Ours, and Emu3's of transformers with our weights in those of its layers that work on single pictures."""
+    """Return our codec, and transformers' Emu3 codec with our weights in its image layers."""
     ours = random_codec(3)
     config = Emu3VQVAEConfig(
         codebook_size=CODES,
@@ -122,7 +133,7 @@ def codecs():
         num_attention_heads=1,
     )
     reference = Emu3VQVAE(config).eval()
-    stored = {emu3s_name(name): value for name, value in ours.state_dict().items() if not name.startswith("quant")}
+    stored = {emu3_name(name): value for name, value in ours.state_dict().items() if not name.startswith("quant")}
     flat = {name: value.flatten(1) if name.endswith("_proj.weight") else value for name, value in stored.items()}
     flat = {name: value for name, value in flat.items() if name.startswith(("encoder.", "decoder."))}
     missing, left_over = reference.load_state_dict(flat, strict=False)
@@ -130,8 +141,8 @@ def codecs():
     return ours, reference
 
 
-def emu3s_name(name):
-    """transformers' name of one of our tensors."""
+def emu3_name(name):
+    """Return the name of our tensor in transformers' Emu3."""
     for old, new in ((".mid.", ".middle_block."), (".down.", ".down_block.down."), (".up.", ".up_block.up.")):
         name = name.replace(old, new)
     name = name.replace("attn_1.norm.", "attn_norm.").replace("proj_out.", "out_proj.")
@@ -143,7 +154,8 @@ def emu3s_name(name):
 def test_pixels(codecs):
     ours, reference = codecs
     codes = torch.randint(CODES, (2, 4, 5), generator=torch.Generator().manual_seed(2))
-    vectors, decoder = ours.quantize.embedding.weight[codes].permute(0, 3, 1, 2), reference.decoder
+    decoder = reference.decoder
+    vectors = ours.quantize.embedding.weight[codes].permute(0, 3, 1, 2)
     x = decoder.middle_block(decoder.conv_in(ours.post_quant_conv(vectors)), vectors)
     expected = decoder.conv_out(F.silu(decoder.norm_out(decoder.up_block(x, vectors), vectors)))
     assert expected.shape == (2, 3, 32, 40) and expected.std() > 0.05
@@ -153,7 +165,8 @@ def test_pixels(codecs):
 @torch.no_grad()
 def test_codes(codecs):
     ours, reference = codecs
-    pixels, encoder = torch.rand(2, 3, 32, 40, generator=torch.Generator().manual_seed(3)) * 2 - 1, reference.encoder
+    encoder = reference.encoder
+    pixels = torch.rand(2, 3, 32, 40, generator=torch.Generator().manual_seed(3)) * 2 - 1
     x = encoder.middle_block(encoder.down_block(encoder.conv_in(pixels)))
     vectors = ours.quant_conv(encoder.conv_out(F.silu(encoder.norm_out(x))))
     ours.quantize.embedding.weight.copy_(vectors.permute(0, 2, 3, 1).reshape(CODES, 4))

@@ -1,4 +1,4 @@
-"""Our decoder and codec equal transformers' Chameleon on random configurations and on the bundled weights."""
+"""The decoder and codec equal transformers' Chameleon for random weights and for the bundled model."""
 
 from functools import cache
 
@@ -34,14 +34,14 @@ def folder(request, tmp_path_factory):
 
 @cache
 def reference(folder):
-    """transformers' model."""
+    """Load transformers' model."""
     return ChameleonForConditionalGeneration.from_pretrained(folder, attn_implementation="eager").float().eval()
 
 
 def reference_logits(folder, ids, mask=None, positions=None):
-    """transformers' logits of the image codes.
+    """Return transformers' logits.
 
-    They are made with ``model.model`` and ``lm_head``, because the model's own forward masks image tokens.
+    Uses ``model.model`` and ``lm_head``, because the forward of the complete model masks image tokens.
     """
     model = reference(folder)
     with torch.no_grad():
@@ -54,18 +54,21 @@ def test_plain_logits(folder, length):
     target = load_target(folder)
     decoder = target.decoder
     ids = torch.randint(decoder.config.vocab_size, (2, length), generator=torch.Generator().manual_seed(length))
-    ids[ids == target.prompter.vocabulary["<image>"]] = 0  # transformers would look for pixels behind it
+    ids[ids == target.prompter.vocabulary["<image>"]] = 0  # transformers would require pixels for it
     features = Reader(decoder, ids.tolist()).features
     expected = reference_logits(folder, ids)[..., decoder.image_ids]
     assert (decoder.logits(features) - expected).abs().max() < TOLERANCE
 
 
 def test_left_padded_prompts_and_a_tree_equal_path_by_path_forwards(folder):
-    """One forward over a tree behind two prompts of different lengths = one transformers forward per path."""
+    """A forward over a tree after prompts of two lengths equals one transformers forward per path."""
     target = load_target(folder)
     decoder = target.decoder
     generator = torch.Generator().manual_seed(4)
-    draw = lambda n: decoder.image_ids[torch.randint(target.num_codes, (n,), generator=generator)]  # noqa: E731
+
+    def draw(n):
+        return decoder.image_ids[torch.randint(target.num_codes, (n,), generator=generator)]
+
     prompts = [draw(9).tolist(), draw(4).tolist()]
     parents = torch.tensor([[0, 0, 0, 1, 1, 2, 3, 6]])
     depths = torch.tensor([[0, 1, 1, 2, 2, 2, 3, 4]])

@@ -1,7 +1,7 @@
-"""With upstream's noise, a seed gives the picture that the script of the model's authors draws, drafted or not.
+"""With the ``upstream`` noise, a seed gives the image of the model authors' script, with and without drafting.
 
-The scripts: transformers' ``generate`` for Chameleon, Janus-Pro and Emu3; for the others, whose authors have loops of
-their own, a plain loop in the published order. All draw with ``torch.multinomial`` and a seeded generator.
+The scripts are transformers' ``generate`` for Chameleon, Janus-Pro and Emu3, and a reimplementation of the published
+loop for the other families. All sample with ``torch.multinomial`` and a seeded generator.
 """
 
 from functools import cache, partial
@@ -30,7 +30,9 @@ from tests.pairwise import each_once, pairwise
 from tests.parity import test_janus, test_llamagen
 
 PROMPT = "a cat"
-BROKEN = Version("5") <= Version(transformers.__version__) < Version("5.5")  # Janus: it wants defaults that are gone
+BROKEN = (
+    Version("5") <= Version(transformers.__version__) < Version("5.5")
+)  # Janus' generate needs defaults that these versions lack
 METHODS = {
     "plain": ("network", dict(method="autoregressive")),
     "adt-tree": ("network", dict(method="adt-tree")),
@@ -38,68 +40,71 @@ METHODS = {
     "network and window": ("network+jacobi", dict(method="eagle2", depth=12, width=3, nodes=16)),
     "auto": ("network", dict(method="auto")),
 }
-DRAWN = {
+SAMPLINGS = {
     "from all": dict(temperature=1.0),
     "cooler": dict(temperature=0.7),
     "top-k": dict(temperature=1.0, top_k=12),
     "top-p, cooler": dict(temperature=0.7, top_p=0.9),
 }
-"""Temperature, top-k and top-p: as published, but for k, of which there are fewer codes here."""
+"""Published temperatures, top-k and top-p, with a smaller k because these models have fewer codes."""
 GUIDANCE = {"guided": 5.0, "unguided": 1.0}
 IMAGES = {"one": 1, "four": 4}
 KEPT = {"whole": 0, "continued": 11}
-"""Cells of each picture that are kept."""
+"""Number of given tokens of each image."""
 SEEDS = {str(seed): seed for seed in (0, 11, 2**32 + 1, 2**63, 2**64 - 1)}
-MORE_SEEDS = 1, 12, 13
-"""Of the long test."""
+MORE_SEEDS = (1, 12, 13)
+"""Additional seeds of the long test."""
 
 
 # ---- transformers' scripts -----------------------------------------------------------------------
 #
-# A script takes a prefix [B, P], how tokens are drawn, and S seeds. It gives the tokens [S * B, T].
+# A script takes a prefix [B, P], a Sampling and S seeds, and returns tokens [S * B, T].
 
 
 def seeded(draw, seeds):
-    """What is drawn with the global generator, for each seed."""
+    """Concatenate the results of ``draw`` with the global generator at each seed."""
     with torch.random.fork_rng():
         return torch.cat([torch.manual_seed(seed) and draw() for seed in seeds])
 
 
 def generate(model, target, prefix, sampling, seeds):
-    """``generate`` from the prompt and a prefix on, with its own guidance, and the image's tokens alone allowed."""
-    prompt, ids = target.encode_prompt(PROMPT), target.decoder.image_ids
-    own, other = (
+    """Call ``generate`` with a prefix, transformers' guidance, and only image tokens allowed."""
+    prompt = target.encode_prompt(PROMPT)
+    ids = target.decoder.image_ids
+    conditional, unconditional = (
         torch.cat([torch.tensor([row] * len(prefix)), ids[prefix]], 1) for row in (prompt, target.unconditional(prompt))
     )
 
     def draw():
-        guide = UnbatchedClassifierFreeGuidanceLogitsProcessor(sampling.guidance, model, unconditional_ids=other)
+        guide = UnbatchedClassifierFreeGuidanceLogitsProcessor(
+            sampling.guidance, model, unconditional_ids=unconditional
+        )
         return model.generate(
-            own,
-            attention_mask=torch.ones_like(own),
+            conditional,
+            attention_mask=torch.ones_like(conditional),
             logits_processor=[guide] if sampling.guidance != 1 else [],
-            prefix_allowed_tokens_fn=lambda _, tokens: ids[legal(target, len(tokens) - len(prompt))].tolist(),
+            prefix_allowed_tokens_fn=lambda _, tokens: ids[allowed_tokens(target, len(tokens) - len(prompt))].tolist(),
             max_new_tokens=target.length - prefix.shape[1],
-            **warped(sampling),
+            **generate_options(sampling),
         )
 
-    places = torch.full((target.decoder.config.vocab_size,), -1).index_copy(0, ids, torch.arange(len(ids)))
-    return places[seeded(draw, seeds)[:, len(prompt) :]]
+    numbers = torch.full((target.decoder.config.vocab_size,), -1).index_copy(0, ids, torch.arange(len(ids)))
+    return numbers[seeded(draw, seeds)[:, len(prompt) :]]
 
 
-def legal(target, position):
-    """The tokens that may stand at a position: the codes, or where a row ends, what ends it."""
-    codes, at_end = target.num_codes, target.row_end and (position + 1) % target.columns == 0
-    return torch.tensor([codes]) if at_end else torch.arange(codes)
+def allowed_tokens(target, position):
+    """Return the tokens allowed at a position: the codes, or the end-of-row token at the end of a row."""
+    at_row_end = target.row_end and (position + 1) % target.columns == 0
+    return torch.tensor([target.num_codes]) if at_row_end else torch.arange(target.num_codes)
 
 
-def warped(sampling):
-    """How tokens are drawn, as ``generate`` takes it."""
+def generate_options(sampling):
+    """Return the options of ``generate`` for a Sampling."""
     return {"do_sample": True, **{name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}}
 
 
 def chameleon(path, target):
-    """Its own forward would forbid the tokens of images."""
+    """Remove the model's mask of image tokens."""
     model = ChameleonForConditionalGeneration.from_pretrained(path, attn_implementation="eager").eval()
     model.model.vocabulary_mapping.__dict__["image_tokens"] = []
     return partial(generate, model, target)
@@ -111,7 +116,7 @@ def emu3(path, target):
 
 
 def glm_image(path, target):
-    """Its authors' script has no guidance and continues no picture: there the loop below stands in for it."""
+    """Use ``generate``, or the loop below with guidance or a prefix, which the authors' script does not support."""
     stage = path / "vision_language_encoder"
     model = transformers.GlmImageForConditionalGeneration.from_pretrained(stage, attn_implementation="eager").eval()
 
@@ -128,19 +133,24 @@ def glm_image(path, target):
         if prefix.shape[1] or sampling.guidance != 1:
             return loop(logits, target, torch.arange(target.num_codes), 0, prefix, sampling, seeds)
         rows = torch.tensor([target.encode_prompt(PROMPT)] * len(prefix))
-        allowed = lambda *_: list(range(target.num_codes))  # noqa: E731
-        options = {"max_new_tokens": target.length, "prefix_allowed_tokens_fn": allowed, **warped(sampling)}
+        allowed = list(range(target.num_codes))
+        options = {
+            "max_new_tokens": target.length,
+            "prefix_allowed_tokens_fn": lambda *_: allowed,
+            **generate_options(sampling),
+        }
         return seeded(lambda: model.generate(**inputs(rows), **options)[:, rows.shape[1] :], seeds)
 
     return script
 
 
 def janus(path, target):
-    """Its ``generate`` knows no picture to continue and none without guidance: those are drawn as the authors do."""
+    """Use ``generate``, or the authors' loop without guidance or with a prefix, which it does not support."""
     model = JanusForConditionalGeneration.from_pretrained(path, attn_implementation="eager").eval()
     vocabulary = target.prompter.vocabulary
     model.generation_config.generation_kwargs = {"boi_token_id": vocabulary[BEGIN_IMAGE]}
-    model.generation_config.bos_token_id, model.generation_config.pad_token_id = vocabulary[BOS], vocabulary[PAD]
+    model.generation_config.bos_token_id = vocabulary[BOS]
+    model.generation_config.pad_token_id = vocabulary[PAD]
 
     def logits(_, row, images):
         return torch.stack([test_janus.reference_logits(model, row, codes)[-1] for codes in images.tolist()])
@@ -149,7 +159,7 @@ def janus(path, target):
         if prefix.shape[1] or sampling.guidance == 1 or BROKEN:
             return loop(logits, target, torch.arange(target.num_codes), 0, prefix, sampling, seeds)
         rows = torch.tensor([target.encode_prompt(PROMPT)] * len(prefix))
-        options = {"attention_mask": torch.ones_like(rows), "generation_mode": "image", **warped(sampling)}
+        options = {"attention_mask": torch.ones_like(rows), "generation_mode": "image", **generate_options(sampling)}
         return seeded(lambda: model.generate(rows, guidance_scale=sampling.guidance, **options), seeds)
 
     return script
@@ -158,9 +168,10 @@ def janus(path, target):
 # ---- the authors' scripts -----------------------------------------------------------------------
 
 
-def among_all(model_of, header, path, target):
-    """The loop of a script that samples from the whole vocabulary. header: as in :func:`loop`."""
-    model, ids = model_of(path), target.decoder.image_ids
+def full_vocabulary(load_model, header, path, target):
+    """Return the loop of a script that samples from the full vocabulary; ``header`` is described in :func:`loop`."""
+    model = load_model(path)
+    ids = target.decoder.image_ids
 
     def logits(_, row, images):
         rows = torch.cat([torch.tensor([row] * len(images)), ids[images]], 1)
@@ -178,36 +189,50 @@ def gemma(path):
 
 
 def llamagen(path, target):
-    tensors, side = llamagen_layout.transformer(), target.grid[0]
+    tensors = llamagen_layout.transformer()
+    side = target.grid[0]
     features, hidden = test_llamagen.t5_features(path, PROMPT)
-    captions = features, tensors["cls_embedding.uncond_embedding"]
+    captions = (features, tensors["cls_embedding.uncond_embedding"])
 
     def logits(number, _, images):
-        read = lambda codes: test_llamagen.reference(tensors, captions[number], hidden, codes, side)[1][-1]  # noqa: E731
+        def read(codes):
+            return test_llamagen.reference(tensors, captions[number], hidden, codes, side)[1][-1]
+
         return torch.vmap(read)(images)
 
     return partial(loop, logits, target, torch.arange(target.num_codes), 0)
 
 
 def loop(logits, target, columns, header, prefix, sampling, seeds):
-    """Guidance, temperature, top-k, top-p, and one draw for the whole batch, which is that of a seed.
+    """Sample with guidance, temperature, top-k and top-p; the images of a seed are one batch with one draw per token.
 
-    logits: of a row's number (0 is the prompt's), its ids, and the tokens [N, n] behind them: the vectors [N, V] that
-    are sampled from. columns: the place in them of every token. header: tokens that end the prompt and are drawn, too,
-    where no picture is continued; each is the only one that is likely.
+    Args:
+        logits: Function of the number of a row (0 is conditional), its ids and the tokens [N, n] after them, which
+            returns the logits [N, V] that the script samples from.
+        target: Target model.
+        columns: Column of every token in these logits.
+        header: Number of tokens at the end of the prompt that the script samples too, unless there is a prefix. Each
+            has probability 1, but advances the generator.
+        prefix: Given tokens [B, P].
+        sampling: Temperature, top-k, top-p and guidance.
+        seeds: S seeds.
+
+    Returns:
+        Tokens [S * B, T].
     """
-    prompt, tokens = target.encode_prompt(PROMPT), prefix.repeat(len(seeds), 1)
+    prompt = target.encode_prompt(PROMPT)
+    tokens = prefix.repeat(len(seeds), 1)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     scale = target.guidance(sampling.guidance, torch.empty(0))
     for position in range(prefix.shape[1] or -header, target.length):
-        z, other = (logits(i, row, tokens) for i, row in enumerate([prompt, target.unconditional(prompt)]))
+        z, unconditional = (logits(i, row, tokens) for i, row in enumerate([prompt, target.unconditional(prompt)]))
         p = torch.zeros_like(z)
         if position < 0:
             p[:, prompt[position]] = 1
         else:
-            at = scale if isinstance(scale, float) else scale[position]
-            z = other + at * (z - other) if sampling.guidance != 1 else z
-            allowed = columns[legal(target, position)]
+            factor = scale if isinstance(scale, float) else scale[position]
+            z = unconditional + factor * (z - unconditional) if sampling.guidance != 1 else z
+            allowed = columns[allowed_tokens(target, position)]
             p[:, allowed] = filtered(z[:, allowed] / sampling.temperature, sampling).softmax(-1)
         batches = zip(p.chunk(len(seeds)), generators)
         drawn = torch.cat([torch.multinomial(batch, 1, generator=generator) for batch, generator in batches])
@@ -217,7 +242,7 @@ def loop(logits, target, columns, header, prefix, sampling, seeds):
 
 
 def filtered(z, sampling):
-    """Logits [N, V] with those that top-k and top-p exclude at minus infinity."""
+    """Set the logits [N, V] that top-k and top-p exclude to minus infinity."""
     if 0 < sampling.top_k < z.shape[1]:
         z = z.masked_fill(z < z.topk(sampling.top_k).values[:, -1:], -torch.inf)
     ordered, order = z.sort(descending=True)
@@ -228,11 +253,11 @@ def filtered(z, sampling):
 
 SCRIPTS = {
     "chameleon": chameleon,
-    "lumina": partial(among_all, reference, 3),
-    "lumina-mgpt-2": partial(among_all, lumina2, 3),
+    "lumina": partial(full_vocabulary, reference, 3),
+    "lumina-mgpt-2": partial(full_vocabulary, lumina2, 3),
     "emu3": emu3,
     "janus": janus,
-    "liquid": partial(among_all, gemma, 0),
+    "liquid": partial(full_vocabulary, gemma, 0),
     "llamagen": llamagen,
 }
 if "glm-image" in WRITERS:
@@ -244,7 +269,7 @@ if "glm-image" in WRITERS:
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """Of a family: the target, its drafters by source, and its script."""
+    """Return a function that loads a family's target, its drafters by name, and its script."""
 
     @cache
     def load(family):
@@ -257,46 +282,51 @@ def loaded(tmp_path_factory):
 
 @torch.no_grad()
 def compare(models, case, seeds, methods):
-    """The pictures of these seeds by the script, and by these methods, in which all are drawn at once.
+    """Compare the images of a script with the images of each method, decoded as one batch.
 
-    case: values of all axes but those two.
+    Args:
+        models: Target, drafters and script.
+        case: Values of all other axes.
+        seeds: Seeds.
+        methods: Names in `METHODS`.
     """
     target, drafters, script = models
-    images, kept = IMAGES[case["images"]], KEPT[case["kept"]]
-    sampling = Sampling(guidance=GUIDANCE[case["guidance"]], noise="upstream", **DRAWN[case["drawn"]])
+    images = IMAGES[case["images"]]
+    kept = KEPT[case["kept"]]
+    sampling = Sampling(guidance=GUIDANCE[case["guidance"]], noise="upstream", **SAMPLINGS[case["drawn"]])
     cells = torch.randint(target.num_codes, (images, kept), generator=torch.Generator().manual_seed(images))
     expected = script(target.tokens(cells), sampling, seeds)
     assert expected.shape == (images * len(seeds), target.length)
-    how = {
+    options = {
         "sampling": sampling,
         "seeds": [seed for seed in seeds for _ in range(images)],
         "image_indices": [*range(images)] * len(seeds),
         "prefix": cells.repeat(len(seeds), 1),
     }
     for method in methods:
-        source, options = METHODS[method]
-        pictures = run(target, drafters[source], (PROMPT,) * len(expected), drafting=Drafting(**options), **how)
-        assert pictures.codes.tolist() == expected.tolist(), method
+        source, drafting = METHODS[method]
+        decoding = run(target, drafters[source], (PROMPT,) * len(expected), drafting=Drafting(**drafting), **options)
+        assert decoding.codes.tolist() == expected.tolist(), method
     assert len(set(expected.flatten().tolist())) > 4
 
 
-AXES = {"family": SCRIPTS, "drawn": DRAWN, "guidance": GUIDANCE, "images": IMAGES, "kept": KEPT}
+AXES = {"family": SCRIPTS, "drawn": SAMPLINGS, "guidance": GUIDANCE, "images": IMAGES, "kept": KEPT}
 CASES = pairwise({axis: list(values) for axis, values in AXES.items()})
-"""Of the long test, which draws each with every seed and every method."""
+"""Cases of the long test, which runs each with every seed and every method."""
 QUICK = [
     row
     for row in pairwise({**AXES, "method": list(METHODS), "seed": list(SEEDS)})
     if row["family"] != "liquid" or row["images"] == "one"
 ]
-"""Liquid's large vocabulary is slow: it draws one image."""
+"""Cases of the quick test. Liquid generates one image only, because its large vocabulary is slow."""
 
 
 @pytest.mark.parametrize("row", each_once(QUICK), ids=lambda row: ", ".join(row.values()))
-def test_a_seeds_picture_is_the_scripts(row, loaded):
+def test_image_of_a_seed_equals_the_scripts(row, loaded):
     compare(loaded(row["family"]), row, [SEEDS[row["seed"]]], [row["method"]])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: ", ".join(case.values()))
-def test_every_seeds_picture_is_the_scripts_by_every_method(case, loaded):
+def test_images_of_all_seeds_and_methods_equal_the_scripts(case, loaded):
     compare(loaded(case["family"]), case, [*SEEDS.values(), *MORE_SEEDS], METHODS)
