@@ -1,14 +1,14 @@
-"""Visual autoregressive image models in ComfyUI, sooner and with the same image: lossless tree speculation (ADT-Tree).
+"""ADT-Tree for ComfyUI: faster visual autoregressive image models with lossless tree speculation.
 
-ComfyUI imports this file when it starts and calls :func:`comfy_entrypoint`. Nothing is done before that
-call, so the package can also be imported where there is no ComfyUI.
+ComfyUI imports this file at startup and calls `comfy_entrypoint`. Everything else is imported in that call, so the
+package can also be imported without ComfyUI.
 """
 
 WEB_DIRECTORY = "./js"
 
 
 async def comfy_entrypoint():
-    """Give ComfyUI the pack's nodes (its V3 entry point)."""
+    """Return the extension with the pack's nodes (ComfyUI's V3 entry point)."""
     from .nodes import ADTTreeExtension
 
     return ADTTreeExtension()

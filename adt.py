@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Run ADT-Tree's command line: ``python adt.py COMMAND``, the same as ``python -m adt_core COMMAND``.
+"""Command line of ADT-Tree: `python adt.py COMMAND`, the same as `python -m adt_core COMMAND`.
 
-It works from any folder and with every Python, also with the one of ComfyUI's portable version for Windows, which does
-not look for packages in the current folder.
+It works from any folder and with every Python, including ComfyUI's portable version for Windows, which does not search
+the current folder for packages.
 """
 
 import runpy

@@ -1,4 +1,4 @@
-"""``python -m adt_core``: see :mod:`adt_core.cli`."""
+"""Entry point of `python -m adt_core`; see `adt_core.cli`."""
 
 import sys
 
@@ -8,7 +8,7 @@ try:
     from .cli import main
 
     code = main()
-except KeyboardInterrupt:  # while the modules of the command line are imported
+except KeyboardInterrupt:  # during the imports of the command line
     print(INTERRUPTED, file=sys.stderr)
     code = 130
 sys.exit(code)

@@ -1,7 +1,7 @@
-"""The command line, ``python adt.py``.
+"""Command line, `python adt.py`.
 
-Its options are the settings of the recipe (``policies/recipe.py``) and of the orders (``app/args.py``), by their
-names. Heavy modules are imported when a command runs, so that ``--help`` is quick.
+Its options are the settings of the recipe (`policies/recipe.py`) and of the commands (`app/args.py`). Modules that
+import torch are imported when a command runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -21,42 +21,50 @@ from .app import args
 from .errors import INTERRUPTED, AdtError, is_out_of_memory, one_line, substitute_inputs
 from .policies.recipe import Loading, Recipe, method_options
 from .rules.settings import Lantern, Option, Sampling, Section
-from .terminal import patient, say, show_everything
+from .terminal import escape_unencodable, print_result, tolerant_stderr
 from .version import VERSION
 
 
 class UsageError(AdtError):
-    """The command line itself is wrong: exit code 2."""
+    """Invalid arguments. The exit code is 2."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, 1 (it failed), 2 (wrong arguments) or 130 (interrupted)."""
+    """Run one command.
+
+    Args:
+        argv: Arguments, by default those of the process.
+
+    Returns:
+        Exit code: 0, 1 (failure), 2 (invalid arguments) or 130 (interrupted).
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
-    show_everything()
-    with patient():
+    escape_unencodable()
+    with tolerant_stderr():
         return _run(argv)
 
 
 def _run(argv: list[str]) -> int:
-    """The exit code of a command line."""
     try:
         command, options = parse(argv)
-        say(command(options))
+        print_result(command(options))
         return 0
     except KeyboardInterrupt:
-        said, code = INTERRUPTED, 130
+        message = INTERRUPTED
+        code = 130
     except Exception as error:
         if "--debug" in argv:
             traceback.print_exc()
-        said, code = f"error: {_sentence(error)}", 2 if isinstance(error, UsageError) else 1
-    print(said, file=sys.stderr)
+        message = f"error: {_message(error)}"
+        code = 2 if isinstance(error, UsageError) else 1
+    print(message, file=sys.stderr)
     return code
 
 
-def _sentence(error: Exception) -> str:
-    """What to tell the user about an error, in one line."""
+def _message(error: Exception) -> str:
+    """Return the message of an error in one line."""
     if isinstance(error, AdtError):
-        return one_line(error.with_inputs(spelled))
+        return one_line(error.with_inputs(option_flag))
     if is_out_of_memory(error):
         return "not enough memory for this model and batch; try a smaller --batch-size, or --dtype bfloat16."
     if isinstance(error, OSError) and error.filename:
@@ -67,24 +75,23 @@ def _sentence(error: Exception) -> str:
     )
 
 
-# ---- commands: they return what to print, and the help shows their docstrings ----------------------------------------
+# ---- commands: each returns the text to print; its docstring is its help ---------------------------------------------
 
 
-def _checked(plan: Callable[..., Any], *order: Any) -> Any:
-    """What ``plan`` makes of an order. An AdtError that it raises is the command line's fault."""
+def _checked(plan: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function whose AdtError means that the command's arguments are invalid."""
     try:
-        return plan(*order)
+        return plan(*arguments)
     except AdtError as error:
         raise UsageError(error.template) from error
 
 
 def _section(section: type[Section], options: Mapping[str, Any]) -> Section:
-    """What the options say of a section of an order."""
     return _checked(section.of, options)
 
 
 def _lab(name: str) -> Any:
-    """Import a module of the package ``lab`` when its command runs."""
+    """Import a module of the package `lab` when its command runs."""
     return import_module(f".lab.{name}", __package__)
 
 
@@ -92,26 +99,22 @@ def generate(options: dict[str, Any]) -> str:
     """Generate images from text."""
     from .app import generation
 
-    order = args.GenerateArgs(
-        _section(args.OutputArgs, options),
-        _section(args.InputArgs, options),
-        _given(options),
-        _section(args.BatchArgs, options),
-        _section(args.ImageToImageArgs, options),
-        _device(options),
-        _section(args.WorkerArgs, options),
+    arguments = args.GenerateArgs(
+        files=_section(args.OutputArgs, options),
+        inputs=_section(args.InputArgs, options),
+        given=_given(options),
+        batch=_section(args.BatchArgs, options),
+        image_to_image=_section(args.ImageToImageArgs, options),
+        device=_device(options),
+        parallel=_section(args.WorkerArgs, options),
     )
-    return generation.run(_checked(generation.plan, order))
+    return generation.run(_checked(generation.plan, arguments))
 
 
 def benchmark(options: dict[str, Any]) -> str:
     """Compare methods with plain decoding on the same prompts, side by side."""
-    order = (
-        _section(args.BenchmarkArgs, options),
-        _section(args.QualityArgs, options),
-        _section(args.WorkerArgs, options),
-    )
-    return _lab("benchmark").run(*order, _given(options), _device(options))
+    sections = [_section(section, options) for section in (args.BenchmarkArgs, args.QualityArgs, args.WorkerArgs)]
+    return _lab("benchmark").run(*sections, _given(options), _device(options))
 
 
 def inspect(options: dict[str, Any]) -> str:
@@ -120,102 +123,102 @@ def inspect(options: dict[str, Any]) -> str:
 
     checkpoints = inspect.inspect(options["path"])
     text = json.dumps(checkpoints, indent=2) if options["json"] else "\n\n".join(map(inspect.as_text, checkpoints))
-    return substitute_inputs(text, spelled)
+    return substitute_inputs(text, option_flag)
 
 
 def download(options: dict[str, Any]) -> str:
     """Download a published model, or list those that there are. An interrupted download is resumed."""
     from .app import download
 
-    wanted = _section(args.DownloadArgs, options)
-    if wanted.list and wanted.name is None:
+    arguments = _section(args.DownloadArgs, options)
+    if arguments.list and arguments.name is None:
         return download.list_models()
-    if wanted.list or wanted.name is None:
+    if arguments.list or arguments.name is None:
         raise UsageError("give the name of a published model, or --list.")
-    return download.run(wanted.name, wanted.to)
+    return download.run(arguments.name, arguments.to)
 
 
 def doctor(options: dict[str, Any]) -> str:
     """Test how fast a model runs on this machine, and that drafting does not change its images."""
     from .app import doctor
 
-    return substitute_inputs(doctor.run(_given(options), _device(options)), spelled)
+    return substitute_inputs(doctor.run(_given(options), _device(options)), option_flag)
 
 
 def train_drafter(options: dict[str, Any]) -> str:
     """Train an EAGLE drafter for a target. Run the same command again to resume."""
     drafter = _lab("training.drafter")
-    order = (
-        _section(args.TrainingDataArgs, options),
-        _section(args.TrainingArgs, options),
-        _section(args.TrainingOutputArgs, options),
-    )
-    return drafter.run(_checked(drafter.plan, *order, _given(options), _device(options)))
+    sections = (args.TrainingDataArgs, args.TrainingArgs, args.TrainingOutputArgs)
+    arguments = [_section(section, options) for section in sections]
+    return drafter.run(_checked(drafter.plan, *arguments, _given(options), _device(options)))
 
 
 def check_drafter(options: dict[str, Any]) -> str:
     """Find out which tokens a drafter's features were paired with in training, and save that next to the drafter."""
     pairing = _lab("training.pairing")
-    order = _section(args.CheckDrafterArgs, options), _given(options), _device(options)
-    return pairing.run(_checked(pairing.plan, *order))
+    arguments = _section(args.CheckDrafterArgs, options)
+    return pairing.run(_checked(pairing.plan, arguments, _given(options), _device(options)))
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What an order says of the recipe."""
+    """Return the options of the recipe that the user has set."""
     return {name: options[name] for name in Recipe.names() if options.get(name) is not None}
 
 
 def _device(options: Mapping[str, Any]) -> str:
-    """Where models are to run."""
     return _section(args.DeviceArgs, options).device
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 
-SPELLED = {"guidance": "cfg"}
-"""Options that are called otherwise than their setting."""
+FLAGS = {"guidance": "cfg"}
+"""Settings whose option has another name."""
 PUBLISHED = "the model authors' value"
-OTHERWISE = dict.fromkeys(("temperature", "top_k", "top_p", "guidance", "suffix"), PUBLISHED)
-"""What holds where nothing is given, of settings that have no default of their own here."""
+MODEL_DEFAULTS = dict.fromkeys(("temperature", "top_k", "top_p", "guidance", "suffix"), PUBLISHED)
+"""Defaults to show for settings that depend on the model."""
 NOISE = "noise", "noise_batch"
-"""Settings of sampling that the laboratory does without."""
-Table = Mapping[str, Option]
+"""Sampling settings that only `generate` has."""
+OptionTable = Mapping[str, Option]
 
 
-def spelled(name: str) -> str:
-    """A setting as the command line calls it."""
-    return f"--{SPELLED.get(name, name).replace('_', '-')}"
+def option_flag(name: str) -> str:
+    """Return the command-line option of a setting.
+
+    Args:
+        name: Name of the setting.
+    """
+    return f"--{FLAGS.get(name, name).replace('_', '-')}"
 
 
-def _take(options: Table, *names: str) -> Table:
+def _select(options: OptionTable, *names: str) -> OptionTable:
     return {name: options[name] for name in names}
 
 
-def _words() -> Table:
-    return _take(Recipe.options(), "negative")
+def _negative() -> OptionTable:
+    return _select(Recipe.options(), "negative")
 
 
-def _drafter() -> Table:
-    return _take(Recipe.options(), "drafter")
+def _drafter() -> OptionTable:
+    return _select(Recipe.options(), "drafter")
 
 
-def _sampling() -> Table:
-    numbers = {name: option for name, option in Sampling.options().items() if name not in NOISE}
-    return {**numbers, **_take(Recipe.options(), "suffix")}
+def _sampling() -> OptionTable:
+    without_noise = {name: option for name, option in Sampling.options().items() if name not in NOISE}
+    return {**without_noise, **_select(Recipe.options(), "suffix")}
 
 
-def _noise() -> Table:
-    return _take(Sampling.options(), *NOISE)
+def _noise() -> OptionTable:
+    return _select(Sampling.options(), *NOISE)
 
 
 Command = Callable[[dict[str, Any]], str]
-Group = tuple[Callable[[], Table], ...]
+Group = tuple[Callable[[], OptionTable], ...]
 MODEL: Group = (Loading.options, _drafter, args.DeviceArgs.options)
 RELAXED = "relaxed acceptance (LANTERN); changes the image; off unless a delta or a lambda is given"
 COMMANDS: dict[Command, dict[str, Group]] = {
     generate: {
         "input": (args.InputArgs.options,),
-        "images": (_words, args.BatchArgs.options),
+        "images": (_negative, args.BatchArgs.options),
         "image to image; the kept part of a continued image becomes the first tokens of every image": (
             args.ImageToImageArgs.options,
         ),
@@ -234,7 +237,7 @@ COMMANDS: dict[Command, dict[str, Group]] = {
         RELAXED: (Lantern.options,),
         "sampling": (_sampling,),
         "image quality; each score needs weights in a local path": (args.QualityArgs.options,),
-        "several GPUs or machines, with Ray; engines that share CPU cores affect each other's timings": (
+        "several GPUs or machines, with Ray; workers that share CPU cores affect each other's timings": (
             args.WorkerArgs.options,
         ),
     },
@@ -250,54 +253,59 @@ COMMANDS: dict[Command, dict[str, Group]] = {
     },
     check_drafter: {"test images": (args.CheckDrafterArgs.options,), "model": MODEL, "sampling": (_sampling,)},
 }
-"""The options of every command, in groups by their titles."""
+"""Options of every command, in groups by title."""
 ONE_OF: dict[Command, tuple[str, ...]] = {
     generate: ("prompt", "prompts", "from_png"),
     train_drafter: ("prompts", "images"),
 }
-"""Options of which exactly one has to be given."""
-REQUIRED, POSITIONAL = "output", ("path", "name")
-_PLACES = "PATH", "FILE"
-"""What texts stand for that name a file, or something else, such as "bundled". A ``~`` in front is the home folder: a
-shell does not replace it in ``--output=~/a.png``, nor does Windows."""
+"""Options of which exactly one is required."""
+REQUIRED = "output"
+POSITIONAL = ("path", "name")
+_PATH_METAVARS = "PATH", "FILE"
+"""Placeholders of strings that may be paths. A leading `~` in them is replaced by the home folder, which neither shells
+(in `--output=~/a.png`) nor Windows do."""
 
 
-def _add(group: argparse._ActionsContainer, name: str, setting: Option, suited: bool) -> None:
-    """Make a setting an option of a parser's group. None stands for what is not given.
+def _add(group: argparse._ActionsContainer, name: str, setting: Option, has_drafter_defaults: bool) -> None:
+    """Add a setting to a group of options. An option that is not given is None.
 
-    suited: drafter and device may have another default for it.
+    Args:
+        group: Group of the parser.
+        name: Name of the setting.
+        setting: Type, bounds and help.
+        has_drafter_defaults: Whether the default may depend on the drafter and the device.
     """
-    default = OTHERWISE.get(name, setting.default)
-    or_suited = ", or automatic for drafter and device" if suited and not setting.choices and default else ""
-    shown: dict[str, Any] = {"help": substitute_inputs(setting.help.rstrip("."), spelled).replace("%", "%%")}
+    default = MODEL_DEFAULTS.get(name, setting.default)
+    is_automatic = has_drafter_defaults and not setting.choices and default
+    options: dict[str, Any] = {"help": substitute_inputs(setting.help.rstrip("."), option_flag).replace("%", "%%")}
     if default not in (None, "", ()) and default is not False:
-        shown["help"] += f" (default: {default}{or_suited})"
+        options["help"] += f" (default: {default}{', or automatic for drafter and device' if is_automatic else ''})"
     if setting.kind is bool:
-        group.add_argument(spelled(name), dest=name, action="store_true", **shown)
+        group.add_argument(option_flag(name), dest=name, action="store_true", **options)
         return
     if setting.choices:
-        shown["choices"] = setting.choices
+        options["choices"] = setting.choices
     else:
-        shown |= {"type": _reader(setting), "metavar": setting.stands}
+        options |= {"type": _parser_of(setting), "metavar": setting.stands}
     if setting.repeated:
-        shown["action"] = "append"
+        options["action"] = "append"
     if name in POSITIONAL:
-        shown |= {"nargs": "?"} if default is None else {}
-        group.add_argument(name, **shown)
+        options |= {"nargs": "?"} if default is None else {}
+        group.add_argument(name, **options)
     else:
-        group.add_argument(spelled(name), dest=name, required=name == REQUIRED, **shown)
+        group.add_argument(option_flag(name), dest=name, required=name == REQUIRED, **options)
 
 
-def _reader(setting: Option) -> Callable[[str], Any]:
-    """Return the function that reads an option's value."""
+def _parser_of(setting: Option) -> Callable[[str], Any]:
+    """Return the function that parses an option's value."""
     if setting.kind is tuple:
-        return _size
-    if setting.kind is Path or setting.stands in _PLACES:
+        return _parse_size
+    if setting.kind is Path or setting.stands in _PATH_METAVARS:
         return lambda text: setting.kind(os.path.expanduser(text))
     return setting.kind
 
 
-def _size(text: str) -> tuple[int, int]:
+def _parse_size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)x(\d+)", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; write width and height in pixels, such as 768x512.")
@@ -308,7 +316,7 @@ def _size(text: str) -> tuple[int, int]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Options can't be abbreviated, and errors are exceptions."""
+    """Parser without abbreviated options that raises exceptions instead of exiting."""
 
     def __init__(self, **settings):
         super().__init__(allow_abbrev=False, **settings)
@@ -317,7 +325,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """``--option=--`` says "--", which argparse takes for the end of the options, and drops, before Python 3.13."""
+        """Return "--" as the value of `--option=--`, which argparse drops before Python 3.13."""
         if action.option_strings and action.nargs is None and arg_strings == ["--"]:
             value = self._get_value(action, "--")  # type: ignore[attr-defined]
             self._check_value(action, value)  # type: ignore[attr-defined]
@@ -325,19 +333,19 @@ class _Parser(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)  # type: ignore[misc]
 
 
-def _parser() -> argparse.ArgumentParser:
-    """The whole parser."""
-    said = "Generate the same images faster with visual autoregressive models: lossless tree speculation (ADT-Tree)."
-    parser = _Parser(prog="python adt.py", description=said)
+def _build_parser() -> argparse.ArgumentParser:
+    text = "Generate the same images faster with visual autoregressive models: lossless tree speculation (ADT-Tree)."
+    parser = _Parser(prog="python adt.py", description=text)
     parser.add_argument("--version", action="version", version=f"ADT-Tree {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command, groups in COMMANDS.items():
-        name, said = command.__name__.replace("_", "-"), command.__doc__ or ""
-        made = commands.add_parser(name, help=said, description=said)
-        made.set_defaults(run=command)
-        made.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        name = command.__name__.replace("_", "-")
+        text = command.__doc__ or ""
+        subparser = commands.add_parser(name, help=text, description=text)
+        subparser.set_defaults(run=command)
+        subparser.add_argument("--debug", action="store_true", help="show the traceback of an error")
         for title, tables in groups.items():
-            _add_group(made.add_argument_group(title), tables, ONE_OF.get(command, ()))
+            _add_group(subparser.add_argument_group(title), tables, ONE_OF.get(command, ()))
     return parser
 
 
@@ -347,13 +355,24 @@ def _add_group(group: argparse._ArgumentGroup, tables: Group, one_of: Sequence[s
         settings |= table()
     either = group.add_mutually_exclusive_group(required=True) if settings.keys() & set(one_of) else group
     for name, setting in settings.items():
-        _add(either if name in one_of else group, name, setting, suited=method_options in tables)
+        _add(either if name in one_of else group, name, setting, has_drafter_defaults=method_options in tables)
 
 
 def parse(argv: Sequence[str]) -> tuple[Command, dict[str, Any]]:
-    """The command of a line, and its options; with ``--from-png``, that file's settings where nothing is given."""
-    options = vars(_parser().parse_args(argv))
-    command, png = options.pop("run"), options.get("from_png")
+    """Parse a command line. With `--from-png`, the settings of the PNG replace options that are not given.
+
+    Args:
+        argv: Arguments.
+
+    Returns:
+        The command, and its options by name.
+
+    Raises:
+        AdtError: If they are invalid.
+    """
+    options = vars(_build_parser().parse_args(argv))
+    command = options.pop("run")
+    png = options.get("from_png")
     if png is not None:
         from .app import png_settings
 

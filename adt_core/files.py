@@ -1,7 +1,7 @@
-"""Files: reading what anybody may have written, of a bounded size; and writing files that are never half-written.
+"""Files: bounded reading of untrusted files, and atomic writing.
 
-A path that the user has named may be a link, and is followed. In a folder of ours nothing is written through one:
-whoever made the folder may be a stranger.
+Links in a path that the user has named are followed. In folders of this pack, such as batch folders, nothing is written
+through a link, because the folder may be a copy from somebody else.
 """
 
 from __future__ import annotations
@@ -20,28 +20,38 @@ from uuid import uuid4
 
 from .errors import AdtError
 
-LARGEST_JSON, LARGEST_LIST = 64, 256
-"""MiB of a configuration, and of a list of prompts."""
+LARGEST_JSON = 64
+"""Maximum size of a configuration in MiB."""
+LARGEST_LIST = 256
+"""Maximum size of a list of prompts in MiB."""
 PART = ".adt-tree.part"
-"""The end of a file's name while it is being written."""
-_TROUBLES = {
+"""Suffix of a temporary file until it is renamed."""
+_WRITE_ERRORS = {
     errno.ENOSPC: ("the disk is full", "free some space"),
     errno.EDQUOT: ("your disk quota is used up", "free some space"),
     errno.EFBIG: ("it exceeds the maximum file size", "raise that limit"),
 }
-"""Errors of writing -> what is wrong, and what to do."""
-_AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
-"""Flags with which nothing waits for the other end of a pipe, and no terminal takes the process over."""
+"""Problem and remedy by error number."""
+_OPEN_FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+"""Flags that prevent waiting for the other end of a pipe, and a terminal from becoming the controlling one."""
 _JUNCTION = 0xA0000003
-"""How Windows marks a folder that stands for another one."""
+"""Reparse tag of a directory junction on Windows."""
 
 
 def regular(path: str | Path, flags: int) -> int:
-    """An ``opener`` for ``open``. OSError for what is no regular file: to read a pipe or a device may take for ever.
+    """Open a regular file; an `opener` for `open`.
 
-    It is looked at once it is open, so it can't be exchanged in between.
+    Reading a pipe or a device could block forever. The file type is checked after opening, so that the file cannot be
+    replaced in between.
+
+    Args:
+        path: The file.
+        flags: Flags of `os.open`.
+
+    Raises:
+        OSError: If it cannot be opened or is not a regular file.
     """
-    number = os.open(path, flags | _AT_ONCE, 0o666)
+    number = os.open(path, flags | _OPEN_FLAGS, 0o666)
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -52,12 +62,23 @@ def regular(path: str | Path, flags: int) -> int:
 
 
 def opened(path: Path) -> BinaryIO:
-    """A file to read from. Raises OSError, also for what is no regular file."""
+    """Open a regular file for reading bytes.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: If it cannot be opened or is not a regular file.
+    """
     return open(path, "rb", opener=regular)
 
 
 def is_regular(path: Path) -> bool:
-    """Is it a file that :func:`opened` opens? For libraries that open files themselves."""
+    """Return whether a path is a readable regular file. Use it before a library opens the path.
+
+    Args:
+        path: Any path.
+    """
     try:
         opened(path).close()
     except OSError:
@@ -66,11 +87,12 @@ def is_regular(path: Path) -> bool:
 
 
 def check_utf8(path: Path, named: str) -> None:
-    """Check that libraries in Rust can open a path: safetensors and tokenizers.
+    """Check that the Rust libraries safetensors and tokenizers can open a path.
 
     Args:
-        path: Where the file is, or will be. Undecodable bytes are surrogate escapes, as ``os.fsdecode`` makes them.
-        named: The path, and the input that it comes from, for the error.
+        path: Existing or future file. Undecodable bytes are surrogate escapes, as in `os.fsdecode`.
+        named: Input and path for the error.
+
     Raises:
         AdtError: If the path is not UTF-8 on the disk.
     """
@@ -83,30 +105,52 @@ def check_utf8(path: Path, named: str) -> None:
 
 
 def read_text(path: Path, most: int, errors: str = "strict") -> str:
-    """The text of a file, UTF-8 with or without a byte order mark. most: MiB. errors: as for ``bytes.decode``.
+    """Return the text of a regular UTF-8 file, with or without a byte order mark.
 
-    Raises OSError, also for what is no regular file, or UnicodeDecodeError.
+    Args:
+        path: The file.
+        most: Maximum size in MiB.
+        errors: Error handler of `bytes.decode`.
+
+    Raises:
+        OSError: If it cannot be opened, is not a regular file, or is too large.
+        UnicodeDecodeError: If it is not UTF-8.
     """
     with open(path, encoding="utf-8-sig", errors=errors, opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most * 2**20:
             raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, but at most {most} are read")
-        return file.read(most * 2**20)  # it may have grown meanwhile
+        return file.read(most * 2**20)  # the file may have grown since
 
 
 def reason(error: Exception) -> str:
-    """Why a file can't be read, for a sentence that names the file."""
+    """Return the reason of an error without the file name.
+
+    Args:
+        error: Error of reading a file.
+    """
     return getattr(error, "strerror", None) or str(error)
 
 
 def is_device(name: str) -> bool:
-    """Does a file's name stand for a device on Windows, whatever its ending, such as "nul.png"?"""
+    """Return whether a file name is a device on Windows, with any suffix, such as "nul.png".
+
+    Args:
+        name: Name without folders.
+    """
     stem = name.split(".")[0].strip().upper()
     return stem in ("CON", "PRN", "AUX", "NUL") or re.fullmatch("(COM|LPT)[0-9¹²³]", stem) is not None
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What JSON says. Raises ValueError for what is none, or is nested too deeply."""
+    """Parse JSON.
+
+    Args:
+        text: JSON from any source.
+
+    Raises:
+        ValueError: If it is invalid or nested too deeply.
+    """
     try:
         return json.loads(text)
     except RecursionError:
@@ -114,38 +158,67 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def to_json(content: dict) -> bytes:
-    """``content`` as the text of a JSON file. Half of a surrogate pair, which has no UTF-8, is spelled out."""
+    """Return the bytes of a JSON file. Lone surrogates, which UTF-8 lacks, are escaped.
+
+    Args:
+        content: Object of JSON types.
+    """
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def write_json(path: Path, content: dict) -> None:
-    """:func:`write` ``content`` as JSON."""
+    """Write an object as JSON with `write`.
+
+    Args:
+        path: The file.
+        content: Object of JSON types.
+    """
     write(path, to_json(content))
 
 
 def write(path: Path, content: bytes | memoryview) -> None:
-    """Write a file that the user has named, whole or not at all. Raises as :func:`writing`.
+    """Write a file that the user has named, atomically.
 
-    It is written under another name in the same folder, and then renamed. Where the path is a link, the file that it
-    leads to is written, and the link stays.
+    The content is written to a temporary file in the same folder, which is then renamed. Links are followed.
+
+    Args:
+        path: The file.
+        content: Complete content.
+
+    Raises:
+        AdtError: If it cannot be written.
     """
     with writing(path):
         _replace(Path(os.path.realpath(path)), content)
 
 
 def write_in(folder: Path, name: str, content: bytes | memoryview) -> None:
-    """The same in a folder of ours, through folders below it if ``name`` has some. A link of this name is replaced.
+    """Write a file in a folder of this pack, atomically. A link at the path is replaced.
 
-    Raises as :func:`inside`, too.
+    Args:
+        folder: Folder of this pack.
+        name: Path below the folder.
+        content: Complete content.
+
+    Raises:
+        AdtError: If the file cannot be written, or a folder of `name` is a link.
     """
-    *between, last = PurePath(name).parts
-    place = inside(folder, *between) / last
+    *subfolders, last = PurePath(name).parts
+    place = inside(folder, *subfolders) / last
     with writing(place):
         _replace(place, content)
 
 
 def inside(folder: Path, *names: str) -> Path:
-    """The path below a folder of ours. AdtError if it leads through a link, perhaps out of the folder."""
+    """Return a path below a folder of this pack.
+
+    Args:
+        folder: Folder of this pack.
+        *names: Names of the path below it.
+
+    Raises:
+        AdtError: If one of them is a link, which may lead out of the folder.
+    """
     path = folder
     for name in names:
         path = path / name
@@ -158,7 +231,11 @@ def inside(folder: Path, *names: str) -> Path:
 
 
 def is_link(path: Path) -> bool:
-    """Does another path stand here? A folder of Windows may do so without being a symbolic link."""
+    """Return whether a path is a symbolic link or a directory junction of Windows.
+
+    Args:
+        path: Any path.
+    """
     try:
         status = os.lstat(path)
     except OSError:
@@ -167,17 +244,31 @@ def is_link(path: Path) -> bool:
 
 
 def refuse_links(path: Path) -> None:
-    """AdtError for a file in a folder of ours that is to be written in its place, if it lies elsewhere, too."""
+    """Check that a file in a folder of this pack can be modified without changing files in other folders.
+
+    Args:
+        path: Existing or future file.
+
+    Raises:
+        AdtError: If it is a link or has several hard links.
+    """
     inside(path.parent, path.name)
     if path.exists() and path.stat().st_nlink > 1:
         raise AdtError(f"'{path}' is also in another folder (a hard link); replace it with a copy, and run this again.")
 
 
 def add_line(path: Path, line: str) -> None:
-    """Add a line to a file in a folder of ours; it is on the disk when this returns. Raises as :func:`writing`.
+    """Append a line to a file in a folder of this pack, and flush it to the disk.
 
-    Several processes may do so. Where one was killed half-way, the next line stands behind half a line, and is written
-    once more. A link, also a hard one, is refused: it can't be replaced, since others may be adding to the file.
+    Several processes may append to the same file. If one was killed in the middle of a line, the next line follows the
+    incomplete one, and is therefore written again. Links are rejected, because appending cannot replace them.
+
+    Args:
+        path: The file, which is created if needed.
+        line: Text without a line break.
+
+    Raises:
+        AdtError: If it cannot be written, or is a link.
     """
     content = f"{line}\n".encode()
     with writing(path):
@@ -190,50 +281,56 @@ def add_line(path: Path, line: str) -> None:
             start = file.tell() - len(content)
         with opened(path) as file:
             file.seek(max(0, start - 1))
-            is_whole = start == 0 or file.read(1) == b"\n"
-    if not is_whole:
+            is_complete = start == 0 or file.read(1) == b"\n"
+    if not is_complete:
         add_line(path, line)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Where the block can't write the file, an AdtError says why, and what to do."""
+    """Convert an OSError in the block to an AdtError with the reason and a remedy.
+
+    Args:
+        path: File that the block writes.
+    """
     try:
         yield
     except OSError as error:
-        other = reason(error), "allow access, or choose another place"
-        problem, remedy = _TROUBLES.get(error.errno or 0, other)
+        default = reason(error), "allow access, or choose another place"
+        problem, remedy = _WRITE_ERRORS.get(error.errno or 0, default)
         raise AdtError(
             f"'{path}' can't be written ({problem}); {remedy}, and run this again: finished results were kept."
         ) from error
 
 
 def _replace(place: Path, content: bytes | memoryview) -> None:
-    """Write a file under another name, and rename it."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    _tidy(place.parent)
-    part = place.with_name(f".{uuid4().hex}{PART}")  # no longer than names may be
+    _remove_leftovers(place.parent)
+    part = place.with_name(f".{uuid4().hex}{PART}")  # independent of the name, which may have the maximum length
     try:
-        _put(part, content, place)
+        _write_and_rename(part, content, place)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _put(part: Path, content: bytes | memoryview, place: Path) -> None:
-    """Write ``part``, and move it to ``place`` once it is on the disk."""
+def _write_and_rename(part: Path, content: bytes | memoryview, place: Path) -> None:
+    """Write `part`, flush it to the disk, and rename it to `place`."""
     with open(part, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     try:
         os.replace(part, place)
-    except FileNotFoundError:  # another process has tidied up meanwhile, as each does once for a folder
-        _put(part, content, place)
+    except FileNotFoundError:  # another process has removed it as a leftover, once per folder
+        _write_and_rename(part, content, place)
 
 
 @cache
-def _tidy(folder: Path) -> None:
-    """Remove what killed processes left in a folder. A process that is alive writes again what this takes from it."""
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary files of killed processes, once per process and folder.
+
+    If the file belongs to a running process, `_write_and_rename` writes it again there.
+    """
     for part in folder.glob(f".*{PART}"):
         with suppress(OSError):
             part.unlink()

@@ -1,4 +1,4 @@
-"""Where a command says what it has to say. What can't be said costs no picture."""
+"""Output to a terminal that may lack characters, be closed, or be a broken pipe, without losing finished results."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from .errors import AdtError
 
 
-class _Patient(io.TextIOBase):
-    """A standard error that may be closed, full, or None, as Python has it where it was closed from the beginning."""
+class _TolerantStream(io.TextIOBase):
+    """Standard error that ignores failed writes. The stream may be closed, full, or None."""
 
     encoding = "utf-8"  # type: ignore[assignment]
 
@@ -39,10 +39,10 @@ class _Patient(io.TextIOBase):
         return 2 if self._stream is None else self._stream.fileno()
 
 
-def show_everything() -> None:
-    """Spell out characters that the console's encoding lacks, such as an emoji under cp1252, instead of failing.
+def escape_unencodable() -> None:
+    """Escape characters that the console's encoding lacks, such as emoji in cp1252, instead of raising an error.
 
-    Standard streams that can't be reconfigured, as in a notebook, stay as they are.
+    Standard streams that cannot be reconfigured, as in a notebook, are not changed.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):
@@ -50,27 +50,34 @@ def show_everything() -> None:
 
 
 @contextmanager
-def patient() -> Iterator[None]:
-    """In the block, progress bars and messages may go to a standard error that can't be written.
+def tolerant_stderr() -> Iterator[None]:
+    """Ignore failed writes to standard error in the block.
 
-    Where a standard file is closed, nothing is opened in its place. Else the next file, a picture maybe, would get its
-    number, and libraries in C would write what they say into that.
+    Closed standard streams are replaced by the null device. Otherwise the next opened file, perhaps an image, would
+    get their file descriptor, and C libraries would write their messages into it.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
-    with redirect_stderr(_Patient(sys.stderr)):
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor
+    with redirect_stderr(_TolerantStream(sys.stderr)):
         yield
 
 
-def say(text: str) -> None:
-    """Print what a command found. A reader that has had enough, such as ``head``, is no error."""
+def print_result(text: str) -> None:
+    """Print the result of a command. A closed pipe, as with `head`, is not an error.
+
+    Args:
+        text: Text to print.
+
+    Raises:
+        AdtError: If it cannot be written.
+    """
     try:
         print(text, flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again while it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python flushes again when it exits
         if not isinstance(error, BrokenPipeError):
             problem = f"its output can't be written ({error.strerror})"
             raise AdtError(f"The command finished, but {problem}; redirect the output elsewhere.") from error

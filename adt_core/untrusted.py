@@ -1,10 +1,9 @@
-"""What values of a stranger's JSON have to be: types, bounds, counts and fields, each said once and then asked for.
+"""Schemas for untrusted JSON: types, bounds, lengths and fields.
 
-A :class:`Kind` is made of other kinds. It tells whether a value fits, and what was expected.
+A `Kind` can contain other kinds. It checks a value and describes the expected one.
 
-pydantic would do this, too, and ComfyUI brings it. But then it would have to be installed for the command line. It
-takes "3" for a number unless told otherwise. And what is special here would still be checked by hand: patterns that are
-slow, tables of characters, the length of all tokens together.
+pydantic is not a dependency of the command line, accepts "3" as a number by default, and would not cover the checks
+that are specific to this package, such as slow patterns and the total length of all tokens.
 """
 
 from __future__ import annotations
@@ -16,14 +15,25 @@ from .errors import shown
 
 
 class Kind(NamedTuple):
-    """What a value has to be. words, plural: of one and of several, such as "a number" and "numbers"."""
+    """Schema of a value.
+
+    Attributes:
+        words: Description of one value, such as "a number".
+        plural: Description of several values, such as "numbers".
+        fits: Returns whether a value is valid.
+    """
 
     words: str
     plural: str
     fits: Callable[[Any], bool]
 
     def problem(self, name: str, value: object) -> str:
-        """What is wrong with the value called ``name``, for a sentence; "" if it fits."""
+        """Return a description of the error in a value, or "" if it is valid.
+
+        Args:
+            name: Name of the value.
+            value: Value to check.
+        """
         return "" if self.fits(value) else f"{name} is {shown(value)}, but {self.words} was expected"
 
 
@@ -31,7 +41,7 @@ SWITCH = Kind("true or false", "true or false", lambda value: type(value) is boo
 
 
 def whole_number(low: int, high: int) -> Kind:
-    """An integer from ``low`` to ``high``. Neither 1.0 nor true is one."""
+    """Return the kind of integers from `low` to `high`. 1.0 and true are not integers."""
     bounds = f"from {low} to {high}"
     return Kind(
         f"a whole number {bounds}", f"whole numbers {bounds}", lambda value: type(value) is int and low <= value <= high
@@ -39,7 +49,7 @@ def whole_number(low: int, high: int) -> Kind:
 
 
 def number(low: float, high: float) -> Kind:
-    """A number from ``low`` to ``high``; so not NaN, which Python's JSON can say."""
+    """Return the kind of numbers from `low` to `high`. NaN, which Python's JSON parser accepts, is not valid."""
     bounds = f"from {low:g} to {high:g}"
     return Kind(
         f"a number {bounds}", f"numbers {bounds}", lambda value: type(value) in (int, float) and low <= value <= high
@@ -47,7 +57,7 @@ def number(low: float, high: float) -> Kind:
 
 
 def text(least: int, most: int) -> Kind:
-    """A text of ``least`` to ``most`` characters."""
+    """Return the kind of strings of `least` to `most` characters."""
     length = f"of {least} to {most} characters"
     return Kind(
         f"a text {length}", f"texts {length}", lambda value: isinstance(value, str) and least <= len(value) <= most
@@ -55,24 +65,24 @@ def text(least: int, most: int) -> Kind:
 
 
 def label(most: int) -> Kind:
-    """A text of 1 to ``most`` characters, all of which can be printed."""
-    usual = text(1, most)
-    return usual._replace(fits=lambda value: usual.fits(value) and value.isprintable())
+    """Return the kind of printable strings of 1 to `most` characters."""
+    string = text(1, most)
+    return string._replace(fits=lambda value: string.fits(value) and value.isprintable())
 
 
 def one_of(*choices: str) -> Kind:
-    """One of a few texts."""
+    """Return the kind of strings that equal one of the choices."""
     words = " or ".join(choices)
     return Kind(words, words, lambda value: isinstance(value, str) and value in choices)
 
 
 def optional(kind: Kind) -> Kind:
-    """The same, or null."""
+    """Return a kind that also accepts null."""
     return kind._replace(fits=lambda value: value is None or kind.fits(value))
 
 
 def list_of(kind: Kind, least: int, most: int) -> Kind:
-    """A list of ``least`` to ``most`` values of one kind."""
+    """Return the kind of lists of `least` to `most` values of one kind."""
     count = f"{least} to {most}" if least < most else f"{most}"
 
     def fits(value: Any) -> bool:
@@ -82,7 +92,7 @@ def list_of(kind: Kind, least: int, most: int) -> Kind:
 
 
 def row(*kinds: Kind) -> Kind:
-    """A list of one value of each kind, in this order."""
+    """Return the kind of lists with one value of each kind, in this order."""
     values = ", ".join(kind.words for kind in kinds)
 
     def fits(value: Any) -> bool:
@@ -96,7 +106,7 @@ def row(*kinds: Kind) -> Kind:
 
 
 def mapping(name: Kind, kind: Kind, least: int, most: int) -> Kind:
-    """An object with ``least`` to ``most`` fields, whose names and values are of one kind each."""
+    """Return the kind of objects with `least` to `most` fields, whose names and values are of one kind each."""
 
     def fits(value: Any) -> bool:
         is_object = isinstance(value, dict) and least <= len(value) <= most
@@ -106,7 +116,7 @@ def mapping(name: Kind, kind: Kind, least: int, most: int) -> Kind:
 
 
 def record(fields: Mapping[str, Kind]) -> Kind:
-    """An object that has all these fields, and maybe others."""
+    """Return the kind of objects that contain these fields. Other fields are ignored."""
     names = ", ".join(fields)
 
     def fits(value: Any) -> bool:

@@ -50,7 +50,7 @@ class BatchArgs(Settings):
     )
 
     @property
-    def together(self) -> int:
+    def max_batch_size(self) -> int:
         """Maximum number of images that are decoded at the same time."""
         return self.at_once or self.batch_size
 
@@ -97,7 +97,7 @@ class WorkerArgs(Settings):
     )
 
     @property
-    def wanted(self) -> bool:
+    def uses_ray(self) -> bool:
         """Whether Ray is needed. A single worker on this machine runs without it."""
         return self.workers > 1 or self.ray_address is not None
 
@@ -108,21 +108,21 @@ class GenerateArgs:
 
     Attributes:
         files: Output files.
-        subject: Prompts.
+        inputs: Prompts.
         given: Values of the recipe's options that the user has set, by option name.
-        numbers: Number of images.
-        continuation: Input images.
+        batch: Number of images.
+        image_to_image: Input images.
         device: "auto", "cpu" or "cuda".
-        engines: Worker processes.
+        parallel: Worker processes.
     """
 
     files: OutputArgs
-    subject: InputArgs
+    inputs: InputArgs
     given: Mapping[str, Any] = field(default_factory=dict)
-    numbers: BatchArgs = BatchArgs()
-    continuation: ImageToImageArgs = ImageToImageArgs()
+    batch: BatchArgs = BatchArgs()
+    image_to_image: ImageToImageArgs = ImageToImageArgs()
     device: str = "auto"
-    engines: WorkerArgs = WorkerArgs()
+    parallel: WorkerArgs = WorkerArgs()
 
 
 # ---- benchmarks and training ----------------------------------------------------------------------------------------

@@ -57,9 +57,9 @@ def check_args(args: WorkerArgs, prompts: object) -> None:
     Raises:
         AdtError: If one of both is missing.
     """
-    if args.wanted and not prompts:
+    if args.uses_ray and not prompts:
         raise AdtError("`workers` and `ray_address` need a list of prompts; give a file with `prompts`.")
-    if args.wanted and importlib.util.find_spec("ray") is None:
+    if args.uses_ray and importlib.util.find_spec("ray") is None:
         raise AdtError(f"`workers` and `ray_address` need Ray, which is not installed; run {pip_install('ray')}")
 
 
@@ -82,7 +82,7 @@ def start_workers(
     Raises:
         AdtError: If no cluster answers at `ray_address`, if it is too small, or if a worker fails too often.
     """
-    if not args.wanted:
+    if not args.uses_ray:
         worker = build()
         yield [worker.facts], lambda numbers: chain.from_iterable(map(worker, numbers))
         return

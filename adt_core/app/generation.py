@@ -61,30 +61,32 @@ def plan(args: GenerateArgs) -> GenerationPlan:
     Raises:
         AdtError: If an argument is wrong.
     """
-    files, source, batch = args.files, args.subject, args.numbers
+    files = args.files
+    inputs = args.inputs
+    batch = args.batch
     if files.output.suffix.lower() != ".png":
         raise AdtError(f"`output`: '{files.output}' must end in .png.")
-    recipe = complete(args.given, args.device, strict=source.from_png is None)
+    recipe = complete(args.given, args.device, strict=inputs.from_png is None)
     if files.compare and not recipe.drafting.policy.needs_drafter:
         raise AdtError("`compare` needs a `method` other than autoregressive; choose one.")
-    continuation.check_args(args.continuation)
-    distributed.check_args(args.engines, source.prompts)
-    listed = read_all(source.prompts) if source.prompts else []
-    prompts = [prompt.text for prompt in non_blank(listed)] if listed else [source.prompt or ""]
+    continuation.check_args(args.image_to_image)
+    distributed.check_args(args.parallel, inputs.prompts)
+    listed = read_all(inputs.prompts) if inputs.prompts else []
+    prompts = [prompt.text for prompt in non_blank(listed)] if listed else [inputs.prompt or ""]
     if not all(prompt.strip() for prompt in prompts):
         raise AdtError("`prompt` is empty; describe the image in a few words.")
-    if args.engines.ray_address is None:
+    if args.parallel.ray_address is None:
         choose_device(args.device)
     paths = _output_paths(files.output, len(prompts) * batch.batch_size)
     check_outputs(
         [*(("output", path) for path in dict.fromkeys([files.output, *paths])), *_json_outputs(files)],
         [
-            *named(source, "prompts", "from_png"),
-            *named(args.continuation, "source", "continue_from"),
+            *named(inputs, "prompts", "from_png"),
+            *named(args.image_to_image, "source", "continue_from"),
             *models_of(recipe.loading.model, recipe.drafter or JACOBI),
         ],
     )
-    parts = split(len(prompts), batch.together, batch.batch_size, args.engines.workers)
+    parts = split(len(prompts), batch.max_batch_size, batch.batch_size, args.parallel.workers)
     return GenerationPlan(args, recipe, prompts, paths, parts, blank_note(listed))
 
 
@@ -137,9 +139,9 @@ class GenerationWorker:
         self.plan = plan
         args = plan.args
         target = open_target(plan.recipe.loading, choose_device(args.device))
-        sources = continuation.source_codes(args.continuation, target) or plan.recipe.sources
+        sources = continuation.source_codes(args.image_to_image, target) or plan.recipe.sources
         target = continuation.with_sources(target, sources)
-        kept = continuation.prefix_codes(args.continuation, target) or plan.recipe.kept
+        kept = continuation.prefix_codes(args.image_to_image, target) or plan.recipe.kept
         recipe = replace(plan.recipe, kept=kept, sources=sources)
         drafter = load_drafter(recipe.drafter or JACOBI, target) if recipe.drafting.policy.needs_drafter else None
         job = Job(target, recipe, drafter)
@@ -153,11 +155,11 @@ class GenerationWorker:
                 warm_up(self._decoding(job, plan.parts[0]))
 
     def _decoding(self, job: Job, numbers: range) -> Decoding:
-        batch = self.plan.args.numbers
+        batch = self.plan.args.batch
         first = job.recipe.image_index
         indices = list(range(first, first + batch.batch_size))
         prompts = [self.plan.prompts[number] for number in numbers for _ in indices]
-        return new_decoding(job, prompts, indices * len(numbers), batch.together)
+        return new_decoding(job, prompts, indices * len(numbers), batch.max_batch_size)
 
     def __call__(self, part: int) -> Iterator[GenerationProgress]:
         """Draw a part by every method. Only the first method's images become PNGs.
@@ -169,7 +171,7 @@ class GenerationWorker:
         """
         numbers = self.plan.parts[part]
         results = []
-        first = numbers[0] * self.plan.args.numbers.batch_size
+        first = numbers[0] * self.plan.args.batch.batch_size
         turn = 1 if part % 2 else -1
         for job in self.jobs[::turn]:  # methods alternate, so that changes in the machine's load affect them alike
             decoding = self._decoding(job, numbers)
@@ -193,7 +195,7 @@ class GenerationWorker:
             number: Index of the image among all images of the command.
         """
         job = self.jobs[0]
-        prompt, index = divmod(number, self.plan.args.numbers.batch_size)
+        prompt, index = divmod(number, self.plan.args.batch.batch_size)
         image_index = job.recipe.image_index + index
         settings = job.settings(self.plan.prompts[prompt], image_index, conditions(decoding, image))
         return to_png(job.pixels(decoding.grid_codes()[[image]])[0], settings)
@@ -205,10 +207,13 @@ def run(plan: GenerationPlan) -> str:
     Returns:
         Summary for the user.
     """
-    began, parts = perf_counter(), range(len(plan.parts))
+    began = perf_counter()
+    parts = range(len(plan.parts))
     results: dict[int, list[PartResult]] = {}
     with (
-        distributed.start_workers(partial(GenerationWorker, plan), plan.args.engines, plan.args.device, len(parts)) as (
+        distributed.start_workers(
+            partial(GenerationWorker, plan), plan.args.parallel, plan.args.device, len(parts)
+        ) as (
             ((tokens, notes), *_),
             mapped,
         ),
@@ -237,7 +242,8 @@ def summarise(
     Returns:
         Statistics for the report, and lines for the user.
     """
-    paths, engines = plan.paths, plan.args.engines
+    paths = plan.paths
+    parallel = plan.args.parallel
     report = {**figures(by_method[0]), "model": plan.recipe.loading.model, "drafter": plan.recipe.drafter}
     name = f"{paths[0]}" + (f" to {paths[-1].name}" if len(paths) > 1 else "")
     lines = [
@@ -246,19 +252,21 @@ def summarise(
         + (f", {report['substitution_rate']:.1%} of the tokens substituted" if plan.recipe.lantern else "")
     ]
     if plan.args.files.compare:
-        plain, images = figures(by_method[1]), len(paths)
+        plain = figures(by_method[1])
+        images = len(paths)
         drafted, undrafted = (torch.cat([result.codes for result in results]) for results in by_method)
         same = int((drafted == undrafted).flatten(1).all(1).sum())
-        speedup, identical = plain["seconds"] / report["seconds"], same == images
+        speedup = plain["seconds"] / report["seconds"]
+        identical = same == images
         report |= {"plain": plain, "speedup": speedup, "identical": identical, "identical_images": same}
         lines.append(
             f"Speed-up over plain decoding ({plain['seconds']:.2f} s), measured in this run: {speedup:.2f}x; "
             + ("tokens identical" if identical else f"tokens identical in {same} of {images} images")
         )
-    if engines.wanted:
-        report |= {"workers": engines.workers, "elapsed_seconds": elapsed}
+    if parallel.uses_ray:
+        report |= {"workers": parallel.workers, "elapsed_seconds": elapsed}
         lines.append(
-            f"Times are sums over all engines; with {engines.workers} workers the run took {elapsed:.1f} s, "
+            f"Times are sums over all workers; with {parallel.workers} workers the run took {elapsed:.1f} s, "
             "loading included."
         )
     return report, lines
@@ -267,14 +275,16 @@ def summarise(
 def figures(results: Sequence[PartResult]) -> dict:
     """Return the statistics of all parts together, by the names of ``Trace.report``, and the number of ``images``."""
     traces = [result.trace for result in results]
-    images, seconds = sum(trace.images for trace in traces), sum(trace.prefill_seconds for trace in traces)
+    images = sum(trace.images for trace in traces)
+    seconds = sum(trace.prefill_seconds for trace in traces)
     rounds = [round for trace in traces for round in trace.rounds]
     return {**replace(traces[0], images=images, prefill={0: seconds}, rounds=rounds).report(), "images": images}
 
 
 def write_files(plan: GenerationPlan, results: Sequence[PartResult], report: dict) -> None:
     """Write the JSON files that the arguments name."""
-    files, size = plan.args.files, plan.args.numbers.batch_size
+    files = plan.args.files
+    size = plan.args.batch.batch_size
     if files.tokens:
         grids = [grid for result in results for grid in result.codes.tolist()]
         content = {"tokens": grids, "prompts": plan.prompts, "batch_size": size}

@@ -320,7 +320,7 @@ def run(order: BenchmarkArgs, scores: QualityArgs, engines: WorkerArgs, given: M
     benchmark = replace(benchmark, metrics=metrics.pictures)  # here alone: pictures are scored where they are kept
     with distributed.start_workers(build, engines, device, count) as ((first, *others), mapped):
         settings = _alike(first, others) | {"metrics": list(metrics.pictures)}
-        settings |= {"workers": engines.workers} if engines.wanted else {}
+        settings |= {"workers": engines.workers} if engines.uses_ray else {}
         running = collect(benchmark, settings, folder, mapped)
         records = list(tqdm(running, total=count, unit=" prompts", leave=False))
     records.sort(key=lambda record: record["prompt"])

@@ -77,7 +77,7 @@ def commands(folder: Path) -> Callable:
 
 def _options(name: str) -> list[tuple[str, Option]]:
     groups = cli.COMMANDS[getattr(cli, name.replace("-", "_"))].values()
-    settings = [(cli.spelled(name), one) for group in groups for table in group for name, one in table().items()]
+    settings = [(cli.option_flag(name), one) for group in groups for table in group for name, one in table().items()]
     return [pair for pair in settings if pair[0] not in (*SLOW, "--path")]
 
 

@@ -1,4 +1,4 @@
-"""Files are whole or not there, whoever is killed and whoever else writes; what goes wrong is said in a sentence."""
+"""Atomic writes and appends, also with killed and concurrent processes, and their error messages."""
 
 import errno
 import os
@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def file(tmp_path):
-    """Written before."""
+    """Existing file."""
     write(tmp_path / "o.json", b"one")
     return tmp_path / "o.json"
 
 
-def test_a_full_disk_leaves_the_file_as_it_was(file, monkeypatch):
+def test_a_full_disk_leaves_the_file_unchanged(file, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(*at("write", 1, full_disk))
         with pytest.raises(AdtError) as caught:
@@ -46,7 +46,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(file, monkeypatch):
         (errno.EIO, "(Input/output error); allow access, or choose another place"),
     ],
 )
-def test_every_trouble_is_said_in_a_sentence(file, monkeypatch, number, words):
+def test_error_messages(file, monkeypatch, number, words):
     def fail():
         raise OSError(number, os.strerror(number))
 
@@ -56,8 +56,10 @@ def test_every_trouble_is_said_in_a_sentence(file, monkeypatch, number, words):
     assert words in str(caught.value) and str(file) in str(caught.value)
 
 
-def test_bytes_are_on_the_disk_before_the_file_has_its_name(file, monkeypatch):
-    order, fsync, replace = [], os.fsync, os.replace
+def test_content_is_flushed_before_the_rename(file, monkeypatch):
+    order = []
+    fsync = os.fsync
+    replace = os.replace
     monkeypatch.setattr(os, "fsync", lambda number: (order.append("fsync"), fsync(number)))
     monkeypatch.setattr(os, "replace", lambda *paths: (order.append("replace"), replace(*paths)))
     write(file, b"another")
@@ -74,33 +76,34 @@ write(Path(sys.argv[2]), b"from another process")
 
 
 def other_process(path: Path) -> None:
-    """Another process writes a file."""
+    """Write a file in another process."""
     subprocess.run([sys.executable, "-c", WRITER, str(ROOT), str(path)], check=True)
 
 
-def test_a_process_removes_what_killed_ones_left_in_a_folder(tmp_path):
-    left, foreign = tmp_path / f".0123{PART}", tmp_path / ".download.part"
+def test_leftovers_of_killed_processes_are_removed(tmp_path):
+    left = tmp_path / f".0123{PART}"
+    foreign = tmp_path / ".download.part"
     for path in (left, foreign):
         path.write_bytes(b"half")
     other_process(tmp_path / "o.json")
     assert not left.exists() and foreign.exists()
 
 
-def test_what_another_process_tidied_away_is_written_again(file, monkeypatch):
+def test_a_file_that_another_process_removed_is_written_again(file, monkeypatch):
     replace = os.replace
 
-    def tidied(part, path):
+    def remove_first(part, path):
         monkeypatch.setattr(os, "replace", replace)
-        other_process(file.with_name("other.json"))  # between the writing and the renaming of ours
-        assert not part.exists(), "or this tests nothing"
+        other_process(file.with_name("other.json"))  # between writing and renaming
+        assert not part.exists()
         replace(part, path)
 
-    monkeypatch.setattr(os, "replace", tidied)
+    monkeypatch.setattr(os, "replace", remove_first)
     write(file, b"another")
     assert file.read_bytes() == b"another" and {path.name for path in file.parent.iterdir()} == {"o.json", "other.json"}
 
 
-def test_a_folder_that_is_removed_meanwhile_is_named(file, monkeypatch):
+def test_a_removed_folder_is_reported(file, monkeypatch):
     def gone(part, path):
         os.unlink(part)
         os.unlink(file)
@@ -113,18 +116,19 @@ def test_a_folder_that_is_removed_meanwhile_is_named(file, monkeypatch):
 
 
 @pytest.mark.parametrize("before", ["", "one\n", "one\nha", "half"])
-def test_a_line_is_whole_whatever_stands_before_it(tmp_path, before):
+def test_lines_are_complete_after_any_content(tmp_path, before):
     path = tmp_path / "lines"
     path.write_text(before, encoding="utf-8")
     add_line(path, "two")
     add_line(path, "three")
     text = path.read_text(encoding="utf-8")
     assert text.startswith(before) and text.endswith("\n") and text.split("\n")[-3:-1] == ["two", "three"]
-    assert text.count("two") == 1 + bool(before and not before.endswith("\n")), "twice behind half a line alone"
+    assert text.count("two") == 1 + bool(before and not before.endswith("\n")), (
+        "only after an incomplete line it is written twice"
+    )
 
 
-def test_lines_are_added_to_no_file_of_another_folder(tmp_path):
-    """A hard link can't be told from the file. What is not added to is replaced, and needs no check."""
+def test_lines_are_not_appended_to_hard_links(tmp_path):
     (tmp_path / "ours").mkdir()
     (tmp_path / "theirs").write_text("theirs\n", encoding="utf-8")
     (tmp_path / "ours" / "a.jsonl").hardlink_to(tmp_path / "theirs")
@@ -133,7 +137,7 @@ def test_lines_are_added_to_no_file_of_another_folder(tmp_path):
     assert (tmp_path / "theirs").read_text(encoding="utf-8") == "theirs\n"
 
 
-def test_a_line_that_the_disk_has_no_room_for(tmp_path, monkeypatch):
+def test_appending_to_a_full_disk(tmp_path, monkeypatch):
     path = tmp_path / "runs.jsonl"
     add_line(path, "one")
     with monkeypatch.context() as patch:

@@ -57,8 +57,8 @@ def test_every_path_may_begin_with_the_home_folder(monkeypatch, tmp_path, comman
     """A shell replaces ~ only where a word begins, and Windows nowhere."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
-    monkeypatch.setattr("adt_core.app.png_settings.read", lambda *_: {})
-    given = ["~/a.png"] if key in cli.POSITIONAL else [f"{cli.spelled(key)}=~/a.png"]
+    monkeypatch.setattr("adt_core.app.png_settings.read_values", lambda *_: {})
+    given = ["~/a.png"] if key in cli.POSITIONAL else [f"{cli.option_flag(key)}=~/a.png"]
     _, options = cli.parse([command, *rest, *given])
     value = options[key][0] if isinstance(options[key], list) else options[key]
     assert os.fspath(value) == str(tmp_path / "a.png")

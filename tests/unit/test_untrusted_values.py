@@ -1,4 +1,4 @@
-"""What values of a stranger's JSON have to be: each kind takes what it should, and nothing that only looks like it."""
+"""Schemas for untrusted JSON."""
 
 import math
 
@@ -28,7 +28,7 @@ KINDS = {
     "one_of": (one_of("silu", "relu"), ["silu", "relu"], ["", "gelu", None, ["silu"], {}, 1]),
     "optional": (optional(SIZE), [None, 1], [0, "", False]),
     "list_of": (list_of(SIZE, 1, 2), [[1], [1, 2]], [[], [1, 2, 3], [0], [[1]], (1,), {1: 1}, "1", None, 1]),
-    "none of it": (list_of(SIZE, 0, 2), [[]], [{}, "", None]),
+    "empty list": (list_of(SIZE, 0, 2), [[]], [{}, "", None]),
     "row": (row(SIZE, SWITCH), [[1, True]], [[True, 1], [1], [1, True, 1], (1, True), "1t", None, {}]),
     "mapping": (
         mapping(label(3), SIZE, 1, 2),
@@ -41,7 +41,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_fits_and_what_does_not(name):
+def test_valid_and_invalid_values(name):
     kind, good, bad = KINDS[name]
     assert [value for value in good if not kind.fits(value)] == []
     assert [value for value in bad if kind.fits(value)] == []
@@ -63,9 +63,9 @@ def test_what_fits_and_what_does_not(name):
     ],
     ids=range(10),
 )
-def test_one_sentence_says_what_is_wrong(kind, value, problem):
+def test_descriptions_of_errors(kind, value, problem):
     assert kind.problem("x", value) == problem
 
 
-def test_a_long_value_is_cut():
+def test_long_values_are_shortened():
     assert len(SIZE.problem("x", "y" * 10**6)) < 100
