@@ -1,4 +1,4 @@
-"""A stand-in for CUDA graphs on a CPU: it keeps a list of the operations that a round launches, and runs them again."""
+"""Recorder for the CPU that replaces CUDA graphs: it records the operations of a round and executes them again."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from adt_core.app.op_counter import SYNC_OPS, launches_work, op_name
 
 
 def uploads(func, args) -> bool:
-    """Do numbers of the host become a tensor, for which a GPU makes the host wait? A single number is a constant."""
+    """Return whether host values become a tensor, for which a GPU synchronises. A single number is a constant."""
     return op_name(func) == "lift_fresh" and args[0].dim() > 0
 
 
 def is_missing_on_cuda(func, args, kwargs) -> bool:
-    """Does a GPU refuse what a CPU computes, or compute something else? Both were seen on an H100 with torch 2.11."""
+    """Return whether a GPU raises an error or gives another result; both were seen on an H100 with torch 2.11."""
     reduces_bool = op_name(func).startswith("scatter_reduce") and args[0].dtype == torch.bool
-    out, given = kwargs.get("out"), [value.dtype for value in args if isinstance(value, torch.Tensor)]
+    out = kwargs.get("out")
+    given = [value.dtype for value in args if isinstance(value, torch.Tensor)]
     return reduces_bool or out is not None and out.dtype not in given
 
 
@@ -40,10 +41,10 @@ class _Recording(TorchDispatchMode):
 
 
 class Tape:
-    """A recorder as :class:`adt_core.engine.graphs.Graphs` wants one.
+    """Recorder for :class:`adt_core.engine.graphs.Graphs`.
 
-    It keeps to a graph's rules: the same memory is read and written every time, what the host knew is a constant, and
-    nothing may wait for the device.
+    It has the restrictions of a CUDA graph: each replay reads and writes the same memory, host values are constants,
+    and nothing may wait for the device.
     """
 
     survives_failure = True
@@ -74,7 +75,7 @@ class Tape:
 
 @torch.inference_mode()
 def _run_again(operations: list[tuple]) -> None:
-    """Results go into the memory that they were first in."""
+    """Execute operations again, writing results to the memory of the first execution."""
     for func, args, kwargs, result in operations:
         for old, new in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs))):
             if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
@@ -82,14 +83,14 @@ def _run_again(operations: list[tuple]) -> None:
 
 
 class Ledger(TorchDispatchMode):
-    """Counts what is launched outside of replays, what the host sends to the device, and how often it reads."""
+    """Counts launches outside of replays, uploads to the device, and reads from it."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
         self._tape = tape
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.launches = self.uploads = self.reads = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -102,8 +103,9 @@ class Ledger(TorchDispatchMode):
 
 @contextmanager
 def counted(tape: Tape, monkeypatch) -> Iterator[Ledger]:
-    """A ledger at work. ``tolist`` is no operation of its own on a CPU, so it is counted here."""
-    ledger, tolist = Ledger(tape), torch.Tensor.tolist
+    """Yield an active ledger, which also counts calls of `tolist`; on a CPU they are not dispatched as operations."""
+    ledger = Ledger(tape)
+    tolist = torch.Tensor.tolist
 
     def counting(tensor):
         ledger.reads += 1

@@ -31,7 +31,8 @@ class Tables:
     @classmethod
     def of(cls, request: Request) -> Tables:
         """Make the tables of a request where its weights are now."""
-        target, decoder = request.target, request.target.decoder
+        target = request.target
+        decoder = request.target.decoder
         like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)
         neighbours = None
         if request.lantern is not None:

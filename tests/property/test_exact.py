@@ -1,4 +1,4 @@
-"""Exact half precision: a node of any tree has, bit for bit, the features of the same token decoded alone."""
+"""Batch invariance: features of a node of any tree are bitwise equal to those of the same token in plain decoding."""
 
 import tempfile
 from functools import cache
@@ -17,10 +17,11 @@ from tests.reading import Reader
 from tests.tiny import write_tiny_checkpoint
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10], [11, 12, 13, 14], [15, 16]]
-"""Of two images under guidance: conditional rows, then unconditional ones."""
-SLOTS, DECIDED = 57, 14
+"""Prompts of two images with guidance: conditional rows, then unconditional ones."""
+SLOTS = 57
+DECIDED = 14
 NEAR_WINDOW = 5
-"""Positions that are near where far keys are tested, and the depth of the deepest tree."""
+"""Window of near keys in tests with far keys, and maximum depth of trees."""
 
 
 @cache
@@ -31,31 +32,33 @@ def target(dtype, weights=None, kv_heads=4):
 
 
 class Context(Reader):
-    """Prompts that were read, and image tokens behind them: so many as are decided of each image."""
+    """Model that has read prompts and the decided tokens of each image."""
 
     def __init__(self, decoder, near, decided, tokens):
         super().__init__(decoder, PROMPTS, more=SLOTS, images=2)
         self.near = near
-        for at in range(max(decided)):  # the images in step, and those that are further decided go on alone
+        for at in range(max(decided)):  # in step; tokens beyond `decided` are overwritten later
             self.see(Roots.all_at(tokens[:, at], at), tokens[:, at : at + 1])
 
     def see(self, roots, codes, own=None, depths=0):
-        """Features [R, n, h] of codes [B, n] from the roots on."""
-        rows, step = self.rows, self.rows.step(roots, 0, depths, own)
+        """Return the features [R, n, h] of codes [B, n] that begin at the roots."""
+        rows = self.rows
+        step = self.rows.step(roots, 0, depths, own)
         if self.decoder.tile:
             step = rows.near_apart(step, rows.spread(roots.at) + rows.cache_offset, self.near)
         return self.read(rows.spread(self.decoder.image_ids[codes]), step)
 
 
 def by_hand(q, keys, values, mask):
-    """Attention to far keys, in float64, for devices that have no kernel for it."""
+    """Attend to far keys in float64, for devices without a kernel for it."""
     scores = q.double() @ keys.double().mT * q.shape[-1] ** -0.5 + mask.double()
     return (scores.softmax(-1) @ values.double()).to(q.dtype), scores.logsumexp(-1).float()
 
 
 def random_parents(draw, n):
-    """Parents of n nodes, the root first; no path is longer than NEAR_WINDOW."""
-    depths, parents = [0], [0]
+    """Return parents and depths of n nodes, root first; no path is longer than NEAR_WINDOW."""
+    depths = [0]
+    parents = [0]
     for node in range(1, n):
         parent = draw(st.sampled_from([i for i in range(node) if depths[i] < NEAR_WINDOW]))
         parents.append(parent)
@@ -67,10 +70,11 @@ def random_parents(draw, n):
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "int8", "fp8", "grouped heads"])
 @given(data=st.data())
 @torch.inference_mode()
-def test_a_node_is_the_token_decoded_alone(kind, near, data):
+def test_a_node_has_the_features_of_plain_decoding(kind, near, data):
     dtype = getattr(torch, kind, torch.bfloat16) if "float" in kind else torch.bfloat16
     model = target(dtype, kind if kind in ("int8", "fp8") else None, 2 if kind == "grouped heads" else 4)
-    decoder, n = model.decoder, data.draw(st.integers(1, 24))
+    decoder = model.decoder
+    n = data.draw(st.integers(1, 24))
     decided = data.draw(st.lists(st.integers(0, DECIDED), min_size=2, max_size=2))
     trees = [random_parents(data.draw, n) for _ in range(2)]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
@@ -84,7 +88,8 @@ def test_a_node_is_the_token_decoded_alone(kind, near, data):
         roots = Roots(codes[:, 0], torch.tensor(decided)[:, None])
         seen = context.see(roots, codes, ancestor_matrix(parents, NEAR_WINDOW), depths)
         for image, node in data.draw(st.lists(st.tuples(st.integers(0, 1), st.integers(0, n - 1)), max_size=3)):
-            path, at = [node], node
+            path = [node]
+            at = node
             while at:
                 at = trees[image][0][at]
                 path.insert(0, at)
@@ -98,15 +103,18 @@ def test_a_node_is_the_token_decoded_alone(kind, near, data):
 
 @pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
 @torch.inference_mode()
-def test_it_takes_the_mode(runtime, monkeypatch, on):
-    """Where products round by their number of rows, as on most machines, a chain is only in the mode what its tokens
-    are alone; so the test above can fail."""
-    decoder, n, even = target(torch.bfloat16).decoder, 12, layers._multiply
+def test_features_differ_without_the_mode(runtime, monkeypatch, on):
+    """Products here depend on the number of rows, as on most machines. A chain then equals plain decoding only in the
+    batch-invariant mode, so the test above can fail."""
+    decoder = target(torch.bfloat16).decoder
+    n = 12
+    even = layers._multiply
     monkeypatch.setattr(decoder, "exact", on)
     monkeypatch.setattr(layers, "_multiply", lambda *given: even(*given).mul_(1 + len(given[2]) / 256))
     codes = torch.randint(0, 32, (2, n + 9), generator=torch.Generator().manual_seed(0))
     context = Context(decoder, None, [9, 9], codes)
-    before, codes = context.cache.data.clone(), codes[:, 9:]
+    before = context.cache.data.clone()
+    codes = codes[:, 9:]
     chain = context.see(
         Roots.all_at(codes[:, 0], 9), codes, torch.ones(2, n, n, dtype=torch.bool).tril(), torch.arange(n).expand(2, -1)
     )
@@ -116,14 +124,14 @@ def test_it_takes_the_mode(runtime, monkeypatch, on):
 
 
 @pytest.mark.parametrize("dtype, tile", [(torch.bfloat16, 4), (torch.float16, 4), (torch.float32, 0)], ids=str)
-def test_only_half_precision_needs_the_mode(dtype, tile):
+def test_only_half_precision_has_tiles(dtype, tile):
     assert target(dtype).decoder.tile == batch_invariance.tile_for(dtype, torch.device("cpu")) == tile
 
 
 @pytest.mark.parametrize("near", [None, NEAR_WINDOW], ids=["all keys near", "far keys"])
 @torch.inference_mode()
-def test_every_key_is_seen_once(monkeypatch, near):
-    """In the exact mode features are those of float32 to bfloat16's precision, and those of a usual forward are too."""
+def test_every_key_is_attended_once(monkeypatch, near):
+    """Features agree with float32 within the precision of bfloat16, with the mode and without it."""
     monkeypatch.setattr(layers, "far_attention", by_hand)
     codes = torch.randint(0, 32, (2, 18), generator=torch.Generator().manual_seed(0))
 

@@ -1,4 +1,4 @@
-"""The cost-aware policy at work in decodings: it repeats, never changes a token, and gives up where it must."""
+"""The policy `auto` in decodings: it is deterministic, never changes a token, and stops drafting if it does not pay."""
 
 import pytest
 import torch
@@ -16,18 +16,18 @@ SOURCES = ("chain", "both", "both chain")
 
 
 def trees(decoding, image=None):
-    """What was drafted and accepted, round by round, of one image or of all."""
+    """Return the trace entries of each round, of one image or of all."""
     rounds = [[share for share in round.images if image in (None, share.image)] for round in decoding.trace.rounds]
     return [[(share.position, *tuple(vars(share).values())[2:]) for share in shares] for shares in rounds if shares]
 
 
-# ---- it repeats ----------------------------------------------------------------------------------
+# ---- determinism ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("lantern", [None, Lantern(8, 0.3)], ids=["exact", "lantern"])
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float64, marks=pytest.mark.long), torch.bfloat16])
-def test_the_same_profile_leads_to_the_same_trees(tiny, source, lantern, dtype):
+def test_the_same_profile_gives_the_same_trees(tiny, source, lantern, dtype):
     target = load_target(tiny / "target", dtype=dtype)
     network = load_drafter(tiny / "drafter", target)
     profile = costs(source, once=0.02, each=0.002)
@@ -37,7 +37,7 @@ def test_the_same_profile_leads_to_the_same_trees(tiny, source, lantern, dtype):
     assert one.trace.settings == two.trace.settings and any(drafted(one))
 
 
-def test_another_profile_may_lead_to_other_trees_and_never_to_other_tokens(models):
+def test_the_profile_changes_trees_but_not_tokens(models):
     target, network = models
     plain = run(target, None, PROMPTS)
     found = [run(target, network, PROMPTS, drafting=AUTO, profile=costs(source)) for source in SOURCES]
@@ -49,7 +49,7 @@ def test_another_profile_may_lead_to_other_trees_and_never_to_other_tokens(model
     assert [one.trace.report()["drafter_forwards"] > 0 for one in found] == [False, True, True]
 
 
-def test_traces_say_which_profile_it_was_with_its_numbers(models):
+def test_traces_contain_the_profile(models):
     target, network = models
     profile = costs("chain")
     settings = run(target, network, PROMPTS, drafting=AUTO, profile=profile).trace.settings
@@ -57,9 +57,10 @@ def test_traces_say_which_profile_it_was_with_its_numbers(models):
     assert run(target, network, PROMPTS, drafting=Drafting("eagle2")).trace.settings["profile"] is None
 
 
-def test_no_deeper_tree_is_chosen_or_measured_than_is_drafted(models, monkeypatch, tmp_path):
-    """The exact mode on a GPU cuts trees: what is drafted of 16 is then what is drafted of 8."""
-    depths, run_round = [], measuring.run_round
+def test_chosen_and_measured_trees_are_within_the_depth_limit(models, monkeypatch, tmp_path):
+    """The batch-invariant mode of a GPU limits the depth, so larger trees would cost and bring the same."""
+    depths = []
+    run_round = measuring.run_round
 
     def watched(slots, shapes, *more):
         depths.extend(shape.depth for shape in shapes)
@@ -75,14 +76,14 @@ def test_no_deeper_tree_is_chosen_or_measured_than_is_drafted(models, monkeypatc
     assert max(depths) == 5
 
 
-# ---- it ends -------------------------------------------------------------------------------------
+# ---- stopping ------------------------------------------------------------------------------------
 
 
 def drafted(decoding):
     return [max(share.depth for share in round.images) > 0 for round in decoding.trace.rounds]
 
 
-def test_an_image_in_which_drafts_do_not_pay_is_finished_plainly(models):
+def test_an_image_without_a_benefit_from_drafts_is_finished_plainly(models):
     target, network = models
     plain = run(target, None, PROMPTS)
     decoding = run(target, network, PROMPTS, drafting=AUTO, profile=costs("chain", once=0.11, each=0.0))
@@ -90,14 +91,14 @@ def test_an_image_in_which_drafts_do_not_pay_is_finished_plainly(models):
     assert any(drafted(decoding)) and not all(drafted(decoding))
 
 
-def test_where_drafts_are_dear_nothing_is_drafted_at_all(models):
+def test_expensive_drafts_are_not_tried(models):
     target, network = models
     decoding = run(target, network, PROMPTS, drafting=AUTO, profile=costs(*SOURCES, once=3.0))
     assert not any(drafted(decoding)) and decoding.trace.report()["tau"] == 1
 
 
-class GivesUp(Auto):
-    """After three rounds."""
+class StopsDrafting(Auto):
+    """Policy that stops drafting after three rounds."""
 
     seen = 0
 
@@ -111,17 +112,18 @@ class GivesUp(Auto):
 
 
 @pytest.mark.parametrize("at_once", [None, 2, 1])
-def test_after_giving_up_images_go_in_step_and_the_next_ones_enter_together(models, monkeypatch, at_once):
-    """Drafts have brought the first ones out of step. Those in front wait, and are not passed over."""
+def test_after_drafting_stops_images_advance_in_step_and_the_next_enter_together(models, monkeypatch, at_once):
+    """Drafts have moved images to different positions. Those that are ahead wait, and no round of theirs is lost."""
     target, network = models
-    monkeypatch.setitem(POLICIES, "auto", GivesUp)
+    monkeypatch.setitem(POLICIES, "auto", StopsDrafting)
     monkeypatch.setattr("adt_core.engine.round.WAIT_SHARE", 10.0)
     prompts = [*PROMPTS, "a red house", "two"]
     plain = run(target, None, prompts)
     decoding = run(target, network, prompts, drafting=AUTO, at_once=at_once, profile=costs("chain"))
     assert torch.equal(decoding.codes, plain.codes)
     together = at_once or len(prompts)
-    rounds, last = decoding.trace.rounds, {}
+    rounds = decoding.trace.rounds
+    last = {}
     for round in rounds:
         for share in round.images:
             assert share.position == last.get(share.image, 0)

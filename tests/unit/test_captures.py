@@ -1,7 +1,7 @@
-"""CUDA graphs and the streams that they are captured on, with a driver of our own in the place of CUDA.
+"""CUDA graphs and their capture streams, with a fake driver instead of CUDA.
 
-It does what torch does: it hands out 32 streams in turn, and when a graph dies, the workspace of its stream is freed,
-so that other graphs of that stream would write to memory that is somebody else's.
+Like torch, it returns 32 streams in turn, and frees the workspace of a stream when a graph of the stream is freed.
+Replaying another graph of that stream would then write to freed memory.
 """
 
 import gc
@@ -37,12 +37,13 @@ class Stream:
 
 
 class Graph:
-    """Replays what it was captured for, unless its workspace was freed."""
+    """Graph whose replay fails if its workspace was freed."""
 
     alive = weakref.WeakSet()
 
     def capture_begin(self, pool, capture_error_mode):
-        self.stream, self.stale = Driver.streams[-1], False
+        self.stream = Driver.streams[-1]
+        self.stale = False
         self.alive.add(self)
 
     def capture_end(self):
@@ -58,7 +59,13 @@ class Graph:
 
 
 class Driver:
-    """What is under way. collecting: at the end of each capture, might Python collect garbage? free: bytes, in turn."""
+    """State of the fake driver.
+
+    Attributes:
+        streams: Current stream.
+        free: Bytes of free memory at each query.
+        collecting: Whether garbage collection was enabled at the end of each capture.
+    """
 
     streams: list[Stream] = []
     free: Iterator[int] = itertools.repeat(0)
@@ -86,18 +93,18 @@ def driver(runtime, monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(Stream, "handles", itertools.count())
     Driver.collecting = []
-    gc.collect()  # graphs of other tests, which had the same streams
+    gc.collect()  # frees graphs of other tests, which used the same streams
     return backend
 
 
 @pytest.fixture
 def device():
-    """That no test has captured on before."""
+    """Device on which no other test has captured."""
     return torch.device("cuda", next(DEVICES))
 
 
 def stream_of(recorder):
-    """The stream on which it captures, as the driver sees it."""
+    """Return the stream on which a recorder captures."""
     recorder(lambda: None)
     return Driver.streams[-1]
 
@@ -106,33 +113,38 @@ def fail(error):
     raise error
 
 
-def test_graphs_that_die_leave_those_of_other_rounds_as_they_are(device):
-    first, second = CudaRecorder(device), CudaRecorder(device)
+def test_freeing_graphs_does_not_break_other_graphs(device):
+    first = CudaRecorder(device)
+    second = CudaRecorder(device)
     replays = [first(lambda: None), second(lambda: None), first(lambda: None)]
     del second, replays[1]
     for replay in replays:
         replay()
 
 
-def test_a_round_that_is_forgotten_leaves_the_others_of_its_recorder_as_they_are(device):
+def test_dropping_a_round_does_not_break_others_of_its_recorder(device):
     recorder = CudaRecorder(device)
-    kept, forgotten = recorder(lambda: None), recorder(lambda: None)
-    del forgotten
+    kept = recorder(lambda: None)
+    dropped = recorder(lambda: None)
+    del dropped
     kept()
 
 
-def test_what_can_be_replayed_keeps_its_stream(device):
-    """Also when nobody captures any more: another recorder must not get the stream while the graph lives."""
+def test_a_replay_function_keeps_its_stream(device):
+    """Even after its recorder is freed, no other recorder may get the stream while the graph exists."""
     recorder = CudaRecorder(device)
-    kept, taken = recorder(lambda: None), Driver.streams[-1]
+    kept = recorder(lambda: None)
+    taken = Driver.streams[-1]
     del recorder
     assert stream_of(CudaRecorder(device)) != taken
     kept()
     del kept
-    assert stream_of(CudaRecorder(device)) == taken, "libraries keep memory for every stream that they have met"
+    assert stream_of(CudaRecorder(device)) == taken, (
+        "free streams are reused, because libraries keep memory for every stream"
+    )
 
 
-def test_a_capture_that_fails_leaves_the_others_as_they_are(device):
+def test_a_failed_capture_does_not_break_others(device):
     recorder = CudaRecorder(device)
     kept = recorder(lambda: None)
     with pytest.raises(RuntimeError, match="not permitted"):
@@ -140,7 +152,7 @@ def test_a_capture_that_fails_leaves_the_others_as_they_are(device):
     kept()
 
 
-def test_there_are_no_more_recorders_than_streams(device):
+def test_there_are_at_most_as_many_recorders_as_streams(device):
     alive = [make_recorder(device) for _ in range(32)]
     assert len(set(map(stream_of, alive))) == 32
     assert make_recorder(device) is None
@@ -149,8 +161,8 @@ def test_there_are_no_more_recorders_than_streams(device):
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("not permitted")], ids=["captured", "failed"])
-def test_garbage_waits_until_a_capture_is_over(device, error):
-    """It may hold CUDA's objects, and to destroy one of them ends a capture."""
+def test_garbage_collection_is_disabled_during_a_capture(device, error):
+    """Destroying a CUDA object ends a capture."""
     recorder = CudaRecorder(device)
     with pytest.raises(RuntimeError) if error else nullcontext():
         recorder((lambda: fail(error)) if error else (lambda: None))
@@ -158,14 +170,15 @@ def test_garbage_waits_until_a_capture_is_over(device, error):
 
 
 @pytest.mark.parametrize("allocator, captures", [("native", 2), ("cudaMallocAsync", 1)])
-def test_nothing_is_captured_after_a_failure_that_ruins_the_allocator(device, driver, caplog, allocator, captures):
-    """A lack of memory in a capture is got over by torch's own allocator, and by CUDA's it is not."""
+def test_captures_end_after_a_failure_that_the_allocator_does_not_survive(device, driver, caplog, allocator, captures):
+    """torch's own allocator recovers from a lack of memory in a capture, CUDA's does not."""
     driver[0] = allocator
-    full, tries = torch.cuda.OutOfMemoryError("CUDA out of memory."), []
+    full = torch.cuda.OutOfMemoryError("CUDA out of memory.")
+    tries = []
 
     def launch():
         tries.append(len(Driver.streams))
-        if len(tries) > 1 and len(tries) <= 1 + captures:  # the first time it is not captured
+        if len(tries) > 1 and len(tries) <= 1 + captures:  # the first call is not captured
             raise full
         return torch.zeros(1), None
 
@@ -178,14 +191,14 @@ def test_nothing_is_captured_after_a_failure_that_ruins_the_allocator(device, dr
     assert bool(caplog.records) is not survives
 
 
-def test_a_round_that_cannot_be_captured_ends_the_graphs_of_its_model_alone(device):
+def test_a_failed_capture_disables_graphs_of_its_model_only(device):
     captured, other = (Graphs(CudaRecorder(device), torch.nn.Module()) for _ in range(2))
     replays = iter([(torch.zeros(1), None)])
-    captured("a round", lambda: next(replays, (torch.ones(1), None)), list)  # a replay is another round
+    captured("a round", lambda: next(replays, (torch.ones(1), None)), list)  # a replay gives another result
     assert not captured.is_new("another round") and other.is_new("another round")
 
 
-def test_what_captures_take_is_measured_and_bounded(device, monkeypatch):
+def test_memory_of_captures_is_measured_and_bounded(device, monkeypatch):
     monkeypatch.setattr(Driver, "free", itertools.count(100, -1))
     captured = Graphs(CudaRecorder(device), torch.nn.Module())
     for key in range(graphs.MAX_GRAPHS + 2):

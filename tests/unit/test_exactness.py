@@ -1,4 +1,4 @@
-"""The exact mode is tried on the very weights: whatever breaks it on a device is found, and named."""
+"""Trial of batch invariance: each kind of violation is detected, and the fastest sufficient fallback is chosen."""
 
 import json
 
@@ -29,13 +29,13 @@ def half():
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(runtime, monkeypatch, tmp_path):
-    """As on a machine that has drawn nothing yet."""
+def new_machine(runtime, monkeypatch, tmp_path):
+    """An empty cache folder and a new process."""
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
 
 
 def decoding_of(target, guidance: float = 2.0, drafter=None) -> Decoding:
-    """The last 12 tokens of an image."""
+    """Return a decoding of the last 12 tokens of an image."""
     drafting = Drafting("eagle2", depth=8, width=3, nodes=16) if drafter else Drafting(PLAIN)
     sampling = Sampling(seed=3, guidance=guidance)
     rows = [target.encode_prompt("a red house")]
@@ -48,29 +48,29 @@ def differences(target, guidance: float = 2.0) -> list[str]:
 
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
-def test_here_tokens_are_read_alike_in_every_forward(target, guidance):
+def test_features_are_equal_in_every_forward_on_this_machine(target, guidance):
     assert differences(target, guidance) == []
 
 
-def test_without_the_exact_mode_nothing_is_tried():
+def test_there_is_no_trial_without_the_batch_invariant_mode():
     assert differences(load_target()) == []
     assert differences(load_target(dtype=torch.bfloat16, exact=False)) == []
 
 
-def test_a_product_that_depends_on_a_rows_place_is_found(target, monkeypatch):
+def test_a_product_that_depends_on_the_row_index_is_detected(target, monkeypatch):
     product = layers.product
 
     def by_place(x, *args, **options):
         y = product(x, *args, **options)
         if y.ndim == 2 and len(y) > 1:
-            y[len(y) // 2 :] *= 1 + 2**-7  # the last bit of a number in bfloat16
+            y[len(y) // 2 :] *= 1 + 2**-7  # changes the last bit in bfloat16
         return y
 
     monkeypatch.setattr(layers, "product", by_place)
     assert {CHAIN, TREE} <= set(differences(target))
 
 
-def test_attention_to_which_hidden_keys_show_is_found(target, monkeypatch):
+def test_attention_that_depends_on_masked_keys_is_detected(target, monkeypatch):
     near_attention = layers.near_attention
 
     def leaky(q, near, mask, far):
@@ -81,7 +81,7 @@ def test_attention_to_which_hidden_keys_show_is_found(target, monkeypatch):
     assert TREE in differences(target)
 
 
-def test_attention_that_depends_on_how_many_columns_it_goes_through_is_found(target, monkeypatch):
+def test_attention_that_depends_on_the_number_of_cache_positions_is_detected(target, monkeypatch):
     near_attention = layers.near_attention
     monkeypatch.setattr(
         layers, "near_attention", lambda q, near, *rest: near_attention(q, near, *rest) * (1 + near.shape[3] * 2**-12)
@@ -89,7 +89,7 @@ def test_attention_that_depends_on_how_many_columns_it_goes_through_is_found(tar
     assert COLUMNS in differences(target)
 
 
-def test_padding_that_shows_is_found(target, monkeypatch):
+def test_features_that_depend_on_padding_are_detected(target, monkeypatch):
     prefill = BatchRows.prefill
 
     def shifted(rows):
@@ -101,25 +101,27 @@ def test_padding_that_shows_is_found(target, monkeypatch):
     assert COMPANY in differences(target)
 
 
-def test_what_is_tried_are_the_first_layers_of_the_very_weights(target):
-    alike = invariance.first_layers(target)
-    assert len(alike.decoder.layers) == invariance.TRIAL_LAYERS and len(target.decoder.layers) > invariance.TRIAL_LAYERS
-    assert alike.decoder.layers[0] is target.decoder.layers[0] and alike.decoder.head is target.decoder.head
+def test_the_trial_uses_the_first_layers_of_the_loaded_weights(target):
+    copied = invariance.first_layers(target)
+    assert (
+        len(copied.decoder.layers) == invariance.TRIAL_LAYERS and len(target.decoder.layers) > invariance.TRIAL_LAYERS
+    )
+    assert copied.decoder.layers[0] is target.decoder.layers[0] and copied.decoder.head is target.decoder.head
 
 
-def broken(monkeypatch, wrong) -> None:
-    """Products are off by a bit in the rows at which ``wrong`` (their numbers, rows of a product) is true."""
+def break_products(monkeypatch, is_wrong) -> None:
+    """Change one bit of products in the rows for which `is_wrong(row index, rows of a product)` is true."""
     product = layers.product
 
     def by_place(x, weight, scale=None, plus=None, tile=0):
         y = product(x, weight, scale, plus, tile)
-        return y.mul_(torch.where(wrong(torch.arange(len(y)), tile), 1 + 2**-7, 1)[:, None])
+        return y.mul_(torch.where(is_wrong(torch.arange(len(y)), tile), 1 + 2**-7, 1)[:, None])
 
     monkeypatch.setattr(layers, "product", by_place)
 
 
-def draw(target) -> tuple[Decoding, Decoding]:
-    """An image with drafts, and the same without, whose tokens it must have."""
+def decode_both(target) -> tuple[Decoding, Decoding]:
+    """Decode an image with drafts and plainly, and check that the tokens are equal."""
     drafted, plain = (
         decode(decoding_of(target, drafter=drafter)) for drafter in (load_drafter("jacobi", target), None)
     )
@@ -127,15 +129,15 @@ def draw(target) -> tuple[Decoding, Decoding]:
     return drafted, plain
 
 
-def odd_by_rows(number, tile):
-    """Rows of a product of more than one have other bits, but for the first."""
-    return number % max(tile, 1) > 0
+def all_but_first_row(index, tile):
+    """Rows after the first one of each product."""
+    return index % max(tile, 1) > 0
 
 
-def test_products_of_fewer_rows_take_the_place_of_those_that_are_not_exact(target, monkeypatch, caplog):
-    """Plain images have them, too: a drafted image is the plain one."""
-    broken(monkeypatch, odd_by_rows)
-    drafted, _ = draw(target)
+def test_smaller_products_replace_products_that_are_not_batch_invariant(target, monkeypatch, caplog):
+    """Plain decoding uses them too, so that a drafted image equals the plain one."""
+    break_products(monkeypatch, all_but_first_row)
+    drafted, _ = decode_both(target)
     assert drafted.exact.fallback == FallbackConfig(tile=1, far=True) and drafted.trace.report()["tau"] > 1
     assert (
         drafted.exact.remark
@@ -146,12 +148,12 @@ def test_products_of_fewer_rows_take_the_place_of_those_that_are_not_exact(targe
 
 @pytest.fixture
 def far_keys(monkeypatch):
-    """Far keys go through a kernel, as on a GPU. What it gives is multiplied by a function of the number of queries."""
+    """Emulate a GPU's kernel for far keys, whose output is multiplied by a function of the number of queries."""
 
-    def attention(wrong=lambda queries: 1.0):
+    def attention(factor=lambda queries: 1.0):
         def kernel(q, keys, values, mask):
             scores = q.double() @ keys.double().mT * q.shape[-1] ** -0.5 + mask.double()
-            return (scores.softmax(-1) @ values.double() * wrong(q.shape[2])).to(q.dtype), scores.logsumexp(-1).float()
+            return (scores.softmax(-1) @ values.double() * factor(q.shape[2])).to(q.dtype), scores.logsumexp(-1).float()
 
         monkeypatch.setattr(Request, "replayed", True)  # prompts are padded as on a GPU
         monkeypatch.setattr("adt_core.engine.request.near_window", lambda *model: NEAR_WINDOW)
@@ -160,33 +162,33 @@ def far_keys(monkeypatch):
     return attention
 
 
-def by_queries(queries):
+def growing_factor(queries):
     return 1 + queries * 2**-7
 
 
-def test_a_kernel_for_far_keys_that_is_exact_is_used(half, far_keys):
+def test_a_batch_invariant_kernel_for_far_keys_is_used(half, far_keys):
     far_keys()
-    assert draw(half)[0].exact == invariance.InvarianceReport()
+    assert decode_both(half)[0].exact == invariance.InvarianceReport()
 
 
-def test_attention_goes_without_a_kernel_that_is_not_exact(half, far_keys, caplog):
-    far_keys(by_queries)
-    drafted, _ = draw(half)
+def test_a_kernel_for_far_keys_that_is_not_batch_invariant_is_not_used(half, far_keys, caplog):
+    far_keys(growing_factor)
+    drafted, _ = decode_both(half)
     assert drafted.exact.fallback == FallbackConfig(TILE["cpu"], far=False) and drafted.trace.report()["tau"] > 1
     remark = "To keep the image unchanged, this device uses attention without the fast kernel, which is slower."
     assert drafted.exact.remark == remark and caplog.text.count(remark) == 1
 
 
-def test_products_and_attention_may_both_have_to_be_replaced(half, far_keys, monkeypatch):
-    far_keys(by_queries)
-    broken(monkeypatch, odd_by_rows)
-    drafted, _ = draw(half)
+def test_products_and_attention_can_both_be_replaced(half, far_keys, monkeypatch):
+    far_keys(growing_factor)
+    break_products(monkeypatch, all_but_first_row)
+    drafted, _ = decode_both(half)
     assert drafted.exact.fallback == FallbackConfig(tile=1, far=False) and drafted.trace.report()["tau"] > 1
     assert "smaller matrix products and attention without the fast kernel" in drafted.exact.remark
 
 
-def test_where_company_shows_alone_nothing_is_switched_off(half, monkeypatch, caplog):
-    """No part that could be done without is to blame; so the image stays the plain one, and the sentence is said."""
+def test_an_influence_of_other_prompts_is_reported_without_a_fallback(half, monkeypatch, caplog):
+    """No fallback would help. The drafted image still equals the plain one."""
     prefill = BatchRows.prefill
 
     def shifted(rows):
@@ -195,7 +197,7 @@ def test_where_company_shows_alone_nothing_is_switched_off(half, monkeypatch, ca
         return step
 
     monkeypatch.setattr(BatchRows, "prefill", shifted)
-    drafted, _ = draw(half)
+    drafted, _ = decode_both(half)
     remark = (
         "On this device, an image may depend on the other prompts in its batch; use a batch size of 1 to avoid this."
     )
@@ -203,16 +205,16 @@ def test_where_company_shows_alone_nothing_is_switched_off(half, monkeypatch, ca
     assert drafted.trace.report()["tau"] > 1 and caplog.text.count(remark) == 1
 
 
-def test_where_nothing_helps_nothing_is_drafted(target, monkeypatch, caplog):
-    broken(monkeypatch, lambda number, tile: number > 0)
-    drafted, _ = draw(target)
+def test_drafting_is_off_if_no_fallback_helps(target, monkeypatch, caplog):
+    break_products(monkeypatch, lambda index, tile: index > 0)
+    drafted, _ = decode_both(target)
     assert not drafted.exact.drafts and drafted.exact.fallback is None and drafted.trace.report()["tau"] == 1
     assert "so drafting is off" in drafted.exact.remark and caplog.text.count(drafted.exact.remark) == 1
 
 
 @pytest.mark.parametrize("dtype, exact", [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)])
-def test_a_device_without_the_mode_is_told_where_somebody_relies_on_it(monkeypatch, caplog, dtype, exact):
-    """Such as Apple's GPUs. Drafts stay, because a device may be exact all the same."""
+def test_a_device_without_the_mode_is_reported_if_it_is_needed(monkeypatch, caplog, dtype, exact):
+    """Drafting stays on, because such a device, for example Apple's GPUs, may be batch-invariant anyway."""
     monkeypatch.setattr("adt_core.models.batch_invariance.TILE", {})
     target = load_target(dtype=dtype, exact=exact)
     drafted = decode(decoding_of(target, drafter=load_drafter("jacobi", target)))
@@ -221,31 +223,32 @@ def test_a_device_without_the_mode_is_told_where_somebody_relies_on_it(monkeypat
     assert caplog.text.count("has no batch-invariant mode") == bool(expected.remark)
 
 
-def test_where_all_is_well_nothing_is_said(target):
+def test_no_remark_without_differences(target):
     assert decode(decoding_of(target)).exact == invariance.InvarianceReport()
 
 
-def test_a_verdict_is_remembered_for_the_weights_and_what_they_are_multiplied_by(target, monkeypatch, tmp_path):
-    """By the next process, too. A file that says something else counts for nothing."""
-    request, tries = decoding_of(target).request, []
+def test_a_report_is_reused_until_the_weights_or_precision_settings_change(target, monkeypatch, tmp_path):
+    """Also by the next process. A damaged file is ignored."""
+    request = decoding_of(target).request
+    trials = []
     found = invariance.InvarianceReport(invariance.FallbackConfig(1), True, (CHAIN, TREE), "This device is slow.")
-    monkeypatch.setattr(invariance, "_run_trial", lambda request: tries.append(request) or found)
+    monkeypatch.setattr(invariance, "_run_trial", lambda request: trials.append(request) or found)
 
-    def settled():
+    def report_of_new_process():
         with new_runtime():
             return invariance.invariance_report(request)
 
-    assert settled() == settled() == found and len(tries) == 1
+    assert report_of_new_process() == report_of_new_process() == found and len(trials) == 1
     (file,) = tmp_path.glob("exact-*.json")
     kept = json.loads(file.read_text(encoding="utf-8"))
     kept["verdict"]["trust"] = [99, True]
     file.write_text(json.dumps(kept), encoding="utf-8")
-    assert settled() == found and len(tries) == 2
+    assert report_of_new_process() == found and len(trials) == 2
     with monkeypatch.context() as patch:
         patch.setattr(invariance, "reduced_precision_settings", lambda: ["TF32"])
-        assert settled() == found and len(tries) == 3
+        assert report_of_new_process() == found and len(trials) == 3
         patch.setattr(target.decoder.layers[0], "down", torch.nn.Parameter(-target.decoder.layers[0].down, False))
-        assert settled() == found and len(tries) == 4
+        assert report_of_new_process() == found and len(trials) == 4
 
 
 def test_the_trial_can_be_cancelled(target):

@@ -1,5 +1,8 @@
-"""Rounds that a GPU replays whole, with a tape in the place of CUDA graphs: the same images, one launch and one wait a
-round, memory that stays in its place, and no error where a driver refuses."""
+"""Replayed rounds, with a recorder for the CPU instead of CUDA graphs.
+
+Images are the same, a round is one launch and one synchronisation, memory keeps its address, and errors of the driver
+switch graphs off.
+"""
 
 import logging
 from types import SimpleNamespace
@@ -27,7 +30,7 @@ PROMPTS = ("a cat", "three small dogs", "fog")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Of a target and its drafter."""
+    """Folders of a target and its drafter."""
     folder = write_tiny_checkpoint(tmp_path_factory.mktemp("target"), resolution=64, max_positions=300)
     return folder, write_drafter(tmp_path_factory.mktemp("drafter"), load_target(folder))
 
@@ -44,7 +47,7 @@ def drafters(folders, target):
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch, target):
-    """A function: let rounds be of fixed sizes, and be captured by this recorder."""
+    """Return a function that makes rounds have fixed sizes and be captured by a recorder."""
 
     def begin(recorder):
         monkeypatch.setattr(Request, "replayed", True)
@@ -64,8 +67,8 @@ def tape(as_on_a_gpu):
 
 
 @pytest.mark.parametrize("images", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_what_rounds_cost_is_measured_with_graphs(target, drafters, tape, tmp_path, monkeypatch, images):
-    """Each size of each source is captured once, however often the images are begun anew."""
+def test_costs_are_measured_with_graphs(target, drafters, tape, tmp_path, monkeypatch, images):
+    """Each size of each draft mode is captured once, although the images start again."""
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
     decoding = run(target, drafters["network"], PROMPTS[:images], drafting=Drafting("auto"))
     before = tape.captured
@@ -83,7 +86,7 @@ def test_what_rounds_cost_is_measured_with_graphs(target, drafters, tape, tmp_pa
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("lantern", [Lantern(delta=0.3), Lantern(factor=3.0, max_substitution=0.2)])
 def test_relaxed_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, lantern, temperature):
-    """Here another tree would be another image. Trees of one depth and width at most are the same both ways."""
+    """With LANTERN the image depends on the trees. These have one depth and width, so they are the same with graphs."""
     settings = {
         "drafting": Drafting("eagle2", depth=3, width=2, nodes=6),
         "lantern": lantern,
@@ -102,34 +105,35 @@ def test_relaxed_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, 
     + [pytest.param(name, marks=pytest.mark.long) for name in ("eagle2", "static", "jacobi", "repeat")],
 )
 def test_trees_and_accepted_drafts_are_the_same_with_graphs(target, drafters, as_on_a_gpu, name):
-    """But at an image's end: positions behind it are cut away, or stay in the tree and are not valid."""
+    """Except at the end of an image: positions after it are cut off, or stay in the tree as invalid nodes."""
     source, options = METHODS[name]
 
-    def shares():
+    def entries():
         decoding = run(target, drafters[source], PROMPTS[:1], drafting=Drafting(**options))
         every = [share for round in decoding.trace.rounds for share in round.images]
         return [share for share in every if share.position < target.length - 2 - 12]
 
-    expected = shares()
+    expected = entries()
     as_on_a_gpu(Tape())
-    assert shares() == expected and not get_runtime().graph_failures
+    assert entries() == expected and not get_runtime().graph_failures
 
 
-def test_rounds_without_a_drafter_leave_its_memory_alone(target, drafters, as_on_a_gpu, monkeypatch):
-    """Plain rounds come before the first drafts, and after drafting has ended: then the drafter's memory is free."""
+def test_plain_rounds_do_not_access_the_drafters_memory(target, drafters, as_on_a_gpu, monkeypatch):
+    """There are plain rounds before the first drafts, and after drafting has ended, when its memory is freed."""
     ended = []
 
     def stop(slots):
         ended.append((slots.proposer, [part.clone() for part in slots.proposer.state()]))
         stop_drafting(slots)
 
-    def observe_and_give_up(policy, round):
+    def observe_and_stop(policy, round):
         observe(policy, round)
         policy.drafts = round.index < 2
 
-    stop_drafting, observe = Slots.stop_drafting, Auto.on_verified
+    stop_drafting = Slots.stop_drafting
+    observe = Auto.on_verified
     monkeypatch.setattr(Slots, "stop_drafting", stop)
-    monkeypatch.setattr(Auto, "on_verified", observe_and_give_up)
+    monkeypatch.setattr(Auto, "on_verified", observe_and_stop)
     as_on_a_gpu(Tape())
     found = run(target, drafters["jacobi"], PROMPTS[:1], drafting=Drafting("auto"), profile=costs("window"))
     assert [share.depth > 0 for round in found.trace.rounds[:4] for share in round.images] == [False, True, True, False]
@@ -137,7 +141,7 @@ def test_rounds_without_a_drafter_leave_its_memory_alone(target, drafters, as_on
     assert all(map(torch.equal, proposer.state(), before)) and not get_runtime().graph_failures
 
 
-# ---- one launch, one wait ------------------------------------------------------------------------
+# ---- one launch, one synchronisation -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -148,8 +152,8 @@ def test_rounds_without_a_drafter_leave_its_memory_alone(target, drafters, as_on
         *(pytest.param(name, 1, marks=pytest.mark.long) for name in (None, "merged")),
     ],
 )
-def test_a_steady_round_is_one_launch_and_one_wait(target, drafters, tape, monkeypatch, name, images):
-    """Beside the replay: what the host has decided goes up in one copy, and at times new noise does."""
+def test_a_steady_round_is_one_launch_and_one_synchronisation(target, drafters, tape, monkeypatch, name, images):
+    """In addition to the replay there is one copy of the control tensor, and sometimes copies of new noise."""
     source, options = METHODS[name] if name else (None, {"method": "autoregressive"})
     steady = []
 
@@ -167,14 +171,14 @@ def test_a_steady_round_is_one_launch_and_one_wait(target, drafters, tape, monke
     assert len(steady) > 5 and not get_runtime().graph_failures
     for ledger in steady:
         assert ledger.reads == 1 and ledger.uploads <= 1
-        assert ledger.launches <= 1 + 3 * images, "the host's decisions, and noise"
+        assert ledger.launches <= 1 + 3 * images, "more launches than for the control tensor and noise"
 
 
 # ---- from one decoding to the next -------------------------------------------------------------
 
 
-def test_rounds_are_kept_for_the_next_decoding(target, drafters, tape):
-    """Of other prompts and another seed. What drafts have learned is forgotten, so that an image is made again."""
+def test_captured_rounds_are_reused_by_the_next_decoding(target, drafters, tape):
+    """With other prompts and another seed. The drafter's state is reset, so repeating an image gives the same trees."""
     settings = {"drafting": Drafting("eagle2", depth=12, width=3, nodes=16)}
     first = run(target, drafters["network+jacobi"], PROMPTS[:1], sampling=Sampling(seed=1), **settings)
     run(target, drafters["network+jacobi"], PROMPTS[1:2], sampling=Sampling(seed=2), **settings)
@@ -196,7 +200,7 @@ def test_rounds_are_kept_for_the_next_decoding(target, drafters, tape):
     ],
     ids=["sampling", "drafting", "images", "length", "lantern", "prefix"],
 )
-def test_what_is_asked_for_otherwise_is_captured_anew(target, drafters, tape, change):
+def test_other_settings_are_captured_separately(target, drafters, tape, change):
     how = {"prompts": PROMPTS[:1], "drafting": Drafting("eagle2"), "sampling": Sampling()}
     run(target, drafters["network"], **how)
     captured = tape.captured
@@ -204,17 +208,18 @@ def test_what_is_asked_for_otherwise_is_captured_anew(target, drafters, tape, ch
     assert tape.captured > captured and not get_runtime().graph_failures
 
 
-def test_weights_that_have_moved_are_captured_anew(target, drafters, tape):
-    """ComfyUI may move a model between two runs; a graph remembers addresses."""
+def test_weights_that_have_moved_are_captured_again(target, drafters, tape):
+    """ComfyUI may move a model between two runs, and graphs refer to addresses."""
     how = {"prompts": PROMPTS[:1], "drafting": Drafting("eagle2")}
-    expected, captured = run(target, drafters["network"], **how), tape.captured
+    expected = run(target, drafters["network"], **how)
+    captured = tape.captured
     last = target.decoder.layers[-1].down
     last.data = last.data.clone()
     assert run(target, drafters["network"], **how).codes.equal(expected.codes)
     assert tape.captured == 2 * captured
 
 
-def test_methods_that_take_turns_each_find_their_own(target, drafters, tape):
+def test_alternating_methods_reuse_their_own_slots(target, drafters, tape):
     """As in a comparison."""
 
     def both():
@@ -227,7 +232,7 @@ def test_methods_that_take_turns_each_find_their_own(target, drafters, tape):
     assert tape.captured == captured
 
 
-def test_what_is_kept_is_bounded(target, drafters, tape, monkeypatch):
+def test_the_pool_is_bounded(target, drafters, tape, monkeypatch):
     monkeypatch.setattr(pool, "MAX_POOLED", 2)
     held = []
     for seed in range(4):
@@ -237,7 +242,7 @@ def test_what_is_kept_is_bounded(target, drafters, tape, monkeypatch):
     assert held[1] == 2 * held[0] and held[1:] == [held[1]] * 3
 
 
-def test_what_is_kept_goes_before_images_do_where_memory_runs_out(target, drafters, tape, monkeypatch, caplog):
+def test_the_pool_is_released_before_the_batch_becomes_smaller(target, drafters, tape, monkeypatch, caplog):
     how = {"prompts": PROMPTS, "drafting": Drafting("eagle2")}
     expected = run(target, drafters["network"], **how)
     failures = [torch.cuda.OutOfMemoryError("CUDA out of memory.")]
@@ -247,21 +252,21 @@ def test_what_is_kept_goes_before_images_do_where_memory_runs_out(target, drafte
             raise failures.pop()
         return run_round(*arguments)
 
-    run(target, None, PROMPTS[:1])  # which leaves something, too
+    run(target, None, PROMPTS[:1])  # leaves slots in the pool, too
     monkeypatch.setattr("adt_core.engine.decoding.run_round", out_of_memory_once)
     found = run(target, drafters["network"], **how)
     assert not failures and found.at_once == 3 and not caplog.records
     assert found.codes.equal(expected.codes)
 
 
-def test_what_is_kept_goes_when_it_is_released(target, drafters, tape):
+def test_a_released_pool_holds_no_memory(target, drafters, tape):
     run(target, drafters["network"], PROMPTS[:1], drafting=Drafting("eagle2"))
     assert pool.held_bytes(target.decoder) > 0
     pool.release(target.decoder)
     assert pool.held_bytes(target.decoder) == 0
 
 
-def test_a_run_that_was_cancelled_leaves_what_the_next_can_use(target, drafters, tape):
+def test_the_slots_of_a_cancelled_run_are_reused(target, drafters, tape):
     class Stop(Exception):
         pass
 
@@ -281,16 +286,16 @@ def test_a_run_that_was_cancelled_leaves_what_the_next_can_use(target, drafters,
     assert tape.captured == captured
 
 
-# ---- refusals ----------------------------------------------------------------------------------
+# ---- failures ----------------------------------------------------------------------------------
 
 
-class Refuses(Tape):
+class FailsToCapture(Tape):
     def __call__(self, run):
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCompile with more.")
 
 
 class CapturesNothing(Tape):
-    """As when kernels are launched on another device."""
+    """Emulates kernels that are launched on another device."""
 
     def __call__(self, run):
         run()
@@ -305,12 +310,12 @@ class CapturesWrongly(Tape):
 @pytest.mark.parametrize(
     "recorder, reason",
     [
-        (Refuses, "CUDA error: operation not permitted when stream is capturing"),
+        (FailsToCapture, "CUDA error: operation not permitted when stream is capturing"),
         (CapturesNothing, "a replayed round gave other results than a launched one"),
         (CapturesWrongly, "a replayed round gave other results than a launched one"),
     ],
 )
-def test_what_does_not_work_is_noticed_and_said_once(target, drafters, as_on_a_gpu, caplog, recorder, reason):
+def test_a_failed_or_wrong_capture_is_logged_once(target, drafters, as_on_a_gpu, caplog, recorder, reason):
     expected = run(target).codes
     as_on_a_gpu(recorder())
     with caplog.at_level(logging.WARNING):
@@ -321,7 +326,7 @@ def test_what_does_not_work_is_noticed_and_said_once(target, drafters, as_on_a_g
 
 
 class FailsOnce(Tape):
-    """The third replay finds no memory, which the driver says in words of its own."""
+    """Runs out of memory at the third replay, with the error message of the CUDA driver."""
 
     def __call__(self, run):
         replay = super().__call__(run)
@@ -334,7 +339,7 @@ class FailsOnce(Tape):
         return fail_once
 
 
-def test_a_driver_without_memory_is_torch_without_memory(target, drafters, as_on_a_gpu, caplog):
+def test_an_out_of_memory_error_of_the_driver_is_handled_as_torchs(target, drafters, as_on_a_gpu, caplog):
     expected = run(target, prompts=PROMPTS).codes
     as_on_a_gpu(FailsOnce())
     found = run(target, drafters["network"], PROMPTS, drafting=Drafting("eagle2"))
@@ -342,7 +347,7 @@ def test_a_driver_without_memory_is_torch_without_memory(target, drafters, as_on
     assert [record.getMessage() for record in caplog.records] == ["Out of memory; continuing with one image at a time."]
 
 
-def test_no_graphs_on_other_devices_or_where_they_are_switched_off(target, tape, monkeypatch):
+def test_no_graphs_on_a_cpu_or_if_disabled(target, tape, monkeypatch):
     assert graphs.make_recorder(torch.device("cpu")) is None
     monkeypatch.setenv(graphs.VARIABLE, "0")
     run(target, None, PROMPTS[:1])
@@ -360,7 +365,7 @@ def test_no_graphs_on_other_devices_or_where_they_are_switched_off(target, tape,
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", METHODS)
 def test_real_graphs(folders, name, monkeypatch, caplog):
-    """On a GPU: captured, and the same image as eagerly. float64, so that no near tie tells them apart."""
+    """On a GPU, a captured round gives the same image as an eager one. float64 avoids near ties."""
     source, options = METHODS[name]
     target = load_target(folders[0], "cuda", torch.float64)
     drafters = drafters_by_name(load_drafter(folders[1], target))
@@ -373,11 +378,12 @@ def test_real_graphs(folders, name, monkeypatch, caplog):
     assert not get_runtime().graph_failures and not caplog.records
 
 
-def test_columns_double_so_that_few_rounds_are_captured():
-    """An image of Emu3 has more than eight thousand tokens."""
+def test_the_number_of_attended_positions_doubles():
+    """So few rounds are captured, even of an image of Emu3, which has more than 8,000 tokens."""
     read = set()
     for position in range(8190):
-        rows, request = SimpleNamespace(cache_offset=128, columns=range(8400)), SimpleNamespace(uncommitted=64)
+        rows = SimpleNamespace(cache_offset=128, columns=range(8400))
+        request = SimpleNamespace(uncommitted=64)
         read.add(Slots._columns(SimpleNamespace(positions=[position], rows=rows, request=request)))
         assert max(read) >= position + 128 + 64 and max(read) <= max(512, 2 * (position + 192))
     assert read == {512, 1024, 2048, 4096, 8192, 8400}

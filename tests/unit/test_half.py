@@ -1,4 +1,4 @@
-"""Half precision, which GPUs use: what its exact mode says, and what it asks of a device."""
+"""Half precision: kernels that the batch-invariant mode requires, tiled products, and conversion on CPUs."""
 
 from unittest import mock
 
@@ -12,15 +12,15 @@ from adt_core.runtime import new_runtime
 from tests.drafted import run
 
 
-def test_the_trace_says_whether_it_is_exact(tiny, monkeypatch):
+def test_the_trace_contains_the_batch_invariant_mode(tiny, monkeypatch):
     target = load_target(tiny / "target", dtype=torch.bfloat16)
     assert run(target).trace.settings["exact"] is True
     monkeypatch.setattr(target.decoder, "exact", False)
     assert run(target).trace.settings["exact"] is False
 
 
-def test_a_lack_of_memory_is_not_taken_for_a_missing_kernel(runtime, monkeypatch):
-    """Tried again, there is one, and else all keys would be added in float64 for the rest of the process."""
+def test_a_check_that_runs_out_of_memory_is_repeated(runtime, monkeypatch):
+    """Otherwise all keys would be added in float64 for the rest of the process."""
     full = torch.cuda.OutOfMemoryError("CUDA out of memory.")
     monkeypatch.setattr(batch_invariance, "far_attention", mock.Mock(side_effect=[full, None]))
     model = torch.device("cpu"), torch.bfloat16, 64
@@ -29,16 +29,16 @@ def test_a_lack_of_memory_is_not_taken_for_a_missing_kernel(runtime, monkeypatch
     assert batch_invariance.near_window(*model) == batch_invariance.NEAR_WINDOW
 
 
-def test_a_model_asks_for_the_kernel_of_its_own_kind(tiny, monkeypatch):
-    """Older GPUs have it in float16 and not in bfloat16."""
-    asked = []
-    monkeypatch.setattr("adt_core.engine.request.near_window", lambda *model: asked.append(model))
+def test_the_kernel_is_checked_for_the_models_dtype(tiny, monkeypatch):
+    """Older GPUs have it in float16 but not in bfloat16."""
+    checked = []
+    monkeypatch.setattr("adt_core.engine.request.near_window", lambda *model: checked.append(model))
     target = load_target(tiny / "target", dtype=torch.float16)
     run(target)
-    assert set(asked) == {(torch.device("cpu"), torch.float16, target.decoder.config.head_dim)}
+    assert set(checked) == {(torch.device("cpu"), torch.float16, target.decoder.config.head_dim)}
 
 
-def test_of_the_kernel_of_amds_gpus_nothing_is_known(monkeypatch):
+def test_the_kernel_of_amds_gpus_is_not_used(monkeypatch):
     monkeypatch.setattr(batch_invariance, "far_attention", lambda *_: None)
     model = torch.device("cpu"), torch.float16, 64
     for version, near in ((None, batch_invariance.NEAR_WINDOW), ("6.4", None)):
@@ -48,26 +48,29 @@ def test_of_the_kernel_of_amds_gpus_nothing_is_known(monkeypatch):
 
 
 @pytest.mark.parametrize("even", [True, False], ids=["the same bits", "other bits"])
-def test_all_rows_are_multiplied_at_once_where_that_has_the_bits_of_tiles(runtime, even):
-    x, plus, asked = torch.arange(96.0).view(12, 8), torch.ones(12, 3), []
+def test_rows_are_multiplied_at_once_if_bitwise_equal_to_tiles(runtime, even):
+    x = torch.arange(96.0).view(12, 8)
+    plus = torch.ones(12, 3)
+    calls = []
 
     def multiply(rows, added):
-        asked.append(len(rows))
+        calls.append(len(rows))
         return added.add_(rows[:, :3] if even else rows[:, :3] * len(rows))
 
     expected = torch.cat([multiply(*parts) for parts in zip(x.split(4), plus.clone().split(4))])
     batch_invariance.tiled_matmul(multiply, x, plus.clone(), 4, "a kind of product")
-    asked.clear()
+    calls.clear()
     assert batch_invariance.tiled_matmul(multiply, x, plus.clone(), 4, "a kind of product").equal(expected)
-    assert asked == ([12] if even else [4, 4, 4])
+    assert calls == ([12] if even else [4, 4, 4])
 
 
-class Seen(TorchDispatchMode):
-    """Dtypes of what is multiplied, and of what is converted."""
+class RecordedDtypes(TorchDispatchMode):
+    """Records the dtypes of factors and of converted tensors."""
 
     def __init__(self):
         super().__init__()
-        self.multiplied, self.converted = set(), []
+        self.multiplied = set()
+        self.converted = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name
@@ -80,13 +83,14 @@ class Seen(TorchDispatchMode):
 
 @pytest.mark.parametrize("even", [True, False], ids=["at once", "in tiles"])
 @torch.inference_mode()
-def test_a_weight_of_bytes_is_widened_once_for_all_rows(runtime, monkeypatch, even):
+def test_a_quantised_weight_is_converted_once_for_all_rows(runtime, monkeypatch, even):
     multiply = layers._multiply
     if not even:
         monkeypatch.setattr(layers, "_multiply", lambda *given: multiply(*given) * len(given[2]))
-    x, weight = torch.randn(12, 64).bfloat16(), torch.randint(-9, 9, (64, 96), dtype=torch.int8)
+    x = torch.randn(12, 64).bfloat16()
+    weight = torch.randint(-9, 9, (64, 96), dtype=torch.int8)
     layers.product(x, weight, torch.ones(96), tile=4)
-    with Seen() as seen:
+    with RecordedDtypes() as seen:
         layers.product(x, weight, torch.ones(96), tile=4)
     assert seen.converted.count(torch.int8) == 1
 
@@ -94,9 +98,9 @@ def test_a_weight_of_bytes_is_widened_once_for_all_rows(runtime, monkeypatch, ev
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("fast", [torch.bfloat16, torch.float16], ids=str)
 @torch.inference_mode()
-def test_what_a_cpu_can_not_multiply_is_widened(monkeypatch, dtype, fast):
-    """Those that have products in bfloat16 need not have them in float16."""
-    monkeypatch.setattr(layers, "supports_half_matmul", lambda asked: asked == fast)
-    with Seen() as seen:
+def test_dtypes_that_a_cpu_does_not_multiply_are_converted(monkeypatch, dtype, fast):
+    """A CPU may multiply in bfloat16 but not in float16."""
+    monkeypatch.setattr(layers, "supports_half_matmul", lambda checked: checked == fast)
+    with RecordedDtypes() as seen:
         layers.product(torch.randn(4, 64).to(dtype), torch.randn(64, 96).to(dtype))
     assert seen.multiplied == {dtype if dtype == fast else torch.float32}

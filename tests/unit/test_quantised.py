@@ -1,4 +1,4 @@
-"""Weight-only int8 and fp8: how far the logits move, and which bytes are read."""
+"""Weight-only int8 and fp8: error of the logits, memory traffic, and products of digits."""
 
 from unittest import mock
 
@@ -20,13 +20,13 @@ PROMPT = "A red house in a grassy field under a clear blue sky."
 
 
 def teacher_forced(target, codes):
-    """Guided logits [T, V] behind every token of an image."""
+    """Return the guided logits [T, V] after every token of an image."""
     return logits_behind(target, [PROMPT], codes, BUNDLED_SAMPLING.guidance)[0, :-1]
 
 
 @pytest.fixture(scope="module")
 def bundled():
-    """An image of the bundled model, and the logits behind its tokens in float32."""
+    """Codes of an image of the bundled model, and the logits after its tokens in float32."""
     full = load_target()
     codes = run(full, prompts=(PROMPT,)).codes[0]
     return codes, teacher_forced(full, codes)
@@ -35,7 +35,7 @@ def bundled():
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_stay_close_on_the_bundled_model(kind, bundled):
-    """Root mean square error, relative to the spread of the logits. With bfloat16 it is 0.014; int8 is nearer."""
+    """Root mean square error relative to the standard deviation of the logits; for bfloat16 it is 0.014."""
     codes, true = bundled
     rounded = teacher_forced(load_target(weights=kind), codes)
     error = ((rounded - true).pow(2).mean() / true.var()).sqrt()
@@ -44,47 +44,54 @@ def test_logits_stay_close_on_the_bundled_model(kind, bundled):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_matrices_take_a_byte_a_weight(tiny, kind):
-    plain, rounded = load_target(tiny / "target"), load_target(tiny / "target", weights=kind)
+def test_matrices_have_one_byte_per_weight(tiny, kind):
+    plain = load_target(tiny / "target")
+    rounded = load_target(tiny / "target", weights=kind)
     for ours, theirs in zip(rounded.decoder.layers, plain.decoder.layers):
         for name in MATRICES:
-            stored, scale, weight = getattr(ours, name), getattr(ours, f"{name}_scale"), getattr(theirs, name)
+            stored = getattr(ours, name)
+            scale = getattr(ours, f"{name}_scale")
+            weight = getattr(theirs, name)
             assert stored.element_size() == 1 and scale.shape == (weight.shape[1],)
             step = {"int8": 0.5 / 127, "fp8": 2**-4}[kind]
             assert (stored.float() * scale - weight).abs().max() <= weight.abs().max() * step
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_half_precision_holds_the_products(kind):
-    """Activations of real models have outliers; in float16 the product with unscaled bytes would overflow."""
+def test_products_do_not_overflow_in_half_precision(kind):
+    """Activations of real models have outliers; in float16 a product with unscaled weights would overflow."""
     generator = torch.Generator().manual_seed(0)
-    weight, x = 0.02 * torch.randn(4096, 64, generator=generator), torch.randn(1, 4096, generator=generator)
+    weight = 0.02 * torch.randn(4096, 64, generator=generator)
+    x = torch.randn(1, 4096, generator=generator)
     x[0, :4] = 300
-    stored, scale = torch.empty(4096, 64, dtype=quantised.KINDS[kind]), torch.empty(64)
+    stored = torch.empty(4096, 64, dtype=quantised.KINDS[kind])
+    scale = torch.empty(64)
     quantised.store(stored, scale, weight)
     found = product(x.half(), stored, scale)
     assert found.isfinite().all() and (found.float() - x @ weight).abs().max() < 0.1 * (x @ weight).abs().max()
 
 
 class Traffic(TorchDispatchMode):
-    """Bytes that operations read and write of tensors as large as ``weight`` or larger."""
+    """Counts the bytes that operations read and write of tensors at least as large as a weight."""
 
     def __init__(self, weight):
         super().__init__()
-        self.least, self.bytes = weight.numel(), 0
+        self.least = weight.numel()
+        self.bytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if not any(x.alias_info and not x.alias_info.is_write for x in func._schema.returns):  # views move nothing
+        if not any(x.alias_info and not x.alias_info.is_write for x in func._schema.returns):  # views have no traffic
             tensors = (x for x in (*tree_leaves((args, kwargs)), *tree_leaves(result)) if isinstance(x, torch.Tensor))
             self.bytes += sum(x.numel() * x.element_size() for x in tensors if x.numel() >= self.least)
         return result
 
 
 def stored_weight(kind, inputs, outputs):
-    """A quantised weight as ``quantise`` lays it out, its scale, and some activations of which few are large."""
+    """Return a quantised weight with the layout of `quantise`, its scale, and activations with few outliers."""
     generator = torch.Generator().manual_seed(0)
-    stored, scale = torch.empty(outputs, inputs, dtype=quantised.KINDS[kind]).t(), torch.empty(outputs)
+    stored = torch.empty(outputs, inputs, dtype=quantised.KINDS[kind]).t()
+    scale = torch.empty(outputs)
     quantised.store(stored, scale, 0.02 * torch.randn(inputs, outputs, generator=generator))
     x = torch.randn(3, inputs, generator=generator)
     x[:, :4] = 300
@@ -98,7 +105,7 @@ HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=s
 
 
 class OnGPU(torch.Tensor):
-    """A tensor of this machine that says to be on a GPU. ``as_subclass`` makes one."""
+    """CPU tensor whose `is_cuda` is True; made by `as_subclass`."""
 
     is_cuda = True
 
@@ -112,12 +119,12 @@ def digits(runtime, monkeypatch):
 
 @HALVES
 @BYTES
-def test_on_a_gpu_a_product_reads_the_bytes_that_are_stored(digits, kind, dtype):
-    """At most 1.3 times as many. Elsewhere the weight is converted, which this counts as well."""
+def test_on_a_gpu_a_product_reads_only_the_stored_bytes(digits, kind, dtype):
+    """At most 1.3 times as many. On a CPU the weight is converted, which counts as traffic."""
     stored, scale, x = stored_weight(kind, 256, 512)
     read = []
     for given in (x.to(dtype), x.to(dtype).as_subclass(OnGPU)):
-        digits.quantised_matmul(given, stored, scale)  # the first time, a GPU is tried
+        digits.quantised_matmul(given, stored, scale)  # the first call checks the GPU
         with Traffic(stored) as traffic:
             digits.quantised_matmul(given, stored, scale)
         read.append(traffic.bytes)
@@ -127,7 +134,7 @@ def test_on_a_gpu_a_product_reads_the_bytes_that_are_stored(digits, kind, dtype)
 @HALVES
 @pytest.mark.parametrize("rows", [1, 3, 20])
 @BYTES
-def test_digits_are_as_exact_as_converted_weights(digits, kind, dtype, rows):
+def test_digits_are_as_accurate_as_converted_weights(digits, kind, dtype, rows):
     stored, scale, x = stored_weight(kind, 1024, 64)
     x = x.repeat(7, 1)[:rows].to(dtype).as_subclass(OnGPU)
     exact = x.double() @ (stored.double() * scale.double())
@@ -137,18 +144,18 @@ def test_digits_are_as_exact_as_converted_weights(digits, kind, dtype, rows):
     assert digits.quantised_matmul(torch.zeros_like(x), stored, scale).abs().max() == 0
 
 
-@pytest.mark.parametrize("kind, asked", [("int8", [12]), pytest.param("fp8", [4, 4, 4, 12], marks=FP8.marks)])
-def test_sums_of_whole_numbers_need_no_tiles(digits, monkeypatch, kind, asked):
-    """They are the same in any order. Of other sums it is tried first whether tiles are needed."""
+@pytest.mark.parametrize("kind, rows", [("int8", [12]), pytest.param("fp8", [4, 4, 4, 12], marks=FP8.marks)])
+def test_sums_of_integers_need_no_tiles(digits, monkeypatch, kind, rows):
+    """They do not depend on the order. Other sums are checked first."""
     stored, scale, x = stored_weight(kind, 256, 512)
     multiply = mock.Mock(side_effect=digits.quantised_matmul)
     monkeypatch.setattr(layers, "quantised_matmul", multiply)
     monkeypatch.setattr(layers, "has_exact_sums", digits.has_exact_sums)
     product(x.repeat(4, 1).bfloat16().as_subclass(OnGPU), stored, scale, tile=4)
-    assert [len(call.args[0]) for call in multiply.call_args_list] == asked
+    assert [len(call.args[0]) for call in multiply.call_args_list] == rows
 
 
-def test_no_memory_is_set_aside_for_a_conversion_that_a_cpu_makes_piece_by_piece(tiny):
+def test_required_memory_on_a_cpu_does_not_include_a_converted_weight(tiny):
     stored = (load_target(tiny / "target", dtype=torch.bfloat16, weights=weights) for weights in (None, "int8"))
     plain, bytes_ = (run(target).memory_required() for target in stored)
     assert plain == bytes_
@@ -156,10 +163,11 @@ def test_no_memory_is_set_aside_for_a_conversion_that_a_cpu_makes_piece_by_piece
 
 @HALVES
 @BYTES
-def test_digits_hold_an_activation(digits, kind, dtype):
-    """Those of fp8 every bit of it; those of int8 to 2 ** -14 of the largest of its row."""
+def test_digits_represent_an_activation(digits, kind, dtype):
+    """fp8 digits exactly; int8 digits up to 2 ** -14 of the largest element of the row."""
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
-    one, scale = torch.eye(64).to(quantised.KINDS[kind]).t(), torch.ones(64)
+    one = torch.eye(64).to(quantised.KINDS[kind]).t()
+    scale = torch.ones(64)
     if kind == "fp8":
         assert digits.fp8_digits(x, one, scale).equal(x)
         return
@@ -180,43 +188,44 @@ def test_digits_hold_an_activation(digits, kind, dtype):
     ],
 )
 @pytest.mark.skipif(OLD, reason="before torch 2.8 only GPUs multiply fp8")
-def test_digits_are_for_gpus_that_multiply_bytes(digits, monkeypatch, capability, dtype, cut, kinds):
-    """Sides must be multiples of 8 (int8) or 16 (fp8); int8 needs compute capability 7.5, fp8 8.9."""
+def test_digits_are_used_on_gpus_with_8_bit_products(digits, monkeypatch, capability, dtype, cut, kinds):
+    """Sides must be multiples of 8 (int8) or 16 (fp8); int8 needs compute capability 7.5, fp8 needs 8.9."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    x, used = torch.ones(1, 32, dtype=dtype).as_subclass(OnGPU), []
+    x = torch.ones(1, 32, dtype=dtype).as_subclass(OnGPU)
+    used = []
     for kind, stored in quantised.KINDS.items():
         weight = torch.ones(32, 32).to(stored).t()[:, cut:]
-        digits.quantised_matmul(x, weight, torch.ones(32 - cut))  # tried, and from now on used, if it may be
+        digits.quantised_matmul(x, weight, torch.ones(32 - cut))  # checks the device
         monkeypatch.setattr(digits, f"{kind}_digits", lambda *_, kind=kind: used.append(kind))
         digits.quantised_matmul(x, weight, torch.ones(32 - cut))
         digits.quantised_matmul(x.as_subclass(torch.Tensor), weight, torch.ones(32 - cut))  # not on a GPU
     assert used == kinds
 
 
-@pytest.mark.parametrize("said", ["CUBLAS_STATUS_NOT_SUPPORTED.", "of 1 rows gave wrong", "of 130 rows gave wrong"])
+@pytest.mark.parametrize("message", ["CUBLAS_STATUS_NOT_SUPPORTED.", "of 1 rows gave wrong", "of 130 rows gave wrong"])
 @HALVES
 @BYTES
-def test_digits_are_tried_before_they_are_used(digits, monkeypatch, caplog, kind, dtype, said):
-    """A library may refuse them, or be wrong: then weights are converted, and the log says so once."""
+def test_digits_are_checked_before_they_are_used(digits, monkeypatch, caplog, kind, dtype, message):
+    """If a library raises an error or gives wrong results, weights are converted, and this is logged once."""
 
-    def refuse(*_):
-        raise RuntimeError(f"{said}\nMore words.")
+    def fail(*_):
+        raise RuntimeError(f"{message}\nMore words.")
 
     def double(x, weight, scale):
-        wrong = len(x) > 64 or "130" not in said
+        wrong = len(x) > 64 or "130" not in message
         return (1 + wrong) * digits.quantised_matmul(x.as_subclass(torch.Tensor), weight, scale)
 
     stored, scale, x = stored_weight(kind, 64, 32)
-    monkeypatch.setattr(digits, f"{kind}_digits", double if "wrong" in said else refuse)
+    monkeypatch.setattr(digits, f"{kind}_digits", double if "wrong" in message else fail)
     converted = digits.quantised_matmul(x.to(dtype), stored, scale)
     for _ in range(2):
         assert digits.quantised_matmul(x.to(dtype).as_subclass(OnGPU), stored, scale).equal(converted)
-    (message,) = caplog.messages
-    assert said in message and "More" not in message
+    (logged,) = caplog.messages
+    assert message in logged and "More" not in logged
 
 
-def test_a_lack_of_memory_is_not_taken_for_what_the_device_can_do(digits, monkeypatch, caplog):
-    """Tried again, it may work, and else every product would be slow for the rest of the process."""
+def test_a_check_that_runs_out_of_memory_is_repeated(digits, monkeypatch, caplog):
+    """Otherwise every product would be slow for the rest of the process."""
     stored, scale, x = stored_weight("int8", 64, 32)
     full = torch.cuda.OutOfMemoryError("CUDA out of memory.")
     working = mock.Mock(wraps=digits.int8_digits, side_effect=[full, *[mock.DEFAULT] * 9])
@@ -224,4 +233,6 @@ def test_a_lack_of_memory_is_not_taken_for_what_the_device_can_do(digits, monkey
     with pytest.raises(torch.cuda.OutOfMemoryError):
         digits.quantised_matmul(x.half().as_subclass(OnGPU), stored, scale)
     digits.quantised_matmul(x.half().as_subclass(OnGPU), stored, scale)
-    assert working.call_count == 2 + len(digits._CHECKED_ROWS) and not caplog.records, "tried again, and then used"
+    assert working.call_count == 2 + len(digits._CHECKED_ROWS) and not caplog.records, (
+        "the check is repeated, and then digits are used"
+    )

@@ -1,8 +1,8 @@
-"""A run repeats on a GPU: nothing that decides a token or a tree depends on the order in which threads come.
+"""Determinism on a GPU: no token and no tree depends on the order in which threads run.
 
-The tests decode on the CPU and watch every operation. Those that a GPU does with atomics on floats, or in an order of
-its own, must not appear. Where one place is written twice, either write may come last, so they are done in the other
-order here, and tokens and trees must stay the same.
+The tests decode on the CPU and inspect every operation. Operations that a GPU executes with float atomics or in an
+undefined order must not occur. If an element is written twice, either write may be the last one on a GPU. So writes are
+also executed in reverse order, and tokens and trees must stay the same.
 """
 
 import pytest
@@ -15,18 +15,23 @@ from adt_core.drafters import with_window
 from tests.drafted import run
 
 ADDING = {"index_add", "scatter_add", "index_reduce", "histc", "bincount", "_embedding_bag", "put"}
-"""Operations that add in no order; on whole numbers that does no harm."""
+"""Operations that add in an undefined order, which is harmless for integers."""
 PICKING = {"median", "nanmedian", "kthvalue", "mode"}
-"""Which of equal values they point to is left open."""
+"""Operations that return any of several equal values."""
 SCANS = {"cumsum", "cumprod", "logcumsumexp"}
-"""A single row that is too long for one block of threads is scanned in no fixed order. In float64 that is allowed:
-the differences are too small to matter."""
+"""Operations that scan a single row in an undefined order if it is too long for one block of threads. In float64 the
+differences are too small to matter."""
 LONG = 40
-"""Codes of the tiny target: a row of so many numbers stands for one that is too long for a block."""
+"""Codes of the tiny target. A row of this length represents one that is too long for a block."""
 
 
-class OtherOrder(TorchDispatchMode):
-    """Writes in the other order, and notes in ``found`` what would not repeat on a GPU. ``seen``: all operations."""
+class ReverseWrites(TorchDispatchMode):
+    """Executes writes in reverse order and records operations.
+
+    Attributes:
+        found: Operations that are not deterministic on a GPU.
+        seen: All operations.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,9 +39,10 @@ class OtherOrder(TorchDispatchMode):
         self.seen: set[str] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name, kwargs = func._schema.name.removeprefix("aten::").rstrip("_"), kwargs or {}
+        name = func._schema.name.removeprefix("aten::").rstrip("_")
+        kwargs = kwargs or {}
         self.seen.add(name)
-        if repeats_badly(name, args, kwargs):
+        if is_nondeterministic(name, args, kwargs):
             self.found.add(name)
         if name == "scatter" and isinstance(args[3], Tensor):
             table, dim, index, values = args
@@ -51,7 +57,7 @@ class OtherOrder(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def repeats_badly(name: str, args: tuple, kwargs: dict) -> bool:
+def is_nondeterministic(name: str, args: tuple, kwargs: dict) -> bool:
     floats = any(isinstance(value, Tensor) and value.is_floating_point() for value in args)
     if name in SCANS:
         table, dim = args[:2]
@@ -64,7 +70,7 @@ def repeats_badly(name: str, args: tuple, kwargs: dict) -> bool:
 
 @pytest.fixture(scope="module")
 def models(tiny):
-    """In float32, as most people draw."""
+    """Target and drafters in float32, the default on a CPU."""
     target = load_target(tiny / "target")
     network = load_drafter(tiny / "drafter", target)
     jacobi = load_drafter("jacobi", target)
@@ -90,27 +96,28 @@ CASES = {
 FILTERED = Sampling(seed=3, top_k=30, top_p=0.9, temperature=0.9)
 
 
-def decoded(models, case: str, images: int) -> tuple[Tensor, list]:
-    """The codes, and what became of every tree."""
+def decode(models, case: str, images: int) -> tuple[Tensor, list]:
+    """Return the codes and the trace of every tree."""
     target, drafters = models
     source, options, more = CASES[case]
-    prompts, more = ("a cat", "three small dogs", "x")[:images], {"sampling": FILTERED, **more}
+    prompts = ("a cat", "three small dogs", "x")[:images]
+    more = {"sampling": FILTERED, **more}
     decoding = run(target, drafters[source], prompts, drafting=Drafting.of(options), at_once=min(images, 2), **more)
     return decoding.codes, [round.images for round in decoding.trace.rounds]
 
 
 QUICK = "adt-tree", "window", "both", "lantern"
-"""The default tier's cases."""
+"""Cases of the default tier."""
 
 
 @pytest.mark.parametrize("images", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize(
     "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.long) for case in CASES]
 )
-def test_no_order_of_threads_decides_a_token_or_a_tree(models, case, images):
-    codes, trees = decoded(models, case, images)
-    with OtherOrder() as watched:
-        codes_again, trees_again = decoded(models, case, images)
+def test_tokens_and_trees_do_not_depend_on_the_order_of_threads(models, case, images):
+    codes, trees = decode(models, case, images)
+    with ReverseWrites() as watched:
+        codes_again, trees_again = decode(models, case, images)
     assert not watched.found
     assert "argmax" in watched.seen
     assert torch.equal(codes_again, codes) and trees_again == trees
@@ -128,15 +135,17 @@ def test_no_order_of_threads_decides_a_token_or_a_tree(models, case, images):
         lambda x: x[:, 0].median(0),
     ],
 )
-def test_what_does_not_repeat_is_found(bad):
-    with OtherOrder() as watched:
+def test_nondeterministic_operations_are_detected(bad):
+    with ReverseWrites() as watched:
         bad(torch.ones(50, 3))
     assert watched.found
 
 
-def test_writes_come_in_the_other_order():
-    table, at, values = torch.zeros(2, 3), torch.tensor([[1, 1], [2, 0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])
-    with OtherOrder():
+def test_writes_are_reversed():
+    table = torch.zeros(2, 3)
+    at = torch.tensor([[1, 1], [2, 0]])
+    values = torch.tensor([[5.0, 6.0], [7.0, 8.0]])
+    with ReverseWrites():
         scattered = table.scatter(1, at, values)
         put = table.index_put((torch.arange(2)[:, None], at), values)
     expected = [[0, 5, 0], [8, 0, 7]]

@@ -53,8 +53,10 @@ def slot_bytes(request: Request, batch_size: int, device: torch.device | None = 
 
 def state_bytes(request: Request, batch_size: int, device: torch.device | None = None) -> int:
     """Return the bytes of caches, noise and activations; arguments as in :func:`required_bytes`."""
-    target, decoder = request.target, request.target.decoder
-    itemsize, cache_length = decoder.embedding.element_size(), request.cache_length_on(_is_replayed(request, device))
+    target = request.target
+    decoder = request.target.decoder
+    itemsize = decoder.embedding.element_size()
+    cache_length = request.cache_length_on(_is_replayed(request, device))
     held = min(2 * batch_size, request.images)  # images that enter are prepared beside those that leave
     caches = KVCache.num_bytes(decoder.config, request.groups * batch_size, cache_length, itemsize)
     if request.active_drafter is not None:
@@ -78,13 +80,17 @@ def _graph_bytes(request: Request) -> int:
 
 def _activation_bytes(request: Request, batch_size: int, device: torch.device | None) -> int:
     """Return the bytes of the largest forward's activations, and of one matrix that is converted."""
-    target, decoder, config = request.target, request.target.decoder, request.target.decoder.config
+    target = request.target
+    decoder = request.target.decoder
+    config = request.target.decoder.config
     replayed = _is_replayed(request, device)
     cache_length = request.cache_length_on(replayed)
     prompt = request.padded_on(replayed) + request.start
-    rows, tokens = request.groups * batch_size, max(prompt, request.largest.nodes + 1)
+    rows = request.groups * batch_size
+    tokens = max(prompt, request.largest.nodes + 1)
     numbers = 2 * config.intermediate_size + 8 * config.hidden_size + cache_length + target.num_codes
-    where, matrix = device or decoder.embedding.device, decoder.layers[0].get_parameter("gate_up")
+    where = device or decoder.embedding.device
+    matrix = decoder.layers[0].get_parameter("gate_up")
     converts = decoder.weights is not None and where.type == "cuda" and not supports_byte_matmul(where, matrix.dtype)
     near = _near_bytes(request, cache_length, prompt, where)
     return decoder.wide_dtype.itemsize * rows * tokens * numbers + rows * near + 2 * converts * matrix.numel()
@@ -92,7 +98,8 @@ def _activation_bytes(request: Request, batch_size: int, device: torch.device | 
 
 def _near_bytes(request: Request, cache_length: int, prompt: int, device: torch.device) -> int:
     """Return the bytes of a row's attention to near keys: keys, values and three score tables in float64."""
-    decoder, config = request.target.decoder, request.target.decoder.config
+    decoder = request.target.decoder
+    config = request.target.decoder.config
     if not decoder.tile:
         return 0
     stays = device.type == decoder.embedding.device.type
@@ -119,7 +126,8 @@ def cpu_memory_shortage(request: Request, batch_size: int) -> str:
     if decoder.embedding.device.type != "cpu":
         return ""
     weights = sum(part.numel() * part.element_size() for part in decoder.parameters())
-    work, total = required_bytes(request, batch_size), psutil.virtual_memory().total
+    work = required_bytes(request, batch_size)
+    total = psutil.virtual_memory().total
     if weights + work <= MEMORY_SHARE * total:
         return ""
     images = f"{batch_size} images at a time" if batch_size > 1 else "one image"
@@ -138,7 +146,8 @@ def gpu_memory_shortage(request: Request, batch_size: int, pooled: int) -> str:
         batch_size: Images that are decoded at the same time.
         pooled: Bytes of pooled slots, which can be freed.
     """
-    needed, free = slot_bytes(request, batch_size), free_bytes(request.target.decoder.embedding.device) + pooled
+    needed = slot_bytes(request, batch_size)
+    free = free_bytes(request.target.decoder.embedding.device) + pooled
     if needed <= free:
         return ""
     return f"it would need {needed / 2**30:.3g} GB of GPU memory, but only {free / 2**30:.3g} GB are free"
