@@ -30,12 +30,12 @@ from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.app.jobs import decode, new_decoding
 from adt_core.engine.job import Job
 from adt_core.models.layers import Decoder
-from adt_core.models.reading.checkpoint import BUNDLED, resolve
+from adt_core.models.reading.paths import resolve
 from adt_core.models.target import Target
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
 from adt_core.rules.noise import Own
-from adt_core.rules.settings import UPSTREAM
+from adt_core.rules.settings import BUNDLED, UPSTREAM
 from adt_core.rules.upstream import Upstream
 
 from .harness import captions
@@ -159,7 +159,7 @@ def target_of(layers: Layers, codes: int, width: int) -> Target:
         parameter.normal_(0, layers.hidden**-0.5, generator=generator)
     decoder.config = replace(config, vocab_size=width)
     target.decoder = decoder
-    target.draws_from = width if width > codes else 0
+    target.script_vocab_size = width if width > codes else 0
     return target
 
 

@@ -11,12 +11,11 @@ from comfy.cli_args import args
 from server import PromptServer
 
 from ..adt_core.app.checkpoints import find_published
-from ..adt_core.app.download import DownloadProgress
-from ..adt_core.app.download import download, find_parts
+from ..adt_core.app.download import DownloadProgress, download, find_parts
 from ..adt_core.app.inspect import inspect
 from ..adt_core.errors import AdtError
 from ..adt_core.models.downloads import Published
-from ..adt_core.models.reading.checkpoint import home_of, name_of
+from ..adt_core.models.reading.paths import home_of, name_of
 from . import folders
 from .runtime import Progress, check_cancelled, tell
 

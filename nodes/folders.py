@@ -18,7 +18,7 @@ from ..adt_core.errors import AdtError, shown
 from ..adt_core.files import is_device, parse_json, read_text
 from ..adt_core.models.downloads import Published
 from ..adt_core.models.glm_pixels import KIND
-from ..adt_core.models.reading.checkpoint import BUNDLED, STAGE, name_of
+from ..adt_core.models.reading.paths import BUNDLED, STAGE, name_of
 
 MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # keys of `extra_model_paths.yaml`
 AUTO = "auto"

@@ -8,7 +8,7 @@ from ..adt_core.app.checkpoints import load_target
 from ..adt_core.app.inspect import inspect
 from ..adt_core.errors import AdtError
 from ..adt_core.models.load import FAMILIES
-from ..adt_core.models.reading.checkpoint import BUNDLED
+from ..adt_core.rules.settings import BUNDLED
 from . import folders
 from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, download_missing, offered_downloads
 from .drafting import open_drafter, own_path

@@ -27,7 +27,10 @@ class Reader:
 
     def __init__(self, decoder, prompts: Sequence[Sequence[int]], more: int = 0, images: int = 0, places=None):
         cache_length = max(map(len, prompts)) + more
-        self.decoder, self.rows = decoder, BatchRows(prompts, cache_length, decoder.embedding, images, places=places)
+        self.decoder, self.rows = (
+            decoder,
+            BatchRows(prompts, cache_length, decoder.embedding, images, mrope_positions=places),
+        )
         self.cache = KVCache(decoder.config, len(prompts), cache_length, decoder.embedding)
         self.rope = rope_tables(decoder.config, decoder.embedding, places and places.table)
         self.features = decoder(self.rows.ids, self.rows.prefill(), self.cache, self.rope, inputs=self.rows.features)
@@ -54,6 +57,6 @@ def logits_behind(target: Target, prompts: Sequence[str], codes: Tensor, guidanc
     One forward for the prompts, and one for the codes.
     """
     decoder, rows = target.decoder, guided_rows(target, prompts, guidance)
-    reader = Reader(decoder, rows, len(codes), len(prompts), target.places)
+    reader = Reader(decoder, rows, len(codes), len(prompts), target.mrope_positions)
     rest = reader.read_on(decoder.image_ids[codes].expand(len(rows), -1))
     return decoder.logits(torch.cat([reader.features[:, -1:], rest], 1), guidance)

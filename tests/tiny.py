@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from adt_core.models.vq import VQConfig, VQModel
+from adt_core.models.reading.codec import vq_config
+from adt_core.models.vq import VQModel
 from model_making.sequences import build_vocabulary
 
 
@@ -54,7 +55,7 @@ def write_tiny_checkpoint(
     tensors = chameleon_tensors(config, scale, seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        codec = VQModel(VQConfig.from_dict(config["vq_config"], folder))
+        codec = VQModel(vq_config(config["vq_config"], folder))
     tensors |= {f"model.vqmodel.{name}": value.clone() for name, value in codec.state_dict().items()}
     _save(folder, config, tensors)
     tokenizer.save(str(folder / "tokenizer.json"))

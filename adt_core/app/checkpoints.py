@@ -14,8 +14,10 @@ from .. import drafters
 from ..errors import AdtError, Check
 from ..models import load
 from ..models.downloads import Published
-from ..models.reading.checkpoint import BUNDLED, Checkpoint, NoWeights, home_of, name_of, resolve
+from ..models.reading.checkpoint import Checkpoint, NoWeights
+from ..models.reading.paths import home_of, name_of, resolve
 from ..models.target import PublishedSampling, Target
+from ..rules.settings import BUNDLED
 from . import training_domain, unsupported
 
 BUNDLED_SAMPLING = PublishedSampling(guidance=2.0, temperature=0.6)
@@ -199,7 +201,7 @@ def checkpoint_files(path: str | Path, role: str) -> list[Path]:
         place = resolve(path, role)
         folder = place if place.is_dir() else place.parent
         homes = dict.fromkeys((folder, folder.parent, home_of(place)))
-        patterns = [pattern for family in load.FAMILIES for pattern in family.beside]
+        patterns = [pattern for family in load.FAMILIES for pattern in family.companions]
         beside = [match for home in homes for pattern in patterns for match in home.glob(pattern)]
         near = [file for home in {folder, *(match.parent for match in beside)} for file in home.iterdir()]
         parts = (file for file in near if any(fnmatchcase(file.name, pattern) for pattern in _PARTS))

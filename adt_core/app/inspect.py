@@ -16,10 +16,12 @@ from ..errors import AdtError
 from ..models.config import DecoderConfig
 from ..models.load import family_of
 from ..models.quantised import quantise
-from ..models.reading.checkpoint import BUNDLED, CONFIG, TOKENIZER, Checkpoint, Entry, missing_tensors, resolve
+from ..models.reading.checkpoint import CONFIG, TOKENIZER, Checkpoint
+from ..models.reading.entries import Entry, missing_tensors
+from ..models.reading.paths import resolve
 from ..models.target import EncodedPrompt, Target
 from ..policies import Drafting
-from ..rules.settings import Sampling
+from ..rules.settings import BUNDLED, Sampling
 from . import unsupported
 from .checkpoints import open_checkpoint
 
@@ -69,7 +71,7 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
     missing = missing_tensors(entries, checkpoint)
     advice = [
         remedy
-        for prefix, remedy in family.orders(checkpoint).items()
+        for prefix, remedy in family.missing_remedies(checkpoint).items()
         if any(name.startswith(prefix) for name in missing)
     ]
     try:

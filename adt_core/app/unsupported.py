@@ -9,7 +9,8 @@ from ..drafters.eagle_files import refuse_eagle3
 from ..errors import AdtError, shown
 from ..models.families.chameleon import ANOLE
 from ..models.family import model_type
-from ..models.reading.checkpoint import STAGE, Checkpoint
+from ..models.reading.checkpoint import Checkpoint
+from ..models.reading.paths import STAGE
 
 _NO_WEIGHTS = {
     "an image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),

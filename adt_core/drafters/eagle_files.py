@@ -10,8 +10,11 @@ import torch
 
 from ..errors import AdtError, Check
 from ..models.config import DecoderConfig
-from ..models.reading.checkpoint import Checkpoint, Entry, check_entries, fill, read_json, resolve, same
+from ..models.reading.checkpoint import Checkpoint
+from ..models.reading.entries import Entry, check_entries, copy_entry, fill
+from ..models.reading.fields import read_json
 from ..models.reading.layout import decoder_config, layer_entries
+from ..models.reading.paths import resolve
 from ..models.target import Target
 from .eagle import EagleDrafter, Pairing
 
@@ -123,14 +126,14 @@ def config_fields(config: DecoderConfig) -> dict:
         "rope_theta": config.rope_theta,
         "max_position_embeddings": config.max_positions,
         "hidden_act": config.activation,
-        **({"head_dim": config.key_width} if config.key_width else {}),
+        **({"head_dim": config.explicit_head_dim} if config.explicit_head_dim else {}),
     }
 
 
 def new_config(target: DecoderConfig) -> DecoderConfig:
     """Shape of a drafter that is made for a target: one plain layer as wide as the target's."""
-    plain = replace(target, axes=None, qkv_bias=False, norm_behind=False)
-    return replace(plain, num_layers=1, head_width=0, grid_rope=grid_of_pairs(target))
+    plain = replace(target, mrope_section=None, qkv_bias=False, post_norms=False)
+    return replace(plain, num_layers=1, head_hidden_size=0, grid_rope=grid_of_pairs(target))
 
 
 def grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:
@@ -144,8 +147,8 @@ def grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:
 
 def _entries(drafter: EagleDrafter, checkpoint: Checkpoint) -> list[Entry]:
     return [
-        same(drafter.embedding, "embed_tokens.weight"),
-        same(drafter.fc, "fc.weight", transpose=True),
-        same(drafter.fc_bias, "fc.bias"),
+        copy_entry(drafter.embedding, "embed_tokens.weight"),
+        copy_entry(drafter.fc, "fc.weight", transpose=True),
+        copy_entry(drafter.fc_bias, "fc.bias"),
         *layer_entries(drafter.layer, checkpoint, "layers.0"),
     ]

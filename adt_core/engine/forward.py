@@ -31,7 +31,7 @@ def forward(slots: Slots, codes: Tensor, step: AttentionMetadata) -> Tensor:
     decoder = request.target.decoder
     ids = rows.spread(decoder.image_ids[codes])
     if decoder.tile:
-        step = rows.near_apart(step, rows.spread(slots.roots.at) + rows.cache_offset, request.near)
+        step = rows.split_near_keys(step, rows.spread(slots.roots.at) + rows.cache_offset, request.near)
     check = None if request.replayed else request.check  # an exception would break a capture
     return decoder(ids, step, slots.cache, slots.tables.rope, check)
 
@@ -64,7 +64,7 @@ def prefill(slots: Slots, step: AttentionMetadata) -> Tensor:
     for start, end in zip(starts, [*starts[1:], rows.length]):
         part = step.part(start, end)
         if start >= unsplit:
-            part = rows.near_apart(part, start, request.near)
+            part = rows.split_near_keys(part, start, request.near)
         inputs = None if rows.features is None else rows.features[:, start:end]
         features.append(decoder(rows.ids[:, start:end], part, slots.cache, slots.tables.rope, request.check, inputs))
     return features[0] if len(features) == 1 else torch.cat(features, 1)

@@ -161,8 +161,8 @@ class ImageQueue:
         if request.sampling.noise != UPSTREAM:
             return Own(target.num_tokens, like)
         kept = Noise.held(target.length, target.num_tokens, request.noise_ahead) if request.images > 1 else 0
-        before = 0 if request.start else target.drawn_before  # a prefix is part of the script's prompt
-        return Upstream(*target.script_row, request.script_batch, request.start, kept, before)
+        before = 0 if request.start else target.script_header  # a prefix is part of the script's prompt
+        return Upstream(*target.script_layout, request.script_batch, request.start, kept, before)
 
     def _tables(self) -> Tables:
         """Return the lookup tables, which all images share."""
@@ -180,5 +180,5 @@ class ImageQueue:
             prompts = [prompt.followed_by(ids[i % len(images)], decoder.embedding) for i, prompt in enumerate(prompts)]
         length = request.padded + start
         return BatchRows(
-            prompts, request.cache_length, decoder.embedding, len(images), length, start, request.target.places
+            prompts, request.cache_length, decoder.embedding, len(images), length, start, request.target.mrope_positions
         )

@@ -81,7 +81,7 @@ def run_round(slots: Slots, shapes: Sequence[Shape], max_substitutions: Sequence
     """
     plan = _plan_round(slots, shapes)
     slots.upload_controls(plan.shapes, plan.advances, max_substitutions)
-    packed, info = slots.graphs((plan.key, slots.roots.columns), plan.launch, slots.state)
+    packed, info = slots.graphs((plan.key, slots.roots.kv_length), plan.launch, slots.state)
     slots.prepare_noise()  # for the next round, while the device executes this one
     reports = [Report.unpack(row, info.widths) for row in packed.tolist()]  # waits for the device
     images = [

@@ -134,14 +134,14 @@ class Slots:
     ) -> None:
         """Copy the host's values for a round to the device, in one transfer and only if they have changed.
 
-        It also sets `roots.columns`, the number of cache positions that a replayed round reads.
+        It also sets `roots.kv_length`, the number of cache positions that a replayed round reads.
 
         Args:
             shapes: Maximum size of each slot's tree.
             advances: 1 for each slot whose image advances, else 0.
             max_substitutions: Number of tokens that LANTERN may still substitute, for each slot.
         """
-        self.roots.columns = self._columns() if self.request.replayed else 0
+        self.roots.kv_length = self._columns() if self.request.replayed else 0
         values = zip(shapes, advances, max_substitutions, strict=True)
         controls = [[*shape[:3], advance, limit] for shape, advance, limit in values]
         if controls != self._uploaded:

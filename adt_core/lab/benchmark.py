@@ -32,11 +32,10 @@ from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, drafter_defaults,
 from ..engine.job import Job
 from ..errors import AdtError, Check, pip_install
 from ..files import write_in
-from ..models.reading.checkpoint import BUNDLED
 from ..models.target import Target
 from ..policies import PLAIN, POLICIES, Drafting
 from ..policies.recipe import Recipe
-from ..rules.settings import Lantern
+from ..rules.settings import BUNDLED, Lantern
 from ..version import VERSION
 from . import quality, report
 from .records import RUNS, append, open_records

@@ -1,1 +1,1 @@
-"""One decoder with a static KV cache, one file per model family, codecs and loading."""
+"""Decoder with a static KV cache, model families, codecs, and the loading of checkpoints."""

@@ -13,21 +13,34 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     **dict.fromkeys(("silu", "swish"), F.silu),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
-"""Of the gate of an MLP, by the names that a ``config.json`` has for them."""
+"""Activations of the MLP's gate, by their names in ``config.json``."""
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
     """Shape of a decoder.
 
-    qk_norm: LayerNorm on the queries and keys of every head (Chameleon). grid_rope: positions are rotated by their row
-    and column of the grid, not by their number; (positions before the grid, which are blanked out; columns of the grid)
-    (LlamaGen; its checkpoints store the two elements of a rotated pair side by side). axes: pairs of a head that turn
-    with a token's time, its row and its column; further pairs do not turn (GLM-Image; M-RoPE, arXiv 2409.12191).
-    qkv_bias: queries, keys and values have biases. norm_behind: norms behind attention and MLP too. head_width: units
-    of the hidden layer between features and codes; 0 for a linear head (Janus has one). activation: of
-    :data:`ACTIVATIONS`. key_width: of a head's queries, keys and values; 0 where all heads together are as wide as the
-    hidden state.
+    Attributes:
+        vocab_size: Rows of the embedding.
+        hidden_size: Width of the residual stream.
+        intermediate_size: Width of the MLP.
+        num_layers: Number of layers.
+        num_heads: Query heads.
+        num_kv_heads: Key and value heads.
+        rms_norm_eps: Epsilon of the RMS norms.
+        rope_theta: Base of the rotary frequencies.
+        max_positions: Positions of prompt and image together.
+        qk_norm: LayerNorm on the queries and keys of each head (Chameleon).
+        grid_rope: (tokens before the grid, columns of the grid) where rotations use row and column instead of the
+            sequence position, and tokens before the grid have zero queries and keys (LlamaGen). Its checkpoints store
+            the two elements of a rotated pair next to each other.
+        mrope_section: Rotated pairs of a head that use time, row and column (M-RoPE, arXiv 2409.12191; GLM-Image). The
+            remaining pairs are not rotated.
+        qkv_bias: Biases on queries, keys and values.
+        post_norms: RMS norms after attention and MLP, in addition to those before.
+        head_hidden_size: Hidden units of a two-layer head (Janus); 0 for a linear head.
+        activation: Key of :data:`ACTIVATIONS`.
+        explicit_head_dim: Width of a head if it is not ``hidden_size // num_heads``; else 0.
     """
 
     vocab_size: int
@@ -41,18 +54,19 @@ class DecoderConfig:
     max_positions: int
     qk_norm: bool = True
     grid_rope: tuple[int, int] | None = None
-    axes: tuple[int, int, int] | None = None
+    mrope_section: tuple[int, int, int] | None = None
     qkv_bias: bool = False
-    norm_behind: bool = False
-    head_width: int = 0
+    post_norms: bool = False
+    head_hidden_size: int = 0
     activation: str = "silu"
-    key_width: int = 0
+    explicit_head_dim: int = 0
 
     @property
     def head_dim(self) -> int:
-        return self.key_width or self.hidden_size // self.num_heads
+        """Width of a head's queries, keys and values."""
+        return self.explicit_head_dim or self.hidden_size // self.num_heads
 
     @property
     def query_width(self) -> int:
-        """Of all heads together."""
+        """Width of the queries of all heads together."""
         return self.num_heads * self.head_dim

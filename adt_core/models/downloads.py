@@ -1,4 +1,4 @@
-"""Rows of the table of published models: repositories on Hugging Face that this version can load."""
+"""Published models: repositories on Hugging Face that this version can load."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..errors import command
 
 
 class Download(NamedTuple):
-    """A repository, or some files of it.
+    """Repository to download, or some of its files.
 
     Attributes:
         repository: "owner/name" on Hugging Face.
         gigabytes: Size in GB (1e9 bytes), approximate.
         licence: As far as known; the page of the repository decides.
-        folder: Where it belongs, relative to the folder of the models; "" for that folder itself.
-        files: Files to download, all of the repository if empty.
+        folder: Its folder, relative to the folder of the models; "" for that folder itself.
+        files: Files to download; the complete repository if empty.
     """
 
     repository: str
@@ -45,11 +45,11 @@ class Download(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A published model: a row of the table in docs/models.md and a name in the Model Loader's list.
+    """Published model: a row of the table in docs/models.md and a name in the Model Loader's list.
 
     Attributes:
         name: Name of its folder or file in ``models/ar_image``.
-        downloads: Everything that it needs, its own repository first. Empty for the bundled model.
+        downloads: Everything that it needs, first its own repository. Empty for the bundled model.
         pixels: Pixels per side of its images.
         memory: GiB on a GPU with weights in bfloat16 and in int8.
         drafter: Drafter that was trained for it.

@@ -1,4 +1,4 @@
-"""What the rest of the code knows of a family of models."""
+"""Description of a family of models."""
 
 from __future__ import annotations
 
@@ -7,32 +7,38 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from .downloads import Download, Published
-from .reading.checkpoint import Checkpoint, Entry
+from .reading.checkpoint import Checkpoint
+from .reading.entries import Entry
 from .target import Prompter, PublishedSampling, Target
 
 
 def model_type(config: dict) -> str:
-    """The architecture that a config.json names, in lower case; "none" if it names none."""
+    """Return the model_type of a config.json in lower case; "none" if there is none."""
     return str(config.get("model_type")).lower()
 
 
 class Family(NamedTuple):
-    """A family of models. A new one is a file in ``families`` and a line in ``load.FAMILIES``; nothing else lists them.
+    """Family of models. A new one is a file in ``families`` and a line in ``load.FAMILIES``.
 
-    name, title: for programs and for people.
-    recognises: by the config.json ({} if there is none) and the names of tensors, which are () where models are listed.
-    skeleton: the target that a checkpoint describes, not yet filled, without its prompter, on torch's default device.
-    entries: where the target's parameters come from.
-    prompter: what reads its prompts. Like ``skeleton`` it raises AdtError if something is missing or makes no sense.
-    unneeded: how the names of tensors begin that drawing does not need.
-    remedies: what to do if tensors are missing, and the download that it takes, by how their names begin.
-    sampling: how its authors draw.
-    single_files: glob patterns of weights files that are models without a config.json.
-    beside: patterns for ``Checkpoint.beside`` of what its models need besides their own folder.
-    trained: sides of the smallest and the largest square that its models were trained for, in sides of the usual one;
-    other shapes have as many pixels. None if nothing is known, or only the usual size can be drawn.
-    search: words that find the loader node.
-    published: its models.
+    Attributes:
+        name: Identifier.
+        title: Name for people.
+        recognises: Returns whether a checkpoint belongs to the family, from its config.json ({} if there is none) and
+            the names of its tensors (() where models are listed without being opened).
+        skeleton: Returns the empty target that a checkpoint describes, without its prompter, on torch's default device.
+            Raises AdtError if something is missing or has an unsupported value.
+        entries: Returns the sources of the target's parameters.
+        prompter: Returns the target's prompter. Raises AdtError like ``skeleton``.
+        unneeded: Prefixes of tensors that are not needed to generate images.
+        remedies: Prefix of missing tensors -> advice and the download that contains them.
+        sampling: Sampling settings that its authors publish.
+        single_files: Glob patterns of weights files that are models without a config.json.
+        companions: Patterns for ``Checkpoint.find_companion`` of the files that its models need in addition to their
+            folder.
+        trained: Sides of the smallest and the largest square that its models were trained for, relative to the default
+            size; other shapes have as many pixels. None if this is unknown, or only the default size is supported.
+        search: Words that find the loader node.
+        published: Its published models.
     """
 
     name: str
@@ -45,13 +51,13 @@ class Family(NamedTuple):
     remedies: Mapping[str, tuple[str, Download]] = MappingProxyType({})
     sampling: PublishedSampling = PublishedSampling()
     single_files: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
+    companions: tuple[str, ...] = ()
     trained: tuple[float, float] | None = None
     search: tuple[str, ...] = ()
     published: tuple[Published, ...] = ()
 
-    def orders(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """What to do if tensors of a checkpoint are missing, by how their names begin: the ends of sentences."""
+    def missing_remedies(self, checkpoint: Checkpoint) -> dict[str, str]:
+        """Return what to do if tensors of a checkpoint are missing, by their prefix, as the end of a sentence."""
         return {
             prefix: f"{advice}: run `{download.command(checkpoint.home)}`"
             for prefix, (advice, download) in self.remedies.items()

@@ -1,12 +1,13 @@
-"""GLM-Image's second stage: its tokens become pixels by diffusion, with diffusers' GlmImagePipeline.
+"""Second stage of GLM-Image: diffusion from tokens to pixels, with diffusers' GlmImagePipeline.
 
-A transformer of 7B parameters takes noise from an image's latents in steps. At every step it reads the image's tokens,
-one for 32 x 32 pixels, and what stands in quotation marks in the prompt, encoded letter by letter by ByT5. A VAE makes
-pixels of the latents. Image to image, it reads the source images, too: their latents and their tokens.
+A transformer with 7B parameters denoises the latents of an image in steps. At every step it reads the image's tokens,
+one for 32 x 32 pixels, and the quoted texts of the prompt, encoded letter by letter by ByT5. A VAE decodes the latents
+to pixels. In image-to-image mode the transformer also reads the latents and tokens of the source images.
 
-Read as published, ``zai-org/GLM-Image``: folders ``transformer``, ``text_encoder``, ``vae``, ``tokenizer`` and
-``scheduler``. Or each of the first three is one file of weights, for which the published configurations hold.
-diffusers is an optional library. It gives the modules and the loop; weights are read here.
+Layout: ``zai-org/GLM-Image`` as published, with the folders ``transformer``, ``text_encoder``, ``vae``, ``tokenizer``
+and ``scheduler``. Each of the first three may also be a single weights file, for which the published configuration is
+used. diffusers is an optional dependency that provides the modules and the denoising loop; this module reads the
+weights.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ from torch import Tensor, nn
 from ..errors import AdtError, Check, pip_install, wrap_library_errors
 from ..untrusted import whole_number
 from .families.glm_image import PIXELS
-from .reading.checkpoint import Checkpoint, check_entries, fill, read_json, whole
-from .reading.fields import MOST, USUAL_MOST, read
-from .t5 import t5_encoder
+from .reading.checkpoint import Checkpoint
+from .reading.entries import check_entries, fill, module_entries
+from .reading.fields import MOST, USUAL_MOST, read, read_json
+from .reading.t5 import t5_encoder
 
-STEPS, GUIDANCE = 50, 1.5
-"""As published."""
+STEPS = 50  # as published
+GUIDANCE = 1.5
 KIND = "GlmImageTransformer2DModel"
-"""What a folder's config.json calls the transformer."""
+"""Class name in the transformer's config.json."""
 _LEAST = "0.37"
-"""The first diffusers that has the pipeline."""
-# The published configurations; what is left out is as diffusers has it.
+"""First version of diffusers with the pipeline."""
+# Published configurations, where they differ from the defaults of diffusers.
 _TRANSFORMER = {"num_attention_heads": 32, "attention_head_dim": 128}
 _BYT5 = {"d_model": 1472, "d_kv": 64, "d_ff": 3584, "num_layers": 12, "num_heads": 6, "vocab_size": 384}
 _VAE = {
@@ -59,26 +61,35 @@ _SCHEDULER = {"use_dynamic_shifting": True, "time_shift_type": "linear", "base_s
 
 
 class SourceImage(NamedTuple):
-    """An image that another is made of. tokens: its own, [rows, columns]."""
+    """Source image.
+
+    Attributes:
+        image: The image.
+        tokens: [rows, columns] int64 codes of the image.
+    """
 
     image: Image.Image
     tokens: Tensor
 
 
 OnStep = Callable[[int, Tensor], None]
-"""Called after a step with the number of steps done, and the latents [1, C, h, w] that are expected at the end."""
+"""Callback after each step, with the number of finished steps and a prediction of the final latents [1, C, h, w]."""
 
 
 def diffusers() -> Any:
-    """The library. AdtError if it is missing or too old."""
+    """Return the diffusers library.
+
+    Raises:
+        AdtError: If it is missing or too old.
+    """
     try:
         import diffusers
 
         _ = diffusers.GlmImagePipeline
     except (ImportError, AttributeError, RuntimeError) as error:
-        order = f"run `{pip_install('--upgrade diffusers')}` and restart"
+        remedy = f"run `{pip_install('--upgrade diffusers')}` and restart"
         raise AdtError(
-            f"GLM-Image Decode needs diffusers {_LEAST} or newer, which is not installed; {order}."
+            f"GLM-Image Decode needs diffusers {_LEAST} or newer, which is not installed; {remedy}."
         ) from error
     return diffusers
 
@@ -93,52 +104,60 @@ def load(
     fp8: bool = False,
     check: Check | None = None,
 ) -> Any:
-    """A GlmImagePipeline without the first stage.
+    """Load a GlmImagePipeline without the first stage.
 
-    transformer, text_encoder, vae: a folder or a file of weights each. What is None lies beside the transformer's
-    folder, as published. dtype: no float16, which T5 overflows. fp8: the transformer's matrices are stored in float8
-    and compute in ``dtype``. ``check`` is called before each tensor is read; it may raise to cancel. AdtError if a part
-    is missing or belongs to another model, or if diffusers is missing.
+    Args:
+        transformer: Folder or weights file.
+        text_encoder: Folder or weights file; by default the folder next to the transformer's.
+        vae: Folder or weights file; by default the folder next to the transformer's.
+        device: Device of the weights.
+        dtype: Dtype of all parts; not float16, which T5 overflows.
+        fp8: Whether the transformer's matrices are stored in float8; they are converted to ``dtype`` for each product.
+        check: Called before each tensor; it may raise to cancel.
+
+    Raises:
+        AdtError: If a part or diffusers is missing, or a part belongs to another model.
     """
     library = diffusers()
     others = (_part(transformer, name, path) for name, path in (("text_encoder", text_encoder), ("vae", vae)))
     parts = [Checkpoint(path) for path in (transformer, *others)]
     modules = _empty(library, *parts)
     for module, part in zip(modules, parts):
-        check_entries(whole(module, ""), part)
+        check_entries(module_entries(module, ""), part)
     for module, part in zip(modules, parts):
-        nn.Module.to(module, dtype)  # diffusers' own warns of float32 where there is none
+        nn.Module.to(module, dtype)  # that of diffusers logs an irrelevant warning about float32
         if fp8 and module is modules[0]:
             module.enable_layerwise_casting(torch.float8_e4m3fn, dtype)
         module.to_empty(device=device).requires_grad_(False).eval()
-        fill(whole(module, ""), part, check)
-    tokenizer, scheduler = _tokenizer(transformer), _scheduler(library, transformer)
+        fill(module_entries(module, ""), part, check)
+    tokenizer = _tokenizer(transformer)
+    scheduler = _scheduler(library, transformer)
     pipeline = library.GlmImagePipeline(tokenizer, None, modules[1], None, modules[2], modules[0], scheduler)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
 def _empty(library: Any, transformer: Checkpoint, text_encoder: Checkpoint, vae: Checkpoint) -> list[Any]:
-    """The three modules on the device "meta". AdtError for configurations that make no sense."""
+    """Return the three modules on the meta device, after checking that their shapes fit."""
     with torch.device("meta"):
         modules = [
             _made(library.GlmImageTransformer2DModel, transformer, _TRANSFORMER),
             t5_encoder(text_encoder.config, text_encoder.path, _BYT5),
             _made(library.AutoencoderKL, vae, _VAE),
         ]
-    reads, text, codec = (module.config for module in modules)
-    if text.d_model != reads.text_embed_dim:
+    denoiser, text, codec = (module.config for module in modules)
+    if text.d_model != denoiser.text_embed_dim:
         raise AdtError(
             f"{text_encoder.path} does not fit the transformer {transformer.path}; use GLM-Image's text encoder."
         )
     moments = codec.latents_mean, codec.latents_std
-    if codec.latent_channels != reads.in_channels or not all(moments) or len(codec.block_out_channels) != 4:
+    if codec.latent_channels != denoiser.in_channels or not all(moments) or len(codec.block_out_channels) != 4:
         raise AdtError(f"{vae.path} does not fit the transformer {transformer.path}; use GLM-Image's VAE.")
     return modules
 
 
 def _part(transformer: Path, name: str, path: Path | None) -> Path:
-    """The path of a part; where none is chosen, that of the folder beside the transformer's."""
+    """Return the path of a part, by default the folder next to the transformer's."""
     path = path or transformer.parent / name
     if not path.exists():
         raise AdtError(f"`{name}`: there is no folder {name} next to {transformer}; choose a file or folder.")
@@ -146,7 +165,7 @@ def _part(transformer: Path, name: str, path: Path | None) -> Path:
 
 
 def _made(kind: Any, part: Checkpoint, published: dict) -> Any:
-    """An empty module of diffusers, as its config.json describes it, or as it was published."""
+    """Return an empty module of diffusers with the configuration in its folder, or else the published one."""
     for name, value in part.config.items():
         if type(value) is int:
             read(part.config, name, whole_number(0, MOST.get(name, USUAL_MOST)), part.path)
@@ -157,7 +176,7 @@ def _made(kind: Any, part: Checkpoint, published: dict) -> Any:
 
 
 def _tokenizer(transformer: Path) -> Any:
-    """ByT5's, whose tokens are bytes, so that it can do without files."""
+    """Return ByT5's tokenizer. Its tokens are bytes, so it needs no files."""
     from transformers import ByT5Tokenizer
 
     folder = transformer.parent / "tokenizer"
@@ -187,16 +206,21 @@ def denoise(
     check: Check | None = None,
     on_step: OnStep | None = None,
 ) -> Tensor:
-    """Tokens [rows, columns] of one image -> its latents [1, C, h, w], for :func:`pixels`.
+    """Return the latents [1, C, h, w] of one image, for :func:`pixels`.
 
-    prompt: of which it reads what stands in quotation marks. guidance: without any at 1 or below. The noise is drawn by
-    a generator of its own on the CPU, so that it is that of the seed on every device. ``check`` is called before each
-    layer; it may raise to cancel.
+    Args:
+        pipeline: Result of :func:`load`.
+        tokens: [rows, columns] int64 codes of the image.
+        prompt: Prompt, of which only quoted texts are read.
+        seed: Seed of the noise.
+        steps: Number of denoising steps.
+        guidance: Scale of guidance; none at 1 or below.
+        sources: Source images.
+        check: Called before each layer; it may raise to cancel.
+        on_step: Called after each step.
     """
     height, width = (side * PIXELS for side in tokens.shape)
-    factor, dtype = pipeline.vae_scale_factor, pipeline.text_encoder.dtype
-    shape = (1, pipeline.transformer.config.in_channels, height // factor, width // factor)
-    noise = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=dtype)
+    noise = _noise(pipeline, height, width, seed)
     with torch.inference_mode(False), checking(pipeline, check):
         return pipeline(
             prompt,
@@ -208,12 +232,19 @@ def denoise(
             prior_token_ids=_finer(tokens).flatten()[None].to(pipeline.device),
             callback_on_step_end=partial(_step, on_step, [noise]) if on_step is not None else None,
             output_type="latent",
-            **_given(sources, pipeline.device),
+            **_source_arguments(sources, pipeline.device),
         ).images
 
 
-def _given(sources: Sequence[SourceImage], device: torch.device) -> dict[str, Any]:
-    """Source images as the pipeline takes them."""
+def _noise(pipeline: Any, height: int, width: int, seed: int) -> Tensor:
+    """Return initial latents [1, C, h, w], generated on the CPU so that they are the same on every device."""
+    factor = pipeline.vae_scale_factor
+    shape = (1, pipeline.transformer.config.in_channels, height // factor, width // factor)
+    return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=pipeline.text_encoder.dtype)
+
+
+def _source_arguments(sources: Sequence[SourceImage], device: torch.device) -> dict[str, Any]:
+    """Return the pipeline's arguments for source images."""
     if not sources:
         return {}
     tokens = torch.cat([_finer(source.tokens).flatten() for source in sources])
@@ -226,14 +257,20 @@ def _given(sources: Sequence[SourceImage], device: torch.device) -> dict[str, An
 
 
 def _finer(tokens: Tensor) -> Tensor:
-    """A grid with every token four times: the transformer reads patches of 16 x 16 pixels."""
+    """Repeat every token of a grid in both dimensions, because the transformer's patches are 16 x 16 pixels."""
     return tokens.repeat_interleave(2, 0).repeat_interleave(2, 1)
 
 
 def _step(on_step: OnStep, last: list[Tensor], pipeline: Any, step: int, _: Tensor, tensors: dict) -> dict:
-    """After a step: the latents move evenly from noise to image, so two of them tell where they would end.
+    """Call ``on_step`` with a linear extrapolation of the latents to noise level 0.
 
-    last: those before the step; it is given those behind it.
+    Args:
+        on_step: The callback.
+        last: List of one element, the latents before the step; replaced by those after it.
+        pipeline: The pipeline.
+        step: Number of the step.
+        _: Timestep.
+        tensors: The pipeline's tensors, among them the latents after the step.
     """
     latents = tensors["latents"]
     before, after = pipeline.scheduler.sigmas[step : step + 2]
@@ -246,7 +283,16 @@ def _step(on_step: OnStep, last: list[Tensor], pipeline: Any, step: int, _: Tens
 @torch.inference_mode(False)
 @torch.no_grad()
 def pixels(pipeline: Any, latents: Tensor, check: Check | None = None) -> Tensor:
-    """Latents [B, C, h, w] -> pixels [B, 3, 8 h, 8 w] in -1..1. ``check`` as for :func:`denoise`."""
+    """Decode latents.
+
+    Args:
+        pipeline: Result of :func:`load`.
+        latents: [B, C, h, w].
+        check: Called before each layer; it may raise to cancel.
+
+    Returns:
+        Pixels [B, 3, 8 h, 8 w] in [-1, 1].
+    """
     vae = pipeline.vae
     moments = (vae.config.latents_mean, vae.config.latents_std)
     mean, std = (torch.tensor(values).reshape(1, -1, 1, 1).to(latents.device, vae.dtype) for values in moments)
@@ -256,7 +302,7 @@ def pixels(pipeline: Any, latents: Tensor, check: Check | None = None) -> Tensor
 
 @contextmanager
 def checking(pipeline: Any, check: Check | None) -> Iterator[None]:
-    """In the block ``check`` is called before each layer of the pipeline's modules."""
+    """Call ``check``, if given, before each layer of the pipeline that runs in the block; it may raise to cancel."""
     modules = pipeline.transformer, pipeline.text_encoder, pipeline.vae
     layers = [part for module in modules for part in module.modules() if not any(part.children())]
     hooks = [layer.register_forward_pre_hook(lambda *_: check()) for layer in layers] if check is not None else []
@@ -268,16 +314,30 @@ def checking(pipeline: Any, check: Check | None) -> Iterator[None]:
 
 
 def denoising_bytes(pipeline: Any, size: int, sources: Sequence[SourceImage] = ()) -> int:
-    """Memory beside the weights for an image of so many pixels: the widest layer, and keys and values of sources."""
-    config, width = pipeline.transformer.config, pipeline.vae.config.block_out_channels[0]
+    """Estimate the bytes that :func:`denoise` needs besides the weights.
+
+    They are those of the widest layer and of the keys and values of source images, or of the VAE for source images.
+
+    Args:
+        pipeline: Result of :func:`load`.
+        size: Pixels of the image.
+        sources: Source images.
+    """
+    config = pipeline.transformer.config
+    width = pipeline.vae.config.block_out_channels[0]
     hidden = config.num_attention_heads * config.attention_head_dim
-    theirs = sum(4 * source.tokens.numel() for source in sources)
+    source_tokens = sum(4 * source.tokens.numel() for source in sources)
     tokens = 4 * size // PIXELS**2
-    layers = 2 * config.num_layers * hidden * theirs + 24 * hidden * (tokens + theirs)
+    layers = 2 * config.num_layers * hidden * source_tokens + 24 * hidden * (tokens + source_tokens)
     encoding = max((4 * width * source.image.width * source.image.height for source in sources), default=0)
     return pipeline.text_encoder.dtype.itemsize * max(layers, encoding)
 
 
 def decoding_bytes(pipeline: Any, size: int) -> int:
-    """Memory beside the VAE's weights for an image of so many pixels: four times its widest layer of full size."""
+    """Estimate the bytes that :func:`pixels` needs besides the weights: four times the VAE's widest full-size layer.
+
+    Args:
+        pipeline: Result of :func:`load`.
+        size: Pixels of the image.
+    """
     return 4 * pipeline.vae.config.block_out_channels[1] * size * pipeline.vae.dtype.itemsize

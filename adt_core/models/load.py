@@ -1,4 +1,4 @@
-"""The families of models, and loading a target: which family a checkpoint is of, and its weights into memory."""
+"""Loading of target models: detection of the family and reading of the weights."""
 
 from __future__ import annotations
 
@@ -8,24 +8,32 @@ from ..errors import AdtError, Check, shown
 from .families import chameleon, emu3, glm_image, janus, liquid, llamagen, lumina, lumina2
 from .family import Family
 from .quantised import quantise
-from .reading.checkpoint import Checkpoint, check_entries, fill
+from .reading.checkpoint import Checkpoint
+from .reading.entries import check_entries, fill
 from .target import Target
 
 FAMILIES: list[Family] = [
     chameleon.FAMILY,
-    lumina.FAMILY,  # a kind of Chameleon, so after it
-    lumina2.FAMILY,  # a kind of both
+    lumina.FAMILY,  # also recognised as Chameleon, so it follows
+    lumina2.FAMILY,  # also recognised as both
     llamagen.FAMILY,
     janus.FAMILY,
     emu3.FAMILY,
     liquid.FAMILY,
     glm_image.FAMILY,
 ]
-"""In the order of the docs. Of several that recognise a checkpoint, the last has it."""
+"""All families, in the order of the docs. If several recognise a checkpoint, the last one is used."""
 
 
 def family_of(checkpoint: Checkpoint) -> Family:
-    """The family of a target's checkpoint. AdtError if it is of none."""
+    """Return the family of a checkpoint.
+
+    Args:
+        checkpoint: The files.
+
+    Raises:
+        AdtError: If no family recognises it.
+    """
     for family in reversed(FAMILIES):
         if family.recognises(checkpoint.config, checkpoint.names):
             return family
@@ -50,31 +58,44 @@ def load(
     weights: str | None = None,
     exact: bool = True,
 ) -> Target:
-    """Load a target from its checkpoint. AdtError if it can't be read.
+    """Load a target from its checkpoint.
 
-    dtype: of the transformer, with norm and head in at least float32, and of the text encoder, which is in bfloat16
-    instead of float16 because T5 overflows that. The codec is in float32. weights: "int8" or "fp8" to store the
-    transformer's matrices so. exact: in half precision, drafts leave the image as it is, at some cost in speed
-    (:mod:`.batch_invariance`). Every tensor is read straight to its place on ``device``; ``check`` is called before
-    each and may raise to cancel. The weights can be moved outside of inference mode, as ComfyUI does, even if they were
-    loaded inside it.
+    The weights can be moved outside of inference mode, as ComfyUI does, even if they were loaded inside it.
+
+    Args:
+        checkpoint: The files.
+        device: Device of the weights.
+        dtype: Dtype of transformer and text encoder. Last norm and head are at least float32, a float16 text encoder is
+            bfloat16 because T5 overflows float16, and the codec is float32.
+        check: Called before each tensor; it may raise to cancel.
+        weights: "int8" or "fp8" to store the transformer's matrices in this format.
+        exact: Use batch-invariant mode in half precision (:mod:`.batch_invariance`).
+
+    Raises:
+        AdtError: If the files are damaged, or don't contain a supported model.
     """
     family = family_of(checkpoint)
     with torch.device("meta"):
         target = family.skeleton(checkpoint)
-    check_entries(family.entries(target, checkpoint), checkpoint, family.orders(checkpoint))
-    image_ids = target.decoder.image_ids  # a buffer, which to_empty would leave without its values
-    target.decoder.set_dtype(dtype)
+    check_entries(family.entries(target, checkpoint), checkpoint, family.missing_remedies(checkpoint))
+    image_ids = target.decoder.image_ids  # kept, because to_empty discards the values of buffers
     target.decoder.exact = exact
-    if weights is not None:
-        quantise(target.decoder, weights)
-    if target.text_encoder is not None:
-        target.text_encoder.to(torch.bfloat16 if dtype == torch.float16 else dtype)
+    _set_dtypes(target, dtype, weights)
     for module in (target.decoder, target.codec, target.text_encoder):
         if module is not None:
             module.to_empty(device=device).requires_grad_(False).eval()
     target.decoder.image_ids = image_ids.to(device)
     target.prompter = family.prompter(target, checkpoint)
     fill(family.entries(target, checkpoint), checkpoint, check)
-    target.published, target.trained = family.sampling, family.trained
+    target.published = family.sampling
+    target.trained = family.trained
     return target
+
+
+def _set_dtypes(target: Target, dtype: torch.dtype, weights: str | None) -> None:
+    """Convert the empty transformer and text encoder to the dtypes that :func:`load` describes."""
+    target.decoder.set_dtype(dtype)
+    if weights is not None:
+        quantise(target.decoder, weights)
+    if target.text_encoder is not None:
+        target.text_encoder.to(torch.bfloat16 if dtype == torch.float16 else dtype)

@@ -1,7 +1,8 @@
-"""MoVQGAN: a VQGAN whose decoder is told at every norm which codebook vectors it decodes.
+"""MoVQGAN: a VQGAN whose decoder norms depend on the codebook vectors that are decoded.
 
-Zheng et al., arXiv 2209.09002. Its decoder's group norms are scaled and shifted, place by place, by linear functions of
-the vectors (spatially conditional norms). All else is as in :mod:`.vq`, with attention at the coarsest level.
+Zheng et al., arXiv 2209.09002. The group norms of the decoder are scaled and shifted at each position by linear
+functions of the vectors (spatially conditional norms). The rest is as in :mod:`.vq`, with attention at the coarsest
+level.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from torch import Tensor, nn
 from .vq import VQConfig, VQModel
 
 _decoded: ContextVar[Tensor] = ContextVar("decoded")
-"""The codebook vectors [B, C, h, w] that are being decoded: norms lie too deep in the decoder to be handed them."""
+"""Codebook vectors [B, C, h, w] that are being decoded. The norms are too deep in the decoder for an argument."""
 
 
 class SpatialNorm(nn.Module):
-    """x [B, channels, H, W], normed, then scaled and shifted by what two linear maps make of the nearest vectors."""
+    """Group norm of x [B, channels, H, W], scaled and shifted by linear maps of the nearest codebook vectors."""
 
     def __init__(self, norm: nn.GroupNorm, width: int):
         super().__init__()
         self.norm_layer = norm
-        self.conv_y, self.conv_b = (nn.Conv2d(width, norm.num_channels, 1) for _ in range(2))
+        self.conv_y = nn.Conv2d(width, norm.num_channels, 1)
+        self.conv_b = nn.Conv2d(width, norm.num_channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         vectors = F.interpolate(_decoded.get(), x.shape[-2:], mode="nearest")
@@ -31,7 +33,7 @@ class SpatialNorm(nn.Module):
 
 
 class MoVQ(VQModel):
-    """Encoder, codebook and decoder."""
+    """Encoder, codebook and decoder of a MoVQGAN."""
 
     def __init__(self, config: VQConfig):
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""How texts become prompts where the decoder reads them itself."""
+"""Conversion of texts to prompts for models whose decoder reads token ids."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from tokenizers import Tokenizer
 
 from ..errors import AdtError, PromptTooLongError
 from .reading.checkpoint import TOKENIZER, Checkpoint
-from .reading.tokenizer import encode, load_tokenizer, made_of
+from .reading.tokenizer import encode, load_tokenizer, tokenizer_from_json
 from .target import EncodedPrompt, Prompter, Target
 
 MOST_CHARACTERS = 10_000
-"""Of a prompt. No model has room for more, and some patterns of tokenizers take time that grows with the square."""
+"""Longest prompt. No model accepts more, and the time of some tokenizers is quadratic in the length."""
 
 
 def stripped(text: str) -> str:
-    """A text without white space around it. AdtError if nothing is left, if it is far too long, or if it is no text."""
+    """Return a prompt without surrounding white space.
+
+    Args:
+        text: The prompt.
+
+    Raises:
+        AdtError: If the text is empty, longer than MOST_CHARACTERS, or contains half of a surrogate pair.
+    """
     if not text.strip():
         raise AdtError("prompt is empty; describe the image in a few words.")
     if len(text) > MOST_CHARACTERS:
@@ -34,47 +41,80 @@ def stripped(text: str) -> str:
     return text.strip()
 
 
-def check_length(ids: list[int], room: int, name: str) -> None:
-    """Raise PromptTooLongError if a prompt has more tokens than the model ``name`` has ``room`` for."""
-    if len(ids) > room:
-        raise PromptTooLongError(f"Prompt too long: {len(ids)} tokens; {name} accepts {room}; shorten it.")
+def check_length(ids: list[int], most: int, name: str) -> None:
+    """Check the number of tokens of a prompt.
+
+    Args:
+        ids: Its token ids.
+        most: Largest number of tokens.
+        name: Name of the model, for error messages.
+
+    Raises:
+        PromptTooLongError: If there are more.
+    """
+    if len(ids) > most:
+        raise PromptTooLongError(f"Prompt too long: {len(ids)} tokens; {name} accepts {most}; shorten it.")
 
 
-def check_ids(ids: Iterable[int], size: int, name: str) -> None:
-    """AdtError if a prompt has an id that the model ``name``, of ``size`` tokens, does not know."""
+def check_ids(ids: Iterable[int], vocab_size: int, name: str) -> None:
+    """Check the token ids of a prompt. On a GPU, an id outside the embedding would make all later work fail.
+
+    Args:
+        ids: The token ids.
+        vocab_size: Size of the model's vocabulary.
+        name: Name of the model, for error messages.
+
+    Raises:
+        AdtError: If an id is not in the vocabulary.
+    """
     largest = max(ids, default=0)
-    if largest >= size:
-        problem = f"prompt contains token {largest}, but {name} has only {size} tokens"
+    if largest >= vocab_size:
+        problem = f"prompt contains token {largest}, but {name} has only {vocab_size} tokens"
         raise AdtError(f"{problem}; use the tokenizer.json published with {name}.")
 
 
 @dataclass
 class TokenPrompter(Prompter):
-    """Rows of token ids: BOS, the tokens of the request, then those named by ``behind``. Each family has a subclass.
+    """Prompter with rows of token ids: BOS, the tokens of the text, and special tokens. Each family has a subclass.
 
-    vocabulary: ids of named tokens. size: of all tokens that the model knows. room: positions for prompt and image
-    together.
+    Attributes:
+        name: Name of the model in error messages.
+        tokenizer: Tokenizer of the text.
+        vocabulary: Ids of named tokens.
+        vocab_size: Size of the model's vocabulary.
+        max_positions: Positions of prompt and image together.
+        row_end: Whether a token ends every row of the image.
+        BOS: Name of the first token.
+        IN_TOKENIZER: Names of tokens to look up in the tokenizer; if empty, the ``vocabulary_map`` of config.json is
+            used.
+        FOLDER: Patterns for the tokenizer's folder, if it is not the checkpoint's.
     """
 
     name: str
     tokenizer: Tokenizer
     vocabulary: dict[str, int]
-    size: int
-    room: int
+    vocab_size: int
+    max_positions: int
     row_end: bool
 
     BOS: ClassVar[str]
-    """Name of the first token."""
     IN_TOKENIZER: ClassVar[tuple[str, ...]] = ()
-    """Named tokens to look up in the tokenizer; if there are none, the ``vocabulary_map`` of config.json has them."""
     FOLDER: ClassVar[tuple[str, ...]] = ()
-    """Name of the tokenizer's folder beside the checkpoint, if it is not in the checkpoint's own."""
 
     @classmethod
     def of(cls, target: Target, checkpoint: Checkpoint) -> TokenPrompter:
-        """The prompter of a target. AdtError if its tokenizer is missing or lacks a token."""
-        folder, own = checkpoint.beside(cls.FOLDER) or checkpoint.folder, checkpoint.embedded(TOKENIZER)
-        tokenizer = made_of(own, checkpoint.path) if own else load_tokenizer(folder)
+        """Return the prompter of a target.
+
+        Args:
+            target: The target.
+            checkpoint: The files that contain the tokenizer.
+
+        Raises:
+            AdtError: If the tokenizer is missing or lacks a token.
+        """
+        folder = checkpoint.find_companion(cls.FOLDER) or checkpoint.folder
+        embedded = checkpoint.embedded(TOKENIZER)
+        tokenizer = tokenizer_from_json(embedded, checkpoint.path) if embedded else load_tokenizer(folder)
         ids = {name: tokenizer.token_to_id(name) for name in cls.IN_TOKENIZER}
         missing = ", ".join(name for name, number in ids.items() if number is None)
         if missing:
@@ -85,21 +125,31 @@ class TokenPrompter(Prompter):
         return cls(target.name, tokenizer, vocabulary, config.vocab_size, config.max_positions, target.row_end)
 
     def encode(self, text: str, grid: tuple[int, int]) -> EncodedPrompt:
-        ids = encode(self.tokenizer, self.request(stripped(text), grid), self.name).ids
-        behind = self.ids(*self.behind(grid))
+        ids = encode(self.tokenizer, self.format_text(stripped(text), grid), self.name).ids
+        suffix = self.ids(*self.suffix_tokens(grid))
         image = grid[0] * (grid[1] + self.row_end)
-        check_length(ids, self.room - image - 1 - len(behind), self.name)
-        row = [*self.ids(self.BOS), *ids, *behind]
-        check_ids(row, self.size, self.name)
+        check_length(ids, self.max_positions - image - 1 - len(suffix), self.name)
+        row = [*self.ids(self.BOS), *ids, *suffix]
+        check_ids(row, self.vocab_size, self.name)
         return EncodedPrompt(row)
 
     def ids(self, *names: str) -> list[int]:
+        """Return the ids of named tokens."""
         return [self.vocabulary[name] for name in names]
 
-    def request(self, text: str, grid: tuple[int, int]) -> str:
-        """What the model reads of a text."""
+    def format_text(self, text: str, grid: tuple[int, int]) -> str:
+        """Return the text to tokenize, such as the prompt in a template.
+
+        Args:
+            text: The prompt.
+            grid: Rows and columns of the image's codes.
+        """
         return text
 
-    def behind(self, grid: tuple[int, int]) -> tuple[str, ...]:
-        """Names of the tokens behind the request."""
+    def suffix_tokens(self, grid: tuple[int, int]) -> tuple[str, ...]:
+        """Return the names of the tokens after the text.
+
+        Args:
+            grid: Rows and columns of the image's codes.
+        """
         return ()

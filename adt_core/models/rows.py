@@ -1,9 +1,9 @@
-"""Geometry of a batch: where its tokens are in the KV cache and what they may attend to.
+"""Rows of a batch: their cache positions, position ids and attention masks.
 
-Guidance gives every image two rows: [cond_0 .. cond_B-1, uncond_0 .. uncond_B-1]. Prompts are left-padded to a common
-length, so the token at raster position p is at cache position
-``cache_offset + p`` in all rows. A row's position id is its cache position - pad;
-where tokens have places (:class:`.rotary.Places`), it is the number of theirs.
+With guidance every image has two rows: [cond_0 .. cond_B-1, uncond_0 .. uncond_B-1]. Prompts are left-padded to a
+common length, so the token at raster position p is at cache position ``cache_offset + p`` in all rows. A token's
+position id is its cache position minus the padding of its row. In a model with M-RoPE it is an index into the table of
+:class:`.rotary.MropePositions`.
 """
 
 from __future__ import annotations
@@ -23,62 +23,87 @@ from .rotary import MropePositions
 
 @dataclass
 class AttentionMetadata:
-    """Where one forward's tokens go and what they may attend to.
+    """Cache positions, position ids and mask of one forward over R rows of n tokens.
 
-    positions: [R, n] position ids. cache_length: [R, n] cache cache_length, or a slice when all rows agree.
-    mask: [R, 1, n, end], added to attention scores, in the compute dtype; ``end`` cache positions are read.
-    near_keys: in the exact mode (:mod:`.batch_invariance`); ``mask`` is that of the far ones then. places: [R, n, 3],
-    where a prompt's tokens are in others than those of their position ids.
+    Attributes:
+        positions: [R, n] int64 position ids.
+        cache_position: [R, n] int64 positions in the KV cache, or a slice if all rows have the same.
+        mask: [R, 1, n, end], added to attention scores, in the compute dtype; the forward reads the first ``end`` cache
+            positions. With ``near_keys`` it is the mask of the far keys.
+        near_keys: Keys that are read separately in batch-invariant mode (:mod:`.batch_invariance`).
+        mrope_positions: [R, n, 3] int64, if they differ from those that ``positions`` select.
     """
 
     positions: Tensor
     cache_position: Tensor | slice
     mask: Tensor
     near_keys: NearKeys | None = None
-    places: Tensor | None = None
+    mrope_positions: Tensor | None = None
 
     @property
     def end(self) -> int:
+        """Number of cache positions that the forward reads."""
         return self.mask.shape[-1]
 
     def part(self, first: int, last: int) -> AttentionMetadata:
-        """The tokens from ``first`` to before ``last`` of a forward whose slots begin at 0."""
-        places = None if self.places is None else self.places[:, first:last]
+        """Return the metadata of tokens ``first`` to ``last - 1`` of a forward that begins at cache position 0."""
+        mrope_positions = None if self.mrope_positions is None else self.mrope_positions[:, first:last]
         mask = self.mask[:, :, first:last, :last]
-        return AttentionMetadata(self.positions[:, first:last], slice(first, last), mask, places=places)
+        positions = self.positions[:, first:last]
+        return AttentionMetadata(positions, slice(first, last), mask, mrope_positions=mrope_positions)
 
 
 @dataclass
 class Roots:
-    """The last decided token of every image: the root of its next tree, which the target has not read yet.
+    """Last decided token of every image: the root of its next tree, which the target has not read yet.
 
-    codes: [B] int64. at: [B, 1] int64 raster positions, on the same device. columns: of the KV cache, that a forward
-    reads in a round which is replayed. Where it is 0, the host asks where the roots are, and a forward reads the filled
-    part alone.
+    Attributes:
+        codes: [B] int64.
+        at: [B, 1] int64 raster positions, on the same device.
+        kv_length: Cache positions that a forward reads in a round that is replayed as a CUDA graph. If 0, the host
+            copies ``at`` from the device, and a forward reads only the filled part of the cache.
     """
 
     codes: Tensor
     at: Tensor
-    columns: int = 0
+    kv_length: int = 0
 
     @classmethod
     def all_at(cls, codes: Tensor, position: int) -> Roots:
-        """All images at the same position. codes: [B]."""
+        """Return roots of images that are all at the same position.
+
+        Args:
+            codes: [B] int64.
+            position: Raster position.
+        """
         return cls(codes, torch.full_like(codes, position)[:, None])
 
     def advance(self, codes: Tensor, steps: Tensor) -> None:
-        """Go on to roots with the codes [B], ``steps`` [B, 1] tokens further on, in the same memory."""
+        """Replace the roots by later ones, in the same memory.
+
+        Args:
+            codes: [B] int64 codes of the new roots.
+            steps: [B, 1] int64 tokens between the old and the new roots.
+        """
         self.codes.copy_(codes)
         self.at.add_(steps)
 
 
 class BatchRows:
-    """One or two rows for every image of a batch, and ``cache_length`` positions of the KV cache.
+    """Prompt rows of a batch of images, one or two for each, and their masks over the KV cache.
 
-    ``ids`` and ``features`` are those that a prefill reads, of the rows that the batch began with.
+    Attributes:
+        length: Padded length of the prompts.
+        cache_offset: Cache position of an image's first token.
+        count: Number of rows R.
+        images: Number of images B.
+        ids: [R, length] int64, left-padded token ids for the prefill, of the rows that the batch began with.
+        features: [R, length, h] read instead of the ids in a model with a text encoder, else None.
+        pads: [R] int64 padding of each row.
+        columns: [cache_length] int64, all cache positions.
     """
 
-    _BY_ROW = ("pads", "_shifts", "_blind", "_prompt_mask")
+    _BY_ROW = ("pads", "_shifts", "_hidden_until", "_prompt_mask")
 
     def __init__(
         self,
@@ -88,165 +113,234 @@ class BatchRows:
         images: int = 0,
         length: int = 0,
         prefix: int = 0,
-        places: MropePositions | None = None,
+        mrope_positions: MropePositions | None = None,
     ):
-        """prompts: of every row (``models.target.Prompt``, or plain token ids), conditional rows first.
+        """Pad the prompts and build their masks.
 
-        like: gives dtype and device. images: how many; if 0, as many as rows. length: that prompts are padded
-        to, if none is longer. prefix: image tokens at the end of every prompt. places: of a model that has some.
+        Args:
+            prompts: ``EncodedPrompt`` or plain token ids of every row, conditional rows first.
+            cache_length: Positions of the KV cache.
+            like: Tensor that sets dtype and device.
+            images: Number of images; 0 if every row is an image.
+            length: Length to which prompts are padded, if none is longer.
+            prefix: Image tokens at the end of every prompt.
+            mrope_positions: Positions in a model with M-RoPE.
         """
         self.length = max(length, *map(len, prompts))
         self.cache_offset = self.length - prefix
-        self.count, self.images = len(prompts), images or len(prompts)
+        self.count = len(prompts)
+        self.images = images or len(prompts)
         self.device = like.device
         pads = [self.length - len(prompt) for prompt in prompts]
-        ids = [[prompt[0]] * pad + prompt for prompt, pad in zip(prompts, pads)]
-        self.ids, self.pads = torch.tensor(ids, device=self.device), torch.tensor(pads, device=self.device)
-        self._shifts = self.pads if places is None else torch.full_like(self.pads, self.cache_offset - places.origin)
-        self._table = None if places is None else places.table
-        own = [(row, pad, getattr(prompt, "places", None)) for row, (prompt, pad) in enumerate(zip(prompts, pads))]
-        self._own_places = [(row, pad, places) for row, pad, places in own if places is not None]
+        self.ids = torch.tensor([[prompt[0]] * pad + prompt for prompt, pad in zip(prompts, pads)], device=self.device)
+        self.pads = torch.tensor(pads, device=self.device)
         self.features = _left_padded([getattr(prompt, "features", None) for prompt in prompts], self.length, like)
+        self._set_position_ids(prompts, pads, mrope_positions)
         hidden = [pad + getattr(prompt, "hidden", 0) for prompt, pad in zip(prompts, pads)]
-        self._blind = torch.tensor(hidden, device=self.device)  # columns before these are never seen
+        self._hidden_until = torch.tensor(hidden, device=self.device)  # earlier cache positions are always masked
         self.columns = torch.arange(cache_length, device=self.device)
-        self._open, self._shut = like.new_zeros(()), like.new_full((), -math.inf)
-        self._prompt_mask = self._additive(self.columns >= self._blind[:, None])[:, None, None]
+        self._visible = like.new_zeros(())
+        self._masked = like.new_full((), -math.inf)
+        self._prompt_mask = self._additive(self.columns >= self._hidden_until[:, None])[:, None, None]
+
+    def _set_position_ids(
+        self, prompts: Sequence[list[int]], pads: list[int], mrope_positions: MropePositions | None
+    ) -> None:
+        """Set what is subtracted from cache positions to get position ids, and M-RoPE positions of prompts."""
+        self._shifts = self.pads
+        self._mrope_table = None
+        if mrope_positions is not None:
+            self._shifts = torch.full_like(self.pads, self.cache_offset - mrope_positions.origin)
+            self._mrope_table = mrope_positions.table
+        own = [getattr(prompt, "mrope_positions", None) for prompt in prompts]
+        self._own_mrope = [(row, pads[row], positions) for row, positions in enumerate(own) if positions is not None]
 
     def _additive(self, visible: Tensor) -> Tensor:
-        return torch.where(visible, self._open, self._shut)
+        """Return a mask to add to attention scores: 0 for visible keys, -inf for others."""
+        return torch.where(visible, self._visible, self._masked)
 
-    # ---- which rows -------------------------------------------------------------------------
+    # ---- selection of rows ------------------------------------------------------------------
 
     def of(self, slots: Tensor) -> Tensor:
-        """Numbers of the rows of some slots."""
+        """Return the indices of the rows of some batch slots [B]."""
+        # images = 4 with guidance, slots [1, 3]: rows [1, 3] and, 4 further on, [5, 7] -> [1, 3, 5, 7]
         return (torch.arange(0, self.count, self.images, device=self.device)[:, None] + slots).flatten()
 
     def select(self, slots: Tensor) -> BatchRows:
-        """The rows of these slots alone."""
-        chosen, numbers = copy(self), self.of(slots)
-        chosen.count, chosen.images = len(numbers), len(slots)
+        """Return only the rows of these slots."""
+        selected = copy(self)
+        indices = self.of(slots)
+        selected.count = len(indices)
+        selected.images = len(slots)
         for name in self._BY_ROW:
-            setattr(chosen, name, getattr(self, name)[numbers])
-        return chosen
+            setattr(selected, name, getattr(self, name)[indices])
+        return selected
 
     def admit(self, slots: Tensor, others: BatchRows) -> None:
-        """Put ``others``, of the same length and cache length, into these slots, in the same memory."""
+        """Overwrite the rows of these slots, in the same memory.
+
+        Args:
+            slots: [b] batch slots.
+            others: Rows of b images with the same padded length and cache length.
+        """
         for name in self._BY_ROW:
             getattr(self, name).index_copy_(0, self.of(slots), getattr(others, name))
 
     def unhidden(self) -> BatchRows:
-        """The same rows with every token of the prompts in sight, ``Prompt.hidden`` or not."""
+        """Return the same rows with every prompt token visible, including those of ``EncodedPrompt.hidden``."""
         rows = copy(self)
-        rows._blind = self.pads
+        rows._hidden_until = self.pads
         rows._prompt_mask = rows._additive(self.columns >= self.pads[:, None])[:, None, None]
         return rows
 
     def spread(self, values: Tensor) -> Tensor:
-        """Per-image values [B, ...] -> per-row values [R, ...]."""
+        """Repeat values of each image [B, ...] for its rows, [R, ...]. A single value is expanded without a copy."""
         repeat = self.count // len(values)
         if len(values) == 1:
             return values.expand(repeat, *values.shape[1:])
         return values.repeat(repeat, *[1] * (values.ndim - 1))
 
     def gather(self, features: Tensor, nodes: Tensor) -> Tensor:
-        """Features [R, n, h] at ``nodes`` [B, m] of each image -> [R, m, h]."""
+        """Return the features of some nodes.
+
+        Args:
+            features: [R, n, h].
+            nodes: [B, m] int64 node numbers of each image.
+        Returns:
+            [R, m, h].
+        """
         return features.gather(1, self.spread(nodes)[..., None].expand(-1, -1, features.shape[-1]))
 
     # ---- forwards ---------------------------------------------------------------------------
 
     def prefill(self) -> AttentionMetadata:
-        """All prompt tokens at once.
+        """Return the metadata of a forward over all prompt tokens.
 
-        A token that nobody attends to sees what is hidden before it, as in LANTERN's code, so that no row of the mask
-        is all -inf.
+        Padding and hidden tokens see each other, as in LANTERN's code: a row of the mask must not be all -inf.
         """
+        # A row of length 4 whose first cache position is padding (1: visible):
+        #   query 0 (padding)  1 0 0 0
+        #   query 1            0 1 0 0
+        #   query 2            0 1 1 0
+        #   query 3            0 1 1 1
         at = self.columns[: self.length]
-        real = at >= self._blind[:, None]
+        real = at >= self._hidden_until[:, None]
         visible = (at[:, None] >= at) & (real[:, None] | ~real[..., None])
         positions = (at - self._shifts[:, None]).clamp_min(0)
         mask = align_mask(self._additive(visible))[:, None]
-        return AttentionMetadata(positions, slice(0, self.length), mask, places=self._prompt_places(positions))
+        mrope_positions = self._prompt_mrope(positions)
+        return AttentionMetadata(positions, slice(0, self.length), mask, mrope_positions=mrope_positions)
 
-    def _prompt_places(self, positions: Tensor) -> Tensor | None:
-        """Places [R, n, 3] of prompts of which some have places of their own; None if none has."""
-        if self._table is None or not self._own_places:
+    def _prompt_mrope(self, positions: Tensor) -> Tensor | None:
+        """Return M-RoPE positions [R, n, 3] if a prompt has its own ones, as with source images; else None."""
+        if self._mrope_table is None or not self._own_mrope:
             return None
-        places = self._table[positions.cpu()]
-        for row, pad, own in self._own_places:
-            places[row, pad : pad + len(own)] = own
-        return places
+        mrope_positions = self._mrope_table[positions.cpu()]
+        for row, pad, own in self._own_mrope:
+            mrope_positions[row, pad : pad + len(own)] = own
+        return mrope_positions
 
     def step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> AttentionMetadata:
-        """A forward of n tokens for each image, after its committed cache positions, which end at its root's.
+        """Return the metadata of a forward of n tokens for each image, after its committed tokens.
 
-        first: distance of the first token's slot from the root's. offsets: position of each token relative to the
-        root, [B, n], or one number for all. own: [B, n, w] bool, which of the w uncommitted slots each token sees,
-        itself included; None for a single token that sees them all.
+        Args:
+            roots: Root of each image; its committed tokens end before its root.
+            first: Distance from the root's cache position to that of the first token.
+            offsets: [B, n] int64 position of each token relative to the root, or one number for all.
+            own: [B, n, w] bool, which of the w cache positions from the root's on each token sees, including itself;
+                None for a single token that sees all of them.
         """
-        positions = [] if roots.columns else roots.at[:, 0].tolist()
+        # One row padded by 1, cache_offset 4, root at raster position 2, and a tree of a root with two children:
+        #   start = 4 + 2 = 6, cache_position = slice(6, 9)
+        #   offsets [0, 1, 1] (depths) -> position ids [6, 7, 7] - 1 = [5, 6, 6]
+        #   cache position   0 1 2 3 4 5 | 6 7 8      (1: visible; 0 is padding, 1 to 5 are committed, own from 6 on)
+        #   root             0 1 1 1 1 1 | 1 0 0
+        #   first child      0 1 1 1 1 1 | 1 1 0
+        #   second child     0 1 1 1 1 1 | 1 0 1
+        positions = [] if roots.kv_length else roots.at[:, 0].tolist()
         if len(set(positions)) != 1:
             return self._ragged_step(roots, max(positions, default=0), first, offsets, own)
-        start, n = self.cache_offset + positions[0], 1 if own is None else own.shape[1]
+        start = self.cache_offset + positions[0]
+        n = 1 if own is None else own.shape[1]
         offsets = self.spread(offsets + start) if isinstance(offsets, Tensor) else offsets + start
         cache_position = slice(start + first, start + first + n)
+        position_ids = offsets - self._shifts[:, None]
         if own is None:
-            return AttentionMetadata(
-                offsets - self._shifts[:, None], cache_position, self._prompt_mask[..., : cache_position.stop]
-            )
+            return AttentionMetadata(position_ids, cache_position, self._prompt_mask[..., : cache_position.stop])
         committed = self._prompt_mask[..., :start].expand(-1, -1, n, -1)
         mask = torch.cat([committed, self.spread(self._additive(own)[:, None])], -1)
-        return AttentionMetadata((offsets - self._shifts[:, None]).expand(-1, n), cache_position, mask)
+        return AttentionMetadata(position_ids.expand(-1, n), cache_position, mask)
 
     def causal_step(self, roots: Roots, n: int) -> AttentionMetadata:
-        """A forward of n successive tokens for each image, the root's slot the first."""
+        """Return the metadata of a forward of n successive tokens for each image, beginning with the root."""
         if n == 1:
             return self.step(roots, 0, 0, None)
         at = self.columns[:n].expand(len(roots.at), -1)
         return self.step(roots, 0, at, at[..., None] >= at[:, None])
 
-    def near_apart(self, step: AttentionMetadata, start: Tensor | int, near: int | None) -> AttentionMetadata:
-        """The same forward with near and far keys apart, as the exact mode wants them.
+    def split_near_keys(self, step: AttentionMetadata, start: Tensor | int, near: int | None) -> AttentionMetadata:
+        """Return the same forward with near and far keys separated, as batch-invariant mode reads them.
 
-        start: slot of the first token that may be in another slot than its position's, [R, 1] or of all rows. near:
-        positions before a token whose keys are near; None for all. The prompt is never near then.
+        Args:
+            step: Metadata of the forward.
+            start: Cache position from which on a token's cache position may differ from that of plain decoding: an
+                int64 tensor [R, 1], or one number for all rows.
+            near: Number of positions before a token whose keys are near; prompt tokens are never near. None if all keys
+                are near.
         """
         if near is None:
             return replace(step, near_keys=NearKeys(None, step.mask.double()))
-        seen, end = step.mask[:, 0], step.end
+        # near = 2, cache_offset = 4, start = 6, and the tree of `step` above (tokens at cache positions 6, 7, 8, which
+        # plain decoding would have at 6, 7, 7):
+        #   far_until [4, 5, 5]: the token's position minus `near`, but not before the image
+        #   columns   [4, 5, 6, 7, 8]: cache positions that are near for any of the tokens
+        #   is_near   root 1 1 1 1 1, children 0 1 1 1 1; `mask` also hides what `step.mask` hides
+        #   far       root sees 1 to 3, children see 1 to 4
+        seen = step.mask[:, 0]
+        end = step.end
         far_until = (step.positions + self._shifts[:, None] - near).clamp_min(self.cache_offset)[..., None]  # [R, n, 1]
         columns = start - near + torch.arange(near + seen.shape[1], device=self.device)
         columns = columns.expand(self.count, -1)  # [R, w]
-        there = (columns >= 0) & (columns < end)
+        exists = (columns >= 0) & (columns < end)
         columns = columns.clamp(0, end - 1)
-        close = there[:, None] & (columns[:, None] >= far_until)
-        mask = torch.where(close, seen.gather(2, columns[:, None].expand_as(close)), self._shut)[:, None]
-        far = torch.where(self.columns[:end] < far_until, seen, self._shut)[:, None]
+        is_near = exists[:, None] & (columns[:, None] >= far_until)
+        mask = torch.where(is_near, seen.gather(2, columns[:, None].expand_as(is_near)), self._masked)[:, None]
+        far = torch.where(self.columns[:end] < far_until, seen, self._masked)[:, None]
         return replace(step, mask=align_mask(far), near_keys=NearKeys(columns, mask.double()))
 
     def _ragged_step(
         self, roots: Roots, last: int, first: int, offsets: Tensor | int, own: Tensor | None
     ) -> AttentionMetadata:
-        """The same where the device alone knows where its images are, or where these have advanced unequally.
+        """Return the metadata of :meth:`step` for images at different positions, or at positions only on the device.
 
-        last: position of the root that is furthest. It takes three times as long to make, 0.1 ms on a CPU.
+        It takes three times as long to build: 0.1 ms on a CPU.
+
+        Args:
+            roots: Root of each image.
+            last: Largest position of a root; not used with ``roots.kv_length``.
+            first: As in :meth:`step`.
+            offsets: As in :meth:`step`.
+            own: As in :meth:`step`.
         """
         if own is None:
             own = self.columns.new_ones(len(roots.at), 1, first + 1, dtype=torch.bool)
         n, width = own.shape[1:]
         start = self.spread(roots.at) + self.cache_offset  # [R, 1]
         positions = start + (self.spread(offsets) if isinstance(offsets, Tensor) else offsets) - self._shifts[:, None]
-        columns = self.columns[: roots.columns or last + self.cache_offset + width]
+        columns = self.columns[: roots.kv_length or last + self.cache_offset + width]
         distance = columns - start
-        committed = (distance < 0) & (columns >= self._blind[:, None])
+        committed = (distance < 0) & (columns >= self._hidden_until[:, None])
+        # `own` of 2 columns, padded with a False on both sides, and start = 3:
+        #   distance  -3 -2 -1  0  1  2     of cache positions 0 to 5
+        #   index      0  0  0  1  2  3     into the padded columns: 0 and 3 are False
         index = (distance.clamp(-1, width) + 1)[:, None].expand(-1, n, -1)
-        uncommitted = self.spread(F.pad(own, (1, 1))).gather(2, index)  # padded: nothing is seen outside of ``own``
+        uncommitted = self.spread(F.pad(own, (1, 1))).gather(2, index)
         mask = self._additive(uncommitted | committed[:, None])[:, None]
         return AttentionMetadata(positions.expand(-1, n), start + first + self.columns[:n], mask)
 
 
 def _left_padded(features: list[Tensor | None], length: int, like: Tensor) -> Tensor | None:
-    """Features [n, h] of every row as [R, length, h]; None where the rows have token ids alone."""
+    """Stack features [n, h] of every row to [R, length, h], padded with zeros; None if a row has only token ids."""
     given = [row for row in features if row is not None]
     if len(given) < len(features):
         return None

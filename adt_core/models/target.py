@@ -1,4 +1,4 @@
-"""What the engine knows of a loaded target, whatever its family."""
+"""Target model of any family, as the engine uses it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ from .vq import Codec
 class EncodedPrompt(list[int]):
     """Token ids of one row of a prompt; the last one begins the image.
 
-    features: [n, h], read instead of the ids by a model with a text encoder; the ids then only fill a drafter's input.
-    hidden: how many tokens at the beginning nothing attends to. note: a sentence for who wrote the text, or "".
-    places: [k, 3], of the first tokens, in a model that has places (:class:`.rotary.Places`), counted from where the
-    image begins. All of them but these stand in one line.
+    Attributes:
+        features: [n, h] that a model with a text encoder reads instead of the ids. The ids are then only inputs of
+            drafters.
+        hidden: Number of tokens at the beginning that are masked.
+        note: Sentence for the author of the text, such as that it was truncated; "" if there is none.
+        mrope_positions: [k, 3] int64 of the first k tokens, relative to the first token of the image, in a model with
+            M-RoPE and source images; None if all tokens have consecutive positions.
     """
 
     def __init__(
@@ -34,25 +37,38 @@ class EncodedPrompt(list[int]):
         features: Tensor | None = None,
         hidden: int = 0,
         note: str = "",
-        places: Tensor | None = None,
+        mrope_positions: Tensor | None = None,
     ):
         super().__init__(ids)
-        self.features, self.hidden, self.note, self.places = features, hidden, note, places
+        self.features = features
+        self.hidden = hidden
+        self.note = note
+        self.mrope_positions = mrope_positions
 
     def followed_by(self, ids: list[int], embedding: Tensor) -> EncodedPrompt:
-        """The row with image tokens behind it. embedding: [vocabulary, h], the decoder's."""
+        """Return the row with image tokens appended.
+
+        Args:
+            ids: Token ids of the image tokens.
+            embedding: [vocab_size, h], the decoder's.
+        """
         features = self.features
         if features is not None:
             features = torch.cat([features.to(embedding), embedding[ids]])
-        return EncodedPrompt([*self, *ids], features, self.hidden, places=self.places)
+        return EncodedPrompt([*self, *ids], features, self.hidden, mrope_positions=self.mrope_positions)
 
 
 class PublishedSampling(NamedTuple):
-    """How the authors of a family draw its images: what holds where the user chose nothing else.
+    """Sampling settings that the authors of a family publish, the defaults for its models.
 
-    guidance, temperature, top_k, top_p: as in :class:`..rules.settings.Sampling`. suffix: put behind every prompt, not
-    behind negative ones, by whoever encodes the prompt, with :func:`suffixed`; ``Target.encode_prompt`` does not. On
-    the command line ``Job`` does it. source: where the settings are published.
+    Attributes:
+        guidance: As in :class:`..rules.settings.Sampling`.
+        temperature: As in :class:`..rules.settings.Sampling`.
+        top_k: As in :class:`..rules.settings.Sampling`.
+        top_p: As in :class:`..rules.settings.Sampling`.
+        suffix: Appended to every prompt, but not to negative prompts. Callers of ``Target.encode_prompt`` append it
+            with :func:`suffixed`.
+        source: Where the settings are published.
     """
 
     guidance: float = Sampling.guidance
@@ -64,63 +80,111 @@ class PublishedSampling(NamedTuple):
 
 
 def suffixed(text: str, suffix: str) -> str:
-    """A prompt with a suffix behind it. One that is blank stays so."""
+    """Return a prompt with a suffix; a blank prompt is returned unchanged."""
     return f"{text.rstrip()}{suffix}" if text.strip() else text
 
 
 def with_grammar(z: Tensor, grammar: Tensor | None, positions: Tensor) -> Tensor:
-    """Logits [B, n, num_codes] at ``positions`` [n] or [B, n] -> [B, n, num_tokens], -inf for impossible tokens.
+    """Mask tokens that are impossible at a position.
 
-    grammar: from :meth:`Target.grammar`; None leaves the logits as they are.
+    Args:
+        z: [B, n, num_codes] logits.
+        grammar: Table of :meth:`Target.grammar`; with None the logits are returned unchanged.
+        positions: [n] or [B, n] int64 raster positions of the logits.
+
+    Returns:
+        [B, n, num_tokens], -inf for impossible tokens.
     """
     return z if grammar is None else F.pad(z, (0, 1)) + grammar[positions % len(grammar)]
 
 
 def guidance_at(guidance: Tensor | float, positions: Tensor) -> Tensor | float:
-    """The scale at raster ``positions`` [n] or [B, n], as [..., 1]; the number itself if it is one for all.
+    """Return the guidance scale at some positions.
 
-    guidance: from :meth:`Target.guidance`.
+    Args:
+        guidance: Result of :meth:`Target.guidance`.
+        positions: [n] or [B, n] int64 raster positions.
+
+    Returns:
+        The scale of each position, [n, 1] or [B, n, 1], or the number itself if it is the same everywhere.
     """
     return guidance[positions % len(guidance)] if isinstance(guidance, Tensor) else guidance
 
 
 class Prompter:
-    """How the texts of a family become prompts. ``grid``: rows and columns of the image's cells.
+    """Converter of texts to prompt rows.
+
+    The argument ``grid`` of its methods holds the rows and columns of the image's codes.
 
     Attributes:
-        name: The model as errors call it.
+        name: Name of the model in error messages.
     """
 
     name: str
 
     def encode(self, text: str, grid: tuple[int, int]) -> EncodedPrompt:
-        """The conditional row of a text. AdtError if it is empty or too long."""
+        """Return the conditional row of a text.
+
+        Args:
+            text: The prompt.
+            grid: Rows and columns of the image's codes.
+
+        Raises:
+            AdtError: If the text is empty or too long.
+        """
         raise NotImplementedError
 
     def encode_with(self, text: str, grid: tuple[int, int], sources: Sequence[Tensor]) -> EncodedPrompt:
-        """The same of a text and source pictures, by the codes [rows, columns] of each, in families that take some."""
+        """Return the conditional row of a text and source images, in a family that supports them.
+
+        Args:
+            text: The prompt.
+            grid: Rows and columns of the image's codes.
+            sources: [rows, columns] int64 codes of each source image.
+
+        Raises:
+            AdtError: If the text is empty or too long.
+        """
         raise NotImplementedError
 
     def check(self, text: str, grid: tuple[int, int]) -> str:
-        """The note that ``encode`` would make of a text; raises AdtError where that would."""
+        """Return the note that ``encode`` attaches to a prompt.
+
+        Args:
+            text: The prompt.
+            grid: Rows and columns of the image's codes.
+
+        Raises:
+            AdtError: If the text is empty or too long.
+        """
         return self.encode(text, grid).note
 
     def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
-        """The row without text that guidance pushes ``prompt`` away from."""
+        """Return the unconditional row that guidance contrasts with a prompt.
+
+        Args:
+            prompt: The conditional row.
+            grid: Rows and columns of the image's codes.
+        """
         raise NotImplementedError
 
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
-        """If the family can't draw ``grid``, what it can draw; else "". usual: the grid that the model draws best."""
+        """Return which sizes the family supports if ``grid`` is not one of them, else "".
+
+        Args:
+            grid: Rows and columns of the image's codes.
+            usual: Grid of the model's default size.
+        """
         return "" if grid == usual else f"its images always have {usual[0]} x {usual[1]} tokens"
 
 
 class Words(NamedTuple):
-    """Words that a model understands, in lower case, if these are few.
+    """Vocabulary of a model that understands only few words, in lower case.
 
     Attributes:
-        things: Nouns of things that it can draw, such as "house".
-        scenery: Words for what is around things, such as "snow" or "city".
-        others: Colours, places, and words that ask for nothing, such as "the".
+        things: Nouns of things that it can generate, such as "house".
+        scenery: Words for surroundings, such as "snow" or "city".
+        others: Colours, positions, and function words such as "the".
     """
 
     things: frozenset[str]
@@ -133,17 +197,32 @@ class Words(NamedTuple):
 
 @dataclass
 class Target:
-    """A target model. Its weights: ``decoder`` (the transformer), ``codec`` and, if it has one, ``text_encoder``.
+    """Target model and the size of its images.
 
-    grid: rows and columns of the image's cells. usual_grid: the one that the model draws best, if that is another.
-    row_end: a token ends every row of cells (Lumina-mGPT, Emu3). It is the last of ``decoder.image_ids``, forced at the
-    end of a row and impossible elsewhere. guidance_of: if guidance changes with the position, its scale at every one,
-    by the scale that is asked for and the grid. lead_of: if a small picture is written before the image, its rows and
-    columns, by those of the image (GLM-Image). sources: codes [rows, columns] of the pictures that every image is made
-    of, see :meth:`with_sources`. published: how its authors draw. trained: sizes that it was trained for, as its family
-    states them. words: those of a model that knows few. draws_from: how wide the vector is that its authors' script
-    samples from, other tokens at minus infinity; 0 if it is the codes alone. drawn_before: tokens of an image that the
-    script draws before the first that we draw, and that stand in our prompts.
+    Some models generate a small version of the image first (GLM-Image), "the small image" below.
+
+    Attributes:
+        name: Name of the checkpoint.
+        family: Name of its :class:`.family.Family`.
+        decoder: The transformer.
+        codec: Image tokenizer.
+        grid: Rows and columns of the image's codes.
+        row_end: Whether a token ends every row of codes (Lumina-mGPT, Emu3). It is the last of ``decoder.image_ids``,
+            forced at the end of a row and impossible elsewhere.
+        text_encoder: Text encoder, if the model has one.
+        usual_grid: Grid of the model's default size, if ``grid`` is another one.
+        guidance_of: Function that returns the guidance scale at every position, from the requested scale and the grid,
+            in models whose scale depends on the position.
+        lead_of: Function that returns rows and columns of the small image, from the grid of the image.
+        sources: [rows, columns] int64 codes of the source images of every prompt; see :meth:`with_sources`.
+        published: Sampling settings of its authors.
+        trained: Smallest and largest side of its training images, as in :class:`.family.Family`.
+        words: Vocabulary, if the model understands only few words.
+        script_vocab_size: Length of the logits that its authors' script samples from, in which tokens other than codes
+            are -inf; 0 if they are only the codes.
+        script_header: Number of tokens that the authors' script samples before the first image token, and that are part
+            of the prompt here.
+        prompter: Converter of texts to prompt rows.
     """
 
     name: str
@@ -160,21 +239,31 @@ class Target:
     published: PublishedSampling = PublishedSampling()
     trained: tuple[float, float] | None = None
     words: Words | None = None
-    draws_from: int = 0
-    drawn_before: int = 0
+    script_vocab_size: int = 0
+    script_header: int = 0
     prompter: Prompter = field(init=False)
 
     def sized(self, width: int, height: int) -> Target:
-        """The same model for images of ``width`` x ``height`` pixels. AdtError if it can't draw them."""
-        side, room = self.downsample, self.decoder.config.max_positions
+        """Return the same model for another image size.
+
+        Args:
+            width: Pixels.
+            height: Pixels.
+
+        Raises:
+            AdtError: If the model does not support the size.
+        """
+        side = self.downsample
+        max_positions = self.decoder.config.max_positions
         resized = copy(self)
-        resized.grid, resized.usual_grid = (height // side, width // side), self.usual_grid or self.grid
+        resized.grid = (height // side, width // side)
+        resized.usual_grid = self.usual_grid or self.grid
         if height % side or width % side:
             problem = f"both sides must be multiples of {side}"
         else:
             problem = self.prompter.check_grid(resized.grid, resized.usual_grid)
-        if not problem and resized.length >= room:
-            problem = f"that is {resized.length} tokens, but it accepts {room} including the prompt"
+        if not problem and resized.length >= max_positions:
+            problem = f"that is {resized.length} tokens, but it accepts {max_positions} including the prompt"
         if problem:
             rows, columns = resized.usual_grid
             usual = f"{columns * side}x{rows * side}"
@@ -183,10 +272,7 @@ class Target:
 
     @property
     def loaded(self) -> dict[str, Any]:
-        """How it was loaded, by the fields of a recipe's loading; ``tiled`` holds where it is now.
-
-        size: None if it is the usual one.
-        """
+        """Loading settings, by the fields of a recipe. ``tiled`` is valid for the current device."""
         rows, columns = self.grid
         return {
             "dtype": str(self.decoder.dtype).removeprefix("torch."),
@@ -198,107 +284,130 @@ class Target:
 
     @property
     def num_codes(self) -> int:
+        """Size of the codebook."""
         return self.decoder.head.shape[1]
 
     @property
     def num_tokens(self) -> int:
-        """Kinds of tokens: the codes, and the end of a row if there is one."""
+        """Number of different tokens: the codes, and the end of a row if there is one."""
         return self.num_codes + self.row_end
 
     @property
-    def script_row(self) -> tuple[int, Tensor]:
-        """How wide the vector is that its authors' script samples from, and where in it every token is [num_tokens]."""
+    def script_layout(self) -> tuple[int, Tensor]:
+        """Length of the logits that the authors' script samples from, and each token's index in them [num_tokens]."""
         ids = self.decoder.image_ids
-        return (self.draws_from, ids) if self.draws_from else (len(ids), torch.arange(len(ids), device=ids.device))
+        return (
+            (self.script_vocab_size, ids)
+            if self.script_vocab_size
+            else (len(ids), torch.arange(len(ids), device=ids.device))
+        )
 
     @property
     def columns(self) -> int:
-        """Tokens per row of the image, its end included."""
+        """Tokens per row of the image, including the token that ends it."""
         return self.grid[1] + self.row_end
 
     @property
     def lead(self) -> tuple[int, int]:
-        """Rows and columns of the small picture that is written before the image; (0, 0) if there is none."""
+        """Rows and columns of the small image that is generated first; (0, 0) if there is none."""
         return self.lead_of(self.grid) if self.lead_of is not None else (0, 0)
 
     @property
     def length(self) -> int:
-        """Tokens of an image, and of the small picture before it."""
+        """Number of tokens of an image, including the small image."""
         return math.prod(self.lead) + self.grid[0] * self.columns
 
     @property
     def num_cells(self) -> int:
-        """The same without the ends of rows."""
+        """Number of codes of an image, including the small image: its tokens without the ends of rows."""
         return self.length - self.grid[0] * self.row_end
 
     @property
-    def places(self) -> MropePositions | None:
-        """Where tokens are, in a model whose rotations go by that."""
+    def mrope_positions(self) -> MropePositions | None:
+        """M-RoPE positions of prompt and image, in a model with M-RoPE."""
         config = self.decoder.config
-        return MropePositions.of(config, [self.lead, self.grid]) if config.axes is not None else None
+        return MropePositions.of(config, [self.lead, self.grid]) if config.mrope_section is not None else None
 
     @property
     def rope(self) -> Rope:
-        """The rotary tables, where the weights are."""
-        places = self.places
-        return rope_tables(self.decoder.config, self.decoder.embedding, None if places is None else places.table)
+        """Rotary tables, on the device of the weights."""
+        positions = self.mrope_positions
+        return rope_tables(self.decoder.config, self.decoder.embedding, None if positions is None else positions.table)
 
     @property
     def downsample(self) -> int:
-        """Pixels per side of a cell."""
+        """Pixels per side of a code."""
         return self.codec.downsample
 
     def check_prompt(self, text: str) -> str:
-        """A sentence for who wrote the text, or "". AdtError if it is empty or too long. No text encoder works."""
+        """Return :attr:`EncodedPrompt.note` of a text, or raise its errors, without running a text encoder."""
         return self.encode_prompt(text).note if self.sources else self.prompter.check(text, self.grid)
 
     def encode_prompt(self, text: str) -> EncodedPrompt:
-        """The conditional row of a text. AdtError if it is empty or too long."""
+        """Return the conditional row of a text.
+
+        Args:
+            text: The prompt.
+
+        Raises:
+            AdtError: If the text is empty or too long.
+        """
         if self.sources:
             return self.prompter.encode_with(text, self.grid, self.sources)
         return self.prompter.encode(text, self.grid)
 
     def with_sources(self, sources: Sequence[Tensor]) -> Target:
-        """The same model for images that are made of pictures, whose codes [rows, columns] stand in every prompt.
+        """Return the same model with source images in every prompt. It then generates no small image.
 
-        Then no small picture is written before the image. AdtError if it draws from texts alone.
+        Args:
+            sources: [rows, columns] int64 codes of each source image.
+
+        Raises:
+            AdtError: If the model generates images only from text.
         """
         if self.lead_of is None:
             raise AdtError(
                 f"a source image was given, but {self.name} generates images from text only; remove the source image."
             )
-        alone = copy(self)
-        alone.sources, alone.lead_of = sources, None
-        return alone
+        target = copy(self)
+        target.sources = sources
+        target.lead_of = None
+        return target
 
     def unconditional(self, prompt: EncodedPrompt) -> EncodedPrompt:
-        """The row without text that guidance pushes ``prompt`` away from."""
+        """Return the unconditional row that guidance contrasts with ``prompt``."""
         return self.prompter.unconditional(prompt, self.grid)
 
     def cells(self, codes: Tensor) -> Tensor:
-        """Tokens [B, length] -> codes of the grid [B, rows, columns]."""
+        """Return the codes of the image [B, rows, columns] from its tokens [B, length]."""
         return codes[:, math.prod(self.lead) :].view(len(codes), self.grid[0], self.columns)[..., : self.grid[1]]
 
     def small(self, codes: Tensor) -> Tensor:
-        """Tokens [B, length] -> codes of the small picture before the image [B, rows, columns]."""
+        """Return the codes of the small image [B, rows, columns] from the image's tokens [B, length]."""
         return codes[:, : math.prod(self.lead)].view(len(codes), *self.lead)
 
     def beginning(self, cells: Tensor, count: int, small: Tensor | None = None) -> Tensor:
-        """The codes that an image begins with if the first ``count`` of its cells are kept, [B, P].
+        """Return the codes that are kept of an image, in the order of generation.
 
-        cells: [B, rows, columns]. small: of the small picture before it; if not given, cells of the image, evenly
-        spread.
+        Args:
+            cells: [B, rows, columns] int64 codes of the image.
+            count: Number of its codes to keep.
+            small: [B, rows, columns] int64 codes of its small image; by default sampled evenly from ``cells``.
+
+        Returns:
+            [B, P] int64: the codes of the small image, then the kept ones.
         """
         kept = cells.flatten(1)[:, :count]
         if not (count and math.prod(self.lead)):
             return kept
         if small is None:
-            at = [torch.arange(few) * many // few for few, many in zip(self.lead, self.grid)]
-            small = cells[:, at[0][:, None], at[1]]
+            # 2 of 4 rows -> rows 0 and 2; 3 of 4 columns -> columns 0, 1 and 2
+            rows, columns = (torch.arange(few) * many // few for few, many in zip(self.lead, self.grid))
+            small = cells[:, rows[:, None], columns]
         return torch.cat([small.flatten(1), kept], 1)
 
     def tokens(self, cells: Tensor) -> Tensor:
-        """Codes that an image begins with [B, P] -> their tokens, with an end behind every whole row."""
+        """Return the tokens of an image's first codes [B, P], with an end token after every complete row."""
         if not self.row_end:
             return cells
         rows = cells.split(self.grid[1], 1)
@@ -306,13 +415,28 @@ class Target:
         return torch.cat(ended, 1)
 
     def guidance(self, scale: float, like: Tensor) -> Tensor | float:
-        """The scale of guidance at every position [length, 1] in ``like``'s dtype and device; or one for all."""
+        """Return the guidance scale at every position.
+
+        Args:
+            scale: Requested scale.
+            like: Tensor that sets dtype and device.
+
+        Returns:
+            [length, 1], or the number itself if it is the same everywhere.
+        """
         if self.guidance_of is None or scale == 1:
             return scale
         return like.new_tensor(self.guidance_of(scale, self.grid))[:, None]
 
     def grammar(self, like: Tensor) -> Tensor | None:
-        """Added to the logits in each column [columns, num_tokens]: 0 or -inf. None if all tokens are possible."""
+        """Return what is added to the logits in each column of the image.
+
+        Args:
+            like: Tensor that sets dtype and device.
+
+        Returns:
+            [columns, num_tokens], 0 for possible and -inf for impossible tokens; None if all tokens are possible.
+        """
         if not self.row_end:
             return None
         table = like.new_zeros(self.columns, self.num_tokens)

@@ -1,9 +1,9 @@
-"""The VQGAN codec: pixels <-> codes.
+"""VQGAN codec, which converts pixels to codes and back.
 
-Modules have the names of Chameleon's checkpoints (``encoder.down.0.block.0.conv1`` and so on). So the
-``model.vqmodel.*`` tensors of an Anole checkpoint load as they are, with the decoder, which transformers does not have.
-Architecture: Esser et al., arXiv 2012.09841, as Chameleon uses it. With attention at the coarsest level and codebook
-vectors of length 1 it is VQ-16 of LlamaGen (arXiv 2406.06525) and Janus.
+Esser et al., arXiv 2012.09841, in Chameleon's version. With attention at the coarsest level and codebook vectors of
+length 1 it is VQ-16 of LlamaGen (arXiv 2406.06525) and Janus. Modules have the names of Chameleon's checkpoints
+(``encoder.down.0.block.0.conv1`` and so on), so the ``model.vqmodel.*`` tensors of an Anole checkpoint load directly,
+including the decoder, which transformers lacks.
 """
 
 from __future__ import annotations
@@ -21,32 +21,26 @@ from torch import Tensor, nn
 
 from ..errors import AdtError, Check
 from ..rules.verify import Neighbours
-from ..untrusted import SWITCH
-from .reading.checkpoint import Entry, whole
-from .reading.fields import Source, read, size, sizes
 
-_GROUPS = 32
-"""Of the norms, which take so many groups of channels."""
-_MOST_CHANNELS = 2**14
-
-
-def check_channels(colours: int, widths: Iterable[int], source: Source) -> None:
-    """AdtError if a codec has channels in the wrong places, or can't have its norms."""
-    if colours != 3:
-        problem = f"has {colours} image channels, but 3 were expected"
-        raise AdtError(f"{source}: config.json's vq_config {problem}; use the checkpoint's own config.json.")
-    wrong = next((width for width in widths if width % _GROUPS or width > _MOST_CHANNELS), None)
-    if wrong is not None:
-        problem = f"has {wrong} channels, but a multiple of {_GROUPS} up to {_MOST_CHANNELS} was expected"
-        raise AdtError(f"{source}: config.json's vq_config {problem}; use the checkpoint's own config.json.")
+NORM_GROUPS = 32
+"""Groups of the group norms."""
 
 
 @dataclass(frozen=True)
 class VQConfig:
-    """Shape of the network: those fields of a Chameleon ``vq_config`` that decide it, and two for VQ-16.
+    """Shape of a VQGAN.
 
-    attention: an attention block follows every residual block of the coarsest level. normalised: codebook vectors are
-    scaled to length 1.
+    Attributes:
+        embed_dim: Width of codebook vectors.
+        num_embeddings: Size of the codebook.
+        latent_channels: Channels of the encoder's output.
+        resolution: Side of the square images of its training, in pixels.
+        in_channels: Channels of images.
+        base_channels: Channels of the finest level.
+        channel_multiplier: Channels of each level, from the finest to the coarsest, in multiples of ``base_channels``.
+        num_res_blocks: Residual blocks of each level.
+        attention: Whether an attention block follows every residual block of the coarsest level (VQ-16).
+        normalised: Whether codebook vectors are scaled to length 1 (VQ-16).
     """
 
     embed_dim: int = 256
@@ -60,19 +54,6 @@ class VQConfig:
     attention: bool = False
     normalised: bool = False
 
-    @classmethod
-    def from_dict(cls, values: dict, source: Source) -> VQConfig:
-        """From a ``vq_config``. AdtError, naming ``source``, for values that make no sense."""
-        names = "embed_dim num_embeddings latent_channels resolution in_channels base_channels num_res_blocks".split()
-        made = cls(
-            **{name: size(values, name, source, getattr(cls, name)) for name in names},
-            channel_multiplier=sizes(values, "channel_multiplier", source, cls.channel_multiplier),
-            attention=read(values, "attention", SWITCH, source, cls.attention),
-            normalised=read(values, "normalised", SWITCH, source, cls.normalised),
-        )
-        check_channels(made.in_channels, made.widths, source)
-        return made
-
     @property
     def widths(self) -> list[int]:
         """Channels of every level, from the finest to the coarsest."""
@@ -80,39 +61,22 @@ class VQConfig:
 
     @property
     def downsample(self) -> int:
-        """Pixels per side of a cell."""
+        """Pixels per side of a code."""
         return 2 ** (len(self.channel_multiplier) - 1)
 
     @property
     def cells(self) -> int:
-        """Cells per side of the square image that the codec is best at."""
+        """Codes per side of a square image of its training resolution."""
         return self.resolution // self.downsample
 
 
-def coarsest_first(name: str, config: VQConfig) -> str:
-    """A parameter's name where ``up.0`` is the coarsest level, not the finest (LlamaGen, transformers' Janus)."""
-    parts = name.split(".")
-    if parts[:2] == ["decoder", "up"]:
-        parts[2] = str(len(config.channel_multiplier) - 1 - int(parts[2]))
-    return ".".join(parts)
-
-
-AUTHORS_NAMES = {
-    ".down.": ".conv_blocks.",
-    ".up.": ".conv_blocks.",
-    ".block.": ".res.",
-    "mid.block_1.": "mid.0.",
-    "mid.attn_1.": "mid.1.",
-    "mid.block_2.": "mid.2.",
-}
-"""From our names, with ``up.0`` as the coarsest level, to those of VQ-16's authors."""
-
-
 def _norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(_GROUPS, channels, eps=1e-6)
+    return nn.GroupNorm(NORM_GROUPS, channels, eps=1e-6)
 
 
 class ResBlock(nn.Module):
+    """Two convolutions with group norms, and a residual connection."""
+
     def __init__(self, channels: int, out_channels: int):
         super().__init__()
         self.norm1 = _norm(channels)
@@ -128,7 +92,7 @@ class ResBlock(nn.Module):
 
 
 class AttnBlock(nn.Module):
-    """Self-attention with one head over all places of the map."""
+    """Self-attention with one head over all positions of the feature map."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -143,7 +107,7 @@ class AttnBlock(nn.Module):
 
 
 def _sequence(**modules: nn.Module) -> nn.Module:
-    """Modules that run one after another, under their names in the checkpoint."""
+    """Return a sequence of modules with their names in the checkpoint."""
     return nn.Sequential(OrderedDict(modules))
 
 
@@ -152,7 +116,7 @@ def _middle(width: int) -> nn.Module:
 
 
 class Level(nn.Module):
-    """Residual blocks of one resolution, each followed by attention if there is any, then the change of resolution.
+    """Residual blocks of one resolution, with optional attention after each, followed by a change of resolution.
 
     Encoders replace ``downsample`` and decoders ``upsample``, except on their last level.
     """
@@ -166,9 +130,9 @@ class Level(nn.Module):
 
 
 def _stages(levels: Iterable[Any]) -> Iterator[nn.Module]:
-    """The modules of levels in the order in which they run.
+    """Yield the modules of levels in the order in which they run.
 
-    Levels have no ``forward``: whoever called it would keep its input alive, which at full resolution is large.
+    Levels have no ``forward``, because its caller would keep the input in memory, which is large at full resolution.
     """
     for level in levels:
         yield from chain(*zip(level.block, level.attn))
@@ -176,13 +140,14 @@ def _stages(levels: Iterable[Any]) -> Iterator[nn.Module]:
 
 
 class VQEncoder(nn.Module):
-    """Pixels [B, 3, H, W] -> latents [B, latent_channels, h, w]."""
+    """Encoder of pixels [B, 3, H, W] to latents [B, latent_channels, h, w]."""
 
     def __init__(self, config: VQConfig):
         super().__init__()
         self.conv_in = nn.Conv2d(config.in_channels, config.base_channels, 3, padding=1)
         self.down = nn.ModuleList()
-        channels, last = config.base_channels, len(config.widths) - 1
+        channels = config.base_channels
+        last = len(config.widths) - 1
         for i, width in enumerate(config.widths):
             level = Level(channels, width, config.num_res_blocks, config.attention and i == last)
             if i < last:
@@ -190,7 +155,8 @@ class VQEncoder(nn.Module):
             self.down.append(level)
             channels = width
         self.mid = _middle(channels)
-        self.norm_out, self.conv_out = _norm(channels), nn.Conv2d(channels, config.latent_channels, 3, padding=1)
+        self.norm_out = _norm(channels)
+        self.conv_out = nn.Conv2d(channels, config.latent_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv_in(x)
@@ -200,11 +166,15 @@ class VQEncoder(nn.Module):
 
 
 class VQDecoder(nn.Module):
-    """Latents [B, latent_channels, h, w] -> pixels [B, 3, H, W]. ``up.0`` is the finest level, which runs last."""
+    """Decoder of latents [B, latent_channels, h, w] to pixels [B, 3, H, W].
+
+    ``up.0`` is the finest level, which runs last.
+    """
 
     def __init__(self, config: VQConfig):
         super().__init__()
-        channels, levels = config.widths[-1], list[Level]()
+        channels = config.widths[-1]
+        levels: list[Level] = []
         self.conv_in = nn.Conv2d(config.latent_channels, channels, 3, padding=1)
         self.mid = _middle(channels)
         for i, width in reversed(list(enumerate(config.widths))):
@@ -215,7 +185,8 @@ class VQDecoder(nn.Module):
             levels.append(level)
             channels = width
         self.up = nn.ModuleList(reversed(levels))
-        self.norm_out, self.conv_out = _norm(channels), nn.Conv2d(channels, config.in_channels, 3, padding=1)
+        self.norm_out = _norm(channels)
+        self.conv_out = nn.Conv2d(channels, config.in_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.mid(self.conv_in(x))
@@ -225,18 +196,20 @@ class VQDecoder(nn.Module):
 
 
 class Quantizer(nn.Module):
+    """Codebook."""
+
     def __init__(self, num_codes: int, width: int):
         super().__init__()
-        # What nn.Embedding itself would draw; its own way imports torch._dynamo for a codec on the device "meta": 2 s.
+        # As nn.Embedding initialises it. On the meta device, its initialisation imports torch._dynamo, which takes 2 s.
         self.embedding = nn.Embedding.from_pretrained(torch.randn(num_codes, width), freeze=False)
 
 
-_ROWS = 1024  # of the distance matrix at a time
+_DISTANCE_ROWS = 1024  # of the distance matrix that are computed together
 
 
 @contextmanager
-def _watched(module: nn.Module, check: Check | None) -> Iterator[None]:
-    """Meanwhile ``check``, if there is one, is called before every layer of ``module``; it may raise to cancel."""
+def _cancellable(module: nn.Module, check: Check | None) -> Iterator[None]:
+    """Call ``check``, if given, before every layer of a module that runs in the block; it may raise to cancel."""
     layers = [] if check is None else list(module.modules())
     handles = [layer.register_forward_pre_hook(lambda *_, check=check: check()) for layer in layers]
     try:
@@ -247,7 +220,7 @@ def _watched(module: nn.Module, check: Check | None) -> Iterator[None]:
 
 
 def _finite(values: Tensor) -> Tensor:
-    """Return the values as they are if all of them are finite numbers; else raise an AdtError."""
+    """Return the values, or raise an AdtError if one of them is infinite or NaN."""
     if not values.isfinite().all():
         raise AdtError(
             "image: the codec, which turns tokens into pixels, returned infinite or NaN values; "
@@ -257,17 +230,21 @@ def _finite(values: Tensor) -> Tensor:
 
 
 class Codec(nn.Module):
-    """An image tokenizer: a codebook, ``encode`` and ``decode``. Works in float32, whatever the transformer's dtype is.
+    """Image tokenizer. It computes in float32, independently of the dtype of the transformer.
 
-    A subclass sets ``quantize``, ``downsample`` (pixels per side of a cell) and ``base_channels`` (of maps at full
-    resolution), and has ``_encode`` and ``_decode``.
+    Subclasses set the attributes and implement ``_encode`` and ``_decode``.
+
+    Attributes:
+        quantize: Codebook.
+        downsample: Pixels per side of a code.
+        base_channels: Channels of feature maps at full resolution.
+        note: Sentence to show with decoded images; "" if there is none.
     """
 
     quantize: Quantizer
     downsample: int
     base_channels: int
     note = ""
-    """A sentence for who looks at what it decodes, or ""."""
 
     def __init__(self):
         super().__init__()
@@ -275,28 +252,41 @@ class Codec(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """[num_codes, C] codebook vectors, as they are decoded."""
+        """Codebook vectors [num_codes, C] as the decoder reads them."""
         return self.quantize.embedding.weight
 
     def neighbours(self, k: int) -> Neighbours:
-        """The ``k`` nearest neighbours of every code, computed once; on the CPU, so that the GPU can be emptied."""
+        """Return the ``k`` nearest neighbours of every code, on the CPU. The result is cached."""
         if self._nearest is None or self._nearest.indices.shape[1] != min(k, len(self.codebook) - 1):
             self._nearest = Neighbours.of(self.codebook, k).to(torch.device("cpu"))
         return self._nearest
 
     def working_bytes(self, pixels: int) -> int:
-        """Memory for decoding or encoding ``pixels`` pixels: eight float32 maps at full resolution."""
+        """Return the bytes that encoding or decoding needs: eight float32 feature maps at full resolution.
+
+        Args:
+            pixels: Number of pixels of the images.
+        """
         return pixels * self.base_channels * 8 * 4
 
     def lookup(self, codes: Tensor) -> Tensor:
-        """codes [B, h, w] int64 -> codebook vectors [B, C, h, w]."""
+        """Return the codebook vectors [B, C, h, w] of codes [B, h, w] int64."""
         return F.embedding(codes.to(self.codebook.device), self.codebook).permute(0, 3, 1, 2).contiguous()
 
     def nearest(self, vectors: Tensor) -> Tensor:
-        """vectors [B, C, h, w] -> nearest codes [B, h, w] int64 (Euclidean, ties to the lower code)."""
+        """Return the nearest codes of vectors by Euclidean distance, the lower code in a tie.
+
+        Args:
+            vectors: [B, C, h, w].
+
+        Returns:
+            [B, h, w] int64.
+        """
         codebook = self.codebook
-        flat, squares = vectors.to(codebook).permute(0, 2, 3, 1), codebook.pow(2).sum(1)
-        nearest = [(squares - 2 * rows @ codebook.T).argmin(-1) for rows in flat.flatten(0, 2).split(_ROWS)]
+        flat = vectors.to(codebook).permute(0, 2, 3, 1)
+        squares = codebook.pow(2).sum(1)
+        # |x - c|^2 = |x|^2 + |c|^2 - 2 x c, where |x|^2 is the same for all codes
+        nearest = [(squares - 2 * rows @ codebook.T).argmin(-1) for rows in flat.flatten(0, 2).split(_DISTANCE_ROWS)]
         return torch.cat(nearest).view(flat.shape[:3])
 
     def encode(self, pixels: Tensor, check: Check | None = None) -> Tensor:
@@ -304,13 +294,15 @@ class Codec(nn.Module):
 
         Args:
             pixels: [B, 3, H, W] in [-1, 1]; sides are multiples of ``downsample``.
-            check: Called often; may raise.
+            check: Called before every layer; it may raise to cancel.
+
         Returns:
             Codes [B, h, w] int64.
+
         Raises:
-            AdtError: If the codec's numbers are infinite or NaN.
+            AdtError: If the encoder returns infinite or NaN values.
         """
-        with _watched(self, check):
+        with _cancellable(self, check):
             return self.nearest(_finite(self._encode(pixels.to(self.codebook))))
 
     def decode(self, codes: Tensor, check: Check | None = None) -> Tensor:
@@ -318,21 +310,23 @@ class Codec(nn.Module):
 
         Args:
             codes: [B, h, w] int64.
-            check: Called often; may raise.
+            check: Called before every layer; it may raise to cancel.
+
         Returns:
             Pixels [B, 3, H, W] in [-1, 1].
+
         Raises:
-            AdtError: If the codec's numbers are infinite or NaN.
+            AdtError: If the decoder returns infinite or NaN values.
         """
-        with _watched(self, check):
+        with _cancellable(self, check):
             return _finite(self._decode(self.lookup(codes))).clamp(-1, 1)
 
     def _encode(self, pixels: Tensor) -> Tensor:
-        """pixels [B, 3, H, W] -> vectors [B, C, h, w], not yet quantised."""
+        """Return vectors [B, C, h, w] of pixels [B, 3, H, W], not quantised yet."""
         raise NotImplementedError
 
     def _decode(self, vectors: Tensor) -> Tensor:
-        """Codebook vectors [B, C, h, w] -> pixels [B, 3, H, W], not yet clamped."""
+        """Return pixels [B, 3, H, W] of codebook vectors [B, C, h, w], not clamped yet."""
         raise NotImplementedError
 
 
@@ -342,8 +336,10 @@ class VQModel(Codec):
     def __init__(self, config: VQConfig):
         super().__init__()
         self.config = config
-        self.downsample, self.base_channels = config.downsample, config.base_channels
-        self.encoder, self.decoder = VQEncoder(config), VQDecoder(config)
+        self.downsample = config.downsample
+        self.base_channels = config.base_channels
+        self.encoder = VQEncoder(config)
+        self.decoder = VQDecoder(config)
         self.quantize = Quantizer(config.num_embeddings, config.embed_dim)
         self.quant_conv = nn.Conv2d(config.latent_channels, config.embed_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.embed_dim, config.latent_channels, 1)
@@ -358,7 +354,3 @@ class VQModel(Codec):
 
     def _decode(self, vectors: Tensor) -> Tensor:
         return self.decoder(self.post_quant_conv(vectors))
-
-    def entries(self, prefix: str) -> list[Entry]:
-        """Where its parameters come from if ``up.0`` is the coarsest level (LlamaGen, transformers' Janus)."""
-        return whole(self, prefix, lambda name: coarsest_first(name, self.config))

@@ -81,13 +81,13 @@ class Shape(NamedTuple):
         heads = {"num_heads": 2, "num_kv_heads": 1 if c.num_kv_heads < c.num_heads else 2}
         size = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "max_positions": 256}
         grid_rope = c.grid_rope and (c.grid_rope[0], side)
-        config = replace(c, **size, **heads, grid_rope=grid_rope, head_width=32 * bool(c.head_width))
+        config = replace(c, **size, **heads, grid_rope=grid_rope, head_hidden_size=32 * bool(c.head_hidden_size))
         return self._replace(config=config, codes=64, grid=(side, side))
 
 
 _CHAMELEON = DecoderConfig(65536, 4096, 11008, 32, 32, 32, 1e-5, 1e4, 4096)
 _LLAMAGEN = DecoderConfig(16384, 1280, 3584, 36, 20, 20, 1e-5, 1e4, 2048, qk_norm=False, grid_rope=(120, 32))
-_JANUS = DecoderConfig(118784, 2048, 5632, 24, 16, 16, 1e-6, 1e4, 16384, qk_norm=False, head_width=2048)
+_JANUS = DecoderConfig(118784, 2048, 5632, 24, 16, 16, 1e-6, 1e4, 16384, qk_norm=False, head_hidden_size=2048)
 _EMU3 = DecoderConfig(184622, 4096, 14336, 32, 32, 8, 1e-5, 1e6, 9216, qk_norm=False)
 SHAPES = {
     "Anole-7B": Shape(_CHAMELEON, 8192, (32, 32)),

@@ -48,7 +48,7 @@ def transformers_model(shape: Shape):
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    vocabulary = shape.codes if config.head_width else config.vocab_size
+    vocabulary = shape.codes if config.head_hidden_size else config.vocab_size
     if config.qk_norm:
         codec = {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "attn_resolutions": None}
         model_config = ChameleonConfig(

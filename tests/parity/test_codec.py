@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from transformers import JanusVQVAE, JanusVQVAEConfig
 
-from adt_core.models.vq import VQConfig, VQModel, coarsest_first
+from adt_core.models.reading.codec import coarsest_first, vq_config
+from adt_core.models.vq import VQModel
 
 TOLERANCE = 1e-4
 SHAPES = [dict(), dict(num_res_blocks=1, channel_multiplier=[1, 2]), dict(channel_multiplier=[2, 1, 1], embed_dim=5)]
@@ -28,7 +29,7 @@ def codecs(request):
         theirs = JanusVQVAE(JanusVQVAEConfig(**shape, num_patches=4)).eval()
         for parameter in theirs.parameters():
             torch.nn.init.normal_(parameter, std=0.2)
-    ours = VQModel(VQConfig.from_dict({**shape, "attention": True, "normalised": True}, "here"))
+    ours = VQModel(vq_config({**shape, "attention": True, "normalised": True}, "here"))
     stored = theirs.state_dict()
     ours.load_state_dict({name: stored.pop(coarsest_first(name, ours.config)) for name in ours.state_dict()})
     assert not stored

@@ -184,7 +184,9 @@ def test_unconditional_prompt_keeps_the_sources(target):
     (prompt, short) = map(sourced.encode_prompt, ("a cat", "a"))
     unconditional = sourced.unconditional(prompt)
     assert unconditional == sourced.unconditional(short) and len(unconditional) == len(short) - 1
-    assert torch.equal(unconditional.places, short.places + 1) and torch.equal(unconditional.places, prompt.places + 5)
+    assert torch.equal(unconditional.mrope_positions, short.mrope_positions + 1) and torch.equal(
+        unconditional.mrope_positions, prompt.mrope_positions + 5
+    )
 
 
 def test_other_families_reject_source_images(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from transformers import ChameleonForConditionalGeneration
 
 from adt_core import load_target
-from adt_core.models.reading.checkpoint import resolve
+from adt_core.models.reading.paths import resolve
 from adt_core.rules.tree import ancestor_matrix
 from tests.reading import Reader, roots_at
 from tests.tiny import write_tiny_checkpoint

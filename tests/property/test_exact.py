@@ -45,7 +45,7 @@ class Context(Reader):
         rows = self.rows
         step = self.rows.step(roots, 0, depths, own)
         if self.decoder.tile:
-            step = rows.near_apart(step, rows.spread(roots.at) + rows.cache_offset, self.near)
+            step = rows.split_near_keys(step, rows.spread(roots.at) + rows.cache_offset, self.near)
         return self.read(rows.spread(self.decoder.image_ids[codes]), step)
 
 

@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adt_core import AdtError, load_drafter, load_target
-from adt_core.models.reading.checkpoint import Checkpoint
-from adt_core.models.reading.stored import numbers, with_scales
+from adt_core.models.reading.checkpoint import Checkpoint, with_scales
 from tests.layouts.edits import edit_tensors
 from tests.layouts.llamagen import write_hugging_face
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
@@ -159,7 +158,7 @@ def test_empty_tensors_and_whole_numbers_are_finite(tmp_path):
     save_file(tensors, tmp_path / WEIGHTS)
     checkpoint = Checkpoint(tmp_path)
     for name, value in tensors.items():
-        assert torch.equal(numbers(checkpoint[name]), value)
+        assert torch.equal(checkpoint[name].read_finite(), value)
 
 
 def test_each_tensor_is_read_once(target, monkeypatch):

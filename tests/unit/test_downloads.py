@@ -132,7 +132,9 @@ def test_git_lfs_pointers(tmp_path, name):
     folder = write_tiny_checkpoint(tmp_path / "target")
     (folder / name).write_text(POINTER, encoding="utf-8")
     (tmp_path / ".git").mkdir()
-    with pytest.raises(AdtError, match=rf"{name} is a Git LFS pointer.*download the file itself, for example with hf"):
+    with pytest.raises(
+        AdtError, match=rf"{name} is a Git LFS pointer.*download it again, for example with `.* download NAME`"
+    ):
         load_target(folder)
     (tmp_path / ".git").rename(folder / ".git")
     with pytest.raises(AdtError, match=rf"{name} is a Git LFS pointer.*run git lfs pull in {folder}"):

@@ -11,7 +11,7 @@ from adt_core.errors import AdtError
 from adt_core.models.families.emu3 import Emu3Codec
 from adt_core.models.reading import checkpoint as files
 from adt_core.models.reading.checkpoint import Checkpoint
-from adt_core.models.reading.fields import check_maths
+from adt_core.models.reading.fields import check_supported
 from tests.layouts.edits import edit_config, edit_tensors
 from tests.layouts.llamagen import write_hugging_face
 from tests.layouts.lumina import write_lumina
@@ -134,10 +134,10 @@ def test_fields_that_ask_for_what_is_usual():
         "head_dim": 16,
         "sliding_window": None,
     }
-    check_maths({**usual, "hidden_size": 64, "num_attention_heads": 4}, "it")
+    check_supported({**usual, "hidden_size": 64, "num_attention_heads": 4}, "it")
     for rope in ({"rope_type": "default"}, {"rope_type": "default", "type": "default", "rope_theta": 1e6}, {}):
-        check_maths({"rope_scaling": rope, "rope_parameters": rope}, "it")
-    check_maths({"sliding_window": 4096, "use_sliding_window": False, "logit_scale": 1.0}, "it")
+        check_supported({"rope_scaling": rope, "rope_parameters": rope}, "it")
+    check_supported({"sliding_window": 4096, "use_sliding_window": False, "logit_scale": 1.0}, "it")
 
 
 def test_a_bias_that_would_be_ignored(target):

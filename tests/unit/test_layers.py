@@ -129,7 +129,7 @@ def test_an_exact_layer_is_few_operations_more(tiny, monkeypatch, near, most):
     config, heads = replace(decoder.config, num_layers=32), decoder.config.num_heads
     seen = torch.zeros(2, heads, 3, config.head_dim, dtype=decoder.dtype), torch.zeros(2, heads, 3)
     monkeypatch.setattr(layers, "far_attention", lambda *_: seen)
-    step = rows.near_apart(rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 4), 3), 6, near)
+    step = rows.split_near_keys(rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 4), 3), 6, near)
     frame = LayerContext.of(step, rope_tables(config, decoder.embedding), config, decoder.tile)
     x = batch_invariance.pad_rows(torch.randn(2 * 3, config.hidden_size).to(decoder.dtype), decoder.tile)
     with Operations() as operations:

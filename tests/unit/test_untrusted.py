@@ -13,7 +13,8 @@ from adt_core.app.prompts import read_all
 from adt_core.errors import AdtError
 from adt_core.files import write
 from adt_core.models.reading import checkpoint as files
-from adt_core.models.reading.checkpoint import Checkpoint, read_json
+from adt_core.models.reading.checkpoint import Checkpoint
+from adt_core.models.reading.fields import read_json
 from adt_core.models.reading.layout import decoder_config
 from adt_core.rules.noise import NOISE_VERSION
 from tests.layouts.edits import edit_config

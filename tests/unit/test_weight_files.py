@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from adt_core import AdtError, load_drafter, load_target
 from adt_core.app.inspect import inspect
-from adt_core.models.reading.checkpoint import Checkpoint, resolve
-from adt_core.models.reading.weight_files import weight_files
+from adt_core.models.reading.checkpoint import Checkpoint
+from adt_core.models.reading.paths import resolve, weight_files
 from tests.layouts.emu3 import write_emu3
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 

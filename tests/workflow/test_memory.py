@@ -64,7 +64,18 @@ def short(graph):
 MADE = {"model", "decoder", "codec", "drafter", "network", "patcher", "trace", "vectors"}
 """What an image takes and makes, by the names that the probe has for it."""
 CONSTANTS = {
-    *("ImageToImageArgs", "Drafting", "WorkerArgs", "Family", "Kind", "Lantern", "Loading", "BatchArgs", "Option", "Pairing"),
+    *(
+        "ImageToImageArgs",
+        "Drafting",
+        "WorkerArgs",
+        "Family",
+        "Kind",
+        "Lantern",
+        "Loading",
+        "BatchArgs",
+        "Option",
+        "Pairing",
+    ),
     *("Preset", "Published", "Recipe", "Sampling", "Shape", "Acceptance"),
     *(
         "DraftSettings",

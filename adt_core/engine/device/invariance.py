@@ -299,7 +299,7 @@ class _Trial:
         used = self._start + first + slots.rows.cache_offset + codes.shape[1]
         columns = len(slots.rows.columns)
         if all_columns or self._request.replayed:
-            roots.columns = columns if all_columns else min(-(-used // MASK_ALIGNMENT) * MASK_ALIGNMENT, columns)
+            roots.kv_length = columns if all_columns else min(-(-used // MASK_ALIGNMENT) * MASK_ALIGNMENT, columns)
         offsets = depths.expand(images, -1) if isinstance(depths, Tensor) else depths
         features = forward(slots, codes, slots.rows.step(roots, 0, offsets, visible.expand(images, -1, -1)))
         z = self._request.target.decoder.logits(features, self._request.sampling.guidance)

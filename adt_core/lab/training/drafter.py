@@ -33,10 +33,12 @@ from ...drafters.eagle_files import config_fields, load_eagle, new_config
 from ...engine.decoding import Decoding
 from ...errors import AdtError, Check
 from ...files import check_utf8, inside, to_json, write_in
-from ...models.reading.checkpoint import BUNDLED, Checkpoint, read_json, resolve
+from ...models.reading.checkpoint import Checkpoint
+from ...models.reading.fields import read_json
+from ...models.reading.paths import resolve
 from ...models.target import Target, suffixed
 from ...policies.recipe import Recipe
-from ...rules.settings import Sampling
+from ...rules.settings import BUNDLED, Sampling
 from .callbacks import ProgressBars, TrainingCallback
 from .dataset import TrainingImages, caption_file, encode, find_training_images, plain_decoding
 from .estimate import GB, SavedTensorCounter, TrainingEstimate, check_disk, num_bytes, seconds_of_round

@@ -26,10 +26,10 @@ from ...drafters.eagle import EagleDrafter, Pairing
 from ...drafters.eagle_files import PAIRING_FILE, load_eagle
 from ...errors import AdtError
 from ...files import to_json, write_in
-from ...models.reading.checkpoint import BUNDLED, resolve
+from ...models.reading.paths import resolve
 from ...models.target import Target, suffixed
 from ...policies.recipe import Recipe
-from ...rules.settings import Sampling
+from ...rules.settings import BUNDLED, Sampling
 from .dataset import plain_decoding
 from .unroll import CHILDREN, acceptance, read
 

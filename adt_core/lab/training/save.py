@@ -12,7 +12,7 @@ from torch import Tensor
 from ...drafters.eagle import EagleDrafter
 from ...files import write_in
 from ...models.layers import Layer
-from ...models.reading.layout import head_order, reordered
+from ...models.reading.layout import head_order, reorder_heads
 
 
 def layer_tensors(layer: Layer, prefix: str) -> dict[str, Tensor]:
@@ -22,7 +22,7 @@ def layer_tensors(layer: Layer, prefix: str) -> dict[str, Tensor]:
     q, k, v = layer.qkv.T.split([c.query_width, kv, kv])
     order = head_order(c)
     if order is not None:
-        q, k = (reordered(part, order.argsort()) for part in (q, k))
+        q, k = (reorder_heads(part, order.argsort()) for part in (q, k))
     gate, up = layer.gate_up.T.chunk(2)
     tensors = {
         "self_attn.q_proj.weight": q,

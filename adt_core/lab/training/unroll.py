@@ -90,7 +90,9 @@ def read(
     prompts = list(prompts)
     if sampling.guidance != 1:
         prompts += [target.unconditional(prompt) for prompt in prompts]
-    rows = BatchRows(prompts, max(map(len, prompts)) + length - 1, decoder.embedding, places=target.places)
+    rows = BatchRows(
+        prompts, max(map(len, prompts)) + length - 1, decoder.embedding, mrope_positions=target.mrope_positions
+    )
     ids, pads = rows.spread(decoder.image_ids[codes.to(rows.device)])[:, :-1], rows.pads.tolist()
     features = stored.get(numbers, pads, rows.device) if stored is not None else None
     if features is None:

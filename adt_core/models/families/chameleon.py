@@ -1,7 +1,7 @@
 """Chameleon: Anole-7B and the bundled model, in the Hugging Face layout.
 
-Tokens are looked up by name in the checkpoint's own vocabulary; no id is written here. Image token ``IMGIMG<letters>Z``
-stands for the code whose decimal digits are the letters A to J.
+Tokens are looked up by name in the checkpoint's vocabulary. The image token ``IMGIMG<letters>Z`` stands for the code
+whose decimal digits are the letters A to J.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from ..downloads import Download, Published
 from ..family import Family, model_type
 from ..layers import Decoder
 from ..prompter import TokenPrompter
-from ..reading.checkpoint import Checkpoint, Entry, whole
+from ..reading.checkpoint import Checkpoint
+from ..reading.codec import vq_config
+from ..reading.entries import Entry, module_entries
 from ..reading.fields import section
-from ..reading.layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_room
+from ..reading.layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_min_positions
 from ..target import EncodedPrompt, PublishedSampling, Target
-from ..vq import VQConfig, VQModel
+from ..vq import VQModel
 
 BOS, SEPARATOR, BEGIN_IMAGE = "<s>", "<reserved08706>", "<racm3:break>"
 CODEC = "model.vqmodel."
@@ -33,12 +35,19 @@ _CODEC_FILES = (
 
 
 def is_chameleon(config: dict, names: Collection[str] = ()) -> bool:
-    """Is it Chameleon's architecture, which Lumina-mGPT has too?"""
+    """Return whether a config.json names Chameleon's architecture, which Lumina-mGPT also uses."""
     return model_type(config) == "chameleon"
 
 
 def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
-    """Token ids of the image codes, in code order. AdtError if they do not follow each other; drafters rely on it."""
+    """Return the token ids of the image codes, in code order.
+
+    Args:
+        vocabulary: Token ids by name.
+
+    Raises:
+        AdtError: If the ids are not consecutive, on which drafters rely.
+    """
     codes = image_tokens(vocabulary, "IMGIMG", "Z", "image-generating Chameleon")
     wrong = next((code for code, number in enumerate(codes) if number != codes[0] + code), None)
     if wrong is not None:
@@ -48,11 +57,11 @@ def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
 
 
 class ChameleonPrompter(TokenPrompter):
-    """Rows ``<s> text <reserved08706> <racm3:break>``; without a text ``<s> <racm3:break>``."""
+    """Prompter with rows ``<s> text <reserved08706> <racm3:break>``, unconditional ``<s> <racm3:break>``."""
 
     BOS = BOS
 
-    def behind(self, grid: tuple[int, int]) -> tuple[str, ...]:
+    def suffix_tokens(self, grid: tuple[int, int]) -> tuple[str, ...]:
         return SEPARATOR, BEGIN_IMAGE
 
     def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
@@ -60,42 +69,55 @@ class ChameleonPrompter(TokenPrompter):
 
 
 def add_codec(checkpoint: Checkpoint) -> None:
-    """Add the codec from a file beside the checkpoint, if it has no decoder of images, as most conversions.
+    """Add the codec from another file if the checkpoint has no image decoder, like most conversions.
 
     The file is Meta's ``vqgan.ckpt``, or the separate ``Anole-7b-v0.1-vqvae-hf``.
+
+    Args:
+        checkpoint: The checkpoint to complete.
     """
-    file = None if f"{CODEC}decoder.conv_in.weight" in checkpoint.names else checkpoint.beside(_CODEC_FILES)
+    file = None if f"{CODEC}decoder.conv_in.weight" in checkpoint.names else checkpoint.find_companion(_CODEC_FILES)
     if file is not None:
         checkpoint.add(file, CODEC)
 
 
 def build(checkpoint: Checkpoint, family: str, codec: VQModel, cells: int, named: tuple[str, ...] = ()) -> Target:
-    """An empty target of Chameleon's architecture for ``cells`` x ``cells`` cells.
+    """Return an empty target of Chameleon's architecture.
 
-    named: more tokens that the vocabulary must have; the first of them ends every row of cells.
+    Args:
+        checkpoint: The files.
+        family: Name of the family.
+        codec: Its image tokenizer, empty.
+        cells: Codes per side of the default square.
+        named: Further tokens that the vocabulary must contain; the first of them ends every row of codes.
+
+    Raises:
+        AdtError: If a field of config.json is missing or has an unsupported value.
     """
     if checkpoint.config.get("swin_norm"):
         problem = "config.json sets swin_norm, as in the 30B and 34B models, which is not supported"
         raise AdtError(f"{checkpoint.path}: {problem}; use a 7B checkpoint.")
     vocabulary = read_vocabulary(checkpoint, (BOS, SEPARATOR, BEGIN_IMAGE, *named))
-    config, codes = decoder_config(checkpoint.config, checkpoint.path), image_token_ids(vocabulary)
+    config = decoder_config(checkpoint.config, checkpoint.path)
+    codes = image_token_ids(vocabulary)
     row_end = [vocabulary[name] for name in named[:1]]
-    config = with_room(config, cells * (cells + len(row_end)))
+    config = with_min_positions(config, cells * (cells + len(row_end)))
     decoder = Decoder(config, torch.tensor(codes + row_end, device="cpu"), len(codes))
     add_codec(checkpoint)
-    words = config.vocab_size
-    return Target(checkpoint.name, family, decoder, codec, (cells, cells), row_end=bool(row_end), draws_from=words)
+    target = Target(checkpoint.name, family, decoder, codec, (cells, cells), row_end=bool(row_end))
+    target.script_vocab_size = config.vocab_size
+    return target
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
-    """An empty target of the family."""
-    codec = VQModel(VQConfig.from_dict(section(checkpoint.config, "vq_config", checkpoint.path), checkpoint.path))
+    """Return an empty target of the family."""
+    codec = VQModel(vq_config(section(checkpoint.config, "vq_config", checkpoint.path), checkpoint.path))
     return build(checkpoint, FAMILY.name, codec, codec.config.cells)
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
-    """The decoder under Hugging Face names, the codec under ``model.vqmodel.``."""
-    return decoder_entries(target.decoder, checkpoint) + whole(target.codec, CODEC)
+    """Return the entries of the decoder, under Hugging Face names, and of the codec, under ``model.vqmodel.``."""
+    return decoder_entries(target.decoder, checkpoint) + module_entries(target.codec, CODEC)
 
 
 LICENCE = "Chameleon's, for research"
@@ -115,7 +137,7 @@ FAMILY = Family(
     },
     sampling=PublishedSampling(temperature=0.7, top_p=0.9, source="github.com/facebookresearch/chameleon"),
     search=("anole", "chameleon"),
-    beside=_CODEC_FILES,
+    companions=_CODEC_FILES,
     published=(
         Published("bundled", (), "128", (0.1, 0.1)),
         Published(ANOLE.folder, (ANOLE, CHAMELEON_CODEC), "512", (15.8, 9.7), ANOLE_DRAFTER),

@@ -1,6 +1,6 @@
-"""Emu3-Gen: a LLaMA decoder over text and image tokens, an end token behind every row, a codec made for video.
+"""Emu3-Gen: a LLaMA decoder over text and image tokens, with an end token after every row and a video codec.
 
-Wang et al., arXiv 2409.18869. Read in the layout of transformers (``BAAI/Emu3-Gen-hf``).
+Wang et al., arXiv 2409.18869. Layout: that of transformers (``BAAI/Emu3-Gen-hf``).
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from ..downloads import Download, Published
 from ..family import Family, model_type
 from ..layers import Decoder
 from ..prompter import TokenPrompter
-from ..reading.checkpoint import Checkpoint, Entry, same
-from ..reading.fields import Source, read, section, size, sizes
-from ..reading.layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_room
+from ..reading.checkpoint import Checkpoint
+from ..reading.codec import check_channels
+from ..reading.entries import Entry, copy_entry
+from ..reading.fields import ConfigSource, read, section, size, sizes
+from ..reading.layout import decoder_config, decoder_entries, image_tokens, read_vocabulary, with_min_positions
 from ..target import EncodedPrompt, PublishedSampling, Target
-from ..vq import Codec, Quantizer, check_channels
+from ..vq import Codec, Quantizer
 
 BOS, BEGIN_IMAGE, BEGIN_CODES, END_OF_ROW = "<|extra_203|>", "<|image start|>", "<|image token|>", "<|extra_200|>"
 NEGATIVE = (
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
     "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
 )
-"""The negative prompt of the published example, for images without another one."""
-_PIXELS = 720  # per side of the square that it draws best; images of other shapes have as many pixels in all
-# Values that a config.json may leave out.
+"""Negative prompt of the published example, the default."""
+_PIXELS = 720  # per side of the default square; images of other shapes have as many pixels
+# Defaults of fields that a config.json may omit.
 _TEXT = {
     "vocab_size": 184622,
     "hidden_size": 4096,
@@ -44,22 +46,33 @@ _CODEC_SIZES = (
     "codebook_size embed_dim latent_channels in_channels out_channels temporal_downsample_factor base_channels "
     "num_res_blocks hidden_size num_attention_heads"
 )
-"""Sizes in a ``vq_config`` that say the codec's shape, with two lists and a switch; other fields are not used."""
+"""Sizes in a ``vq_config`` that define the codec's shape, together with two lists and a flag; others are ignored."""
 
 
 class Emu3Prompter(TokenPrompter):
-    """Rows ``<|extra_203|> text <|image start|> rows*columns <|image token|>``; in unconditional ones, NEGATIVE."""
+    """Prompter with rows ``<|extra_203|> text <|image start|> rows*columns <|image token|>``.
 
-    BOS, IN_TOKENIZER = BOS, (BOS, BEGIN_IMAGE, BEGIN_CODES)
+    Unconditional rows contain NEGATIVE.
+    """
 
-    def request(self, text: str, grid: tuple[int, int]) -> str:
+    BOS = BOS
+    IN_TOKENIZER = (BOS, BEGIN_IMAGE, BEGIN_CODES)
+
+    def format_text(self, text: str, grid: tuple[int, int]) -> str:
         return f"{text}{BEGIN_IMAGE}{grid[0]}*{grid[1]}{BEGIN_CODES}"
 
     def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
         return self.encode(NEGATIVE, grid)
 
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
-        """Sides of a given ratio are rounded to whole tokens, so either may be half a token too long."""
+        """Return which sizes the family supports if ``grid`` is not one of them, else "".
+
+        The sides of a shape are rounded to integers, so each may be half a code too long.
+
+        Args:
+            grid: Rows and columns of the image's codes.
+            usual: Grid of the model's default size.
+        """
         rows, columns = grid
         if not min(grid):
             return "both sides must be at least one token"
@@ -70,29 +83,41 @@ class Emu3Prompter(TokenPrompter):
 
 
 class Emu3Codec(Codec):
-    """transformers' ``Emu3VQVAE`` for single images.
+    """Codec of single images, with the modules of transformers' ``Emu3VQVAE``.
 
-    The original codes 4 frames as one. Here these are equal, so layers that work on each frame alone run once.
+    The original encodes 4 frames together. For an image they are equal, so layers that process each frame separately
+    run once.
     """
 
-    def __init__(self, values: dict, source: Source):
-        """values: the ``vq_config`` of the checkpoint ``source``. AdtError if they make no sense."""
-        from transformers import Emu3VQVAE, Emu3VQVAEConfig  # takes seconds, and no other family needs it
+    def __init__(self, values: dict, source: ConfigSource):
+        """Build an empty codec.
+
+        Args:
+            values: The ``vq_config``.
+            source: The checkpoint, for error messages.
+
+        Raises:
+            AdtError: If a field has an unsupported value.
+        """
+        from transformers import Emu3VQVAE, Emu3VQVAEConfig  # takes seconds, and only this family needs it
 
         super().__init__()
         config = Emu3VQVAEConfig(**_codec_fields(values, source))
         widths = [config.base_channels * multiplier for multiplier in config.channel_multiplier]
-        for colours in (config.in_channels, config.out_channels):
-            check_channels(colours, widths, source)
+        for image_channels in (config.in_channels, config.out_channels):
+            check_channels(image_channels, widths, source)
         if config.hidden_size % config.num_attention_heads:
             problem = f"hidden_size {config.hidden_size} is not a multiple of num_attention_heads"
             raise AdtError(f"{source}: config.json's vq_config: {problem}; use the checkpoint's own config.json.")
         model = Emu3VQVAE(config)
-        self.encoder, self.decoder = model.encoder, model.decoder
+        self.encoder = model.encoder
+        self.decoder = model.decoder
         self.quantize = Quantizer(config.codebook_size, config.embed_dim)
-        self.quant_conv, self.post_quant_conv = model.quant_conv, model.post_quant_conv
+        self.quant_conv = model.quant_conv
+        self.post_quant_conv = model.post_quant_conv
         self.frames = config.temporal_downsample_factor
-        self.downsample, self.base_channels = 2 ** (len(config.channel_multiplier) - 1), config.base_channels
+        self.downsample = 2 ** (len(config.channel_multiplier) - 1)
+        self.base_channels = config.base_channels
 
     def _encode(self, pixels: Tensor) -> Tensor:
         encoder = self.encoder
@@ -105,7 +130,8 @@ class Emu3Codec(Codec):
         return self.quant_conv(x)[:, :, 0]
 
     def _decode(self, vectors: Tensor) -> Tensor:
-        decoder, vectors = self.decoder, vectors[:, :, None]
+        decoder = self.decoder
+        vectors = vectors[:, :, None]
         both = torch.cat([self.post_quant_conv(vectors), vectors])
         for block in decoder.time_res_stack:
             both = block(both)
@@ -116,8 +142,8 @@ class Emu3Codec(Codec):
         return decoder.conv_out(F.silu(decoder.norm_out(x, vectors)))
 
 
-def _codec_fields(values: dict, source: Source) -> dict:
-    """What shapes the codec, of those that are given."""
+def _codec_fields(values: dict, source: ConfigSource) -> dict:
+    """Return the checked fields of a ``vq_config`` that define the codec's shape."""
     lists = {"channel_multiplier": 1, "attn_resolutions": 0}
     return {
         **{name: size(values, name, source) for name in _CODEC_SIZES.split() if name in values},
@@ -127,20 +153,21 @@ def _codec_fields(values: dict, source: Source) -> dict:
 
 
 def _not_emu3_gen(checkpoint: Checkpoint) -> str:
-    """What else of the family a checkpoint is, and why it is not read; "" if it is Emu3-Gen."""
-    words = checkpoint.config.get("vocab_size")
+    """Return which other model of the family a checkpoint is, and why it is not supported; "" if it is Emu3-Gen."""
+    vocab_size = checkpoint.config.get("vocab_size")
     if "Emu3ForCausalLM" in str(checkpoint.config.get("architectures")):
-        if isinstance(words, int) and words > _TEXT["vocab_size"]:
+        if isinstance(vocab_size, int) and vocab_size > _TEXT["vocab_size"]:
             return "Emu3.5, which has 34 billion weights and an image decoder that this version can't read"
         return "Emu3 in BAAI's own layout, which this version can't read"
-    if "chat" in checkpoint.name.lower():  # nothing else tells them apart
+    if "chat" in checkpoint.name.lower():  # the files do not differ otherwise
         return "Emu3-Chat, which describes images and does not generate them"
     return ""
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
-    """An empty target of the family."""
-    source, problem = checkpoint.path, _not_emu3_gen(checkpoint)
+    """Return an empty target of the family."""
+    source = checkpoint.path
+    problem = _not_emu3_gen(checkpoint)
     if problem:
         remedy = f"use BAAI/Emu3-Gen-hf: run `{EMU3.command(checkpoint.home)}`"
         raise AdtError(f"{source} is {problem}; {remedy}.")
@@ -152,24 +179,24 @@ def skeleton(checkpoint: Checkpoint) -> Target:
         problem = f"has {len(codes)} image tokens, but its vq_config has {len(codec.codebook)} codes"
         raise AdtError(f"{source}: config.json's vocabulary_map {problem}; use the checkpoint's own config.json.")
     cells = _PIXELS // codec.downsample
-    config = with_room(config, cells * (cells + 1))
+    config = with_min_positions(config, cells * (cells + 1))
     decoder = Decoder(config, torch.tensor([*codes, vocabulary[END_OF_ROW]], device="cpu"), len(codes))
     return Target(
-        checkpoint.name, FAMILY.name, decoder, codec, (cells, cells), row_end=True, draws_from=config.vocab_size
+        checkpoint.name, FAMILY.name, decoder, codec, (cells, cells), row_end=True, script_vocab_size=config.vocab_size
     )
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
-    """Decoder and codec, under the names of transformers or of its first versions, as in the published files."""
+    """Return the entries of decoder and codec, under the names of transformers or of its first versions."""
     if any(name.startswith("text_model.") for name in checkpoint.names):
         body, head, codec = "text_model.model.", "text_model.lm_head.weight", "vqmodel."
     else:
         body, head, codec = "model.text_model.", "lm_head.weight", "model.vqmodel."
     stored = {f"{codec}{name}": tensor for name, tensor in target.codec.state_dict(keep_vars=True).items()}
-    counters = {name for name in stored if name.endswith(".num_batches_tracked")}  # of training, never read
+    counters = {name for name in stored if name.endswith(".num_batches_tracked")}  # only used in training
     wanted = [name for name in stored if name not in counters - checkpoint.names]
     decoder = decoder_entries(target.decoder, checkpoint, body, head)
-    return decoder + [same(stored[name], name) for name in wanted]
+    return decoder + [copy_entry(stored[name], name) for name in wanted]
 
 
 EMU3 = Download("BAAI/Emu3-Gen-hf", 35, "Apache 2.0", "Emu3-Gen-hf")
@@ -186,7 +213,7 @@ FAMILY = Family(
         suffix=" masterpiece, film grained, best quality.",
         source="github.com/baaivision/Emu3",
     ),
-    trained=(1, 1),  # shapes of as many pixels as the square
+    trained=(1, 1),  # shapes with as many pixels as the square
     search=("emu3",),
     published=(Published(EMU3.folder, (EMU3,), "720, or as many in another shape", (23.0, 16.5)),),
 )

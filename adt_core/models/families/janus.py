@@ -1,8 +1,8 @@
-"""Janus-Pro: a LLaMA decoder with an embedding and a head of its own for image tokens, and the codec VQ-16.
+"""Janus-Pro: a LLaMA decoder with a separate embedding and head for image tokens, and the codec VQ-16.
 
-Chen et al., arXiv 2501.17811. Two layouts: that of transformers (``deepseek-community/Janus-Pro-1B``) and DeepSeek's
-own. What the decoder reads of an image token depends on its code alone. So it is computed once and kept in the
-embedding, in rows behind those of the text.
+Chen et al., arXiv 2501.17811. Layouts: that of transformers (``deepseek-community/Janus-Pro-1B``) and DeepSeek's
+original one. The decoder's input for an image token depends only on its code, so it is computed once and stored in the
+embedding, in rows after those of the text.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from ..downloads import Download, Published
 from ..family import Family, model_type
 from ..layers import Decoder
 from ..prompter import TokenPrompter
-from ..reading.checkpoint import Checkpoint, Entry, same
+from ..reading.checkpoint import Checkpoint
+from ..reading.codec import VQ16_NAMES, vq_config, vq_entries
+from ..reading.entries import Entry, copy_entry
 from ..reading.fields import section, size
-from ..reading.layout import body_entries, decoder_config, with_room
+from ..reading.layout import body_entries, decoder_config, with_min_positions
 from ..target import EncodedPrompt, PublishedSampling, Target
-from ..vq import AUTHORS_NAMES, VQConfig, VQModel
+from ..vq import VQModel
 
 BOS, PAD, BEGIN_IMAGE = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"
-# What transformers takes for values that a config.json leaves out, as DeepSeek's does.
+# Defaults of transformers for fields that DeepSeek's config.json omits.
 _LLAMA = {
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -37,26 +39,30 @@ _LLAMA = {
 }
 _VQ_16 = {"embed_dim": 8, "num_embeddings": 16384, "latent_channels": 256, "attention": True, "normalised": True}
 _DEEPSEEK = "multi_modality"  # the model_type of deepseek-ai/Janus-Pro-1B
-# From transformers' names to DeepSeek's.
-_DEEPSEEKS = {
+# From transformers' names of tensors to DeepSeek's.
+_DEEPSEEK_NAMES = {
     "model.language_model.": "language_model.model.",
     "model.generation_embeddings.": "gen_embed.",
     "model.generation_head.proj_out.": "gen_head.output_mlp_projector.",
     "model.generation_head.": "gen_head.",
     "model.vqmodel.": "gen_vision_model.",
-    **AUTHORS_NAMES,
+    **VQ16_NAMES,
 }
 
 
 class JanusPrompter(TokenPrompter):
-    """Rows ``<bos> <|User|>: text, <|Assistant|>: <begin_of_image>``; without a text, padding between the ends."""
+    """Prompter with rows ``<bos> <|User|>: text, <|Assistant|>: <begin_of_image>``.
 
-    BOS, IN_TOKENIZER = BOS, (BOS, PAD, BEGIN_IMAGE)
+    In unconditional rows, padding replaces all but the first and the last token.
+    """
 
-    def behind(self, grid: tuple[int, int]) -> tuple[str, ...]:
+    BOS = BOS
+    IN_TOKENIZER = (BOS, PAD, BEGIN_IMAGE)
+
+    def suffix_tokens(self, grid: tuple[int, int]) -> tuple[str, ...]:
         return (BEGIN_IMAGE,)
 
-    def request(self, text: str, grid: tuple[int, int]) -> str:
+    def format_text(self, text: str, grid: tuple[int, int]) -> str:
         return f"<|User|>: {text}\n\n<|Assistant|>:"
 
     def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
@@ -64,8 +70,9 @@ class JanusPrompter(TokenPrompter):
 
 
 def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
-    """Configuration of the decoder and of what draws, by transformers' names; pixels per side. AdtError if missing."""
-    config, source = checkpoint.config, checkpoint.path
+    """Return the fields of decoder and image tokens, under transformers' names, and the pixels per side."""
+    config = checkpoint.config
+    source = checkpoint.path
     if "vision_gen_dec_config" in config:
         remedy = FAMILY.published[0].how_to_get(checkpoint.home)
         raise AdtError(
@@ -77,7 +84,7 @@ def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
             section(section(config, f"{name}_config", source), "params", source)
             for name in ("vision", "gen_vision", "gen_aligner", "gen_head")
         )
-        first = "gen_vision_model.encoder.conv_in.weight"  # the configuration does not say how wide the codec is
+        first = "gen_vision_model.encoder.conv_in.weight"  # the configuration lacks the codec's width
         stated = {
             "embed_dim": codes.get("n_embed"),
             "num_embeddings": codes.get("image_token_size"),
@@ -92,46 +99,62 @@ def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
-    """An empty target of the family."""
+    """Return an empty target of the family."""
     text, drawing, side = _sections(checkpoint)
     source = checkpoint.path
-    words, codes = size(text, "vocab_size", source), size(drawing, "num_embeddings", source)
+    text_tokens = size(text, "vocab_size", source)
+    vocab_size = text_tokens + size(drawing, "num_embeddings", source)
     head_width = size(drawing, "projection_dim", source, 2048)
-    config = decoder_config(text, source, vocab_size=words + codes, qk_norm=False, head_width=head_width)
-    codec = VQModel(VQConfig.from_dict({**drawing, "resolution": side}, source))
-    config = with_room(config, codec.config.cells**2)
-    decoder = Decoder(config, torch.arange(words, words + codes, device="cpu"))
+    config = decoder_config(text, source, vocab_size=vocab_size, qk_norm=False, head_hidden_size=head_width)
+    codec = VQModel(vq_config({**drawing, "resolution": side}, source))
+    config = with_min_positions(config, codec.config.cells**2)
+    decoder = Decoder(config, torch.arange(text_tokens, vocab_size, device="cpu"))
     return Target(checkpoint.name, FAMILY.name, decoder, codec, (codec.config.cells, codec.config.cells))
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
-    """Text rows of the embedding as they are, image rows computed; layers, head and codec."""
-    decoder, codec = target.decoder, cast(VQModel, target.codec)
-    is_deepseeks = model_type(checkpoint.config) == _DEEPSEEK
-    codes, width = target.num_codes, decoder.config.hidden_size
-    words, vector = decoder.config.vocab_size - codes, codec.config.embed_dim
-    depth = size(_sections(checkpoint)[1], "num_hidden_layers", checkpoint.path, 2)
-    aligner = "gen_aligner.layers" if is_deepseeks else "model.generation_aligner.hidden_layers"
-    first = f"{aligner}.0" if is_deepseeks else "model.generation_aligner.fc1"
-    layers = [first, *(f"{aligner}.{2 * i + 2 if is_deepseeks else i}" for i in range(depth - 1))]
-    made_of = ["model.generation_embeddings.weight", *(f"{x}.{kind}" for x in layers for kind in ("weight", "bias"))]
-    shapes = [(codes, vector), (width, vector), (width,), *[(width, width), (width,)] * (depth - 1)]
-    text, head = "model.language_model.", "model.generation_head"
+    """Return the entries of embedding, layers, head and codec. Image rows of the embedding are computed."""
+    decoder = target.decoder
+    codec = cast(VQModel, target.codec)
+    text_tokens = decoder.config.vocab_size - target.num_codes
+    text = "model.language_model."
+    head = "model.generation_head"
     made = [
-        same(decoder.embedding[:words], f"{text}embed_tokens.weight"),
-        Entry(decoder.embedding[words:], tuple(made_of), tuple(shapes), partial(_image_rows, decoder)),
+        copy_entry(decoder.embedding[:text_tokens], f"{text}embed_tokens.weight"),
+        _image_embedding(decoder, codec.config.embed_dim, checkpoint),
         *body_entries(decoder, checkpoint, text),
-        same(decoder.get_parameter("head_in"), f"{head}.proj_out.weight", transpose=True),
-        same(decoder.get_parameter("head_in_bias"), f"{head}.proj_out.bias"),
-        same(decoder.head, f"{head}.vision_head.weight", transpose=True),
-        same(decoder.get_parameter("head_bias"), f"{head}.vision_head.bias"),
-        *codec.entries("model.vqmodel."),
+        copy_entry(decoder.get_parameter("head_in"), f"{head}.proj_out.weight", transpose=True),
+        copy_entry(decoder.get_parameter("head_in_bias"), f"{head}.proj_out.bias"),
+        copy_entry(decoder.head, f"{head}.vision_head.weight", transpose=True),
+        copy_entry(decoder.get_parameter("head_bias"), f"{head}.vision_head.bias"),
+        *vq_entries(codec, "model.vqmodel."),
     ]
-    return [entry.renamed(_DEEPSEEKS) for entry in made] if is_deepseeks else made
+    is_deepseek = model_type(checkpoint.config) == _DEEPSEEK
+    return [entry.renamed(_DEEPSEEK_NAMES) for entry in made] if is_deepseek else made
+
+
+def _image_embedding(decoder: Decoder, vector: int, checkpoint: Checkpoint) -> Entry:
+    """Return the entry of the embedding's image rows.
+
+    Args:
+        decoder: The decoder.
+        vector: Width of the embeddings of codes.
+        checkpoint: The files, which determine the depth and the names of the generation aligner.
+    """
+    is_deepseek = model_type(checkpoint.config) == _DEEPSEEK
+    codes = decoder.head.shape[1]
+    width = decoder.config.hidden_size
+    depth = size(_sections(checkpoint)[1], "num_hidden_layers", checkpoint.path, 2)
+    aligner = "gen_aligner.layers" if is_deepseek else "model.generation_aligner.hidden_layers"
+    first = f"{aligner}.0" if is_deepseek else "model.generation_aligner.fc1"
+    layers = [first, *(f"{aligner}.{2 * i + 2 if is_deepseek else i}" for i in range(depth - 1))]
+    names = ["model.generation_embeddings.weight", *(f"{x}.{kind}" for x in layers for kind in ("weight", "bias"))]
+    shapes = [(codes, vector), (width, vector), (width,), *[(width, width), (width,)] * (depth - 1)]
+    return Entry(decoder.embedding[-codes:], tuple(names), tuple(shapes), partial(_image_rows, decoder))
 
 
 def _image_rows(decoder: Decoder, parts: list[Tensor]) -> Tensor:
-    """What the decoder reads of every code [codes, h]: the code's embedding, through the generation aligner, an MLP."""
+    """Return the decoder's input for every code [codes, h]: its embedding after the generation aligner, an MLP."""
     x, *linear = (part.to(decoder.embedding.device, decoder.wide_dtype) for part in parts)
     for i, (weight, bias) in enumerate(zip(linear[::2], linear[1::2])):
         x = F.linear(x if i == 0 else F.gelu(x), weight, bias)
@@ -151,7 +174,7 @@ FAMILY = Family(
     skeleton=skeleton,
     entries=entries,
     prompter=JanusPrompter.of,
-    unneeded=(  # what understands pictures
+    unneeded=(  # image understanding
         "model.vision_model.",
         "model.aligner.",
         "lm_head.",

@@ -1,7 +1,7 @@
-"""Liquid: the language model Gemma-7B with the codes of Chameleon's codec as further words.
+"""Liquid: the language model Gemma-7B with the codes of Chameleon's codec as additional tokens.
 
-Wu et al., arXiv 2412.04332. Read as published: ``Junfeng5/Liquid_V1_7B``, with Chameleon's VQGAN beside it. Image
-tokens have no names: code n is the token 256000 + n, behind Gemma's own.
+Wu et al., arXiv 2412.04332. Layout: ``Junfeng5/Liquid_V1_7B`` as published, with Chameleon's VQGAN next to it. The
+token id of code n is 256000 + n, after Gemma's tokens.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from ..downloads import Download, Published
 from ..family import Family, model_type
 from ..layers import Decoder
 from ..prompter import TokenPrompter
-from ..reading.checkpoint import Checkpoint, Entry, whole
-from ..reading.layout import codec_config, decoder_config, decoder_entries, numbered_tokens
+from ..reading.checkpoint import Checkpoint
+from ..reading.codec import codec_config
+from ..reading.entries import Entry, module_entries
+from ..reading.layout import consecutive_ids, decoder_config, decoder_entries
 from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import VQConfig, VQModel
 from . import chameleon
@@ -29,21 +31,24 @@ _GELU = "gelu_pytorch_tanh"
 
 
 def _recognises(config: dict, names: Collection[str]) -> bool:
-    """Gemma's architecture with words for the image's tokens: Gemma itself has 256,000."""
-    words = config.get("vocab_size")
-    return model_type(config) == "gemma" and isinstance(words, int) and words > _FIRST_CODE
+    """Return whether it is Gemma with image tokens; Gemma itself has 256,000 tokens."""
+    vocab_size = config.get("vocab_size")
+    return model_type(config) == "gemma" and isinstance(vocab_size, int) and vocab_size > _FIRST_CODE
 
 
 class LiquidPrompter(TokenPrompter):
-    """Rows ``<bos> text Generate an image based on this description.<boi>``; else ``<bos><unconditional><boi>``."""
+    """Prompter with rows ``<bos> text Generate an image based on this description.<boi>``.
+
+    Unconditional rows are ``<bos><unconditional><boi>``.
+    """
 
     BOS = "<bos>"
     IN_TOKENIZER = ("<bos>", "<unconditional>", "<boi>")
 
-    def request(self, text: str, grid: tuple[int, int]) -> str:
+    def format_text(self, text: str, grid: tuple[int, int]) -> str:
         return f"{text} Generate an image based on this description."
 
-    def behind(self, grid: tuple[int, int]) -> tuple[str, ...]:
+    def suffix_tokens(self, grid: tuple[int, int]) -> tuple[str, ...]:
         return ("<boi>",)
 
     def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
@@ -51,23 +56,31 @@ class LiquidPrompter(TokenPrompter):
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
-    """An empty target of the family."""
+    """Return an empty target of the family."""
     chameleon.add_codec(checkpoint)
-    stated = checkpoint.config
-    act = stated.get("hidden_act")  # Gemma's configurations say "gelu" for its approximation, which they were made with
-    config = decoder_config({**stated, "hidden_act": _GELU if act == "gelu" else act}, checkpoint.path, qk_norm=False)
+    fields = checkpoint.config
+    activation = fields.get("hidden_act")
+    if activation == "gelu":  # Gemma's configurations name the exact function, but the model uses the approximation
+        activation = _GELU
+    config = decoder_config({**fields, "hidden_act": activation}, checkpoint.path, qk_norm=False)
     codec = VQModel(codec_config(checkpoint, CODEC, VQConfig()))
-    codes, cells = codec.config.num_embeddings, codec.config.cells
-    ids = torch.tensor(numbered_tokens(config.vocab_size, _FIRST_CODE, codes, checkpoint.path), device="cpu")
-    decoder, usual = Decoder(config, ids), (cells, cells)
-    return Target(checkpoint.name, FAMILY.name, decoder, codec, usual, draws_from=config.vocab_size)
+    cells = codec.config.cells
+    ids = consecutive_ids(config.vocab_size, _FIRST_CODE, codec.config.num_embeddings, checkpoint.path)
+    decoder = Decoder(config, torch.tensor(ids, device="cpu"))
+    target = Target(checkpoint.name, FAMILY.name, decoder, codec, (cells, cells))
+    target.script_vocab_size = config.vocab_size
+    return target
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
-    """The decoder under Hugging Face names, the codec under ``model.vqmodel.``.
+    """Return the entries of the decoder, under Hugging Face names, and of the codec, under ``model.vqmodel.``.
 
-    Gemma multiplies what it reads of its embedding, which is its head, too, by the root of its width, and adds 1 to the
-    weights of norms. Both is done once, while they are loaded.
+    Gemma multiplies its embeddings by the square root of the hidden size and adds 1 to the weights of norms. Both is
+    done once, while the weights are loaded. The embedding is also the head, which is not multiplied.
+
+    Args:
+        target: The empty target.
+        checkpoint: The files.
     """
     decoder = target.decoder
     head = _EMBEDDING if checkpoint.config.get("tie_word_embeddings", True) else "lm_head.weight"
@@ -80,7 +93,7 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
         return (lambda value: parameter.copy_(value).add_(1)) if parameter.ndim == 1 else None
 
     made = [replace(entry, put=put(entry.parameter) or entry.put) for entry in stored]
-    return made + whole(target.codec, CODEC)
+    return made + module_entries(target.codec, CODEC)
 
 
 LIQUID = Download("Junfeng5/Liquid_V1_7B", 17, "MIT; it builds on Gemma, which has terms of its own", "Liquid_V1_7B")

@@ -1,13 +1,11 @@
-"""LlamaGen, text to image: a plain transformer over the codes of VQ-16, behind 120 features of a caption.
+"""LlamaGen, text to image: a transformer over the codes of VQ-16, after 120 features of a caption.
 
-Sun et al., arXiv 2406.06525. Stage 1 draws 16 x 16 codes (256 pixels), stage 2 32 x 32 (512 pixels). Two layouts: the
-authors' ``.pt`` files, and the Hugging Face names of ``jadohu/LlamaGen-T2I`` and ``-2``, which LANTERN made of them.
-Both need two things beside them or one folder above: the codec ``vq_ds16_t2i.pt`` and the folder of the text encoder
-``google/flan-t5-xl``.
+Sun et al., arXiv 2406.06525. Stage 1 generates 16 x 16 codes (256 pixels), stage 2 32 x 32 (512 pixels). Layouts: the
+authors' ``.pt`` files, and ``jadohu/LlamaGen-T2I`` and ``-2``, which LANTERN converted to Hugging Face names. Both need
+the codec ``vq_ds16_t2i.pt`` and the folder of the text encoder ``google/flan-t5-xl``, in the same folder or one above.
 
-Positions: queries and keys of the 120 caption tokens are set to zero, so every token attends to the visible part of the
-caption evenly. Queries and keys of a cell are rotated by its row in the first half of the pairs, by its column in the
-second.
+Positions: queries and keys of the 120 caption tokens are set to zero, so every token attends evenly to the visible part
+of the caption. Half of the rotated pairs of an image token use its row, the others its column.
 """
 
 from __future__ import annotations
@@ -31,22 +29,24 @@ from ..downloads import Download, Published
 from ..family import Family
 from ..layers import Decoder
 from ..prompter import check_ids, stripped
-from ..reading.checkpoint import Checkpoint, Entry, read_json, same, whole
-from ..reading.fields import Source, read
-from ..reading.layout import codec_shape, decoder_config, decoder_entries
+from ..reading.checkpoint import Checkpoint
+from ..reading.codec import VQ16_NAMES, codec_shape, vq_entries
+from ..reading.entries import Entry, copy_entry, module_entries
+from ..reading.fields import ConfigSource, read, read_json
+from ..reading.layout import decoder_config, decoder_entries
+from ..reading.t5 import t5_encoder
 from ..reading.tokenizer import encode, load_tokenizer
-from ..t5 import t5_encoder
 from ..target import EncodedPrompt, Prompter, PublishedSampling, Target
-from ..vq import AUTHORS_NAMES, VQConfig, VQModel
+from ..vq import VQConfig, VQModel
 from . import chameleon
 from . import llamagen_captions as captions
 
 CAPTION = 120
-"""Tokens of a caption, padding included."""
+"""Tokens of a caption, including padding."""
 END = "</s>"
-"""The token of T5 that ends every caption."""
+"""Token of T5 that ends every caption."""
 FILLER = 0
-"""Id that a drafter pairs the features of the caption with."""
+"""Token id that a drafter reads together with the features of a caption."""
 CODEC, T5, EMBEDDER = "codec.", "t5.", "cls_embedding."
 _CODEC_FILES = ("vq_ds16_t2i.pt", "vq_ds16_t2i.safetensors")
 _T5_FILES = (
@@ -62,10 +62,10 @@ _FLAN_T5_XL = {
     "vocab_size": 32128,
 }
 _HEAD_DIM = 64
-_REMEMBERED = 5000  # captions, of about 0.1 MB each
-_POSITIONS = 2048  # of which only those of the grid are used
-# From Hugging Face names to the authors'.
-_AUTHORS = {
+_CACHED_CAPTIONS = 5000  # of about 0.1 MB each
+_POSITIONS = 2048  # more than the grid needs
+# From Hugging Face names of tensors to the authors'.
+_AUTHORS_NAMES = {
     "self_attn.o_proj": "attention.wo",
     "mlp.gate_proj": "feed_forward.w1",
     "mlp.up_proj": "feed_forward.w3",
@@ -79,38 +79,49 @@ _AUTHORS = {
 
 
 def _recognises(config: dict, names: Collection[str]) -> bool:
-    """It embeds captions, or classes, where other models have a prompt."""
+    """Return whether a checkpoint embeds captions or classes instead of prompts."""
     return "cls_token_num" in config or any(name.removeprefix("model.").startswith(EMBEDDER) for name in names)
 
 
 class CaptionEncoder(nn.Module):
-    """T5's encoder, the projection of its features into the decoder, and the features that stand for no caption."""
+    """T5's encoder, the projection of its features into the decoder, and the features of an empty caption."""
 
-    def __init__(self, config: dict, source: Source, width: int):
-        """config: of T5, from ``source``. width: of the decoder."""
+    def __init__(self, config: dict, source: ConfigSource, width: int):
+        """Build an empty encoder.
+
+        Args:
+            config: Fields of T5's ``config.json``.
+            source: The file, for error messages.
+            width: Hidden size of the decoder.
+        """
         super().__init__()
         self.t5 = t5_encoder(config, source, _FLAN_T5_XL, "eager")
         features = self.t5.config.d_model
-        self.fc1, self.fc2 = nn.Linear(features, width, bias=False), nn.Linear(width, width, bias=False)
+        self.fc1 = nn.Linear(features, width, bias=False)
+        self.fc2 = nn.Linear(width, width, bias=False)
         self.uncond_embedding = nn.Parameter(torch.empty(CAPTION, features))
 
     def forward(self, ids: list[int]) -> Tensor:
-        """T5 token ids -> [n, width], what the decoder reads."""
+        """Return the decoder's input [n, width] of n T5 token ids."""
         device = self.uncond_embedding.device
         return self.project(self.t5(input_ids=torch.tensor([ids], device=device)).last_hidden_state[0])
 
     def project(self, features: Tensor) -> Tensor:
-        """T5's features [n, d_model] -> [n, width]; zeros stay zeros."""
+        """Project T5's features [n, d_model] to [n, width]; zeros stay zeros."""
         return self.fc2(F.gelu(self.fc1(features.to(self.fc1.weight)), approximate="tanh"))
 
 
 @dataclass
 class LlamaGenPrompter(Prompter):
-    """Rows of 120 features. The caption's are the last; those before them are hidden, in the unconditional row too.
+    """Prompter with rows of 120 features: hidden padding, then the caption.
 
-    end: id of the token that ends every caption.
+    The features of earlier captions are cached, because the encoder may leave the GPU while the decoder runs.
 
-    What was encoded once is remembered, since the encoder may have left the GPU to the decoder by the next time.
+    Attributes:
+        name: Name of the model in error messages.
+        tokenizer: T5's tokenizer.
+        end: Token id of END.
+        encoder: Text encoder.
     """
 
     name: str
@@ -119,19 +130,19 @@ class LlamaGenPrompter(Prompter):
     encoder: CaptionEncoder
 
     def __post_init__(self) -> None:
-        self._features = lru_cache(_REMEMBERED)(self._encode)
+        self._features = lru_cache(_CACHED_CAPTIONS)(self._encode)
 
     def encode(self, text: str, grid: tuple[int, int]) -> EncodedPrompt:
         ids, note = self._read(text)
         hidden = CAPTION - len(ids)
-        _ = self._nothing  # while the encoder is at hand
+        _ = self._empty_caption  # computed while the encoder is loaded
         return EncodedPrompt([FILLER] * CAPTION, F.pad(self._features(ids), (0, 0, hidden, 0)), hidden, note)
 
     def check(self, text: str, grid: tuple[int, int]) -> str:
         return self._read(text)[1]
 
     def _read(self, text: str) -> tuple[tuple[int, ...], str]:
-        """The tokens of a caption, and a note if not all of it is read."""
+        """Return the token ids of a caption, and a note if it was truncated."""
         text = stripped(text)
         cleaned = captions.clean(text)
         if not cleaned:
@@ -145,34 +156,34 @@ class LlamaGenPrompter(Prompter):
             return tuple(ids), ""
         last = cleaned[: encoding.offsets[CAPTION - 2][1]][-40:]
         note = f"The prompt has {len(ids)} tokens, but {self.name} reads only {CAPTION}: it was cut after {last!r}."
-        return (*ids[: CAPTION - 1], self.end), note  # as in training: the beginning, and the token that ends captions
+        return (*ids[: CAPTION - 1], self.end), note  # truncated as in training
 
     def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
-        return EncodedPrompt([FILLER] * CAPTION, self._nothing, prompt.hidden)
+        return EncodedPrompt([FILLER] * CAPTION, self._empty_caption, prompt.hidden)
 
     @torch.no_grad()
     def _encode(self, ids: tuple[int, ...]) -> Tensor:
-        """[n, width] of a caption, on the CPU."""
+        """Return the decoder's input [n, width] of a caption, on the CPU."""
         return self.encoder(list(ids)).cpu()
 
     @cached_property
     @torch.no_grad()
-    def _nothing(self) -> Tensor:
-        """[120, width] that stand for no caption, on the CPU."""
+    def _empty_caption(self) -> Tensor:
+        """Decoder's input [120, width] of an empty caption, on the CPU."""
         return self.encoder.project(self.encoder.uncond_embedding).cpu()
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
-    """An empty target of the family. The codec and T5 are added to the checkpoint from the files beside it."""
+    """Return an empty target of the family. Codec and T5 are added to the checkpoint from other files."""
     if f"{_prefix(checkpoint)}{EMBEDDER}embedding_table.weight" in checkpoint.names:
         problem = "is a LlamaGen for ImageNet classes, which takes no text prompt"
         raise AdtError(f"{checkpoint.path} {problem}; use a text-to-image LlamaGen.")
     side = _side(checkpoint)
     config = _decoder_config(checkpoint, side)
-    codec = checkpoint.beside(_CODEC_FILES)
+    codec = checkpoint.find_companion(_CODEC_FILES)
     if codec is not None:
         checkpoint.add(codec, CODEC)
-    t5 = checkpoint.beside(_T5_FILES)
+    t5 = checkpoint.find_companion(_T5_FILES)
     if t5 is None:
         encoder = CaptionEncoder({}, checkpoint.path, config.hidden_size)
     else:
@@ -185,12 +196,12 @@ def skeleton(checkpoint: Checkpoint) -> Target:
 
 
 def _prefix(checkpoint: Checkpoint) -> str:
-    """What the names of the transformer's tensors begin with: nothing in the authors' layout."""
+    """Return the prefix of the transformer's tensors: "model.", or "" in the authors' layout."""
     return "model." if "model.embed_tokens.weight" in checkpoint.names else ""
 
 
 def _side(checkpoint: Checkpoint) -> int:
-    """Rows, and columns, of the grid. Of the authors' files only the name says it."""
+    """Return the codes per side. The authors' files have the size only in their name."""
     block = checkpoint.config.get("block_size")
     if type(block) is int and block > 0 and math.isqrt(block) ** 2 == block:
         return math.isqrt(block)
@@ -202,7 +213,7 @@ def _side(checkpoint: Checkpoint) -> int:
 
 
 def _decoder_config(checkpoint: Checkpoint, side: int) -> DecoderConfig:
-    """The decoder's shape, in the authors' layout from the shapes of its tensors."""
+    """Return the decoder's shape, in the authors' layout from the shapes of its tensors."""
     config = checkpoint.config
     if not _prefix(checkpoint):
         vocabulary, hidden, *_ = checkpoint.sizes("tok_embeddings.weight", 2)
@@ -226,7 +237,7 @@ def _decoder_config(checkpoint: Checkpoint, side: int) -> DecoderConfig:
 
 
 def _vq_config(checkpoint: Checkpoint, side: int, codes: int) -> VQConfig:
-    """The codec's shape, from those of its tensors; that of VQ-16 if it was not found."""
+    """Return the codec's shape from those of its tensors; that of VQ-16 if the codec was not found."""
     shape = VQConfig(embed_dim=8, num_embeddings=codes, attention=True, normalised=True)
     if f"{CODEC}encoder.conv_in.weight" in checkpoint.names:
         shape = replace(shape, **codec_shape(checkpoint, CODEC, "conv_blocks.{}.res.{}"))
@@ -234,36 +245,37 @@ def _vq_config(checkpoint: Checkpoint, side: int, codes: int) -> VQConfig:
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
-    """Decoder and caption embedding in either layout, codec and T5 from their own files."""
-    encoder, codec = cast(CaptionEncoder, target.text_encoder), cast(VQModel, target.codec)
+    """Return the entries of decoder and caption embedding in either layout, and of codec and T5."""
+    encoder = cast(CaptionEncoder, target.text_encoder)
+    codec = cast(VQModel, target.codec)
     decoder = decoder_entries(target.decoder, checkpoint)
     prefix = _prefix(checkpoint)
     return [
         *(decoder if prefix else map(_authors_entry, decoder)),
-        same(encoder.fc1.weight, f"{prefix}{EMBEDDER}cap_proj.fc1.weight"),
-        same(encoder.fc2.weight, f"{prefix}{EMBEDDER}cap_proj.fc2.weight"),
-        same(encoder.uncond_embedding, f"{prefix}{EMBEDDER}uncond_embedding"),
-        *(entry.renamed(AUTHORS_NAMES) for entry in codec.entries(CODEC)),
-        *whole(encoder.t5, T5),
+        copy_entry(encoder.fc1.weight, f"{prefix}{EMBEDDER}cap_proj.fc1.weight"),
+        copy_entry(encoder.fc2.weight, f"{prefix}{EMBEDDER}cap_proj.fc2.weight"),
+        copy_entry(encoder.uncond_embedding, f"{prefix}{EMBEDDER}uncond_embedding"),
+        *(entry.renamed(VQ16_NAMES) for entry in vq_entries(codec, CODEC)),
+        *module_entries(encoder.t5, T5),
     ]
 
 
 def _authors_entry(entry: Entry) -> Entry:
-    """The same parameter from the authors' layout, which has one tensor for q, k and v."""
-    theirs = entry.renamed(_AUTHORS)
+    """Return the entry of the same parameter in the authors' layout, which has one tensor for q, k and v."""
+    renamed = entry.renamed(_AUTHORS_NAMES)
     if "self_attn.q_proj" not in entry.names[0]:
-        return theirs
-    name, make = theirs.names[0].replace("self_attn.q_proj", "attention.wqkv"), entry.make
-    rows, width = [shape[0] for shape in entry.shapes], entry.shapes[0][1]
-    shape = (sum(rows), width)
-    return replace(entry, names=(name,), shapes=(shape,), make=lambda parts: make(list(parts[0].split(rows))))
+        return renamed
+    name = renamed.names[0].replace("self_attn.q_proj", "attention.wqkv")
+    rows = [shape[0] for shape in entry.shapes]
+    shape = (sum(rows), entry.shapes[0][1])
+    return replace(entry, names=(name,), shapes=(shape,), make=lambda parts: entry.make(list(parts[0].split(rows))))
 
 
 def prompter(target: Target, checkpoint: Checkpoint) -> LlamaGenPrompter:
-    """What reads the prompts of a target. AdtError if T5, or what cleans captions, is missing."""
-    t5 = checkpoint.beside(_T5_FILES)
+    """Return the prompter of a target."""
+    t5 = checkpoint.find_companion(_T5_FILES)
     if t5 is None:
-        raise AdtError(f"{checkpoint.path} has no text encoder; {FAMILY.orders(checkpoint)[T5]}.")
+        raise AdtError(f"{checkpoint.path} has no text encoder; {FAMILY.missing_remedies(checkpoint)[T5]}.")
     captions.libraries()
     tokenizer = load_tokenizer(t5.parent)
     end = tokenizer.token_to_id(END)
@@ -289,10 +301,10 @@ FLAN_T5_XL = Download(
 
 
 def _published(name: str, pixels: str, memory: tuple[float, float], drafter: str) -> Published:
-    """The authors' file, or the folder that LANTERN made of it, with the codec and the text encoder."""
-    authors = LLAMAGEN_CODEC._replace(gigabytes=3, files=(name,))
-    lanterns = Download(f"jadohu/{name}", 3, "MIT", name)
-    transformer = authors if name.endswith(".pt") else lanterns
+    """Return the authors' file, or the folder that LANTERN converted, with the codec and the text encoder."""
+    file = LLAMAGEN_CODEC._replace(gigabytes=3, files=(name,))
+    folder = Download(f"jadohu/{name}", 3, "MIT", name)
+    transformer = file if name.endswith(".pt") else folder
     return Published(
         name,
         (transformer, LLAMAGEN_CODEC, FLAN_T5_XL),
@@ -319,7 +331,7 @@ FAMILY = Family(
     sampling=PublishedSampling(guidance=7.5, top_k=1000, source="github.com/FoundationVision/LlamaGen"),
     single_files=("t2i_*.pt",),
     search=("llamagen",),
-    beside=(*_CODEC_FILES, *_T5_FILES),
+    companions=(*_CODEC_FILES, *_T5_FILES),
     published=(
         _published("t2i_XL_stage1_256.pt", *_STAGE_1),
         _published("t2i_XL_stage2_512.pt", *_STAGE_2),

@@ -1,6 +1,6 @@
-"""Cleaning of captions for LlamaGen's text encoder, as in its training: the recipe of DeepFloyd IF and PixArt, twice.
+"""Cleaning of captions for LlamaGen's text encoder, as in its training: that of DeepFloyd IF and PixArt, applied twice.
 
-Restated as three lists of substitutions, in order. They drop what belongs to web pages and make typography uniform.
+Three ordered lists of substitutions remove remains of web pages and make typography uniform.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LINKS = (
     (rf"\b(?:https?:(?:/{{1,3}}|[a-zA-Z0-9%])|{_DOMAIN})", ""),
     (rf"\b(?:www:(?:/{{1,3}}|[a-zA-Z0-9%])|{_DOMAIN})", ""),
 )
-"""While markup is still there."""
+"""Substitutions before markup is removed."""
 
 _TYPOGRAPHY = (
     (r"@\w+\b", ""),  # nicknames
@@ -35,8 +35,8 @@ _TYPOGRAPHY = (
     ("[\u2018\u2019]", "'"),
     ("&quot;?", ""),
     ("&amp", ""),
-    (r"\d{1,3}(?:\.\d{1,3}){3}", " "),  # addresses of machines
-    (r"\d:\d\d\s+$", ""),  # numbers of articles
+    (r"\d{1,3}(?:\.\d{1,3}){3}", " "),  # IP addresses
+    (r"\d:\d\d\s+$", ""),  # article ids
     (r"\\n", " "),
     (r"#\d{1,3}\b", ""),
     (r"#\d{5,}\b", ""),
@@ -47,7 +47,7 @@ _TYPOGRAPHY = (
     ("[#\u00ae\u2022\u00a9\u2122&@\u00b7\u00ba\u00bd\u00be\u00bf\u00a1\u00a7~()\\[\\]{}|\\\\/*]+", " "),
     (r"\s+\.\s+", " "),
 )
-"""On plain text."""
+"""Substitutions in plain text."""
 
 _JUNK = (
     (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # product numbers, of several kinds
@@ -63,35 +63,42 @@ _JUNK = (
     (r"\b\s+:\s+", ": "),
     (r"(\D[,./])\b", r"\1 "),
     (r"\s+", " "),
-    ("^[\"']([\\w\\W]+)[\"']$", r"\1"),  # quotation marks around all of it
+    ("^[\"']([\\w\\W]+)[\"']$", r"\1"),  # quotation marks around the complete text
     ("^['_,\\-:;]", ""),
     ("['_,\\-:+]$", ""),
     (r"^\.\S+$", ""),
 )
-"""When garbled characters have been mended."""
+"""Substitutions after ftfy repaired broken characters."""
 
-_FEW_JOINTS = 3  # with more of them, a caption is taken for words-joined-in-this-way
+_MAX_JOINTS = 3  # with more hyphens or underscores, they are taken for separators, as in words-joined-in-this-way
 
 
 def clean(caption: str) -> str:
-    """What is left of a caption; "" if nothing is. AdtError if ftfy or Beautiful Soup is not installed."""
+    """Return a caption in lower case without links, file names and CJK characters; "" if nothing remains.
+
+    Args:
+        caption: The prompt.
+
+    Raises:
+        AdtError: If ftfy or Beautiful Soup is not installed.
+    """
     return _once(_once(caption))
 
 
 def _once(text: str) -> str:
     ftfy, soup = libraries()
     text = _apply(_LINKS, unquote_plus(text).strip().lower())
-    text = text if "<" in text else f"{text}\n"  # on one line without a tag, it would be suspected to be a file's name
+    text = text if "<" in text else f"{text}\n"  # Beautiful Soup warns about a line that looks like a file name
     text = _apply(_TYPOGRAPHY, soup.BeautifulSoup(text, features="html.parser").text.removesuffix("\n"))
-    if len(re.findall("[-_]", text)) > _FEW_JOINTS:
+    if len(re.findall("[-_]", text)) > _MAX_JOINTS:
         text = re.sub("[-_]", " ", text)
     text = html.unescape(html.unescape(ftfy.fix_text(text))).strip()
     return _apply(_JUNK, text).strip()
 
 
 def _apply(rules: tuple[tuple[str, str], ...], text: str) -> str:
-    for pattern, instead in rules:
-        text = re.sub(pattern, instead, text)
+    for pattern, replacement in rules:
+        text = re.sub(pattern, replacement, text)
     return text
 
 
@@ -99,7 +106,11 @@ PACKAGES = "ftfy beautifulsoup4"
 
 
 def libraries() -> tuple[ModuleType, ModuleType]:
-    """ftfy and bs4. AdtError if one is not installed."""
+    """Return the modules ftfy and bs4.
+
+    Raises:
+        AdtError: If one is not installed.
+    """
     try:
         return import_module("ftfy"), import_module("bs4")
     except ImportError as error:

@@ -1,6 +1,6 @@
-"""Lumina-mGPT: Chameleon with an end token behind every row of the image, and the image's size in the prompt.
+"""Lumina-mGPT: Chameleon with an end token after every row of the image, and the image size in the prompt.
 
-Liu et al., arXiv 2408.02657. Sizes come in steps of 32 pixels; the token ``<reserved{8800 + n}>`` stands for n steps.
+Liu et al., arXiv 2408.02657. Sides are multiples of 32 pixels; ``<reserved{8800 + n}>`` stands for 32 n pixels.
 """
 
 from __future__ import annotations
@@ -14,48 +14,55 @@ from ..downloads import Download, Published
 from ..family import Family
 from ..prompter import TokenPrompter
 from ..reading.checkpoint import Checkpoint
+from ..reading.codec import vq_config
 from ..reading.fields import section
 from ..reading.tokenizer import has_tokenizer
 from ..target import EncodedPrompt, PublishedSampling, Target
-from ..vq import VQConfig, VQModel
+from ..vq import VQModel
 from . import chameleon
 from .chameleon import BEGIN_IMAGE, CHAMELEON_CODEC, SEPARATOR, ChameleonPrompter, build, entries, is_chameleon
 
 END_OF_ROW = "<reserved08799>"
-_CELLS, PIXELS = 2, 32  # per side of a step
-MOST_OBLONG = 4  # width to height, or height to width
-HEADER = 3  # tokens that an image begins with, which the authors' program draws: a mark, and the two of its size
+PIXELS = 32  # step of the sides
+_CELLS = 2  # codes per step
+MAX_ASPECT = 4  # largest ratio of the sides
+HEADER = 3  # tokens at the beginning of an image, which the authors' script samples: a marker, height and width
 
 
 def _recognises(config: dict, names: Collection[str]) -> bool:
-    """Its configuration names a class of its own, or has a field that Chameleon's does not have."""
+    """Return whether a config.json names Lumina-mGPT's class, or has a field that Chameleon's lacks."""
     has_own_field = "z_loss_weight" in config or "mask_image_logits" in config
     return "XLLMX" in str(config.get("architectures")) or (is_chameleon(config) and has_own_field)
 
 
 def size_token(steps: int) -> str:
-    """The name of the token for a side of so many steps."""
+    """Return the name of the token for a side of ``steps`` times 32 pixels."""
     return f"<reserved{8800 + steps:05}>"
 
 
 class LuminaPrompter(ChameleonPrompter):
-    """Rows ``<s> request <reserved08706> <racm3:break> height width``; without a text the last three alone."""
+    """Prompter with rows ``<s> request <reserved08706> <racm3:break> height width``.
+
+    Unconditional rows consist of the last three tokens.
+
+    Attributes:
+        CELLS: Codes per 32 pixels.
+    """
 
     CELLS: ClassVar[int] = _CELLS
-    """Per side of a step of 32 pixels."""
 
-    def request(self, text: str, grid: tuple[int, int]) -> str:
+    def format_text(self, text: str, grid: tuple[int, int]) -> str:
         height, width = (side // self.CELLS * PIXELS for side in grid)
         return f"Generate an image of {width}x{height} according to the following prompt:\n{text}"
 
-    def behind(self, grid: tuple[int, int]) -> tuple[str, ...]:
+    def suffix_tokens(self, grid: tuple[int, int]) -> tuple[str, ...]:
         return SEPARATOR, *self._header(grid)
 
     def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
         return EncodedPrompt(self.ids(*self._header(grid)))
 
     def _header(self, grid: tuple[int, int]) -> tuple[str, ...]:
-        """Names of the tokens that an image begins with."""
+        """Return the names of the tokens at the beginning of an image."""
         return BEGIN_IMAGE, *(size_token(side // self.CELLS) for side in grid)
 
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
@@ -65,27 +72,27 @@ class LuminaPrompter(ChameleonPrompter):
         if rows * columns > usual[0] * usual[1]:
             height, width = (side // self.CELLS * PIXELS for side in usual)
             return f"it supports no more pixels than {width}x{height}"
-        if max(grid) > MOST_OBLONG * min(grid):
-            return f"one side may be at most {MOST_OBLONG} times the other"
+        if max(grid) > MAX_ASPECT * min(grid):
+            return f"one side may be at most {MAX_ASPECT} times the other"
         return ""
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
-    """An empty target of the family. Nothing but its name says its size in pixels. AdtError if that does not."""
+    """Return an empty target of the family. Its size in pixels is only in the name of its folder."""
     sizes = re.findall(r"(?<!\d)(?:512|768|1024)(?!\d)", checkpoint.name)
     if len(set(sizes)) != 1:
         remedy = "use the published folder name, such as Lumina-mGPT-7B-768"
         raise AdtError(f"{checkpoint.path} does not have its image size (512, 768 or 1024) in its name; {remedy}.")
     steps = int(sizes[0]) // PIXELS
-    stated = section({"vq_config": {}, **checkpoint.config}, "vq_config", checkpoint.path)
-    codec = VQModel(VQConfig.from_dict(stated, checkpoint.path))
+    fields = section({"vq_config": {}, **checkpoint.config}, "vq_config", checkpoint.path)
+    codec = VQModel(vq_config(fields, checkpoint.path))
     target = build(checkpoint, FAMILY.name, codec, steps * _CELLS, (END_OF_ROW, size_token(steps)))
-    target.drawn_before = HEADER
+    target.script_header = HEADER
     return target
 
 
 def prompter(target: Target, checkpoint: Checkpoint) -> TokenPrompter:
-    """What reads the prompts of a target. AdtError if its tokenizer is missing, which only one repository has."""
+    """Return the prompter of a target. Most repositories lack its tokenizer."""
     if not has_tokenizer(checkpoint.folder):
         command = _tokenizer(checkpoint.folder.name).command(checkpoint.folder.parent)
         remedy = f"use the one of Lumina-mGPT-7B-768: run `{command}`"
@@ -96,18 +103,18 @@ def prompter(target: Target, checkpoint: Checkpoint) -> TokenPrompter:
 
 
 def _download(version: str) -> Download:
-    """The model of 7B. version: "768", "768-Omni" and so on."""
+    """Return the download of a 7B model; ``version`` is "768", "768-Omni" and so on."""
     name = f"Lumina-mGPT-7B-{version}"
     return Download(f"Alpha-VLLM/{name}", 14, "not stated; it builds on Chameleon, which is for research", name)
 
 
 def _tokenizer(folder: str) -> Download:
-    """The tokenizer of all versions. Only one of the repositories has it."""
+    """Return the download of the tokenizer, which is the same for all versions and only in one repository."""
     return _download("768")._replace(gigabytes=0.006, folder=folder, files=("tokenizer.json",))
 
 
 def _published(version: str, memory: tuple[float, float], drafter: Download | None = None) -> Published:
-    """A version, with the tokenizer if it lacks that, and the codec."""
+    """Return a version with the codec, and with the tokenizer if its repository lacks it."""
     own = _download(version)
     tokenizer = () if version == "768" else (_tokenizer(own.folder),)
     pixels = f"{version.removesuffix('-Omni')}, or as many in another shape"
@@ -125,7 +132,7 @@ FAMILY = Family(
     unneeded=chameleon.FAMILY.unneeded,
     remedies=chameleon.FAMILY.remedies,
     sampling=PublishedSampling(guidance=4.0, top_k=2000, source="github.com/Alpha-VLLM/Lumina-mGPT"),
-    trained=(1, 1),  # shapes of as many pixels as the square
+    trained=(1, 1),  # shapes with as many pixels as the square
     search=("lumina",),
     published=(
         _published("512", (15.8, 9.8)),

@@ -1,1 +1,1 @@
-"""Readers of checkpoint files, which are not trusted."""
+"""Reading of checkpoints. Files are not trusted: each one is checked before its content is used."""

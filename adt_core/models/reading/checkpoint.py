@@ -1,146 +1,191 @@
-"""Reading checkpoints: configuration, names, shapes and values of tensors. Never executes code."""
+"""Tensors and configuration of a checkpoint, read without executing code.
+
+fp8 weights that have scales are read as the product of both. Scales are named ``scale_weight`` (ComfyUI's fp8_scaled),
+``weight_scale`` (its later files, and others) or ``weight_scale_inv`` (DeepSeek-V3, arXiv 2412.19437, section 3.3; also
+a factor). There is one for the matrix, for each output, or for each block of 128 x 128. Scales of inputs are ignored,
+because products are not computed in fp8.
+"""
 
 from __future__ import annotations
 
 import math
-import os
 import re
 from argparse import Namespace
-from collections.abc import Callable, KeysView, Mapping
+from collections.abc import Callable, KeysView
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Lock
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from torch.torch_version import TorchVersion
 
-from ...errors import AdtError, Check
-from ...files import LARGEST_JSON, check_utf8, read_text
-from ...rules.settings import BUNDLED
-from . import unsound
-from .json_files import json_object, read_json
-from .stored import Stored, may_overflow, numbers, plain_names, refuse_overflow, with_scales
-from .unsound import PICKLES
-from .weight_files import weight_files
+from ...errors import AdtError
+from ...files import LARGEST_JSON
+from . import file_checks
+from .fields import json_object, read_json
+from .file_checks import PICKLES
+from .paths import home_of, is_there, name_of, weight_files
 
-_BUNDLED_FOLDER = Path(__file__).parents[2] / BUNDLED
 CONFIG, TOKENIZER = "config_json", "tokenizer_json"
-"""Tensors of bytes that are the ``config.json`` and the ``tokenizer.json`` of a model in one file."""
-STAGE = "vision_language_encoder"
-"""The folder that is the first of two stages, in a model in the layout of diffusers (GLM-Image)."""
-SAFE_PICKLES = "2.10"
-"""The first torch in which no way is known around ``weights_only``."""
-_REAL = re.compile(r"b?f(loat)?(16|32|64)|f(loat)?8_e[45]m\w+", re.IGNORECASE)
-"""Kinds of numbers in which weights are stored as they are, as safetensors and torch call them. Others are scales, or
-are of no use without them."""
-MOST_MAPPED = 2**24
-"""Bytes of a file that are in memory, beside the parameters, before it is opened anew."""
-_UNPICKLING = Lock()
-"""Held while a pickle is read: what torch allows in one holds for all threads."""
-_INCOMPLETE = "download it again, or choose a model with a supported architecture"
-_ANOTHERS = "the file belongs to another model, choose the matching file"
+"""Tensors of bytes that hold the ``config.json`` and the ``tokenizer.json`` of a model in one file."""
+INCOMPLETE = "download it again, or choose a model with a supported architecture"
+OTHER_MODEL = "the file belongs to another model, choose the matching file"
 """Remedies for tensors that are missing or have another shape."""
+SAFE_PICKLES = "2.10"
+"""First torch version without a known way around ``weights_only``."""
+MOST_MAPPED = 2**24
+"""Bytes that are read from a file before it is opened again, which releases their memory."""
+_UNPICKLING = Lock()
+"""Held while a pickle is read, because the classes that torch allows in pickles are global."""
 _WRAPPERS = ("model", "module", "state_dict")  # keys under which training scripts save the weights
+_SCALES = ("scale_weight", "weight_scale", "weight_scale_inv")
+_IGNORED_SCALES = ("scale_input", "input_scale", "comfy_quant")
+_SCALED_FILE = "scaled_fp8"  # marker of ComfyUI's files with scales
+_BLOCK = 128
+_FP8 = re.compile(r"f(loat)?8_e[45]m\w+", re.IGNORECASE)
+_WIDE = re.compile(r"b?f(loat)?(16|32|64)", re.IGNORECASE)
 
 
-def resolve(path: str | Path, role: str) -> Path:
-    """The folder or file a user means by ``path``; ``role`` is "target" or "drafter"."""
-    place = _BUNDLED_FOLDER / role if str(path) == BUNDLED else Path(os.path.expanduser(path))
-    if not place.exists():
-        unsound.refuse_dangling(place)
-        remedy = "give 'bundled', a folder with config.json and weights, or a weights file"
-        bare = str(path).strip("\"'")
-        if bare and os.path.exists(os.path.expanduser(bare)):
-            remedy = "remove the quotation marks"
-        raise AdtError(f"{role} {str(path)!r} does not exist; {remedy}.")
-    check_utf8(place, f"{role} {str(path)!r}")
-    folder = _whole(place)
-    if folder != place and place.suffix in (".safetensors", *PICKLES) and place not in weight_files(folder):
-        problem = f"is not one of the weights files of the model in {folder}"
-        raise AdtError(f"{role} {str(path)!r} {problem}; move it to another folder, with its config.json.")
-    place = _newest_snapshot(folder) if (folder / "snapshots").is_dir() else folder
-    return place / STAGE if _is_there(place / STAGE / "config.json") else place
+class StoredTensor(NamedTuple):
+    """Tensor in a file.
 
-
-def _is_there(file: Path) -> bool:
-    """Return whether a file is there, or a link to a missing one, for which the reader raises an error."""
-    return file.is_file() or file.is_symlink()
-
-
-def _whole(path: Path) -> Path:
-    """The folder of a whole checkpoint if the path is one of its files, such as model.safetensors; else the path.
-
-    The folder ``models--...`` is the whole of its ``snapshots``.
+    Attributes:
+        shape: Its sizes.
+        dtype: Name of its dtype in the file, such as "F16" or "BF16".
+        read: Reads it onto the CPU.
+        file: The file.
+        name: Name of the tensor in the file.
     """
-    if path.name == "snapshots" and path.parent.name.startswith("models--"):
-        return path.parent
-    is_part = path.name == "config.json" or path.name.startswith(("model", "pytorch_model"))
-    return path.parent if is_part and path.is_file() and (path.parent / "config.json").is_file() else path
+
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], Tensor]
+    file: Path
+    name: str
+
+    def read_finite(self) -> Tensor:
+        """Read the tensor onto the CPU and check that all its numbers are finite; float8 is returned as float32.
+
+        Raises:
+            AdtError: If a number is NaN or infinite.
+        """
+        value = widened(self.read())
+        if not is_finite(value):
+            found = "NaN" if value.isnan().any() else "infinity"
+            problem = f"the tensor {self.name!r} holds {found}, but finite numbers were expected"
+            remedy = (
+                "download the file again, or if it was converted to float16, use the original or a bfloat16 version"
+            )
+            raise AdtError(f"{self.file}: {problem}; {remedy}.")
+        return value
 
 
-def _newest_snapshot(cache: Path) -> Path:
-    """The checkpoint in a ``models--...`` folder of Hugging Face's cache: what ``refs/main`` names, else the newest."""
-    folders = filter(Path.is_dir, (cache / "snapshots").iterdir())
-    snapshots = sorted(folders, key=lambda folder: folder.stat().st_mtime)
-    if not snapshots:
-        raise AdtError(f"{cache}, in the Hugging Face cache, has no finished download; download the model again.")
-    main = cache / "refs" / "main"
-    named = read_text(main, 1, errors="replace").strip() if main.is_file() else ""
-    return next((folder for folder in snapshots if folder.name == named), snapshots[-1])
+def widened(tensor: Tensor) -> Tensor:
+    """Return float8 as float32, because torch can neither concatenate nor compare float8; others unchanged."""
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
 
 
-def name_of(path: Path) -> str:
-    """What people call a checkpoint: the name of its folder or file, or of its repository in Hugging Face's cache."""
-    name = _outer(path).name
-    return name.rpartition("--")[2] if name.startswith("models--") else name
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether no number is NaN or infinite.
+
+    The extremes show it in one pass, also for NaN. ``torch.isfinite`` allocates several tensors of the same size and
+    takes about 40 times as long on a CPU.
+    """
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    return all(math.isfinite(extreme.item()) for extreme in torch.aminmax(tensor))
 
 
-def home_of(path: Path) -> Path:
-    """The folder that a checkpoint lies in, among others."""
-    return _outer(path).parent
+def plain_names(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the tensors of a file without the prefixes of torch.compile and DistributedDataParallel.
+
+    Args:
+        stored: Tensors by name.
+
+    Raises:
+        AdtError: If two tensors then have the same name.
+    """
+    plain: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        short = re.sub(r"^(module\.)+", "", name.replace("_orig_mod.", ""))
+        if short in plain:
+            problem = f"holds the tensor {short!r} twice, as {plain[short].name!r} and {name!r}"
+            raise AdtError(f"{tensor.file} {problem}; save only one model in the file.")
+        plain[short] = tensor
+    return plain
 
 
-def _outer(path: Path) -> Path:
-    """The folder ``models--...`` of a checkpoint in Hugging Face's cache; of another one its own folder or file."""
-    path = _whole(path)
-    path = path.parent if path.name == STAGE else path
-    return path.parents[1] if path.parent.name == "snapshots" else path
+def with_scales(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the tensors of a file, fp8 weights multiplied by their scales in float32, without supported scales.
+
+    Args:
+        stored: Tensors by name.
+    """
+    scaled = dict(stored)
+    for name, weight in stored.items():
+        stem = name.removesuffix("weight")
+        scale = next((stored[stem + kind] for kind in _SCALES if stem + kind in stored), None)
+        if scale is not None and stem != name and _is_supported(weight, scale):
+            scaled[name] = weight._replace(dtype="F32", read=partial(_product, weight, scale))
+            for other in (*(stem + kind for kind in (*_SCALES, *_IGNORED_SCALES)), _SCALED_FILE):
+                scaled.pop(other, None)
+    return scaled
+
+
+def _is_supported(weight: StoredTensor, scale: StoredTensor) -> bool:
+    if len(weight.shape) != 2 or not _FP8.fullmatch(weight.dtype) or not _WIDE.fullmatch(scale.dtype):
+        return False
+    outputs, inputs = weight.shape
+    blocks = (-(-outputs // _BLOCK), -(-inputs // _BLOCK))
+    return scale.shape in ((), (1,), (outputs,), (outputs, 1), blocks)
+
+
+def _product(weight: StoredTensor, scale: StoredTensor) -> Tensor:
+    value = weight.read().float()
+    factor = scale.read_finite().float()
+    if factor.numel() == 1:
+        return value * factor.reshape(())
+    if factor.ndim == 2 and factor.shape[1] > 1 or len(factor) != len(value):
+        factor = factor.repeat_interleave(_BLOCK, 0).repeat_interleave(_BLOCK, 1)
+        return value * factor[: value.shape[0], : value.shape[1]]
+    return value * factor.reshape(-1, 1)
 
 
 class _Weights:
-    """A safetensors file, to read tensors of. It is opened anew when much of it is in memory.
+    """Reader of a safetensors file that limits how much of it stays in memory.
 
-    To open it for each tensor would take a minute where its header is made to be long.
+    It opens the file again after MOST_MAPPED bytes. Opening it for each tensor would take minutes for a file whose
+    header is long, which may be on purpose.
     """
 
     def __init__(self, file: Path):
-        self.file, self._taken = file, 0
+        self.file = file
         self._opened: safe_open | None = None
+        self._mapped = 0
 
     def read(self, name: str) -> Tensor:
-        if self._opened is None or self._taken > MOST_MAPPED:
-            self._opened, self._taken = safe_open(self.file, "pt"), 0
+        if self._opened is None or self._mapped > MOST_MAPPED:
+            self._opened = safe_open(self.file, "pt")
+            self._mapped = 0
         tensor = self._opened.get_tensor(name)
-        self._taken += tensor.nbytes
+        self._mapped += tensor.nbytes
         return tensor
 
 
-def _read_safetensors(file: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file. Only its header is read."""
+def _read_safetensors(file: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a safetensors file. Only its header is read."""
     read = _Weights(file).read
     try:
         with safe_open(file, "pt") as opened:
             headers = {name: opened.get_slice(name) for name in opened.keys()}
             return {
-                name: Stored(tuple(header.get_shape()), header.get_dtype(), partial(read, name), file, name)
+                name: StoredTensor(tuple(header.get_shape()), header.get_dtype(), partial(read, name), file, name)
                 for name, header in headers.items()
             }
     except (SafetensorError, OSError) as error:
@@ -148,21 +193,21 @@ def _read_safetensors(file: Path) -> dict[str, Stored]:
 
 
 def _unpickled(file: Path) -> Any:
-    """Return what ``torch.load`` makes of a file without running code from it.
+    """Load a pickle without executing code from it.
 
-    Training checkpoints, such as LlamaGen's, also hold the arguments of the command line: a Namespace, whose
-    attributes are set and which calls nothing. It is allowed within this call only.
+    Training checkpoints, such as LlamaGen's, also contain command-line arguments as a Namespace. Unpickling one only
+    sets attributes, so the class is allowed during this call.
     """
     with _UNPICKLING, ExitStack() as stack:
         if Namespace not in torch.serialization.get_safe_globals():
             stack.enter_context(torch.serialization.safe_globals([Namespace]))
-        # files of before torch 1.6 are no zip files, and can't be mapped
+        # files of torch before 1.6 are not zip files and can't be mapped
         return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
 
 
-def _read_pickle(file: Path) -> dict[str, Stored]:
-    """The tensors of a file written by ``torch.save``. AdtError if it holds anything else, or may do harm."""
-    if file.suffix == ".safetensors":  # torch.load chooses its reader by the name
+def _read_pickle(file: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a file written by ``torch.save``."""
+    if file.suffix == ".safetensors":  # torch.load selects its reader by the name
         name = "pytorch_model.bin" if file.stem == "model" else f"{file.stem}.pt"
         raise AdtError(f"{file} is a pickle, not a safetensors file; rename it to {name}, or download the file again.")
     if TorchVersion(torch.__version__) < SAFE_PICKLES:
@@ -172,7 +217,7 @@ def _read_pickle(file: Path) -> dict[str, Stored]:
         )
     try:
         loaded = _unpickled(file)
-    except Exception as error:  # torch raises many types
+    except Exception as error:  # torch raises many types of exceptions
         problem = "is a pickle that is damaged or contains more than tensors, so it was not loaded"
         raise AdtError(f"{file} {problem}; use a safetensors file, or save only the tensors.") from error
     for key in _WRAPPERS:
@@ -181,33 +226,47 @@ def _read_pickle(file: Path) -> dict[str, Stored]:
     if not named or not all(map(_is_dense, loaded.values())):
         raise AdtError(f"{file} is not a flat dictionary of dense tensors; use a safetensors file.")
     return {
-        name: Stored(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.detach, file, name)
+        name: StoredTensor(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.detach, file, name)
         for name, value in loaded.items()
     }
 
 
 def _is_dense(value: object) -> bool:
-    """Return whether a value of a pickle is a tensor that has numbers, one for each place."""
+    """Return whether a value of a pickle is a dense tensor with data on the CPU."""
     return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
 
 
 class NoWeights(AdtError):
-    """A folder holds no files of weights that can be read."""
+    """Error for a folder without readable weights files."""
 
 
 class Checkpoint:
-    """A folder with ``config.json`` and the files of :func:`weight_files`, or one file of weights.
+    """Folder with a ``config.json`` and weights files, or a single weights file.
 
-    ``config`` is {} if there is no ``config.json``, in the folder or in the file itself. AdtError if files are missing
-    or damaged.
+    Tensors are read when they are needed.
+
+    Attributes:
+        path: The folder or file.
+        folder: The folder that contains the weights.
+        files: Weights files.
+        config: Fields of the ``config.json`` in the folder or in the weights file; {} if there is none.
     """
 
     def __init__(self, path: Path):
-        self.path, self.folder = path, path if path.is_dir() else path.parent
+        """Read the configuration and the headers of the weights files.
+
+        Args:
+            path: The folder or file, as returned by :func:`.paths.resolve`.
+
+        Raises:
+            AdtError: If files are missing or damaged.
+        """
+        self.path = path
+        self.folder = path if path.is_dir() else path.parent
         self.files: list[Path] = []
-        self._tensors: dict[str, Stored] = {}
-        self.config = read_json(path / "config.json") if _is_there(path / "config.json") else {}
-        unsound.refuse_quantised(path, self.config, ())
+        self._tensors: dict[str, StoredTensor] = {}
+        self.config = read_json(path / "config.json") if is_there(path / "config.json") else {}
+        file_checks.refuse_quantised(path, self.config, ())
         files = weight_files(path) if path.is_dir() else [path]
         if not files:
             others = [file.name for file in sorted(path.iterdir()) if file.suffix in PICKLES]
@@ -218,7 +277,17 @@ class Checkpoint:
         self.config = self.config or self.embedded(CONFIG)
 
     def embedded(self, name: str) -> dict:
-        """The JSON object that a tensor of bytes is; {} if there is none. AdtError if it is something else."""
+        """Return the JSON object in a tensor of bytes.
+
+        Args:
+            name: Name of the tensor.
+
+        Returns:
+            The object; {} if there is no such tensor.
+
+        Raises:
+            AdtError: If the tensor contains something else.
+        """
         if name not in self.names:
             return {}
         stored = self[name]
@@ -232,20 +301,21 @@ class Checkpoint:
         """Add the tensors of another file.
 
         Args:
-            file: The file of weights.
-            prefix: What their names get in front.
-            only: How the names of the tensors to add begin.
-            replaces: Whether they may stand for tensors of the same name in other files.
+            file: The weights file.
+            prefix: Prefix to add to the names of its tensors.
+            only: Prefixes of the tensors to add; by default all are added.
+            replaces: Whether they replace tensors of the same name in other files.
+
         Raises:
-            AdtError: If the file can't be read, or has a tensor of another file that it may not replace.
+            AdtError: If the file can't be read, or contains a tensor of another file that it may not replace.
         """
-        unsound.refuse_dangling(file)
+        file_checks.refuse_dangling(file)
         if not file.is_file():
             raise AdtError(f"{file} is not a regular file; replace it with the weights file.")
-        unsound.refuse_damaged(file)
-        read = _read_pickle if unsound.is_pickle(file) else _read_safetensors
+        file_checks.refuse_damaged(file)
+        read = _read_pickle if file_checks.is_pickle(file) else _read_safetensors
         stored = with_scales(plain_names(read(file)))
-        unsound.refuse_quantised(file, {}, stored)
+        file_checks.refuse_quantised(file, {}, stored)
         added = {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}
         twice = None if replaces else min(added.keys() & self.names, default=None)
         if twice is not None:
@@ -254,145 +324,68 @@ class Checkpoint:
         self.files.append(file)
         self._tensors |= added
 
-    def beside(self, patterns: tuple[str, ...]) -> Path | None:
-        """A file or folder with a name of one of ``patterns``; None if there is none.
+    def find_companion(self, patterns: tuple[str, ...]) -> Path | None:
+        """Return a file or folder that the model needs in addition to its own files, such as its codec.
 
-        It is looked for in the checkpoint's folder, then in the folder above, then in ``home``. A link whose target is
-        missing is the last choice: reading it raises the error.
+        The search covers the checkpoint's folder, the folder above and ``home``, in this order. A link whose target is
+        missing is the last choice; reading it raises an error.
+
+        Args:
+            patterns: Glob patterns, the preferred one first.
+
+        Returns:
+            The path; None if there is none.
         """
         folders = dict.fromkeys((self.folder, self.folder.parent, self.home))
         places = [(folder, pattern) for folder in folders for pattern in patterns]
         matches = (match for folder, pattern in places for match in sorted(folder.glob(pattern)))
-        links = (folder / pattern for folder, pattern in places if unsound.dangling_link(folder / pattern))
+        links = (folder / pattern for folder, pattern in places if file_checks.dangling_link(folder / pattern))
         return next(matches, None) or next(links, None)
 
     @property
     def name(self) -> str:
+        """Name of its folder, file or repository."""
         return name_of(self.path)
 
     @property
     def home(self) -> Path:
+        """Folder that contains the checkpoint, usually next to others."""
         return home_of(self.path)
 
     @property
     def names(self) -> KeysView[str]:
+        """Names of its tensors."""
         return self._tensors.keys()
 
-    def __getitem__(self, name: str) -> Stored:
-        """A tensor, not read yet. AdtError if it is missing."""
+    def __getitem__(self, name: str) -> StoredTensor:
+        """Return a tensor, which is not read yet.
+
+        Raises:
+            AdtError: If it is missing.
+        """
         if name not in self._tensors:
-            raise AdtError(f"{self.path} lacks the tensor {name!r}; {_INCOMPLETE}.")
+            raise AdtError(f"{self.path} lacks the tensor {name!r}; {INCOMPLETE}.")
         return self._tensors[name]
 
     def sizes(self, name: str, least: int = 1) -> tuple[int, ...]:
-        """A tensor's shape. AdtError if it is missing, or has fewer dimensions than ``least``."""
+        """Return the shape of a tensor.
+
+        Args:
+            name: Name of the tensor.
+            least: Smallest number of dimensions.
+
+        Raises:
+            AdtError: If the tensor is missing or has fewer dimensions.
+        """
         shape = self[name].shape
         if len(shape) < least:
-            raise AdtError(f"{self.path}: {name} has shape {shape}; {_ANOTHERS}.")
+            raise AdtError(f"{self.path}: {name} has shape {shape}; {OTHER_MODEL}.")
         return shape
 
     def count(self, name: str) -> int:
-        """How many tensors of a numbered name there are; "{}" stands for the number."""
+        """Return the number of tensors with consecutive numbers in their names.
+
+        Args:
+            name: Name in which "{}" stands for the number, which begins at 0.
+        """
         return next(number for number in count() if name.format(number) not in self.names)
-
-
-def _joined(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)  # a large tensor is not copied
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Where a parameter comes from: tensors of the checkpoint by ``names``, which must have these ``shapes``.
-
-    make: the parameter's value from the tensors, by default joined along dim 0. put: stores it; by default, a copy.
-    """
-
-    parameter: Tensor
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    make: Callable[[list[Tensor]], Tensor] = _joined
-    put: Callable[[Tensor], object] | None = None
-
-    def renamed(self, changes: Mapping[str, str]) -> Entry:
-        """The same from tensors of other names: every key of ``changes`` is replaced by its value, in their order."""
-        names = self.names
-        for old, new in changes.items():
-            names = tuple(name.replace(old, new) for name in names)
-        return replace(self, names=names)
-
-
-def transposed(tensors: list[Tensor]) -> Tensor:
-    """A ``make``: joined along dim 0, then transposed."""
-    return _joined(tensors).T
-
-
-def same(parameter: Tensor, name: str, transpose: bool = False, put: Callable[[Tensor], object] | None = None) -> Entry:
-    """A tensor that is taken as it is, or transposed."""
-    shape = parameter.T.shape if transpose else parameter.shape
-    return Entry(parameter, (name,), (tuple(shape),), transposed if transpose else _joined, put)
-
-
-def whole(module: nn.Module, prefix: str, called: Callable[[str], str] = str) -> list[Entry]:
-    """Every parameter of ``module`` as it is, under ``prefix`` and what ``called`` makes of its own name."""
-    return [same(parameter, prefix + called(name)) for name, parameter in module.named_parameters()]
-
-
-def missing_tensors(entries: list[Entry], checkpoint: Checkpoint) -> list[str]:
-    """Names that the entries need and the checkpoint lacks."""
-    return [name for entry in entries for name in entry.names if name not in checkpoint.names]
-
-
-def check_entries(
-    entries: list[Entry], checkpoint: Checkpoint, remedies: Mapping[str, str] = MappingProxyType({})
-) -> None:
-    """AdtError if a tensor is missing or has another shape. Reads headers only.
-
-    remedies: what to do if a tensor is missing, by how its name begins.
-    """
-    missing = missing_tensors(entries, checkpoint)
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        fitting = (remedy for prefix, remedy in remedies.items() if missing[0].startswith(prefix))
-        remedy = next(fitting, _INCOMPLETE)
-        raise AdtError(f"{checkpoint.path} lacks the tensor {missing[0]!r}{more}; {remedy}.")
-    for name, shape in (pair for entry in entries for pair in zip(entry.names, entry.shapes)):
-        stored = checkpoint[name].shape
-        if stored != shape:
-            problem = f"{name} has shape {stored}, but {shape} was expected"
-            raise AdtError(f"{checkpoint.path}: {problem}; {_ANOTHERS}.")
-    _check_kinds([name for entry in entries if entry.parameter.is_floating_point() for name in entry.names], checkpoint)
-
-
-def _check_kinds(names: list[str], checkpoint: Checkpoint) -> None:
-    """AdtError if one of these tensors holds no numbers as they are."""
-    scaled = {name.rpartition(".")[0] for name in checkpoint.names if "scale" in name.rpartition(".")[2].lower()}
-    for name in names:
-        kind, problem = checkpoint[name].dtype, ""
-        if not _REAL.fullmatch(kind):
-            problem = f"{name} is stored in {kind}, so it is quantised or damaged"
-        elif "8_" in kind and not scaled.isdisjoint((name, name.rpartition(".")[0])):
-            problem = f"{name} is stored in {kind} with a separate scale, which this version can't read"
-        if problem:
-            raise AdtError(f"{checkpoint.path}: {problem}; {unsound.ORIGINAL}.")
-
-
-@torch.no_grad()
-def fill(entries: list[Entry], checkpoint: Checkpoint, check: Check | None = None) -> None:
-    """Read the parameters one by one, straight to where they belong.
-
-    Args:
-        entries: Where the parameters come from.
-        checkpoint: The files.
-        check: Called before each parameter; it may raise to cancel.
-    Raises:
-        AdtError: If a number in a file is not finite, or too large for its parameter's dtype.
-    """
-    for entry in entries:
-        if check is not None:
-            check()
-        sources = [checkpoint[name] for name in entry.names]
-        value = entry.make([numbers(stored) for stored in sources])
-        (entry.put or entry.parameter.copy_)(value)
-        is_clamped = entry.put is not None and entry.parameter.element_size() == 1
-        if not is_clamped and may_overflow(entry.parameter.dtype, value.dtype):
-            refuse_overflow(entry.parameter, sources)

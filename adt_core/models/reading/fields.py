@@ -1,16 +1,20 @@
-"""Fields of a checkpoint's ``config.json``: each is of the expected kind and size, or a sentence says what is wrong."""
+"""JSON files of checkpoints, and checks of the fields of a ``config.json``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...errors import AdtError, shown
+from ...files import LARGEST_JSON, parse_json, read_text, reason
 from ...untrusted import Kind, list_of, whole_number
 from ..config import ACTIVATIONS
+from .file_checks import refuse_damaged
 
-Source = Path | str
-"""What a sentence names: the checkpoint."""
+ConfigSource = Path | str
+"""Checkpoint that error messages name."""
 USUAL_MOST = 2**21
 MOST = {
     **dict.fromkeys(
@@ -19,21 +23,73 @@ MOST = {
     **dict.fromkeys(("resolution", "image_size", "channel_multiplier", "attn_resolutions"), 2**14),
     **dict.fromkeys(("num_res_blocks", "layers_per_block"), 99),
 }
-"""Bounds of sizes: the usual one, and lower ones by name."""
+"""Upper bounds of sizes: lower ones by name, USUAL_MOST for all others."""
 MOST_LEVELS = 12
-"""Entries of a list of sizes."""
+"""Longest list of sizes."""
 
 
-def section(config: dict, name: str, source: Source) -> dict:
-    """The part ``name`` of a ``config.json``. AdtError if it has none."""
+def read_json(file: Path) -> dict:
+    """Return the JSON object in a file.
+
+    Args:
+        file: The file.
+
+    Raises:
+        AdtError: If the file contains no JSON object, or can't be read.
+    """
+    refuse_damaged(file)
+    return json_object(partial(read_text, file, LARGEST_JSON), str(file))
+
+
+def json_object(read: Callable[[], str | bytes], place: str) -> dict:
+    """Return the JSON object in the text that ``read`` returns.
+
+    Args:
+        read: Returns the text; it may raise OSError or ValueError.
+        place: Where the text is stored, for error messages.
+
+    Raises:
+        AdtError: If it is not a JSON object.
+    """
+    try:
+        value = parse_json(read())
+    except (OSError, ValueError) as error:
+        raise AdtError(f"{place} is not readable JSON ({reason(error)}); download it again.") from error
+    if not isinstance(value, dict):
+        raise AdtError(f"{place} is not a JSON object; download it again.")
+    return value
+
+
+def section(config: dict, name: str, source: ConfigSource) -> dict:
+    """Return a section of a ``config.json``.
+
+    Args:
+        config: The fields.
+        name: Name of the section.
+        source: The checkpoint, for error messages.
+
+    Raises:
+        AdtError: If the section is missing.
+    """
     value = config.get(name)
     if not isinstance(value, dict):
         raise AdtError(f"{source}: config.json has no {name}; use the checkpoint's own config.json.")
     return value
 
 
-def read(config: dict, name: str, kind: Kind, source: Source, default: Any = None) -> Any:
-    """A field of this kind. AdtError for anything else. What is missing or null is the default, if there is one."""
+def read(config: dict, name: str, kind: Kind, source: ConfigSource, default: Any = None) -> Any:
+    """Return a field of a ``config.json``.
+
+    Args:
+        config: The fields.
+        name: Name of the field.
+        kind: Type and bounds of its value.
+        source: The checkpoint, for error messages.
+        default: Value of a field that is missing or null; with None the field is required.
+
+    Raises:
+        AdtError: If the value is not of this kind.
+    """
     value = config.get(name)
     if value is None and default is not None:
         return default
@@ -43,14 +99,35 @@ def read(config: dict, name: str, kind: Kind, source: Source, default: Any = Non
     return value
 
 
-def size(config: dict, name: str, source: Source, default: int | None = None) -> int:
-    """A positive whole number of a size that models have. AdtError for anything else. What is 0 is the default."""
+def size(config: dict, name: str, source: ConfigSource, default: int | None = None) -> int:
+    """Return a field that is a size: an integer from 1 to a bound that no published model exceeds.
+
+    Args:
+        config: The fields.
+        name: Name of the field.
+        source: The checkpoint, for error messages.
+        default: Value of a field that is missing, null or 0; with None the field is required.
+
+    Raises:
+        AdtError: If the value is not such an integer.
+    """
     value = config.get(name) or default
     return read({name: value}, name, whole_number(1, MOST.get(name, USUAL_MOST)), source)
 
 
-def sizes(config: dict, name: str, source: Source, default: tuple[int, ...] | None = None, low: int = 1) -> tuple:
-    """A list of a few sizes from ``low``, and at least as many of them. AdtError for anything else."""
+def sizes(config: dict, name: str, source: ConfigSource, default: tuple[int, ...] | None = None, low: int = 1) -> tuple:
+    """Return a field that is a list of sizes.
+
+    Args:
+        config: The fields.
+        name: Name of the field.
+        source: The checkpoint, for error messages.
+        default: Value of a field that is missing or null; with None the field is required.
+        low: Smallest allowed size, and smallest allowed length of the list.
+
+    Raises:
+        AdtError: If the value is not such a list.
+    """
     kind = list_of(whole_number(low, MOST.get(name, USUAL_MOST)), low, MOST_LEVELS)
     return tuple(read(config, name, kind, source, default))
 
@@ -60,7 +137,7 @@ _NONE = (None, 0)
 _ONE = (None, 1)
 _ACTIVATIONS = (None, *ACTIVATIONS)
 _UNSCALED = (None, "default")
-_USUAL: dict[str, tuple] = {
+_SUPPORTED: dict[str, tuple] = {
     "hidden_act": _ACTIVATIONS,
     "hidden_activation": _ACTIVATIONS,
     "attention_multiplier": (None,),
@@ -71,20 +148,28 @@ _USUAL: dict[str, tuple] = {
     **dict.fromkeys(("logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier"), _ONE),
     "partial_rotary_factor": _ONE,
 }
-"""Fields that change what a decoder computes -> the values with which it computes what it does here."""
+"""Fields that change what a decoder computes, with the values that :mod:`..layers` implements."""
 
 
-def check_maths(config: dict, source: Source) -> None:
-    """AdtError if a ``config.json`` asks for a decoder that computes something else than those of all families here."""
-    asked = {name: config.get(name) for name, usual in _USUAL.items() if config.get(name) not in usual}
+def check_supported(config: dict, source: ConfigSource) -> None:
+    """Raise an error if a ``config.json`` describes a decoder that computes something else than :mod:`..layers`.
+
+    Args:
+        config: The fields.
+        source: The checkpoint, for error messages.
+
+    Raises:
+        AdtError: If a field has a value that is not supported.
+    """
+    unsupported = {name: config.get(name) for name, values in _SUPPORTED.items() if config.get(name) not in values}
     if config.get("use_sliding_window") is not False and config.get("sliding_window"):
-        asked["sliding_window"] = config["sliding_window"]
+        unsupported["sliding_window"] = config["sliding_window"]
     for name in ("rope_scaling", "rope_parameters"):
         rope = config.get(name) or {}
         fields = rope if isinstance(rope, dict) else {"type": rope}
-        kinds = fields.get("rope_type"), fields.get("type")
+        kinds = (fields.get("rope_type"), fields.get("type"))
         if any(kind not in _UNSCALED for kind in kinds) or fields.get("partial_rotary_factor") not in _ONE:
-            asked[name] = rope
-    for name, value in asked.items():
+            unsupported[name] = rope
+    for name, value in unsupported.items():
         problem = f"config.json sets {name} to {shown(value, 60)}, which is not supported"
         raise AdtError(f"{source}: {problem}; use the checkpoint's own config.json, or choose another model.")

@@ -1,9 +1,9 @@
-"""How Hugging Face checkpoints describe a decoder: fields of ``config.json``, names of tensors and tokens."""
+"""Layout of Hugging Face checkpoints: configuration, tensor names and token ids of a decoder."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,122 +17,170 @@ from ...untrusted import number, whole_number
 from ..config import DecoderConfig
 from ..layers import Decoder, Layer
 from ..quantised import store
-from ..vq import VQConfig, check_channels
-from .checkpoint import Checkpoint, Entry, same, transposed
-from .fields import check_maths, read, section, size
+from .checkpoint import Checkpoint
+from .entries import Entry, copy_entry, transposed
+from .fields import check_supported, read, section, size
 
-_SHORT_PROMPT, _LONG_PROMPT = 64, 1024
-"""Positions that a prompt must have; and those that it gets where a configuration leaves it fewer."""
+_MIN_PROMPT = 64
+"""Fewest positions that must remain for the prompt."""
+_RAISED_PROMPT = 1024
+"""Positions for the prompt if a configuration leaves fewer than that."""
 
 
 def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderConfig:
-    """Shape of a decoder, or of a drafter, from a ``config.json``. AdtError if a field is missing or wrong.
+    """Return the shape of a decoder, or of a drafter, from a ``config.json``.
 
-    changes: fields of the result that the ``config.json`` does not decide.
+    Args:
+        config: The fields.
+        source: The checkpoint, for error messages.
+        **changes: Fields of the result that the ``config.json`` does not determine.
+
+    Raises:
+        AdtError: If a field is missing or has an unsupported value.
     """
-    stated = partial(size, config, source=source)
-    hidden, heads, width = stated("hidden_size"), stated("num_attention_heads"), config.get("head_dim") or 0
-    if hidden % heads and not width:
+    read_size = partial(size, config, source=source)
+    hidden = read_size("hidden_size")
+    heads = read_size("num_attention_heads")
+    has_head_dim = bool(config.get("head_dim"))
+    if hidden % heads and not has_head_dim:
         problem = f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
         raise AdtError(f"{source}: config.json's {problem}; download it again.")
-    check_maths(config, source)
+    check_supported(config, source)
     rope = section(config, "rope_parameters", source) if config.get("rope_parameters") else {}
     if rope.get("rope_theta") is None:
         rope = config
     shape: dict[str, Any] = {
-        "vocab_size": stated("vocab_size"),
+        "vocab_size": read_size("vocab_size"),
         "hidden_size": hidden,
-        "intermediate_size": stated("intermediate_size"),
-        "num_layers": stated("num_hidden_layers"),
+        "intermediate_size": read_size("intermediate_size"),
+        "num_layers": read_size("num_hidden_layers"),
         "num_heads": heads,
-        "num_kv_heads": stated("num_key_value_heads", default=heads),
+        "num_kv_heads": read_size("num_key_value_heads", default=heads),
         "rms_norm_eps": float(read(config, "rms_norm_eps", number(0, 0.1), source, 1e-5)),
         "rope_theta": float(read(rope, "rope_theta", number(1, 1e12), source, 1e4)),
-        "max_positions": stated("max_position_embeddings", default=4096),
+        "max_positions": read_size("max_position_embeddings", default=4096),
         "activation": config.get("hidden_activation") or config.get("hidden_act") or "silu",
-        "key_width": width and stated("head_dim"),
+        "explicit_head_dim": read_size("head_dim") if has_head_dim else 0,
     }
     return DecoderConfig(**shape | changes)
 
 
-def with_room(config: DecoderConfig, tokens: int) -> DecoderConfig:
-    """The same with positions for an image of so many tokens, and its prompt.
+def with_min_positions(config: DecoderConfig, tokens: int) -> DecoderConfig:
+    """Return the shape with at least the positions that an image and its prompt need.
 
-    Some published configurations state fewer positions than their images have. Rotations are computed for any number.
+    Some published configurations state fewer positions than their images have.
+
+    Args:
+        config: Shape of the decoder.
+        tokens: Tokens of an image.
     """
-    short = config.max_positions < tokens + _SHORT_PROMPT
-    return replace(config, max_positions=tokens + _LONG_PROMPT) if short else config
+    if config.max_positions >= tokens + _MIN_PROMPT:
+        return config
+    return replace(config, max_positions=tokens + _RAISED_PROMPT)
 
 
 def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Entry]:
-    """Where the parameters of a layer come from; matrices with the same input are fused.
+    """Return the entries of a layer. Matrices with the same input are fused.
 
-    Ours rotates the two halves of a head together, so the heads of other models are put in :func:`head_order`.
+    Args:
+        layer: The layer.
+        checkpoint: The files.
+        prefix: Prefix of the layer's tensors, without the dot.
+
+    Raises:
+        AdtError: If a matrix has a bias that is not supported.
     """
     c = layer.config
-    h, wide = c.hidden_size, c.intermediate_size
-    every, kv = c.query_width, c.num_kv_heads * c.head_dim
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    qkv = [f"{attention}.{x}_proj.weight" for x in "qkv"]
-    gate_up = {f"{mlp}.{x}_proj.weight": (wide, h) for x in ("gate", "up")}
-    if f"{mlp}.gate_up_proj.weight" in checkpoint.names:
-        gate_up = {f"{mlp}.gate_up_proj.weight": (2 * wide, h)}
-    fused = _fused(c)
+    h = c.hidden_size
+    attention = f"{prefix}.self_attn"
+    qkv = tuple(f"{attention}.{x}_proj.weight" for x in "qkv")
+    heads = (c.query_width, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim)
+    gate_up = _gate_up_shapes(c, checkpoint, prefix)
+    _refuse_biases(checkpoint, gate_up if c.qkv_bias else (*qkv, *gate_up))
+    fuse = _fuse_qkv(c)
 
     def put(name: str) -> Callable[[Tensor], None] | None:
         scale = getattr(layer, f"{name}_scale")
         return None if scale is None else partial(store, getattr(layer, name), scale)
 
-    without = gate_up if c.qkv_bias else (*qkv, *gate_up)
-    bias = next((name for name in without if name.replace(".weight", ".bias") in checkpoint.names), None)
-    if bias is not None:
-        raise AdtError(f"{checkpoint.path} has a bias for {bias}, which is not supported; choose another model.")
     entries = [
-        Entry(layer.qkv, tuple(qkv), ((every, h), (kv, h), (kv, h)), lambda parts: fused(parts).T, put("qkv")),
-        same(layer.out, f"{attention}.o_proj.weight", True, put("out")),
+        Entry(layer.qkv, qkv, tuple((rows, h) for rows in heads), lambda parts: fuse(parts).T, put("qkv")),
+        copy_entry(layer.out, f"{attention}.o_proj.weight", True, put("out")),
         Entry(layer.gate_up, tuple(gate_up), tuple(gate_up.values()), transposed, put("gate_up")),
-        same(layer.down, f"{mlp}.down_proj.weight", True, put("down")),
-        same(layer.mlp_norm, f"{prefix}.post_attention_layernorm.weight"),
+        copy_entry(layer.down, f"{prefix}.mlp.down_proj.weight", True, put("down")),
+        copy_entry(layer.mlp_norm, f"{prefix}.post_attention_layernorm.weight"),
     ]
     if layer.qkv_bias is not None:
         biases = tuple(name.replace(".weight", ".bias") for name in qkv)
-        entries.append(Entry(layer.qkv_bias, biases, ((every,), (kv,), (kv,)), fused))
-    names = "input_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm"
-    others = zip(names, (layer.input_norm, layer.out_norm, layer.down_norm))
-    entries += [same(norm, f"{prefix}.{name}.weight") for name, norm in others if norm is not None]
-    norms = ((layer.qk_norm_weight, "weight"), (layer.qk_norm_bias, "bias"))
-    return entries + [_qk_norm(norm, c, checkpoint, attention, kind) for norm, kind in norms if norm is not None]
+        entries.append(Entry(layer.qkv_bias, biases, tuple((rows,) for rows in heads), fuse))
+    names = ("input_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm")
+    optional = zip(names, (layer.input_norm, layer.out_norm, layer.down_norm))
+    entries += [copy_entry(norm, f"{prefix}.{name}.weight") for name, norm in optional if norm is not None]
+    qk_norms = ((layer.qk_norm_weight, "weight"), (layer.qk_norm_bias, "bias"))
+    return entries + [_qk_norm(norm, c, checkpoint, attention, kind) for norm, kind in qk_norms if norm is not None]
 
 
-def _fused(c: DecoderConfig) -> Callable[[list[Tensor]], Tensor]:
-    """What joins q, k and v [rows, ...], the heads of q and k in :func:`head_order`."""
+def _gate_up_shapes(c: DecoderConfig, checkpoint: Checkpoint, prefix: str) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of the MLP's input matrices, which some models store as one."""
+    if f"{prefix}.mlp.gate_up_proj.weight" in checkpoint.names:
+        return {f"{prefix}.mlp.gate_up_proj.weight": (2 * c.intermediate_size, c.hidden_size)}
+    return {f"{prefix}.mlp.{x}_proj.weight": (c.intermediate_size, c.hidden_size) for x in ("gate", "up")}
+
+
+def _refuse_biases(checkpoint: Checkpoint, weights: Iterable[str]) -> None:
+    """Raise an AdtError if one of these weights has a bias."""
+    biased = next((name for name in weights if name.replace(".weight", ".bias") in checkpoint.names), None)
+    if biased is not None:
+        raise AdtError(f"{checkpoint.path} has a bias for {biased}, which is not supported; choose another model.")
+
+
+def _fuse_qkv(c: DecoderConfig) -> Callable[[list[Tensor]], Tensor]:
+    """Return the function that concatenates q, k and v [rows, ...], with the heads of q and k in :func:`head_order`."""
     order = head_order(c)
-    return lambda parts: torch.cat([*(reordered(part, order) for part in parts[:2]), parts[2]])
+    return lambda parts: torch.cat([*(reorder_heads(part, order) for part in parts[:2]), parts[2]])
 
 
-def reordered(part: Tensor, order: Tensor | None) -> Tensor:
-    """Rows [heads * head_dim, ...] of q or k, the elements of every head in ``order``; as they are without one."""
+def reorder_heads(part: Tensor, order: Tensor | None) -> Tensor:
+    """Return q or k with the elements of every head in another order.
+
+    Args:
+        part: [heads * head_dim, ...] weight or bias.
+        order: [head_dim] int64, index in ``part`` of each element; None to keep the order.
+    """
     return part if order is None else part.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
 
 
 def head_order(c: DecoderConfig) -> Tensor | None:
-    """Where each element of our heads of q and k is in the checkpoint's [head_dim]; None if it is the same place.
+    """Return the order in which a checkpoint stores the elements of our heads of q and k.
 
-    Models with a ``grid_rope`` rotate neighbouring elements together. Those with ``axes`` rotate the halves of the part
-    that turns; the rest stands behind that.
+    Our rotation pairs element i with element i + head_dim / 2. Models with ``grid_rope`` pair neighbours. Models with
+    ``mrope_section`` pair the halves of the first part of a head; the remaining elements are not rotated.
+
+    Args:
+        c: Shape of the decoder.
+
+    Returns:
+        [head_dim] int64, index in the checkpoint of each of our elements; None if they are equal.
     """
+    # head_dim 8: with grid_rope [0, 2, 4, 6, 1, 3, 5, 7];
+    # with mrope_section (1, 1, 0), where elements 0 to 3 are rotated: [0, 1, 4, 5, 2, 3, 6, 7]
     if c.grid_rope is not None:
         return torch.arange(c.head_dim).view(-1, 2).T.flatten()
-    if c.axes is not None:
-        turns, half = sum(c.axes), c.head_dim // 2
-        first, second, rest = torch.arange(c.head_dim).split([turns, turns, c.head_dim - 2 * turns])
-        return torch.cat([first, rest[: half - turns], second, rest[half - turns :]])
+    if c.mrope_section is not None:
+        pairs = sum(c.mrope_section)
+        first, second, rest = torch.arange(c.head_dim).split([pairs, pairs, c.head_dim - 2 * pairs])
+        unpaired = c.head_dim // 2 - pairs
+        return torch.cat([first, rest[:unpaired], second, rest[unpaired:]])
     return None
 
 
 def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attention: str, kind: str) -> Entry:
-    """Norms of q and k [heads, head dim]. Lumina-mGPT has fewer rows; each then is for several heads in a row."""
-    names, heads = tuple(f"{attention}.{x}_norm.{kind}" for x in "qk"), (c.num_heads, c.num_kv_heads)
+    """Return the entry of the norms of q and k [heads, head dim].
+
+    Lumina-mGPT stores fewer rows, each for several successive heads.
+    """
+    names = tuple(f"{attention}.{x}_norm.{kind}" for x in "qk")
+    heads = (c.num_heads, c.num_kv_heads)
     stored = [checkpoint.sizes(name)[0] if name in checkpoint.names else n for name, n in zip(names, heads)]
     shapes = tuple((rows if rows and n % rows == 0 else n, c.head_dim) for rows, n in zip(stored, heads))
 
@@ -143,8 +191,8 @@ def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attent
 
 
 def body_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str) -> list[Entry]:
-    """Layers and final norm under ``prefix``."""
-    entries = [same(decoder.norm, f"{prefix}norm.weight")]
+    """Return the entries of layers and final norm, whose tensors begin with ``prefix``."""
+    entries = [copy_entry(decoder.norm, f"{prefix}norm.weight")]
     for i, layer in enumerate(decoder.layers):
         entries += layer_entries(cast(Layer, layer), checkpoint, f"{prefix}layers.{i}")
     return entries
@@ -153,27 +201,42 @@ def body_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str) -> list[
 def decoder_entries(
     decoder: Decoder, checkpoint: Checkpoint, prefix: str = "model.", head: str = "lm_head.weight", rows: int = 0
 ) -> list[Entry]:
-    """Embedding, layers and final norm under ``prefix``; of ``head`` the rows of image tokens.
+    """Return the entries of embedding, layers, final norm and head. Only the head's rows of image tokens are used.
 
-    rows: of the head, if it is not for the whole vocabulary.
+    Args:
+        decoder: The decoder.
+        checkpoint: The files.
+        prefix: Prefix of all tensors but the head.
+        head: Name of the head's tensor.
+        rows: Rows of the head if it does not cover the complete vocabulary; else 0.
+
+    Raises:
+        AdtError: If the configuration ties embedding and head, but the family expects a separate head.
     """
-    c, codes = decoder.config, decoder.image_ids[: decoder.head.shape[1]].cpu()
+    c = decoder.config
+    codes = decoder.image_ids[: decoder.head.shape[1]].cpu()
     text_config = checkpoint.config.get("text_config")
     fields = text_config if isinstance(text_config, dict) else checkpoint.config
     if fields.get("tie_word_embeddings") and head != f"{prefix}embed_tokens.weight":
         problem = "config.json sets tie_word_embeddings, which this kind of model does not support"
         raise AdtError(f"{checkpoint.path}: {problem}; use the checkpoint's own config.json.")
     return [
-        same(decoder.embedding, f"{prefix}embed_tokens.weight"),
+        copy_entry(decoder.embedding, f"{prefix}embed_tokens.weight"),
         Entry(decoder.head, (head,), ((rows or c.vocab_size, c.hidden_size),), lambda parts: parts[0][codes].T),
         *body_entries(decoder, checkpoint, prefix),
     ]
 
 
 def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...], vocab_size: int = 0) -> dict[str, int]:
-    """Token ids by name. AdtError if a ``needed`` name is missing, or an id is not below ``vocab_size``.
+    """Return the ``vocabulary_map`` of a config.json: token ids by name.
 
-    That is the field of config.json, unless it is given.
+    Args:
+        checkpoint: The files.
+        needed: Names that must be present.
+        vocab_size: Size of the vocabulary; by default the field of the config.json.
+
+    Raises:
+        AdtError: If a name is missing, or an id is not below ``vocab_size``.
     """
     source = f"{checkpoint.path}: config.json's vocabulary_map"
     vocabulary = section({"vocabulary_map": {}, **checkpoint.config}, "vocabulary_map", checkpoint.path)
@@ -187,9 +250,18 @@ def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...], vocab_size:
 
 
 def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -> list[int]:
-    """Ids of the image tokens, which are named ``begin`` code ``end``, in code order. AdtError if a code is missing.
+    """Return the ids of image tokens that are named by their codes, in code order.
 
     The digits of a code may be the letters A to J.
+
+    Args:
+        vocabulary: Token ids by name.
+        begin: What a name has before the code.
+        end: What a name has after the code.
+        model: Name of the family, for error messages.
+
+    Raises:
+        AdtError: If a code is missing.
     """
     digits = str.maketrans("ABCDEFGHIJ", "0123456789")
     names = [name for name in vocabulary if name.startswith(begin) and name.endswith(end)]
@@ -201,49 +273,20 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
     return [ids[code] for code in range(len(ids))]
 
 
-def codec_shape(checkpoint: Checkpoint, prefix: str, blocks: str) -> dict[str, Any]:
-    """The fields of a ``VQConfig`` that the shapes of a codec's tensors say. AdtError for shapes that make no sense.
+def consecutive_ids(vocab_size: int, first: int, codes: int, source: Path, field: str = "vocab_size") -> list[int]:
+    """Return the ids of image tokens without names: code n has the id ``first`` + n.
 
-    prefix: of their names. blocks: how the encoder numbers levels and their blocks, such as "down.{}.block.{}".
+    Args:
+        vocab_size: Size of the vocabulary.
+        first: Id of code 0.
+        codes: Number of codes.
+        source: The checkpoint, for error messages.
+        field: Field of the config.json that holds ``vocab_size``, for error messages.
+
+    Raises:
+        AdtError: If the vocabulary is too small.
     """
-    convolution = f"{prefix}encoder.{blocks}.conv1.weight"
-    level, block = convolution.format("{}", 0), convolution.format(0, "{}")
-    base = checkpoint.sizes(f"{prefix}encoder.conv_in.weight")[0]
-    width, latent, *_ = checkpoint.sizes(f"{prefix}quant_conv.weight", 2)
-    widths = [checkpoint.sizes(level.format(i))[0] for i in range(checkpoint.count(level))]
-    if not min(base, width, latent, *widths):
-        raise AdtError(
-            f"{checkpoint.path}: the shapes of the codec's tensors do not fit together; download the codec again."
-        )
-    return {
-        "embed_dim": width,
-        "latent_channels": latent,
-        "base_channels": base,
-        "channel_multiplier": tuple(wide // base for wide in widths),
-        "num_res_blocks": checkpoint.count(block),
-    }
-
-
-def codec_config(checkpoint: Checkpoint, prefix: str, usual: VQConfig) -> VQConfig:
-    """``usual``, with the shapes of a codec's tensors under ``prefix`` if there are any. AdtError for nonsense."""
-    if f"{prefix}encoder.conv_in.weight" not in checkpoint.names:
-        return usual
-    codes, width = checkpoint.sizes(f"{prefix}quantize.embedding.weight", 2)[:2]
-    found = replace(usual, num_embeddings=codes, **codec_shape(checkpoint, prefix, "down.{}.block.{}"))
-    if not codes or width != found.embed_dim or found.downsample > found.resolution:
-        raise AdtError(
-            f"{checkpoint.path}: the shapes of the codec's tensors do not fit together; download the codec again."
-        )
-    check_channels(found.in_channels, [found.base_channels, *found.widths], checkpoint.path)
-    return found
-
-
-def numbered_tokens(words: int, first: int, codes: int, source: Path, field: str = "vocab_size") -> list[int]:
-    """Ids of image tokens that have no names: code n is ``first`` + n. AdtError if the vocabulary ends before.
-
-    words: how many there are, as the ``field`` of the ``config.json`` says.
-    """
-    if first + codes > words:
-        problem = f"{field} {words} is too small for the {codes} image tokens"
+    if first + codes > vocab_size:
+        problem = f"{field} {vocab_size} is too small for the {codes} image tokens"
         raise AdtError(f"{source}: config.json's {problem}; use the checkpoint's own config.json.")
     return [*range(first, first + codes)]

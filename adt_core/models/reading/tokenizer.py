@@ -1,8 +1,8 @@
-"""Tokenizers of strangers: of a ``tokenizer.json`` only what is checked reaches the library, and no other file is read.
+"""Tokenizers of checkpoints, checked before the tokenizers library reads them.
 
-The library can be told to need any amount of memory or time, and then ends the process or panics. So parts of the
-published kinds are taken, of bounded size. Truncation, padding, and what is added around a text are left out: the
-prompters of the families see to these.
+A ``tokenizer.json`` can make the library use any amount of memory or time, panic, or end the process. Therefore only
+the components of published tokenizers are accepted, with bounded sizes and published regular expressions. Truncation,
+padding and templates are ignored; the prompters of the families add what a prompt needs. No other file is read.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,42 +19,101 @@ from tokenizers import Encoding, Tokenizer
 
 from ...errors import AdtError, shown, wrap_library_errors
 from ...untrusted import SWITCH, Kind, list_of, mapping, number, one_of, optional, row, text, whole_number
-from .checkpoint import read_json
-from .patterns import is_fast
+from .fields import read_json
 
-_FILES = "text_tokenizer.json", "tokenizer.json"
-_MOST_TOKENS, _MOST_MERGES, _MOST_BYTES = 2**20, 2**21, 2**22
-"""Of a vocabulary. The bytes are those of all tokens together."""
+_FILES = ("text_tokenizer.json", "tokenizer.json")
+_MOST_TOKENS = 2**20
+_MOST_MERGES = 2**21
+_MOST_BYTES = 2**22  # of all tokens together
 _LONGEST_TOKEN = 1024
 _MOST_STEPS = 16
 _LONGEST_REPLACEMENT = 64
-"""Bytes that a table of characters may put in the place of a few; of the published one it is 33."""
+"""Most bytes with which a charsmap may replace a few; 33 in the published one."""
 _LARGEST_SCORE = 1e6
+
+_CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LOWER, _UPPER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_WORD = r"[^\r\n\p{L}\p{N}]?"
+PUBLISHED_PATTERNS = frozenset(
+    (
+        # Chameleon, Anole, Lumina-mGPT
+        r"<sentinel:[0-9]+>",
+        r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+        r"([\t\n]|    |  )",
+        # T5
+        " {2,}",
+        # DeepSeek, Janus-Pro
+        r"[\r\n]",
+        r"\s+$",
+        r"\s?\p{L}+",
+        r"\s?\p{P}+",
+        r"\p{N}",
+        r"\p{N}+",
+        r"\p{N}{1,3}",
+        # GPT-2, with and without the last alternative
+        rf"{_CONTRACTIONS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+",
+        rf"{_CONTRACTIONS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)",
+        # GPT-4: Emu3 and Lumina-mGPT 2.0 with single digits, GLM-Image with numbers of up to three
+        rf"(?i:{_CONTRACTIONS})|{_WORD}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}",
+        rf"(?i:{_CONTRACTIONS})|{_WORD}\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}",
+        # GPT-4o
+        rf"{_WORD}{_UPPER}*{_LOWER}+(?i:{_CONTRACTIONS})?|{_WORD}{_UPPER}+{_LOWER}*(?i:{_CONTRACTIONS})?|"
+        rf"\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
+    )
+)
+"""Regular expressions of published tokenizers. Others may take exponential time."""
+_CHARACTER_RUN = re.compile(r"(?:\\s\?)?\[[^\[\]\\^&]{1,2000}\]\+?")
+"""Run of listed characters, such as DeepSeek's tables of letters and of ideographs. It can't backtrack."""
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Does a checkpoint folder hold a tokenizer?"""
+    """Return whether a checkpoint folder contains a tokenizer."""
     return any((folder / name).is_file() for name in _FILES)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint folder. AdtError if there is none, or if it is of no kind that is read."""
+    """Load the tokenizer of a checkpoint folder.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        AdtError: If the folder contains none, or if it has components that are not supported.
+    """
     files = [folder / name for name in _FILES]
     file = next((file for file in files if file.is_file() or file.is_symlink()), None)
     if file is None:
         raise AdtError(f"{folder} has no tokenizer.json; download it from the model's page to this folder.")
-    return made_of(read_json(file), file)
+    return tokenizer_from_json(read_json(file), file)
 
 
-def made_of(tokenizer: dict, file: Path) -> Tokenizer:
-    """The tokenizer that a ``tokenizer.json`` describes, which is ``file`` or in it. AdtError as above."""
+def tokenizer_from_json(tokenizer: dict, file: Path) -> Tokenizer:
+    """Load a tokenizer.
+
+    Args:
+        tokenizer: Content of a ``tokenizer.json``.
+        file: The file that contains it, for error messages.
+
+    Raises:
+        AdtError: If it has components that are not supported.
+    """
     content = json.dumps(_checked(tokenizer, file))
     with wrap_library_errors(lambda reason: f"{file} is not a readable tokenizer ({reason}); download it again."):
         return Tokenizer.from_str(content)
 
 
 def encode(tokenizer: Tokenizer, text: str, model: str) -> Encoding:
-    """The tokens of a text, and of nothing around it. AdtError, naming the ``model``, if its tokenizer fails."""
+    """Tokenize a text without adding special tokens.
+
+    Args:
+        tokenizer: The tokenizer.
+        text: The text.
+        model: Name of the model, for error messages.
+
+    Raises:
+        AdtError: If the tokenizer fails.
+    """
     remedy = f"shorten it, or use the tokenizer.json published with {model}"
     with wrap_library_errors(
         lambda reason: f"prompt could not be tokenized by the tokenizer of {model} ({reason}); {remedy}."
@@ -62,7 +122,7 @@ def encode(tokenizer: Tokenizer, text: str, model: str) -> Encoding:
 
 
 def _checked(content: dict, file: Path) -> dict:
-    """What the library is given of a ``tokenizer.json``. AdtError if that is of no published kind, or is absurd."""
+    """Return the components of a ``tokenizer.json`` that are passed to the library, after checking them."""
     added = content.get("added_tokens") or []
     if not isinstance(added, list) or len(added) > _MOST_TOKENS:
         _refuse(file, "its added_tokens are not a list of tokens")
@@ -86,27 +146,51 @@ def _refuse(file: Path, problem: str) -> NoReturn:
 
 
 def _kind(part: object) -> Any:
-    """What a part says that it is."""
+    """Return the type that a component states."""
     return part.get("type") if isinstance(part, dict) else None
 
 
 def _fields(part: Any, kinds: dict[str, Kind], where: str, file: Path) -> dict:
-    """A part of the file. AdtError if one of its fields is unknown, or is not as it should be."""
+    """Return a component after checking its fields.
+
+    Args:
+        part: The component.
+        kinds: Types and bounds of its fields.
+        where: Name of the component, for error messages.
+        file: The file, for error messages.
+
+    Raises:
+        AdtError: If a field is unknown or has an unsupported value.
+    """
     if not isinstance(part, dict):
         _refuse(file, f"its {where} contains {shown(part)}, which is not an object")
     for name, value in part.items():
-        if name not in kinds or not kinds[name].fits(value):
-            _refuse(file, f"{name!r} in its {where} is {shown(value)}, which is not supported")
+        if name in kinds and kinds[name].fits(value):
+            continue
+        if isinstance(value, dict) and isinstance(value.get("Regex"), str):
+            pattern = shown(value["Regex"])
+            _refuse(file, f"its {where} has the regular expression {pattern}, which no published tokenizer has")
+        _refuse(file, f"{name!r} in its {where} is {shown(value)}, which is not supported")
     return part
 
 
 def _typed(part: dict, kind: str, kinds: dict[str, dict[str, Kind]], where: str, file: Path) -> dict:
-    """The same of a part that says which of the ``kinds`` it is, and so which fields it may have."""
+    """Return a component that states its type, after checking its fields."""
     return _fields(part, {"type": one_of(kind), **kinds[kind]}, where, file)
 
 
 def _steps(part: Any, where: str, inside: str, kinds: dict[str, dict[str, Kind]], file: Path) -> dict | None:
-    """What is done to a text, one step after another. Few kinds may come twice, since the others make it longer."""
+    """Return a component that is one step or a sequence of steps, after checking them.
+
+    Most types may occur only once, because each occurrence may make the text longer.
+
+    Args:
+        part: The component; None if there is none.
+        where: Name of the component, for error messages.
+        inside: Field that contains the steps of a sequence.
+        kinds: Types of steps with their fields.
+        file: The file, for error messages.
+    """
     if part is None:
         return None
     is_list = _kind(part) == "Sequence"
@@ -126,7 +210,7 @@ def _steps(part: Any, where: str, inside: str, kinds: dict[str, dict[str, Kind]]
 
 
 def _too_long(tokens: Iterable[object]) -> bool:
-    """Is one of these no token, or too long, or are all together?"""
+    """Return whether a token is too long or not a string, or all of them together are too long."""
     lengths = [len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else _MOST_BYTES for text in tokens]
     return max(lengths, default=0) > _LONGEST_TOKEN or sum(lengths) > _MOST_BYTES
 
@@ -136,17 +220,19 @@ def _is_nothing(value: object) -> bool:
 
 
 def _is_pattern(value: Any) -> bool:
-    """{"String": a text} or {"Regex": a pattern}."""
+    """Return whether a value is {"String": a text} or {"Regex": a published regular expression}."""
     if not isinstance(value, dict) or len(value) != 1:
         return False
     ((kind, pattern),) = value.items()
     if not isinstance(pattern, str):
         return False
-    return is_fast(pattern) if kind == "Regex" else kind == "String" and 1 <= len(pattern) <= 64
+    if kind == "Regex":
+        return pattern in PUBLISHED_PATTERNS or _CHARACTER_RUN.fullmatch(pattern) is not None
+    return kind == "String" and 1 <= len(pattern) <= 64
 
 
 def _is_charsmap(value: object) -> bool:
-    """A table of characters, as sentencepiece makes it: the length of a trie, the trie, and texts that end in zeros."""
+    """Return whether a value is a charsmap of sentencepiece: length of a trie, trie, and zero-terminated texts."""
     try:
         table = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
     except (binascii.Error, ValueError):
@@ -156,7 +242,7 @@ def _is_charsmap(value: object) -> bool:
 
 
 def _special(fits: Any) -> Kind:
-    """A kind that has no words: what is wrong with a tokenizer is said of the file."""
+    """Return a kind without a description, which this module's error messages do not use."""
     return Kind("", "", fits)
 
 
@@ -198,7 +284,7 @@ _PRE_TOKENIZERS: dict[str, dict[str, Kind]] = {
 }
 _REPEATED = ("Replace", "Split")
 _LENGTHENING = {"NFC", "NFD", "NFKC", "NFKD", "Precompiled"}
-"""Normalizers that make a text up to 20 times as long. One after another, they make of a prompt millions of tokens."""
+"""Normalizers that make a text up to 20 times as long. In sequence, they would make millions of tokens of a prompt."""
 _MODELS: dict[str, dict[str, Kind]] = {
     "BPE": {
         "vocab": _VOCABULARY,

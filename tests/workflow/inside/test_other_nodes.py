@@ -133,7 +133,9 @@ def test_prompts_of_unknown_words_are_told(pack, model, small, monkeypatch, capl
 @pytest.mark.parametrize("kind", ["ADTTreeSampler", "ADTTreeBatchSampler"])
 def test_what_an_image_has_to_do_without_on_this_device_is_told(pack, small, monkeypatch, caplog, kind):
     engine = pack.package(".adt_core.engine.decoding")
-    monkeypatch.setattr(engine, "invariance_report", lambda task: engine.InvarianceReport(remark="This device can't multiply."))
+    monkeypatch.setattr(
+        engine, "invariance_report", lambda task: engine.InvarianceReport(remark="This device can't multiply.")
+    )
     inputs = {
         "ADTTreeSampler": {"model": small.model, "positive": small.text("a cat")},
         "ADTTreeBatchSampler": {"model": [small.model], "prompts": ["a cat"], "seed": [97]},

@@ -1,0 +1,144 @@
+"""Configuration and tensor names of VQGAN codecs in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from ...errors import AdtError
+from ...untrusted import SWITCH
+from ..vq import NORM_GROUPS, VQConfig, VQModel
+from .checkpoint import Checkpoint
+from .entries import Entry, module_entries
+from .fields import ConfigSource, read, size, sizes
+
+_MOST_CHANNELS = 2**14
+VQ16_NAMES = {
+    ".down.": ".conv_blocks.",
+    ".up.": ".conv_blocks.",
+    ".block.": ".res.",
+    "mid.block_1.": "mid.0.",
+    "mid.attn_1.": "mid.1.",
+    "mid.block_2.": "mid.2.",
+}
+"""From our names, with ``up.0`` as the coarsest level, to those of VQ-16's authors."""
+
+
+def check_channels(image_channels: int, widths: Iterable[int], source: ConfigSource) -> None:
+    """Check the numbers of channels of a codec.
+
+    Args:
+        image_channels: Channels of its images.
+        widths: Channels of its levels.
+        source: The checkpoint, for error messages.
+
+    Raises:
+        AdtError: If there are not 3 image channels, or a level is too wide or can't be divided into the norms' groups.
+    """
+    if image_channels != 3:
+        problem = f"has {image_channels} image channels, but 3 were expected"
+        raise AdtError(f"{source}: config.json's vq_config {problem}; use the checkpoint's own config.json.")
+    wrong = next((width for width in widths if width % NORM_GROUPS or width > _MOST_CHANNELS), None)
+    if wrong is not None:
+        problem = f"has {wrong} channels, but a multiple of {NORM_GROUPS} up to {_MOST_CHANNELS} was expected"
+        raise AdtError(f"{source}: config.json's vq_config {problem}; use the checkpoint's own config.json.")
+
+
+def vq_config(fields: dict, source: ConfigSource) -> VQConfig:
+    """Return the shape of a codec from a ``vq_config``.
+
+    Args:
+        fields: The ``vq_config``; missing fields have the defaults of :class:`..vq.VQConfig`.
+        source: The checkpoint, for error messages.
+
+    Raises:
+        AdtError: If a field has an unsupported value.
+    """
+    names = "embed_dim num_embeddings latent_channels resolution in_channels base_channels num_res_blocks".split()
+    config = VQConfig(
+        **{name: size(fields, name, source, getattr(VQConfig, name)) for name in names},
+        channel_multiplier=sizes(fields, "channel_multiplier", source, VQConfig.channel_multiplier),
+        attention=read(fields, "attention", SWITCH, source, VQConfig.attention),
+        normalised=read(fields, "normalised", SWITCH, source, VQConfig.normalised),
+    )
+    check_channels(config.in_channels, config.widths, source)
+    return config
+
+
+def codec_shape(checkpoint: Checkpoint, prefix: str, blocks: str) -> dict[str, Any]:
+    """Return fields of a :class:`..vq.VQConfig` from the shapes of a codec's tensors.
+
+    Args:
+        checkpoint: The files.
+        prefix: Prefix of the codec's tensors.
+        blocks: Names of the encoder's residual blocks, such as "down.{}.block.{}" for level and block.
+
+    Raises:
+        AdtError: If the shapes contradict each other.
+    """
+    convolution = f"{prefix}encoder.{blocks}.conv1.weight"
+    level = convolution.format("{}", 0)
+    block = convolution.format(0, "{}")
+    base = checkpoint.sizes(f"{prefix}encoder.conv_in.weight")[0]
+    width, latent, *_ = checkpoint.sizes(f"{prefix}quant_conv.weight", 2)
+    widths = [checkpoint.sizes(level.format(i))[0] for i in range(checkpoint.count(level))]
+    if not min(base, width, latent, *widths):
+        raise AdtError(
+            f"{checkpoint.path}: the shapes of the codec's tensors do not fit together; download the codec again."
+        )
+    return {
+        "embed_dim": width,
+        "latent_channels": latent,
+        "base_channels": base,
+        "channel_multiplier": tuple(level_width // base for level_width in widths),
+        "num_res_blocks": checkpoint.count(block),
+    }
+
+
+def codec_config(checkpoint: Checkpoint, prefix: str, default: VQConfig) -> VQConfig:
+    """Return the shape of a codec that has no configuration.
+
+    Args:
+        checkpoint: The files.
+        prefix: Prefix of the codec's tensors.
+        default: Shape of the published codec, for what the tensors don't show and if there are none.
+
+    Raises:
+        AdtError: If the shapes of the tensors contradict each other.
+    """
+    if f"{prefix}encoder.conv_in.weight" not in checkpoint.names:
+        return default
+    codes, width = checkpoint.sizes(f"{prefix}quantize.embedding.weight", 2)[:2]
+    found = replace(default, num_embeddings=codes, **codec_shape(checkpoint, prefix, "down.{}.block.{}"))
+    if not codes or width != found.embed_dim or found.downsample > found.resolution:
+        raise AdtError(
+            f"{checkpoint.path}: the shapes of the codec's tensors do not fit together; download the codec again."
+        )
+    check_channels(found.in_channels, [found.base_channels, *found.widths], checkpoint.path)
+    return found
+
+
+def coarsest_first(name: str, config: VQConfig) -> str:
+    """Return a parameter's name in checkpoints where ``up.0`` is the coarsest level (LlamaGen, transformers' Janus).
+
+    In :class:`..vq.VQModel`, as in Chameleon's checkpoints, it is the finest one.
+
+    Args:
+        name: Name of the parameter.
+        config: Shape of the codec.
+    """
+    parts = name.split(".")
+    if parts[:2] == ["decoder", "up"]:
+        parts[2] = str(len(config.channel_multiplier) - 1 - int(parts[2]))
+    return ".".join(parts)
+
+
+def vq_entries(codec: VQModel, prefix: str) -> list[Entry]:
+    """Return the entries of a codec in checkpoints where ``up.0`` is the coarsest level.
+
+    Args:
+        codec: The codec.
+        prefix: Prefix of its tensors.
+    """
+    return module_entries(codec, prefix, lambda name: coarsest_first(name, codec.config))

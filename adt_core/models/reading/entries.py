@@ -1,0 +1,178 @@
+"""Loading of parameters: which tensors of a checkpoint each parameter is made of, and how."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import AdtError, Check
+from .checkpoint import INCOMPLETE, OTHER_MODEL, Checkpoint, StoredTensor, is_finite, widened
+from .file_checks import ORIGINAL
+
+_UNQUANTISED = re.compile(r"b?f(loat)?(16|32|64)|f(loat)?8_e[45]m\w+", re.IGNORECASE)
+"""Dtypes of weights that are stored as such, in the notations of safetensors and torch. Others need scales."""
+_WIDER = {torch.bfloat16: "float32", torch.float32: "float64"}
+"""dtype -> the next one with a larger range. Narrower dtypes leave a choice."""
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)  # avoids the copy of a single large tensor
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Source of a parameter.
+
+    Attributes:
+        parameter: The parameter to fill.
+        names: Names of the tensors in the checkpoint that it is made of.
+        shapes: Shapes that these tensors must have.
+        make: Returns the value of the parameter from the tensors; by default it concatenates them along dim 0.
+        put: Stores the value; by default it is copied to the parameter.
+    """
+
+    parameter: Tensor
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    make: Callable[[list[Tensor]], Tensor] = _joined
+    put: Callable[[Tensor], object] | None = None
+
+    def renamed(self, changes: Mapping[str, str]) -> Entry:
+        """Return the same entry for tensors of other names.
+
+        Args:
+            changes: Every key is replaced by its value in the names, in this order.
+        """
+        names = self.names
+        for old, new in changes.items():
+            names = tuple(name.replace(old, new) for name in names)
+        return replace(self, names=names)
+
+
+def transposed(tensors: list[Tensor]) -> Tensor:
+    """Concatenate tensors along dim 0 and transpose the result: a value for ``Entry.make``."""
+    return _joined(tensors).T
+
+
+def copy_entry(
+    parameter: Tensor, name: str, transpose: bool = False, put: Callable[[Tensor], object] | None = None
+) -> Entry:
+    """Return the entry of a parameter that is a copy of one tensor.
+
+    Args:
+        parameter: The parameter.
+        name: Name of the tensor.
+        transpose: Whether the tensor is transposed.
+        put: As in :class:`Entry`.
+    """
+    shape = parameter.T.shape if transpose else parameter.shape
+    return Entry(parameter, (name,), (tuple(shape),), transposed if transpose else _joined, put)
+
+
+def module_entries(module: nn.Module, prefix: str, renamed: Callable[[str], str] = str) -> list[Entry]:
+    """Return the entries of all parameters of a module, as copies.
+
+    Args:
+        module: The module.
+        prefix: Prefix of the tensors.
+        renamed: Returns the name of a tensor from that of the parameter, both without prefix.
+    """
+    return [copy_entry(parameter, prefix + renamed(name)) for name, parameter in module.named_parameters()]
+
+
+def missing_tensors(entries: list[Entry], checkpoint: Checkpoint) -> list[str]:
+    """Return the names of the tensors that the entries need and the checkpoint lacks."""
+    return [name for entry in entries for name in entry.names if name not in checkpoint.names]
+
+
+def check_entries(
+    entries: list[Entry], checkpoint: Checkpoint, remedies: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Check that all tensors are there and have the expected shapes and dtypes, without reading them.
+
+    Args:
+        entries: Sources of the parameters.
+        checkpoint: The files.
+        remedies: Prefix of a missing tensor -> what to do, for the error message.
+
+    Raises:
+        AdtError: If a tensor is missing, has another shape, or is quantised.
+    """
+    missing = missing_tensors(entries, checkpoint)
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        fitting = (remedy for prefix, remedy in remedies.items() if missing[0].startswith(prefix))
+        remedy = next(fitting, INCOMPLETE)
+        raise AdtError(f"{checkpoint.path} lacks the tensor {missing[0]!r}{more}; {remedy}.")
+    for name, shape in (pair for entry in entries for pair in zip(entry.names, entry.shapes)):
+        stored = checkpoint[name].shape
+        if stored != shape:
+            problem = f"{name} has shape {stored}, but {shape} was expected"
+            raise AdtError(f"{checkpoint.path}: {problem}; {OTHER_MODEL}.")
+    floating = [entry for entry in entries if entry.parameter.is_floating_point()]
+    _check_dtypes([name for entry in floating for name in entry.names], checkpoint)
+
+
+def _check_dtypes(names: list[str], checkpoint: Checkpoint) -> None:
+    """Raise an AdtError if a tensor is quantised."""
+    scaled = {name.rpartition(".")[0] for name in checkpoint.names if "scale" in name.rpartition(".")[2].lower()}
+    for name in names:
+        dtype = checkpoint[name].dtype
+        problem = ""
+        if not _UNQUANTISED.fullmatch(dtype):
+            problem = f"{name} is stored in {dtype}, so it is quantised or damaged"
+        elif "8_" in dtype and not scaled.isdisjoint((name, name.rpartition(".")[0])):
+            problem = f"{name} is stored in {dtype} with a separate scale, which this version can't read"
+        if problem:
+            raise AdtError(f"{checkpoint.path}: {problem}; {ORIGINAL}.")
+
+
+@torch.no_grad()
+def fill(entries: list[Entry], checkpoint: Checkpoint, check: Check | None = None) -> None:
+    """Read the parameters one by one, directly to their device.
+
+    Args:
+        entries: Sources of the parameters.
+        checkpoint: The files.
+        check: Called before each parameter; it may raise to cancel.
+
+    Raises:
+        AdtError: If a number in a file is not finite, or too large for the dtype of its parameter.
+    """
+    for entry in entries:
+        if check is not None:
+            check()
+        sources = [checkpoint[name] for name in entry.names]
+        value = entry.make([stored.read_finite() for stored in sources])
+        (entry.put or entry.parameter.copy_)(value)
+        is_clamped = entry.put is not None and entry.parameter.element_size() == 1
+        if not is_clamped and _may_overflow(entry.parameter.dtype, value.dtype):
+            _refuse_overflow(entry.parameter, sources)
+
+
+def _may_overflow(dtype: torch.dtype, source: torch.dtype) -> bool:
+    """Return whether finite numbers of the dtype ``source`` may become infinite in a parameter of ``dtype``.
+
+    float16 always may: ``put`` multiplies a few weights.
+    """
+    if not (dtype.is_floating_point and source.is_floating_point):
+        return False
+    return dtype == torch.float16 or torch.finfo(dtype).max < torch.finfo(source).max
+
+
+def _refuse_overflow(parameter: Tensor, sources: list[StoredTensor]) -> None:
+    """Raise an AdtError if a parameter, made of the finite numbers of ``sources``, is not finite."""
+    if is_finite(widened(parameter)):
+        return
+    largest = [widened(stored.read()).abs().max().item() for stored in sources]
+    stored = sources[largest.index(max(largest))]
+    name = str(parameter.dtype).removeprefix("torch.")
+    most = torch.finfo(parameter.dtype).max
+    problem = f"the tensor {stored.name!r} has values too large for {name}, whose maximum is {most:.6g}"
+    remedy = f"load this model with dtype {_WIDER.get(parameter.dtype, 'bfloat16 or float32')}"
+    raise AdtError(f"{stored.file}: {problem}; {remedy}.")

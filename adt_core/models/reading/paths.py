@@ -1,0 +1,191 @@
+"""Paths of checkpoints: the folder or file that a path refers to, its name, and which files in it are the weights.
+
+A folder may also contain image decoders, other versions of the weights and files of other models. None of them may be
+mixed into the model or replace a part of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ...errors import AdtError
+from ...files import check_utf8, read_text
+from ...rules.settings import BUNDLED
+from .fields import read_json
+from .file_checks import PICKLES, refuse_dangling
+
+STAGE = "vision_language_encoder"
+"""Folder of the first of two stages, in a model in the layout of diffusers (GLM-Image)."""
+_BUNDLED_FOLDER = Path(__file__).parents[2] / BUNDLED
+_PART = re.compile(r"(.*)-(\d{1,5})-of-(\d{1,5})((?:\.\w+)*)(\.\w+)")
+"""Name of a shard of the weights, such as model-00001-of-00003.safetensors."""
+_CODEC = re.compile(r"(vqgan|movqgan_\w+|vq_ds\d+\w*)\.safetensors")
+"""Image decoders, which families find by name, also in the model's own folder."""
+_LISTED_FILES = 4  # in an error message
+
+
+def resolve(path: str | Path, role: str) -> Path:
+    """Return the folder or file of the checkpoint that a user's path refers to.
+
+    Args:
+        path: "bundled", a folder, or a file.
+        role: "target" or "drafter".
+
+    Raises:
+        AdtError: If the path does not exist, or is a weights file that does not belong to the model in its folder.
+    """
+    place = _BUNDLED_FOLDER / role if str(path) == BUNDLED else Path(os.path.expanduser(path))
+    if not place.exists():
+        refuse_dangling(place)
+        remedy = "give 'bundled', a folder with config.json and weights, or a weights file"
+        bare = str(path).strip("\"'")
+        if bare and os.path.exists(os.path.expanduser(bare)):
+            remedy = "remove the quotation marks"
+        raise AdtError(f"{role} {str(path)!r} does not exist; {remedy}.")
+    check_utf8(place, f"{role} {str(path)!r}")
+    folder = _complete_folder(place)
+    if folder != place and place.suffix in (".safetensors", *PICKLES) and place not in weight_files(folder):
+        problem = f"is not one of the weights files of the model in {folder}"
+        raise AdtError(f"{role} {str(path)!r} {problem}; move it to another folder, with its config.json.")
+    place = _newest_snapshot(folder) if (folder / "snapshots").is_dir() else folder
+    return place / STAGE if is_there(place / STAGE / "config.json") else place
+
+
+def is_there(file: Path) -> bool:
+    """Return whether a path is a file, or a link to a missing one, for which the reader raises an error."""
+    return file.is_file() or file.is_symlink()
+
+
+def _complete_folder(path: Path) -> Path:
+    """Return the folder of a checkpoint if the path is one of its files, such as model.safetensors; else the path.
+
+    For ``snapshots`` in Hugging Face's cache, return the folder ``models--...``.
+    """
+    if path.name == "snapshots" and path.parent.name.startswith("models--"):
+        return path.parent
+    is_part = path.name == "config.json" or path.name.startswith(("model", "pytorch_model"))
+    return path.parent if is_part and path.is_file() and (path.parent / "config.json").is_file() else path
+
+
+def _newest_snapshot(cache: Path) -> Path:
+    """Return the snapshot in a ``models--...`` folder that ``refs/main`` names, else the newest one."""
+    folders = filter(Path.is_dir, (cache / "snapshots").iterdir())
+    snapshots = sorted(folders, key=lambda folder: folder.stat().st_mtime)
+    if not snapshots:
+        raise AdtError(f"{cache}, in the Hugging Face cache, has no finished download; download the model again.")
+    main = cache / "refs" / "main"
+    named = read_text(main, 1, errors="replace").strip() if main.is_file() else ""
+    return next((folder for folder in snapshots if folder.name == named), snapshots[-1])
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a checkpoint: its folder or file, or its repository in Hugging Face's cache."""
+    name = _outer(path).name
+    return name.rpartition("--")[2] if name.startswith("models--") else name
+
+
+def home_of(path: Path) -> Path:
+    """Return the folder that contains a checkpoint, usually next to others."""
+    return _outer(path).parent
+
+
+def _outer(path: Path) -> Path:
+    """Return the folder ``models--...`` of a checkpoint in Hugging Face's cache; else its own folder or file."""
+    path = _complete_folder(path)
+    path = path.parent if path.name == STAGE else path
+    return path.parents[1] if path.parent.name == "snapshots" else path
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the weights files of the model in a folder, without opening them.
+
+    An index selects them; without one, it is the file, or the shards, named ``model`` (pickles: ``pytorch_model``);
+    else the only set. Pickles are considered only if the folder has no safetensors file besides image decoders.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The files; [] if there are none.
+
+    Raises:
+        AdtError: If files are missing, or several sets are there and nothing selects one.
+    """
+    safetensors = sorted(folder.glob("*.safetensors"))
+    pickles = sorted(folder.glob("pytorch_model*.bin"))
+    models = [file for file in safetensors if not _CODEC.fullmatch(file.name)]
+    is_pickled = bool(pickles) and not models
+    stem, suffix = ("pytorch_model", ".bin") if is_pickled else ("model", ".safetensors")
+    index = folder / f"{stem}{suffix}.index.json"
+    if is_there(index):
+        return _indexed(index)
+    sets = _sets(pickles if is_pickled else models or safetensors)
+    indexes = list(folder.glob(f"*{suffix}.index.json"))
+    if not any(name == stem for name, _ in sets) and len(indexes) == 1:
+        return _indexed(indexes[0])
+    return _only_set(folder, stem, sets)
+
+
+def _indexed(index: Path) -> list[Path]:
+    """Return the files that an index names."""
+    listed = read_json(index).get("weight_map")
+    if not isinstance(listed, dict) or not listed or not all(isinstance(name, str) for name in listed.values()):
+        raise AdtError(f"{index} lists no weights files; download it again.")
+    folder = index.parent
+    names = set(listed.values())
+    missing = names - {file.name for file in folder.iterdir()}
+    if missing:
+        raise AdtError(f"{folder} lacks {_abridged(missing)}, named in its index; download the missing files.")
+    return [folder / name for name in sorted(names)]
+
+
+def _sets(files: list[Path]) -> dict[tuple[str, str], list[Path]]:
+    """Group files by the name of their set and by its number of shards, "" for a file that is not a shard.
+
+    model-00001-of-00002.fp16.safetensors belongs to ("model.fp16", "00002").
+    """
+    sets: dict[tuple[str, str], list[Path]] = {}
+    for file in files:
+        part = _PART.fullmatch(file.name)
+        key = (part[1] + part[4], part[3]) if part else (file.stem, "")
+        sets.setdefault(key, []).append(file)
+    return sets
+
+
+def _only_set(folder: Path, stem: str, sets: dict[tuple[str, str], list[Path]]) -> list[Path]:
+    """Return the set named ``stem``, preferably a single file; else the only set.
+
+    Raises:
+        AdtError: If several sets are possible, or shards are missing.
+    """
+    if (stem, "") in sets:
+        return sets[stem, ""]
+    named = {key: files for key, files in sets.items() if key[0] == stem} or sets
+    if len(named) > 1:
+        first = [files[0].name for files in named.values()]
+        problem = f"contains several sets of weights ({_abridged(set(first))}), and no file name or index selects one"
+        remedy = f"keep only one set in the folder, or rename the right file to {stem}"
+        raise AdtError(f"{folder} {problem}; {remedy}{Path(first[0]).suffix}.")
+    return next((_complete(folder, files) for files in named.values()), [])
+
+
+def _complete(folder: Path, files: list[Path]) -> list[Path]:
+    """Return the files of a set, or raise an AdtError if one of its shards is missing."""
+    part = _PART.fullmatch(files[0].name)
+    if part:
+        digits = len(part[2])
+        wanted = {
+            f"{part[1]}-{number:0{digits}}-of-{part[3]}{part[4]}{part[5]}" for number in range(1, int(part[3]) + 1)
+        }
+        absent = wanted - {file.name for file in files}
+        if absent:
+            raise AdtError(f"{folder} lacks {_abridged(absent)}; download the missing files.")
+    return files
+
+
+def _abridged(names: set[str]) -> str:
+    """Return the first names and the number of the others: error messages have a maximum length."""
+    more = f" and {len(names) - _LISTED_FILES} more" if len(names) > _LISTED_FILES else ""
+    return ", ".join(name[:80] for name in sorted(names)[:_LISTED_FILES]) + more
