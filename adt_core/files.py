@@ -13,12 +13,12 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 from uuid import uuid4
 
 from .errors import AdtError
+from .runtime import cached_per_runtime
 
 LARGEST_JSON = 64
 """Maximum size of a configuration in MiB."""
@@ -325,7 +325,7 @@ def _write_and_rename(part: Path, content: bytes | memoryview, place: Path) -> N
         _write_and_rename(part, content, place)
 
 
-@cache
+@cached_per_runtime
 def _remove_leftovers(folder: Path) -> None:
     """Remove temporary files of killed processes, once per process and folder.
 

@@ -21,7 +21,7 @@ class Runtime:
     """Process-wide state: results of checks, measurements and captures on the devices.
 
     Attributes:
-        device_checks: Results of functions decorated with `cached_per_runtime`, by function and arguments.
+        cached_results: Results of functions decorated with `cached_per_runtime`, by function and arguments.
         equal_products: For each kind of matrix product and number of rows, whether one product of all rows is bitwise
             equal to the tiled one.
         invariance_reports: Results of the batch invariance trial, by name.
@@ -34,7 +34,7 @@ class Runtime:
     """
 
     def __init__(self) -> None:
-        self.device_checks: dict[Hashable, Any] = {}
+        self.cached_results: dict[Hashable, Any] = {}
         self.equal_products: dict[Hashable, bool] = {}
         self.invariance_reports: dict[str, Any] = {}
         self.unsaved_files: dict[Path, dict] = {}
@@ -77,10 +77,10 @@ def cached_per_runtime(function: Callable[Parameters, Result]) -> Callable[Param
 
     @wraps(function)
     def cached(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        checks = get_runtime().device_checks
+        results = get_runtime().cached_results
         key = function, args, tuple(kwargs.items())
-        if key not in checks:
-            checks[key] = function(*args, **kwargs)
-        return checks[key]
+        if key not in results:
+            results[key] = function(*args, **kwargs)
+        return results[key]
 
     return cached

@@ -276,7 +276,7 @@ class Trainer:
             encode(self.target, [paths[missing[0]]])
             return (time.monotonic() - began) * len(missing), 0
         together = missing[: self.plan.lessons.draw_batch]
-        decoding = self.drawing(together, check)
+        decoding = self.plain_decoding(together, check)
         seconds = seconds_of_round(decoding) * decoding.length * len(missing) / len(together)
         return seconds, decoding.memory_required()
 
@@ -306,7 +306,7 @@ class Trainer:
             watch.draws(done, total)
             if paths:
                 return encode(self.target, [paths[i] for i in numbers])
-            decoding = self.drawing(numbers, watch.check)
+            decoding = self.plain_decoding(numbers, watch.check)
             for _ in rounds(decoding):
                 watch.draws(done + decoding.done_tokens / decoding.length, total)
             return decoding.codes
