@@ -60,7 +60,7 @@ class KVCache:
         self.data = kept
 
     def admit(self, rows: Tensor, others: KVCache) -> None:
-        """Overwrite rows with those of another cache.
+        """Overwrite rows with the rows of another cache.
 
         Args:
             rows: Indices of the rows to overwrite.

@@ -125,7 +125,7 @@ def load(
     for module, part in zip(modules, parts):
         check_entries(module_entries(module, ""), part)
     for module, part in zip(modules, parts):
-        nn.Module.to(module, dtype)  # that of diffusers logs an irrelevant warning about float32
+        nn.Module.to(module, dtype)  # diffusers' own method logs an irrelevant warning about float32
         if fp8 and module is modules[0]:
             module.enable_layerwise_casting(torch.float8_e4m3fn, dtype)
         module.to_empty(device=device).requires_grad_(False).eval()
@@ -316,7 +316,7 @@ def checking(pipeline: Any, check: Check | None) -> Iterator[None]:
 def denoising_bytes(pipeline: Any, size: int, sources: Sequence[SourceImage] = ()) -> int:
     """Estimate the bytes that :func:`denoise` needs besides the weights.
 
-    They are those of the widest layer and of the keys and values of source images, or of the VAE for source images.
+    The widest layer and the keys and values of source images need most, or encoding the source images by the VAE.
 
     Args:
         pipeline: Result of :func:`load`.

@@ -328,7 +328,7 @@ class Decoder(nn.Module):
         self.register_buffer("image_ids", image_ids)
 
     def set_dtype(self, dtype: torch.dtype) -> None:
-        """Convert the weights to ``dtype``, and those of :data:`WIDE` to ``wide_dtype``."""
+        """Convert the weights to ``dtype``, but the parameters in :data:`WIDE` to ``wide_dtype``."""
         self.to(dtype)
         for name in WIDE:
             parameter = getattr(self, name)

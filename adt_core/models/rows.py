@@ -146,7 +146,7 @@ class BatchRows:
     def _set_position_ids(
         self, prompts: Sequence[list[int]], pads: list[int], mrope_positions: MropePositions | None
     ) -> None:
-        """Set what is subtracted from cache positions to get position ids, and M-RoPE positions of prompts."""
+        """Set the shifts from cache positions to position ids, and the M-RoPE positions of prompts."""
         self._shifts = self.pads
         self._mrope_table = None
         if mrope_positions is not None:
@@ -187,7 +187,7 @@ class BatchRows:
             getattr(self, name).index_copy_(0, self.of(slots), getattr(others, name))
 
     def unhidden(self) -> BatchRows:
-        """Return the same rows with every prompt token visible, including those of ``EncodedPrompt.hidden``."""
+        """Return the same rows with every prompt token visible, also if ``EncodedPrompt.hidden`` covers it."""
         rows = copy(self)
         rows._hidden_until = self.pads
         rows._prompt_mask = rows._additive(self.columns >= self.pads[:, None])[:, None, None]
@@ -245,7 +245,7 @@ class BatchRows:
 
         Args:
             roots: Root of each image; its committed tokens end before its root.
-            first: Distance from the root's cache position to that of the first token.
+            first: Distance from the root's cache position to the first token's.
             offsets: [B, n] int64 position of each token relative to the root, or one number for all.
             own: [B, n, w] bool, which of the w cache positions from the root's on each token sees, including itself;
                 None for a single token that sees all of them.
@@ -283,8 +283,8 @@ class BatchRows:
 
         Args:
             step: Metadata of the forward.
-            start: Cache position from which on a token's cache position may differ from that of plain decoding: an
-                int64 tensor [R, 1], or one number for all rows.
+            start: First cache position at which tokens may lie elsewhere than in plain decoding: an int64 tensor
+                [R, 1], or one number for all rows.
             near: Number of positions before a token whose keys are near; prompt tokens are never near. None if all keys
                 are near.
         """

@@ -429,7 +429,7 @@ class Target:
         return like.new_tensor(self.guidance_of(scale, self.grid))[:, None]
 
     def grammar(self, like: Tensor) -> Tensor | None:
-        """Return what is added to the logits in each column of the image.
+        """Return the mask of impossible tokens in each column of the image, to add to logits.
 
         Args:
             like: Tensor that sets dtype and device.

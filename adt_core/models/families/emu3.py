@@ -1,6 +1,6 @@
 """Emu3-Gen: a LLaMA decoder over text and image tokens, with an end token after every row and a video codec.
 
-Wang et al., arXiv 2409.18869. Layout: that of transformers (``BAAI/Emu3-Gen-hf``).
+Wang et al., arXiv 2409.18869. Layout: ``BAAI/Emu3-Gen-hf``, made for transformers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""First stage of GLM-Image: GLM-4 generates the tokens of a small image, then those of the image.
+"""First stage of GLM-Image: GLM-4 generates the tokens of a small image, then of the image.
 
 Layout: ``zai-org/GLM-Image`` as published for diffusers, of which this stage is ``vision_language_encoder`` and
 ``processor``. The second stage, a diffusion transformer that turns tokens into pixels, is in :mod:`..glm_pixels`. The
@@ -86,7 +86,7 @@ def small_grid(grid: tuple[int, int]) -> tuple[int, int]:
 class GlmImagePrompter(TokenPrompter):
     """Prompter with rows ``text<sop>rows columns<eop><sop>rows columns<eop><|dit_token_16384|>``.
 
-    The first size is that of the image, the second that of the small image.
+    The first size belongs to the image, the second to the small image.
     """
 
     IN_TOKENIZER = (BEGIN_GRID, END_GRID, BEGIN_IMAGE, END_IMAGE)
@@ -98,8 +98,8 @@ class GlmImagePrompter(TokenPrompter):
     def encode_with(self, text: str, grid: tuple[int, int], sources: Sequence[Tensor]) -> EncodedPrompt:
         """Return the row of a text and source images.
 
-        Each source image is ``<|dit_token_16384|>``, its codes, ``<|dit_token_16385|>``. Its M-RoPE positions begin
-        after those of the token before it; the text continues after the longer side of the last one.
+        Each source image is ``<|dit_token_16384|>``, its codes, ``<|dit_token_16385|>``. Its M-RoPE positions
+        continue the previous ones; the text continues after the longer side of the last source image.
 
         Args:
             text: The prompt.

@@ -237,7 +237,7 @@ def _decoder_config(checkpoint: Checkpoint, side: int) -> DecoderConfig:
 
 
 def _vq_config(checkpoint: Checkpoint, side: int, codes: int) -> VQConfig:
-    """Return the codec's shape from those of its tensors; that of VQ-16 if the codec was not found."""
+    """Return the codec's shape from its tensors, or VQ-16's shape if the codec was not found."""
     shape = VQConfig(embed_dim=8, num_embeddings=codes, attention=True, normalised=True)
     if f"{CODEC}encoder.conv_in.weight" in checkpoint.names:
         shape = replace(shape, **codec_shape(checkpoint, CODEC, "conv_blocks.{}.res.{}"))

@@ -1,4 +1,4 @@
-"""Cleaning of captions for LlamaGen's text encoder, as in its training: that of DeepFloyd IF and PixArt, applied twice.
+"""Cleaning of captions for LlamaGen's text encoder, as in its training: DeepFloyd IF's and PixArt's method, applied twice.
 
 Three ordered lists of substitutions remove remains of web pages and make typography uniform.
 """

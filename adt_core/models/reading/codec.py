@@ -22,7 +22,7 @@ VQ16_NAMES = {
     "mid.attn_1.": "mid.1.",
     "mid.block_2.": "mid.2.",
 }
-"""From our names, with ``up.0`` as the coarsest level, to those of VQ-16's authors."""
+"""From our names, with ``up.0`` as the coarsest level, to the names of VQ-16's authors."""
 
 
 def check_channels(image_channels: int, widths: Iterable[int], source: ConfigSource) -> None:
@@ -102,7 +102,7 @@ def codec_config(checkpoint: Checkpoint, prefix: str, default: VQConfig) -> VQCo
     Args:
         checkpoint: The files.
         prefix: Prefix of the codec's tensors.
-        default: Shape of the published codec, for what the tensors don't show and if there are none.
+        default: Shape of the published codec, used for fields that the tensors don't determine.
 
     Raises:
         AdtError: If the shapes of the tensors contradict each other.

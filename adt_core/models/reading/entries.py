@@ -80,7 +80,7 @@ def module_entries(module: nn.Module, prefix: str, renamed: Callable[[str], str]
     Args:
         module: The module.
         prefix: Prefix of the tensors.
-        renamed: Returns the name of a tensor from that of the parameter, both without prefix.
+        renamed: Returns a tensor's name from the parameter's name, both without prefix.
     """
     return [copy_entry(parameter, prefix + renamed(name)) for name, parameter in module.named_parameters()]
 

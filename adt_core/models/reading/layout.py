@@ -256,8 +256,8 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
 
     Args:
         vocabulary: Token ids by name.
-        begin: What a name has before the code.
-        end: What a name has after the code.
+        begin: Part of the name before the code.
+        end: Part of the name after the code.
         model: Name of the family, for error messages.
 
     Raises:

@@ -2,7 +2,7 @@
 
 A ``tokenizer.json`` can make the library use any amount of memory or time, panic, or end the process. Therefore only
 the components of published tokenizers are accepted, with bounded sizes and published regular expressions. Truncation,
-padding and templates are ignored; the prompters of the families add what a prompt needs. No other file is read.
+padding and templates are ignored; the prompters of the families add special tokens. No other file is read.
 """
 
 from __future__ import annotations
