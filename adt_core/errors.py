@@ -49,9 +49,21 @@ class AdtError(ValueError):
 
 
 class PromptTooLongError(AdtError):
-    """Prompt with more tokens than the model accepts."""
+    """Prompt with more tokens than the model accepts.
+
+    Attributes:
+        tokens: Number of tokens, or None if the prompt has too many characters to count them.
+        limit: Number of tokens that the model accepts.
+        model: Name of the model.
+    """
 
     __module__ = "adt_core"
+
+    def __init__(self, template: str, tokens: int | None = None, limit: int = 0, model: str = ""):
+        super().__init__(template)
+        self.tokens = tokens
+        self.limit = limit
+        self.model = model
 
 
 def substitute_inputs(template: str, rename: Callable[[str], str]) -> str:

@@ -22,13 +22,23 @@ import {
   textPreview,
 } from "./comfy.js";
 import { make } from "./elements.js";
+import { translate } from "./messages.js";
 import { maps } from "./node_map.js";
-import { isNote, line } from "./texts.js";
 
 const WIDGET = "adt_tree_line";
 const HEIGHT = 32; // pixels, for two lines
 const MARGIN = 6; // pixels
 
+/**
+ * Line of text under a node.
+ *
+ * @typedef {{text: string, parts: import("./messages.js").Part[], is_lasting: boolean}} Line `text` is in English,
+ *   `is_lasting` whether the line is shown after the run
+ */
+
+/** @type {Map<string, Line>} */
+const announced = new Map(); // execution id -> line that the server is about to show
+/** @type {Map<string, Line>} */
 const lines = new Map(); // execution id -> last line under the node
 let workflow; // the workflow that was open when the last run began
 
@@ -74,23 +84,42 @@ function removeLine(node) {
   redrawNode(node);
 }
 
-/** Remove lines. @param {(id: string, text: string) => boolean} isRemoved */
+/** The line with this text: the server's, or a plain text, as from other packs. @returns {Line} */
+function lineOf(id, text) {
+  const line = announced.get(id);
+  return line?.text === text ? line : { text, parts: [{ text }], is_lasting: true };
+}
+
+function receive({ nodeId, text }) {
+  const id = String(nodeId);
+  const line = lineOf(id, text);
+  lines.set(id, line);
+  const node = nodeAt(id);
+  if (isOurs(node)) write(node, translate(line.parts));
+  else if (textPreview(node)) textPreview(node).value = translate(line.parts);
+}
+
+/** Remove lines. @param {(id: string, line: Line) => boolean} isRemoved */
 function clear(isRemoved) {
-  for (const [id, text] of [...lines]) {
-    if (!isRemoved(id, text)) continue;
+  for (const [id, line] of [...lines]) {
+    if (!isRemoved(id, line)) continue;
     lines.delete(id);
     write(nodeAt(id), "");
   }
 }
 
 function clearProgress() {
-  clear((_, text) => !isNote(text));
+  clear((_, line) => !line.is_lasting);
 }
 
 /** Show the lines again on nodes that ComfyUI has created again, as by "undo". */
 function restore() {
-  if (openWorkflow() === workflow) for (const [id, text] of lines) write(nodeAt(id), line(text));
+  if (openWorkflow() !== workflow) return;
+  for (const [id, { parts }] of lines) write(nodeAt(id), translate(parts));
 }
+
+// Before ComfyUI connects: it reports messages without listeners as errors.
+listen({ "adt_tree.line": ({ node, ...line }) => announced.set(String(node), line) });
 
 registerExtension({
   name: "adttree.progress_text",
@@ -102,12 +131,7 @@ registerExtension({
         workflow = openWorkflow();
       },
       execution_cached: ({ nodes }) => clear((id) => !nodes.includes(id)), // nodes that do not run keep their line
-      progress_text: ({ nodeId, text }) => {
-        const node = nodeAt(nodeId);
-        lines.set(String(nodeId), text);
-        if (isOurs(node)) write(node, line(text));
-        else if (textPreview(node)) textPreview(node).value = line(text);
-      },
+      progress_text: receive, // ComfyUI has shown the English text before
       execution_success: clearProgress,
       execution_error: clearProgress,
       execution_interrupted: clearProgress,

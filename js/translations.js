@@ -4,20 +4,9 @@
  */
 
 import { fetchTranslations, isOurs, language, registerExtension, setLabels, widgetsOf } from "./comfy.js";
+import { setTemplates } from "./messages.js";
 
 let nodes = {}; // type of a node -> its texts in locales/.../nodeDefs.json
-let messages = {}; // key -> template, as in locales/.../main.json
-
-/**
- * The text of a message in the user's language: its template with the values of `{name}`, or else its English text.
- *
- * @param {{text: string, key?: string, parameters?: Record<string, string | number>}} message
- */
-export function translate({ text, key, parameters = {} }) {
-  const template = key === undefined ? undefined : messages[key];
-  if (template === undefined) return text;
-  return template.replace(/\{(\w+)\}/g, (place, name) => String(parameters[name] ?? place));
-}
 
 registerExtension({
   name: "adttree.translations",
@@ -27,7 +16,7 @@ registerExtension({
     if (!locale || locale === "en") return;
     const texts = (await fetchTranslations())[locale];
     nodes = texts?.nodeDefs ?? {};
-    messages = texts?.adtTree?.messages ?? {};
+    setTemplates(texts?.adtTree?.messages ?? {});
   },
 
   /** Only the shown text changes, so that workflows have the same values in all languages. */

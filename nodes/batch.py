@@ -21,6 +21,7 @@ from ..adt_core.app.training_domain import domain_warning
 from ..adt_core.app.truncation import INVALID_MODES, RAISE
 from ..adt_core.engine.job import Job
 from ..adt_core.errors import AdtError
+from ..adt_core.messages import join, message
 from ..adt_core.rules.settings import Lantern
 from .batch_list import SAME, STEPPED, Item, news, read_items
 from .drafting import AUTO, choose_drafting, speed_input
@@ -121,8 +122,9 @@ class ADTTreeBatchSampler(io.ComfyNode):
         made, missed = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
         lost = ignored(model, choose_preset(single.pop("preset", None), **single), **single)
         unknown = domain_warning(model.target, [item.prompt for item in items])
-        if remarks := " ".join(filter(None, (news(items, left_out), lost, missed, unknown))):
-            tell(f"The images are in output/{FOLDER}/{folder.name}. {remarks}")  # a node shows one line at a time
+        if remarks := join((news(items, left_out), lost, missed, unknown)):
+            where = message("batch.folder", folder=f"output/{FOLDER}/{folder.name}")
+            tell(join((where, remarks)))  # a node shows one line at a time
         rows = [_row(item, picture, job.recipe.lantern is not None) for item, picture in zip(items, made)]
         settings = {name: value for name, value in job.settings("").items() if name != "prompt"}
         results = BatchResults(_images(made), rows, settings, folder, [item._asdict() for item in left_out])
@@ -259,12 +261,13 @@ def _draw(
                         show_images(node_id, _saved(pictures[-_SHOWN:], batch.folder))
                         shown = time.monotonic()
                     done = (len(before) + stretch.start) * length + decoding.done_tokens
-                    line = f"{len(pictures)} of {count} images, {done} of {count * length} tokens"
-                    progress.update(done, line + _relaxed(batch.job, pictures))
+                    numbers = {"done": len(pictures), "count": count, "tokens": done, "total": count * length}
+                    line = message("batch.progress", **numbers)
+                    progress.update(done, join((line, _relaxed(batch.job, pictures)), ""))
             decoding.measure_costs()
         missed = decoding.exact.remark
-    line = f"{count} images, {len(before)} of them made before; they are in output/{FOLDER}/{batch.folder.name}"
-    progress.say(line + _relaxed(batch.job, [*before, *made.values()]))
+    line = message("batch.done", count=count, earlier=len(before), folder=f"output/{FOLDER}/{batch.folder.name}")
+    progress.say(join((line, _relaxed(batch.job, [*before, *made.values()])), ""))
     return made, missed
 
 
@@ -273,7 +276,7 @@ def _relaxed(job: Job, pictures: list[SavedImage]) -> str:
     if job.recipe.lantern is None or not pictures:
         return ""
     replaced = mean(picture.figures["substitution_rate"] for picture in pictures)
-    return f"; Relaxed: {100 * replaced:.1f} % of the tokens replaced"
+    return message("batch.relaxed", share=f"{100 * replaced:.1f}")
 
 
 def _images(pictures: list[SavedImage]) -> Tensor:

@@ -7,6 +7,7 @@ from ..adt_core.app.prompts import file_prefixes
 from ..adt_core.app.truncation import RAISE, fit_prompt
 from ..adt_core.engine.job import Job
 from ..adt_core.errors import AdtError, shown
+from ..adt_core.messages import join, message
 from .prompts import NO_SEED
 from .sockets import checked
 
@@ -94,13 +95,13 @@ def news(items: list[Item], left_out: list[LeftOut]) -> str:
         for some, what in kinds
         if some
     ]
-    return " ".join([*lines, *_duplicates(items)])
+    return join([*lines, _duplicates(items)])
 
 
-def _duplicates(items: list[Item]) -> list[str]:
+def _duplicates(items: list[Item]) -> str:
     """Return a sentence if images of the list share prompt and seed, which are generated once."""
     count = len(items) - len({(item.prompt, item.seed) for item in items})
-    return [f"{count} duplicate{'s' if count > 1 else ''} (same prompt and seed), generated once."] if count else []
+    return message("batch.duplicates" if count > 1 else "batch.duplicate", count=count) if count else ""
 
 
 def _check_lengths(prompts: list, **lists: list) -> None:

@@ -1,5 +1,6 @@
 """Benchmark node: compares drafting methods on a list of prompts, and writes a table of results."""
 
+from functools import partial
 from pathlib import Path
 
 import folder_paths
@@ -15,6 +16,7 @@ from ..adt_core.app.prompts import non_blank, sample
 from ..adt_core.engine.job import Job
 from ..adt_core.lab import benchmark as bench
 from ..adt_core.lab import report
+from ..adt_core.messages import message
 from ..adt_core.policies import PLAIN
 from ..adt_core.policies.recipe import Loading, Recipe
 from ..adt_core.rules.settings import LARGEST_SEED, Lantern, Sampling
@@ -140,11 +142,11 @@ def _run(plan: bench.Benchmark, jobs: dict[str, Job], node_id: str) -> str:
         return open_rgb(folder / records[-1]["runs"][PLAIN]["picture"], "output", "delete it, and start the same again")
 
     progress = Progress(len(plan.prompts), node_id, newest)
-    line = f"of {len(plan.prompts)} prompts, {len(jobs)} methods each"
-    progress.say(f"0 {line}")
+    line = partial(message, "benchmark.progress", count=len(plan.prompts), methods=len(jobs))
+    progress.say(line(done=0))
     for record in bench.measure(plan, jobs, folder, check_cancelled):
         records.append(record)
-        progress.update(len(records), f"{len(records)} {line}")
+        progress.update(len(records), line(done=len(records)))
     table, _ = report.write(records, settings, folder)
-    progress.say(f"{len(records)} prompts; the results are in output/{FOLDER}/{folder.name}")
+    progress.say(message("benchmark.done", count=len(records), folder=f"output/{FOLDER}/{folder.name}"))
     return table

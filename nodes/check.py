@@ -6,6 +6,7 @@ from comfy_api.v0_0_2 import io, ui
 
 from ..adt_core.app.diagnostics import PROMPTS, DiagnosticSetup
 from ..adt_core.app.doctor import diagnose
+from ..adt_core.messages import message
 from ..adt_core.models.target import suffixed
 from .drafting import check_same_model, own_drafter
 from .runtime import Progress, check_cancelled, loaded
@@ -55,5 +56,6 @@ class ADTTreeCheck(io.ComfyNode):
         )
         with loaded(patchers(model, drafter), subject.memory_required(model.patcher.load_device)):
             page = diagnose(subject)
-        bar.update(_PARTS, "Checked; the report is on this node")
+        bar.update(_PARTS)
+        bar.say(message("check.done"), is_lasting=True)
         return io.NodeOutput(page, ui=ui.PreviewText(page))

@@ -14,6 +14,7 @@ from ..adt_core.app.checkpoints import find_published
 from ..adt_core.app.download import DownloadProgress, download, find_parts
 from ..adt_core.app.inspect import inspect
 from ..adt_core.errors import AdtError
+from ..adt_core.messages import message
 from ..adt_core.models.downloads import Published
 from ..adt_core.models.reading.paths import home_of, name_of
 from . import folders
@@ -65,12 +66,12 @@ def fetch(row: Published, home: Path, node_id: str) -> None:
         if not bar or bar[0].total != total:
             bar[:] = [Progress(total, node_id, None)]
         if transfer.total:
-            bar[0].update(transfer.done, str(transfer))
+            bar[0].update(transfer.done, transfer.message)
         else:
-            bar[0].say(str(transfer))
+            bar[0].say(transfer.message)
 
     download(find_parts(row.name, home, folders.drafters_home()), report, check_cancelled)
-    tell(f"{row.name} is downloaded", logging.INFO)
+    tell(message("download.done", model=row.name), logging.INFO, is_lasting=False)
     PromptServer.instance.send_sync(_EVENT, offered_downloads())
 
 

@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ..adt_core.errors import AdtError
+from ..adt_core.messages import message
 from ..adt_core.models import glm_pixels
 from ..adt_core.models.families.glm_image import FAMILY, GLM, PIXELS
 from ..adt_core.models.glm_pixels import GUIDANCE, STEPS, SourceImage
@@ -71,7 +72,7 @@ class ADTTreeGLMDecoderLoader(io.ComfyNode):
             fetch(FAMILY.published[0], folders.home(), cls.hidden.unique_id)
         path, device = _transformer(transformer), mm.get_torch_device()
         if path is None:
-            tell(f"{transformer} is not installed; set if_missing to 'download' and run again")
+            tell(message("model.missing", model=transformer))
             raise AdtError(f"transformer: {folders.missing(GLM.folder)}")
         drop_unused_results()
         half = device.type != "cpu" and mm.should_use_bf16(device)

@@ -7,6 +7,7 @@ from comfy_api.v0_0_2 import io
 from ..adt_core.app.checkpoints import load_target
 from ..adt_core.app.inspect import inspect
 from ..adt_core.errors import AdtError
+from ..adt_core.messages import message
 from ..adt_core.models.load import FAMILIES
 from ..adt_core.rules.settings import BUNDLED
 from . import folders
@@ -99,7 +100,7 @@ class ADTTreeModelLoader(io.ComfyNode):
             path = folders.find_model(model)
         except AdtError:
             # The line under the node is visible at once; the error has the complete instructions.
-            tell(f"{folders.plain(model)} is not installed; set if_missing to 'download' and run again")
+            tell(message("model.missing", model=folders.plain(model)))
             raise
         drop_unused_results()
         target = load_target(

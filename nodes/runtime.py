@@ -20,8 +20,11 @@ from server import PromptServer
 
 from ..adt_core.engine.pool import held_bytes, release
 from ..adt_core.errors import AdtError, is_out_of_memory, one_line
+from ..adt_core.messages import parts_of
 from .decoration import decorating
 
+_LINE_EVENT = "adt_tree.line"
+"""Event with the parts of a line of text under a node."""
 _FREE_RAM = 128 * 2**30
 """Target for free RAM in bytes, below which ComfyUI's cache drops results of earlier prompts."""
 
@@ -145,13 +148,33 @@ def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.M
     return WeightsPatcher(weights, load_device=device, offload_device=offload)
 
 
-def tell(text: str, level: int = logging.WARNING) -> None:
-    """Show a line of text under the running node and in the log, with unprintable characters escaped."""
-    text = one_line(text)
-    logging.log(level, "ADT-Tree: %s", text)
+def tell(text: str, level: int = logging.WARNING, is_lasting: bool = True) -> None:
+    """Show a line of text under the running node and in the log, without line breaks.
+
+    Args:
+        text: Message or plain text.
+        level: Level in the log.
+        is_lasting: Whether the page shows the line after the run.
+    """
+    logging.log(level, "ADT-Tree: %s", one_line(text))
+    node_id = PromptServer.instance.last_node_id if watched() is not None else None
+    if node_id is not None:
+        _show_line(node_id, text, is_lasting)
+
+
+def _show_line(node_id: str, text: str, is_lasting: bool) -> None:
+    """Show a line of text under a node, in the tab that queued the prompt.
+
+    ComfyUI shows the English text. js/progress_text.js replaces it by a translation of the message's parts.
+    """
     tab = watched()
-    if tab is not None and PromptServer.instance.last_node_id is not None:
-        PromptServer.instance.send_progress_text(text, PromptServer.instance.last_node_id, tab)
+    if tab is None:
+        return
+    line = one_line(text)
+    parts = [part._asdict() for part in parts_of(text)]
+    detail = {"node": node_id, "text": line, "parts": parts, "is_lasting": is_lasting}
+    PromptServer.instance.send_sync(_LINE_EVENT, detail, tab)
+    PromptServer.instance.send_progress_text(line, node_id, tab)
 
 
 def drop_unused_results() -> None:
@@ -255,7 +278,7 @@ class Progress:
 
         Args:
             done: Part of the total.
-            text: Line of text.
+            text: Message or plain text.
 
         Raises:
             InterruptProcessingException: If the user has cancelled the run.
@@ -287,14 +310,11 @@ class Progress:
             return picture
         return None
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, is_lasting: bool = False) -> None:
         """Show a line of text under the node, in the tab that queued the prompt.
 
-        js/texts.js translates the line by matching its text, so `LINES` there must match the lines of the nodes.
-
         Args:
-            text: Line of text.
+            text: Message or plain text.
+            is_lasting: Whether the page shows the line after the run.
         """
-        tab = watched()
-        if tab is not None:
-            PromptServer.instance.send_progress_text(text, self._node_id, tab)
+        _show_line(self._node_id, text, is_lasting)

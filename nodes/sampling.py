@@ -18,6 +18,7 @@ from ..adt_core.app.truncation import RAISE, TRUNCATE, fit_prompt
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.engine.job import Job
 from ..adt_core.errors import AdtError, PromptTooLongError, shown
+from ..adt_core.messages import join, message, parts_of
 from ..adt_core.models.target import Target, suffixed
 from ..adt_core.policies.recipe import Loading, Recipe
 from ..adt_core.rules.settings import UPSTREAM, Sampling
@@ -27,6 +28,9 @@ from .runtime import check_cancelled, loaded, tell
 from .schema import widget
 from .sockets import LoadedDrafter, LoadedModel
 from .stock import read_prompt, read_sources, text_encoder, to_image, to_picture
+
+_PROMPT = "Prompt"
+_NEGATIVE_PROMPT = "Negative prompt"
 
 OWN, CUSTOM = "model default", "custom"
 """Presets: the numbers that the model's authors publish, and the numbers on the node."""
@@ -101,7 +105,7 @@ def ignored(model: LoadedModel, preset: str, **given: Any) -> str:
     lost = [f"{name} {shown(given[name])}" for name in NUMBERS if name in given and given[name] not in used[name]]
     if not lost:
         return ""
-    return f"Ignored, because preset is '{OWN}': {', '.join(lost)}. Set preset to '{CUSTOM}' to use your own values."
+    return message("preset.ignored", preset=OWN, values=", ".join(lost), custom=CUSTOM)
 
 
 def choose_suffix(model: LoadedModel, preset: str) -> str:
@@ -146,11 +150,11 @@ def read_texts(
     sources = [codes for latent in read_sources(positive) for codes in read_codes(latent, model, "positive")]
     target = model.target.with_sources(sources) if sources else model.target
     with text_encoder(model):
-        text, note = _fitted(target, text, suffix, invalid_prompts, "Prompt")
+        text, note = _fitted(target, text, suffix, invalid_prompts, _PROMPT)
         more = ""
         if opposite.strip():
-            opposite, more = _fitted(target, opposite, "", invalid_prompts, "Negative prompt")
-    return PromptTexts(target, text, opposite, " ".join(filter(None, (note, more))))
+            opposite, more = _fitted(target, opposite, "", invalid_prompts, _NEGATIVE_PROMPT)
+    return PromptTexts(target, text, opposite, join((note, more)))
 
 
 def make_job(
@@ -227,13 +231,21 @@ def _fitted(target: Target, text: str, suffix: str, way: str, name: str) -> tupl
     if way == TRUNCATE:
         fitted, note = fit_prompt(check, text, TRUNCATE)
         if fitted is not None:
-            return fitted, f"{name} {note.removesuffix('.')}." if fitted != text else ""
+            return fitted, _truncation_note(note, name) if fitted != text else ""
     try:
         check(text)
     except PromptTooLongError as error:
         sentence = str(error).replace("Prompt", name, 1).removesuffix(".")
         raise AdtError(f"{sentence}, or set invalid_prompts to '{TRUNCATE}' (under advanced inputs).") from error
     return text, ""
+
+
+def _truncation_note(note: str, name: str) -> str:
+    """Return the sentence for the note on a truncated prompt; `name` is the prompt in sentences, capitalised."""
+    numbers = parts_of(note)[0].parameters
+    if not numbers:
+        return f"{name} {note.removesuffix('.')}."
+    return message("prompt.truncated" if name == _PROMPT else "prompt.negative_truncated", **numbers)
 
 
 def tell_remarks(decoding: Decoding, model: LoadedModel, positive: list, *notes: str) -> None:
@@ -245,9 +257,9 @@ def tell_remarks(decoding: Decoding, model: LoadedModel, positive: list, *notes:
         positive: CONDITIONING of the prompt.
         *notes: Further remarks; "" for none.
     """
-    remarks = *notes, decoding.exact.remark, domain_warning(model.target, [read_prompt(positive, "positive").text])
-    if said := " ".join(filter(None, remarks)):
-        tell(said)
+    warning = domain_warning(model.target, [read_prompt(positive, "positive").text])
+    if remarks := join((*notes, decoding.exact.remark, warning)):
+        tell(remarks)
 
 
 def patchers(model: LoadedModel, drafter: LoadedDrafter | None) -> list[ModelPatcher]:

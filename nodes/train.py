@@ -22,6 +22,7 @@ from ..adt_core.lab.training.callbacks import TrainingCallback
 from ..adt_core.lab.training.estimate import TrainingEstimate
 from ..adt_core.lab.training.log import curve
 from ..adt_core.lab.training.run import Run
+from ..adt_core.messages import join, message
 from ..adt_core.rules.settings import Option, Sampling
 from . import folders
 from .batch import one
@@ -139,7 +140,7 @@ class ADTTreeTrainDrafter(io.ComfyNode):
             news, log = _run(plan, model, cls.hidden.unique_id)
         last, picture = log[-1], curve(log, plan.training.passes)
         tell(
-            f"'{name}' drafts {last['tau']:.2f} tokens a pass after {last['step']} steps; the Drafter Loader has it.",
+            message("training.done", name=name, tau=f"{last['tau']:.2f}", steps=last["step"]),
             logging.INFO,
         )
         image = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)[None]
@@ -169,19 +170,22 @@ class _NodeWatch(TrainingCallback):
         self._node_id, self._passes = node_id, passes
         self._log: list[dict] = []
         self._bars: dict[str, Progress] = {}
-        self._all = ""
+        self._total = ""
 
     def expects(self, needs: TrainingEstimate) -> None:
-        self._all = f"; about {needs.minutes} min in all"
-        tell(f"The training takes {needs}.", logging.INFO)
+        self._total = message("training.time", minutes=needs.minutes)
+        tell(needs.message, logging.INFO)
 
     def draws(self, done: float, total: int) -> None:
-        self._update("pictures", done / total, f"{int(done)} of {total} pictures{self._all}")
+        line = message("training.images", done=int(done), count=total)
+        self._update("pictures", done / total, join((line, self._total), ""))
 
     def learns(self, run: Run, log: list[dict]) -> None:
         self._log = log
-        reached = f", {log[-1]['tau']:.2f} tokens a pass" if log else ""
-        self._update("steps", run.fraction, f"{run.step} steps{reached}{self._all}")
+        line = message("training.steps", steps=run.step)
+        if log:
+            line = message("training.steps_and_tau", steps=run.step, tau=f"{log[-1]['tau']:.2f}")
+        self._update("steps", run.fraction, join((line, self._total), ""))
 
     def _update(self, stage: str, share: float, text: str) -> None:
         if stage not in self._bars:

@@ -20,6 +20,7 @@ from ..drafters import Drafter, usual_options, without_window
 from ..drafters.jacobi import JacobiDrafter
 from ..engine.decoding import Decoding
 from ..errors import Check
+from ..messages import message
 from ..models.target import EncodedPrompt, Target
 from ..policies import PLAIN, CostProfile, Drafting
 from ..rules.settings import Sampling
@@ -166,7 +167,7 @@ class Diagnostics:
             if self.runs and time.monotonic() - began > MAX_SECONDS:
                 self.left_out.append(name)
                 continue
-            line = f"{number} of {len(methods)} methods, now {name}"
+            line = message("check.progress", number=number, count=len(methods), method=name)
             report = partial(self._report, line, number, len(methods))
             report(1, 0.0)
             if name == "auto" and self.plain.step <= SLOW_STEP:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from ..errors import AdtError, Check, one_line, shown
+from ..messages import TEMPLATES, Message, message
 from ..models.downloads import Download, Published
 from .checkpoints import find_published, published
 
@@ -26,11 +27,6 @@ _START = "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; from ad
 """Program of the process. Windows' portable Python puts no folder on the path by itself, others the current one."""
 _POLL = 0.1  # seconds between two calls of ``check``
 _WINDOW = 5.0  # seconds over which the rate is measured
-_SAID = {
-    "waiting": "Waiting for another download to the same folder",
-    "listing": "Asking the Hub for the list of files",
-    "checking": "Checking files that are already there",
-}
 
 
 class DownloadProgress(NamedTuple):
@@ -48,16 +44,18 @@ class DownloadProgress(NamedTuple):
     total: int
     rate: float
 
-    def __str__(self) -> str:
-        """Return the line for users. js/texts.js translates it and finds it by its words."""
+    @property
+    def message(self) -> Message:
+        """Line for users."""
         if self.state != "downloading":
-            return _SAID[self.state]
+            return message(f"download.{self.state}")
         size, unit = (1e9, "GB") if self.total >= 1e9 else (1e6, "MB")
-        line = f"Downloading: {self.done / size:.2f} of {self.total / size:.2f} {unit}"
+        numbers = {"done": f"{self.done / size:.2f}", "total": f"{self.total / size:.2f}", "unit": unit}
         if self.rate <= 0:
-            return line
+            return message("download.progress", **numbers)
         minutes, seconds = divmod(round((self.total - self.done) / self.rate), 60)
-        return f"{line}, {self.rate / 1e6:.1f} MB/s, {minutes}:{seconds:02d} left"
+        left = f"{minutes}:{seconds:02d}"
+        return message("download.rate", **numbers, rate=f"{self.rate / 1e6:.1f}", left=left)
 
 
 class DownloadPart(NamedTuple):
@@ -168,7 +166,7 @@ def run(name: str, to: Path | None = None) -> str:
         def report(progress: DownloadProgress) -> None:
             bar.total = progress.total or None
             bar.bar_format = None if progress.total else "{desc}"
-            bar.set_description_str(_SAID.get(progress.state, "Downloading"), refresh=False)
+            bar.set_description_str(TEMPLATES.get(f"download.{progress.state}", "Downloading"), refresh=False)
             bar.n = progress.done
             bar.refresh()
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..files import LARGEST_LIST, parse_json, read_text
+from ..messages import Message, join, message
 from ..models.target import Target, Words
 
 _WORDS = Path(__file__).parents[1] / "bundled" / "words.json"
-_THINGS = "houses, boats, balloons, mugs and the like"
 _MAX_PROMPTS = 3
 """Prompts that a warning quotes."""
 _MAX_PROMPT_LENGTH = 40
@@ -35,13 +35,11 @@ def bundled_vocabulary() -> Words:
 def domain_warning(target: Target, prompts: Sequence[str]) -> str:
     """Return a warning about the image size and the prompts of a run, or "" if the model was trained for them.
 
-    js/texts.js recognises and translates the text.
-
     Args:
         target: Target with the size of the run.
         prompts: Prompts of the run.
     """
-    return " ".join(filter(None, (_size_warning(target), _prompt_warning(target, prompts))))
+    return join((_size_warning(target), _prompt_warning(target, prompts)))
 
 
 def _size_warning(target: Target) -> str:
@@ -55,11 +53,11 @@ def _size_warning(target: Target) -> str:
     pixels = rows * columns * side**2
     if _TOLERANCE * smallest**2 <= pixels <= largest**2 / _TOLERANCE:
         return ""
-    squares = f"{smallest}x{smallest}" + (f" to {largest}x{largest}" if largest > smallest else "")
-    return (
-        f"{target.name} was trained for images of about as many pixels as {squares}; {columns * side}x{rows * side} is "
-        "outside of that, so the image may look worse."
-    )
+    least, most = f"{smallest}x{smallest}", f"{largest}x{largest}"
+    size = f"{columns * side}x{rows * side}"
+    if largest > smallest:
+        return message("size.untrained_range", model=target.name, smallest=least, largest=most, size=size)
+    return message("size.untrained", model=target.name, usual=least, size=size)
 
 
 def _prompt_warning(target: Target, prompts: Sequence[str]) -> str:
@@ -69,11 +67,24 @@ def _prompt_warning(target: Target, prompts: Sequence[str]) -> str:
     if not words or not missed:
         return ""
     distinct = list(dict.fromkeys(missed))
-    counted = f"{len(missed)} of {len(prompts)} prompts: " if len(prompts) > 1 else ""
-    named = _join([repr(_shorten(prompt, _MAX_PROMPT_LENGTH)) for prompt in distinct], _MAX_PROMPTS)
-    sentence = f"This small model knows {_THINGS}, and drew something else for {counted}{named}."
-    unknown = dict.fromkeys(word for prompt in distinct for word in _unknown(words, prompt))
-    return sentence + (f" Unknown words: {_join(list(unknown), _MAX_WORDS)}." if unknown else "")
+    unknown = list(dict.fromkeys(word for prompt in distinct for word in _unknown(words, prompt)))
+    return join((_unknown_prompts(distinct, len(missed), len(prompts)), _unknown_words(unknown)))
+
+
+def _unknown_prompts(distinct: Sequence[str], count: int, total: int) -> Message:
+    """Return the sentence about `count` of `total` prompts; `distinct` are these prompts without repetitions."""
+    quoted = ", ".join(repr(_shorten(prompt, _MAX_PROMPT_LENGTH)) for prompt in distinct[:_MAX_PROMPTS])
+    if total == 1:
+        return message("prompt.unknown", prompt=quoted)
+    key = "prompts.unknown_and_others" if len(distinct) > _MAX_PROMPTS else "prompts.unknown"
+    return message(key, count=count, total=total, prompts=quoted)
+
+
+def _unknown_words(unknown: Sequence[str]) -> str:
+    if not unknown:
+        return ""
+    key = "prompt.unknown_words_and_others" if len(unknown) > _MAX_WORDS else "prompt.unknown_words"
+    return message(key, words=", ".join(unknown[:_MAX_WORDS]))
 
 
 def _is_understood(words: Words, prompt: str) -> bool:
@@ -96,7 +107,3 @@ def _unknown(words: Words, prompt: str) -> list[str]:
 
 def _shorten(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
-
-
-def _join(names: Sequence[str], count: int) -> str:
-    return ", ".join(names[:count]) + (" and others" if len(names) > count else "")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..errors import AdtError, PromptTooLongError
+from ..messages import message
 
 RAISE = "error"
 TRUNCATE = "truncate"
@@ -46,9 +47,16 @@ def fit_prompt(check: Callable[[str], str], prompt: str, mode: str) -> FittedPro
             raise
         reason = str(error).rpartition(";")[0] or str(error)  # without the remedy
         if mode == TRUNCATE and isinstance(error, PromptTooLongError) and (text := _truncate(check, prompt)):
-            reason = reason.removeprefix("Prompt too long: ")
-            return FittedPrompt(text, f"truncated to its first {len(text)} of {len(prompt)} characters: {reason}")
+            return FittedPrompt(text, _truncation_note(error, len(text), len(prompt)))
         return FittedPrompt(None, f"left out: {reason}")
+
+
+def _truncation_note(error: PromptTooLongError, kept: int, length: int) -> str:
+    """Return the note on a prompt of `length` characters, of which `kept` are drawn."""
+    if error.tokens is None:
+        return f"truncated to its first {kept} of {length} characters: {str(error).rpartition(';')[0]}"
+    numbers = {"tokens": error.tokens, "model": error.model, "limit": error.limit}
+    return message("prompt.truncation", kept=kept, length=length, **numbers)
 
 
 def _truncate(check: Callable[[str], str], prompt: str) -> str:

@@ -53,7 +53,8 @@ def check_length(ids: list[int], most: int, name: str) -> None:
         PromptTooLongError: If there are more.
     """
     if len(ids) > most:
-        raise PromptTooLongError(f"Prompt too long: {len(ids)} tokens; {name} accepts {most}; shorten it.")
+        sentence = f"Prompt too long: {len(ids)} tokens; {name} accepts {most}; shorten it."
+        raise PromptTooLongError(sentence, tokens=len(ids), limit=most, model=name)
 
 
 def check_ids(ids: Iterable[int], vocab_size: int, name: str) -> None:

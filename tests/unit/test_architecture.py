@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS = (
-    ("errors", "files", "runtime", "untrusted", "version"),
+    ("errors", "files", "messages", "runtime", "untrusted", "version"),
     ("rules",),
     ("models",),
     ("policies",),

@@ -53,7 +53,7 @@ def test_progress_is_one_line():
         ): "Downloading: 0.12 of 4.10 GB, 85.3 MB/s, 0:47 left",
         DownloadProgress("downloading", 1_000_000, 2_500_000, 0.0): "Downloading: 1.00 of 2.50 MB",
     }
-    assert [str(progress) for progress in lines] == list(lines.values())
+    assert [progress.message for progress in lines] == list(lines.values())
 
 
 def test_sizes_are_written_for_people():

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...drafters.jacobi import JacobiDrafter
 from ...errors import is_out_of_memory
+from ...messages import Message, find_message, message
 from ...models.batch_invariance import HALF, MASK_ALIGNMENT, FallbackConfig
 from ...models.kernels import reduced_precision_settings
 from ...models.layers import MATRICES
@@ -95,14 +96,11 @@ class InvarianceReport(NamedTuple):
                 known = all(variant in VARIANTS for variant in differing) and len(remark) < MAX_REMARK_LENGTH
                 if known and (fallback is None or row(whole_number(1, tile), SWITCH).fits(fallback)):
                     config = None if fallback is None else FallbackConfig(*fallback)
-                    return cls(config, drafts, tuple(differing), remark)
+                    return cls(config, drafts, tuple(differing), find_message(remark))
         return None
 
 
-NO_MODE = InvarianceReport(
-    remark="This device has no batch-invariant mode: in half precision, drafts may change the image; "
-    "use float32 to avoid this."
-)
+NO_MODE = InvarianceReport(remark=message("device.no_mode"))
 """Report for devices that :data:`..models.batch_invariance.TILE` does not list, such as Apple's and Intel's GPUs."""
 
 
@@ -159,26 +157,20 @@ def _run_trial(request: Request) -> InvarianceReport:
     if not differing:
         return InvarianceReport()
     if differing == (COMPANY,):
-        remark = (
-            "On this device, an image may depend on the other prompts in its batch; "
-            "use a batch size of 1 to avoid this."
-        )
-        return InvarianceReport(differing=differing, remark=remark)
+        return InvarianceReport(differing=differing, remark=message("device.batch"))
     usual = request.target.decoder.default_tile
     smaller = usual // TILE_DIVISOR
     for fallback in (FallbackConfig(usual, far=False), FallbackConfig(smaller), FallbackConfig(smaller, far=False)):
         if not differences(request, fallback):
-            slower = {
-                "smaller matrix products": fallback.tile < usual,
-                "attention without the fast kernel": not fallback.far,
-            }
-            parts = " and ".join(part for part, is_needed in slower.items() if is_needed)
-            remark = f"To keep the image unchanged, this device uses {parts}, which is slower."
-            return InvarianceReport(fallback, differing=differing, remark=remark)
-    remark = (
-        "On this device, drafts would change the image in half precision, so drafting is off; use float32 to draft."
-    )
-    return InvarianceReport(drafts=False, differing=differing, remark=remark)
+            return InvarianceReport(fallback, differing=differing, remark=_fallback_remark(fallback, usual))
+    return InvarianceReport(drafts=False, differing=differing, remark=message("device.no_drafts"))
+
+
+def _fallback_remark(fallback: FallbackConfig, usual: int) -> Message:
+    """Return the sentence about slower operations; `usual` is the tile without a fallback."""
+    if fallback.far:
+        return message("device.products")
+    return message("device.products_and_attention" if fallback.tile < usual else "device.attention")
 
 
 @torch.inference_mode()

@@ -34,7 +34,7 @@ class ProgressBars(TrainingCallback):
         self._unit = ""
 
     def expects(self, needs: TrainingEstimate) -> None:
-        tqdm.write(f"The training takes {needs}.", file=sys.stderr)
+        tqdm.write(needs.message, file=sys.stderr)
 
     def draws(self, done: float, total: int) -> None:
         self._show("images", int(done), total)

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...app.jobs import rounds
 from ...engine.decoding import Decoding
 from ...errors import AdtError
+from ...messages import Message, message
 
 FIRST, TIMED = 3, 5
 """Rounds of drawing that are thrown away, because the first are slow, and those whose time is taken."""
@@ -35,11 +36,17 @@ class TrainingEstimate:
         """Of both."""
         return _short((self.drawing + self.learning) / 60)
 
-    def __str__(self) -> str:
-        draw, learn = _short(self.drawing / 60), _short(self.learning / 60)
-        memory, disk = _short(self.memory / GB), _short(self.disk / GB)
-        time = f"{self.minutes} min ({draw} to generate, {learn} to train)"
-        return f"about {time}, {memory} GB of memory and {disk} GB of disk"
+    @property
+    def message(self) -> Message:
+        """Sentence for users."""
+        return message(
+            "training.estimate",
+            minutes=self.minutes,
+            drawing=_short(self.drawing / 60),
+            learning=_short(self.learning / 60),
+            memory=_short(self.memory / GB),
+            disk=_short(self.disk / GB),
+        )
 
 
 def _short(value: float) -> str:

@@ -22,6 +22,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ...errors import AdtError
+from ...messages import message
 from ...untrusted import number
 from ..config import DecoderConfig
 from ..downloads import Download, Published
@@ -152,7 +153,7 @@ class GlmImageCodec(Codec):
     images, so its layers are read from the checkpoint one by one while an image is encoded, and released afterwards.
     """
 
-    note = "This is a preview of the tokens; GLM-Image Decode makes the image from them."
+    note = message("model.preview")
 
     def __init__(self, config: dict, checkpoint: Checkpoint):
         """Read the shape of the codec.

@@ -1,0 +1,140 @@
+"""Messages to users with a key and parameters, by which user interfaces translate them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+TEMPLATES = {
+    "batch.done": "{count} images, {earlier} of them made before; they are in {folder}",
+    "batch.duplicate": "{count} duplicate (same prompt and seed), generated once.",
+    "batch.duplicates": "{count} duplicates (same prompt and seed), generated once.",
+    "batch.folder": "The images are in {folder}.",
+    "batch.progress": "{done} of {count} images, {tokens} of {total} tokens",
+    "batch.relaxed": "; Relaxed: {share} % of the tokens replaced",
+    "benchmark.done": "{count} prompts; the results are in {folder}",
+    "benchmark.progress": "{done} of {count} prompts, {methods} methods each",
+    "check.done": "Checked; the report is on this node",
+    "check.progress": "{number} of {count} methods, now {method}",
+    "device.attention": "To keep the image unchanged, this device uses attention without the fast kernel, which is "
+    "slower.",
+    "device.batch": "On this device, an image may depend on the other prompts in its batch; use a batch size of 1 to "
+    "avoid this.",
+    "device.no_drafts": "On this device, drafts would change the image in half precision, so drafting is off; use "
+    "float32 to draft.",
+    "device.no_mode": "This device has no batch-invariant mode: in half precision, drafts may change the image; use "
+    "float32 to avoid this.",
+    "device.products": "To keep the image unchanged, this device uses smaller matrix products, which is slower.",
+    "device.products_and_attention": "To keep the image unchanged, this device uses smaller matrix products and "
+    "attention without the fast kernel, which is slower.",
+    "download.checking": "Checking files that are already there",
+    "download.done": "{model} is downloaded",
+    "download.listing": "Asking the Hub for the list of files",
+    "download.progress": "Downloading: {done} of {total} {unit}",
+    "download.rate": "Downloading: {done} of {total} {unit}, {rate} MB/s, {left} left",
+    "download.waiting": "Waiting for another download to the same folder",
+    "model.missing": "{model} is not installed; set if_missing to 'download' and run again",
+    "model.preview": "This is a preview of the tokens; GLM-Image Decode makes the image from them.",
+    "preset.ignored": "Ignored, because preset is '{preset}': {values}. Set preset to '{custom}' to use your own "
+    "values.",
+    "prompt.negative_truncated": "Negative prompt truncated to its first {kept} of {length} characters: {tokens} "
+    "tokens; {model} accepts {limit}.",
+    "prompt.truncated": "Prompt truncated to its first {kept} of {length} characters: {tokens} tokens; {model} accepts "
+    "{limit}.",
+    "prompt.truncation": "truncated to its first {kept} of {length} characters: {tokens} tokens; {model} accepts {limit}",
+    "prompt.unknown": "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
+    "{prompt}.",
+    "prompt.unknown_words": "Unknown words: {words}.",
+    "prompt.unknown_words_and_others": "Unknown words: {words} and others.",
+    "prompts.unknown": "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
+    "{count} of {total} prompts: {prompts}.",
+    "prompts.unknown_and_others": "This small model knows houses, boats, balloons, mugs and the like, and drew "
+    "something else for {count} of {total} prompts: {prompts} and others.",
+    "size.untrained": "{model} was trained for images of about as many pixels as {usual}; {size} is outside of that, "
+    "so the image may look worse.",
+    "size.untrained_range": "{model} was trained for images of about as many pixels as {smallest} to {largest}; {size} "
+    "is outside of that, so the image may look worse.",
+    "space": " ",
+    "training.done": "'{name}' drafts {tau} tokens a pass after {steps} steps; the Drafter Loader has it.",
+    "training.estimate": "The training takes about {minutes} min ({drawing} to generate, {learning} to train), "
+    "{memory} GB of memory and {disk} GB of disk.",
+    "training.images": "{done} of {count} pictures",
+    "training.steps": "{steps} steps",
+    "training.steps_and_tau": "{steps} steps, {tau} tokens a pass",
+    "training.time": "; about {minutes} min in all",
+}
+"""English text by key. `locales/LANGUAGE/main.json` has the translations, with the same names in braces."""
+
+
+class Part(NamedTuple):
+    """Part of a message.
+
+    Attributes:
+        text: English text.
+        key: Key in `TEMPLATES`, or None for a text that is not translated.
+        parameters: Values of the names in braces.
+    """
+
+    text: str
+    key: str | None = None
+    parameters: dict[str, str | int] = {}
+
+
+class Message(str):
+    """English text that also consists of parts, so that it can be used as a text and be translated.
+
+    Methods of `str` return plain texts, which have no key.
+
+    Attributes:
+        parts: Parts of the text.
+    """
+
+    parts: tuple[Part, ...]
+
+    def __new__(cls, parts: Iterable[Part]) -> Message:
+        parts = tuple(parts)
+        self = super().__new__(cls, "".join(part.text for part in parts))
+        self.parts = parts
+        return self
+
+    def __getnewargs__(self) -> tuple:
+        return (self.parts,)
+
+
+def message(key: str, **parameters: str | int) -> Message:
+    """Return a message.
+
+    Args:
+        key: Key in `TEMPLATES`.
+        **parameters: Values of the names in braces.
+    """
+    return Message([Part(TEMPLATES[key].format(**parameters), key, parameters)])
+
+
+def parts_of(text: str) -> tuple[Part, ...]:
+    """Return the parts of a message; for a plain text, a single part without a key."""
+    return text.parts if isinstance(text, Message) else (Part(text),)
+
+
+def join(texts: Iterable[str], separator: str = TEMPLATES["space"]) -> Message:
+    """Join messages and plain texts, without the empty ones.
+
+    Args:
+        texts: Messages or plain texts.
+        separator: Text between two of them.
+    """
+    between = Part(separator, "space" if separator == TEMPLATES["space"] else None)
+    parts: list[Part] = []
+    for text in filter(None, texts):
+        parts += ([between] if parts and separator else []) + list(parts_of(text))
+    return Message(parts)
+
+
+def find_message(text: str) -> str:
+    """Return the message without parameters that has this text, for a text that was stored in a file.
+
+    Returns:
+        The message, or the text itself if there is none.
+    """
+    keys = [key for key, template in TEMPLATES.items() if template == text]
+    return message(keys[0]) if keys else text

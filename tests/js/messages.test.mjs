@@ -1,0 +1,41 @@
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import test from "node:test";
+import { setTemplates, translate } from "../../js/messages.js";
+
+const CHINESE = JSON.parse(readFileSync(new URL("../../locales/zh/main.json", import.meta.url), "utf8"));
+
+/** Translate to Chinese. */
+function chinese(parts) {
+  setTemplates(CHINESE.adtTree.messages);
+  const text = translate(parts);
+  setTemplates({});
+  return text;
+}
+
+const FOLDER = { text: "The images are in output/x.", key: "batch.folder", parameters: { folder: "output/x" } };
+const SPACE = { text: " ", key: "space", parameters: {} };
+
+test("a message is translated by its key, with its parameters", () => {
+  const parameters = { done: "0.12", total: "4.10", unit: "GB", rate: "85.3", left: "0:47" };
+  const parts = [{ text: "Downloading: 0.12 of 4.10 GB, 85.3 MB/s, 0:47 left", key: "download.rate", parameters }];
+  assert.equal(translate(parts), parts[0].text);
+  assert.equal(chinese(parts), "正在下载：0.12 / 4.10 GB，85.3 MB/s，剩余 0:47");
+});
+
+test("the parts of a message are translated one by one, and plain texts stay as they are", () => {
+  const plain = { text: "1 of 3 prompts are left out.", key: null, parameters: {} };
+  assert.equal(translate([FOLDER, SPACE, plain]), "The images are in output/x. 1 of 3 prompts are left out.");
+  assert.equal(chinese([FOLDER, SPACE, plain]), "图像位于 output/x。1 of 3 prompts are left out.");
+  assert.equal(chinese([{ text: "Text of another pack" }]), "Text of another pack");
+});
+
+test("a key or a parameter without a translation is shown in English", () => {
+  assert.equal(chinese([{ text: "Something new", key: "new.key", parameters: {} }]), "Something new");
+  assert.equal(chinese([{ text: "Something", key: "toString", parameters: {} }]), "Something");
+  assert.equal(chinese([{ ...FOLDER, parameters: {} }]), "图像位于 {folder}。");
+});
+
+test("a parameter is text, whatever it contains", () => {
+  assert.equal(chinese([{ ...FOLDER, parameters: { folder: "$& {folder} <b>" } }]), "图像位于 $& {folder} <b>。");
+});
