@@ -1,5 +1,5 @@
-"""Power cuts: commands are killed at random and at chosen moments, and nothing that was finished may be lost.
+"""Crash tests: commands are killed at random and at chosen moments, and must not lose finished results.
 
-``python -m tests.crash --kills 100`` takes about forty minutes on two busy cores. ``tests/crash/test_kills.py`` is a
-small part of it.
+``python -m tests.crash --kills 100`` needs about forty minutes on two busy cores. ``tests/crash/test_kills.py`` runs a
+few kills.
 """

@@ -1,4 +1,4 @@
-"""What is killed: two commands, and a server that makes a batch. Each says what it has finished."""
+"""Commands to kill: two of the command line, and a server that runs a batch workflow."""
 
 from __future__ import annotations
 
@@ -21,156 +21,178 @@ from tests.tiny import write_tiny_checkpoint
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_name("faults.py")
 PROMPTS = ["a cat", "a dog on a mat", "a cow", "seven geese"]
-PATIENCE, PAUSE = 600, 0.1
-"""Seconds after which a command hangs, and between two looks at what it has finished."""
-Seen = Callable[[], None]
-"""Called often while a command runs."""
-Found = dict[str, str]
-"""What was found in a folder, by name."""
+TIMEOUT = 600
+"""Seconds after which a command is considered to hang."""
+POLL_INTERVAL = 0.1
+"""Seconds between two checks of a running command's results."""
+Check = Callable[[], None]
+"""Function that checks the results while a command runs."""
+Results = dict[str, str]
+"""Digest or content of each finished result, by name."""
 
 
 class Case:
-    """A command and the folder that it writes to.
+    """Command and its output folder.
 
-    writes: about how often it writes a file or a line. begins: the share of its time after which it may write. seconds:
-    of the last run to the end.
+    Attributes:
+        writes: Approximate number of files and lines that the command writes.
+        begins: Share of the run after which the command starts to write.
+        seconds: Duration of the last completed run.
+        base: Folder of everything that the case needs.
+        folder: Output folder.
     """
 
-    writes, begins, seconds = 12, 0.3, 0.0
+    writes = 12
+    begins = 0.3
+    seconds = 0.0
 
     def __init__(self, base: Path):
-        self.base, self.folder = base, base / "output"
+        self.base = base
+        self.folder = base / "output"
         base.mkdir(parents=True)
         self.checkpoint = write_tiny_checkpoint(base / "models" / "ar_image" / "tiny", scale=3.0)
         (base / "prompts.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
 
-    def run(self, seen: Seen, after: float = PATIENCE, fault: tuple[str, int] | None = None) -> bool:
-        """Run the command, and kill it after so many seconds, or where ``fault`` says. Was it killed?"""
+    def run(self, check: Check, after: float = TIMEOUT, fault: tuple[str, int] | None = None) -> bool:
+        """Run the command.
+
+        Args:
+            check: Function to call while the command runs.
+            after: Seconds after which to kill the command.
+            fault: Moment and number of a fault that kills it, see :mod:`.faults`.
+
+        Returns:
+            Whether the command was killed.
+        """
         raise NotImplementedError
 
-    def finished(self) -> Found:
-        """What no kill may change. Fails if anything is half-written."""
+    def results(self) -> Results:
+        """Return the results that a kill must not change; fail if a file is incomplete."""
         raise NotImplementedError
 
-    def result(self) -> object:
-        """What came of it in the end: all that does not depend on time."""
+    def final_result(self) -> object:
+        """Return the outcome of a completed run, without anything that depends on timing."""
         raise NotImplementedError
 
-    def parts(self) -> list[Path]:
-        """Files that killed processes left."""
+    def partial_files(self) -> list[Path]:
+        """Return temporary files that killed processes left."""
         return list(self.folder.rglob("*.part"))
 
-    def start_anew(self) -> None:
-        """Forget what was made."""
+    def reset(self) -> None:
+        """Delete the output."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def pixels(path: Path) -> str:
-    """A digest of a picture, which has to be whole."""
+def pixel_digest(path: Path) -> str:
+    """Return a digest of an image's pixels; fail if the file is incomplete."""
     with Image.open(path) as image:
         return hashlib.sha256(image.tobytes()).hexdigest()
 
 
-def check_whole(folder: Path) -> None:
-    """Fails if a file under its final name is half-written."""
+def check_complete(folder: Path) -> None:
+    """Fail if a file with its final name is incomplete."""
     for path in sorted(folder.rglob("*")):
         if path.suffix == ".png":
-            pixels(path)
+            pixel_digest(path)
         elif path.suffix == ".json":
             json.loads(path.read_bytes())
         elif path.suffix in (".csv", ".md"):
-            assert path.read_bytes().endswith(b"\n"), f"{path} is half-written"
+            assert path.read_bytes().endswith(b"\n"), f"{path} is incomplete"
 
 
 class Command(Case):
-    """A command of ``python -m adt_core``."""
+    """Command of ``python -m adt_core``."""
 
     arguments: tuple[str, ...]
 
-    def run(self, seen: Seen, after: float = PATIENCE, fault: tuple[str, int] | None = None) -> bool:
-        usual = "--model", self.checkpoint, "--drafter", "jacobi", "--prompts", self.base / "prompts.txt"
+    def run(self, check: Check, after: float = TIMEOUT, fault: tuple[str, int] | None = None) -> bool:
+        common = ("--model", self.checkpoint, "--drafter", "jacobi", "--prompts", self.base / "prompts.txt")
         faults = [FAULTS, *map(str, fault)] if fault else []
-        command = [sys.executable, *faults, "-m", "adt_core", *self.arguments, *usual]
+        command = [sys.executable, *faults, "-m", "adt_core", *self.arguments, *common]
         variables = {**os.environ, "ADT_TREE_CACHE": str(self.base / "cache")}
         with subprocess.Popen(
             command, cwd=ROOT, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         ) as process:
             started = time.monotonic()
             while process.poll() is None and time.monotonic() < started + after:
-                seen()
-                time.sleep(PAUSE)
-            assert after < PATIENCE or process.poll() is not None, "it hangs"
+                check()
+                time.sleep(POLL_INTERVAL)
+            assert after < TIMEOUT or process.poll() is not None, "timeout"
             process.kill()
-            code, said = process.wait(), process.stderr.read()
-        assert code in (0, -9), said
+            code = process.wait()
+            errors = process.stderr.read()
+        assert code in (0, -9), errors
         self.seconds = time.monotonic() - started if code == 0 else self.seconds
         return code != 0
 
 
 class Generate(Command):
-    """``generate``: pictures of a list, and its three JSON files."""
+    """Command ``generate`` with a list of prompts; it writes images and three JSON files."""
 
     writes = len(PROMPTS) + 3
 
     def __init__(self, base: Path):
         super().__init__(base)
         files = (("output", "o.png"), ("tokens", "tokens.json"), ("trace", "trace.json"), ("report", "report.json"))
-        self.arguments = "generate", *(str(x) for name, file in files for x in (f"--{name}", self.folder / file))
+        options = (str(word) for name, file in files for word in (f"--{name}", self.folder / file))
+        self.arguments = ("generate", *options)
 
-    def finished(self) -> Found:
-        check_whole(self.folder)
-        return {path.name: pixels(path) for path in self.folder.glob("*.png")}
+    def results(self) -> Results:
+        check_complete(self.folder)
+        return {path.name: pixel_digest(path) for path in self.folder.glob("*.png")}
 
-    def result(self) -> object:
-        return self.finished(), json.loads((self.folder / "tokens.json").read_bytes())["tokens"]
+    def final_result(self) -> object:
+        return self.results(), json.loads((self.folder / "tokens.json").read_bytes())["tokens"]
 
 
 class Benchmark(Command):
-    """``benchmark``: pictures, records, tables."""
+    """Command ``benchmark``; it writes images, records and tables."""
 
     writes = 3 * len(PROMPTS) + 1
 
     def __init__(self, base: Path):
         super().__init__(base)
         methods = "jacobi,jacobi+lantern"
-        self.arguments = "benchmark", "--methods", methods, "--lantern-delta", "0.5", "--output", str(self.folder)
+        self.arguments = ("benchmark", "--methods", methods, "--lantern-delta", "0.5", "--output", str(self.folder))
 
-    def finished(self) -> Found:
-        check_whole(self.folder)
-        found = {}
+    def results(self) -> Results:
+        check_complete(self.folder)
+        results = {}
         for record in self._records():
-            found[str(record["prompt"])] = json.dumps(record)
-            pictures = {self.folder / run["picture"] for run in record["runs"].values()}
-            found |= {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in pictures}
-        return found
+            results[str(record["prompt"])] = json.dumps(record)
+            images = {self.folder / run["picture"] for run in record["runs"].values()}
+            results |= {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in images}
+        return results
 
     def _records(self) -> list[dict]:
-        """The whole ones, the first of every prompt."""
-        path, found = self.folder / "runs.jsonl", {}
+        """Return the complete records, the first of each prompt."""
+        path = self.folder / "runs.jsonl"
+        records = {}
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
             try:
                 record = json.loads(line)
-            except ValueError:  # a kill has cut it
+            except ValueError:  # cut off by a kill
                 continue
             if "prompt" in record:
-                found.setdefault(record["prompt"], record)
-        return list(found.values())
+                records.setdefault(record["prompt"], record)
+        return list(records.values())
 
-    def result(self) -> object:
-        figures = "tokens", "tau", "target_forwards", "mean_depth", "agreement", "acceptance", "picture"
-        whole = json.loads((self.folder / "results.json").read_bytes())["records"]
-        assert whole == sorted(self._records(), key=lambda record: record["prompt"])
+    def final_result(self) -> object:
+        figures = ("tokens", "tau", "target_forwards", "mean_depth", "agreement", "acceptance", "picture")
+        records = json.loads((self.folder / "results.json").read_bytes())["records"]
+        assert records == sorted(self._records(), key=lambda record: record["prompt"])
         return [
-            (record["text"], name, [run[figure] for figure in figures], pixels(self.folder / run["picture"]))
-            for record in whole
+            (record["text"], name, [run[figure] for figure in figures], pixel_digest(self.folder / run["picture"]))
+            for record in records
             for name, run in record["runs"].items()
         ]
 
 
 class Batch(Case):
-    """The shipped batch workflow in a real ComfyUI, whose whole server is killed."""
+    """Batch workflow of the pack in a ComfyUI server, which is killed."""
 
-    writes, begins = len(PROMPTS) + 3, 0.0
+    writes = len(PROMPTS) + 3
+    begins = 0.0
 
     def __init__(self, base: Path):
         super().__init__(base)
@@ -180,22 +202,23 @@ class Batch(Case):
         self._server = Comfy(NEWEST, base, PACKS)
         self._command = self._server.command
 
-    def run(self, seen: Seen, after: float = PATIENCE, fault: tuple[str, int] | None = None) -> bool:
+    def run(self, check: Check, after: float = TIMEOUT, fault: tuple[str, int] | None = None) -> bool:
         python, *rest = self._command()
         faults = [str(FAULTS), *map(str, fault)] if fault else []
         self._server.command = lambda: [python, *faults, *rest]
         with self._server as server:
-            prompt_id, started = server.queue(self._prompt()), time.monotonic()
+            prompt_id = server.queue(self._prompt())
+            started = time.monotonic()
             try:
                 while time.monotonic() < started + after and not server.get(f"/history/{prompt_id}"):
-                    seen()
-                    time.sleep(PAUSE)
+                    check()
+                    time.sleep(POLL_INTERVAL)
                 done = server.get(f"/history/{prompt_id}")
-            except OSError:  # the server has gone
+            except OSError:  # the fault has killed the server
                 return True
             server.process.kill()
         assert not done or done[prompt_id]["status"]["status_str"] == "success", done
-        assert done or after < PATIENCE, "it hangs"
+        assert done or after < TIMEOUT, "timeout"
         self.seconds = time.monotonic() - started if done else self.seconds
         return not done
 
@@ -210,18 +233,18 @@ class Batch(Case):
         graph.set("ADTTreeModelLoader", model="tiny").set("ADTTreeDrafterLoader", drafter="jacobi")
         return graph.set("ADTTreeBatchSampler", chunk_size=2).drop("ADTTreeBatchSampler", "settings").prompt
 
-    def finished(self) -> Found:
-        check_whole(self.folder)
-        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in self._pictures()}
+    def results(self) -> Results:
+        check_complete(self.folder)
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in self._images()}
 
-    def _pictures(self) -> list[Path]:
+    def _images(self) -> list[Path]:
         return [path for path in self.folder.glob("adt_tree_batches/*/*.png") if path.stem != "report"]
 
-    def result(self) -> object:
+    def final_result(self) -> object:
         (table,) = self.folder.glob("adt_tree_batches/*/report.csv")
         with table.open(newline="", encoding="utf-8-sig") as file:
             rows = [(row["id"], row["prompt"], row["file"]) for row in csv.DictReader(file)]
-        return rows, {path.name: (read_settings(path)["tokens"], pixels(path)) for path in self._pictures()}
+        return rows, {path.name: (read_settings(path)["tokens"], pixel_digest(path)) for path in self._images()}
 
 
 CASES: dict[str, type[Case]] = {"generate": Generate, "benchmark": Benchmark, "batch": Batch}

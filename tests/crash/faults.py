@@ -1,7 +1,7 @@
-"""Faults at chosen moments of writing, from outside: the code that is tested knows nothing of them.
+"""Fault injection at chosen moments of writing, by patching built-in functions from outside the tested code.
 
-``python faults.py MOMENT NUMBER -m adt_core generate ...`` runs a command that is killed at its NUMBER-th such moment.
-A script can stand in place of ``-m MODULE``.
+``python faults.py MOMENT NUMBER -m adt_core generate ...`` runs a command and kills it at the NUMBER-th such moment.
+Instead of ``-m MODULE`` it also accepts the path of a script.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from pathlib import Path
 from typing import NoReturn
 
 MOMENTS = ("write", "rename", "renamed")
-"""Half a file or line is written; a whole file has not got its name yet; it has just got it."""
-WATCHED = (".part", "runs.jsonl")
-"""Ends of the names of files that count."""
-CACHE = "ADT_TREE_CACHE"
-"""Environment variable: the folder whose files do not count. Timing decides what is written there, and a command goes
-on without it."""
+"""After half of a write, before a complete file is renamed to its final name, and directly after the rename."""
+WATCHED_SUFFIXES = (".part", "runs.jsonl")
+"""Suffixes of the files whose writes count."""
+CACHE_VARIABLE = "ADT_TREE_CACHE"
+"""Environment variable with the cache folder. Its files don't count, because timing decides when they are written."""
 Fault = Callable[[], NoReturn]
 
 
 def kill() -> NoReturn:
-    """End this process as a power cut would: nothing is tidied up."""
+    """Kill this process without any cleanup, like a power failure."""
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("a killed process goes on")
+    raise AssertionError("SIGKILL did not end the process")
 
 
 def full_disk() -> NoReturn:
-    """As the system says it where an open file is written: without a name."""
+    """Raise the error of a write to a full disk, which has no file name."""
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-class _Cut:
-    """A file whose first write stops half-way with a fault."""
+class _FaultyFile:
+    """File whose first write stops halfway with a fault."""
 
     def __init__(self, file, fault: Fault):
-        self._file, self._fault = file, fault
+        self._file = file
+        self._fault = fault
 
     def __enter__(self):
         return self
@@ -56,34 +56,42 @@ class _Cut:
         self._fault()
 
 
-def at(moment: str, number: int, fault: Fault) -> tuple[object, str, Callable]:
-    """What ``setattr`` needs, so that the ``number``-th such moment, counted from 1, meets a fault."""
-    calls, open_as_usual, replace_as_usual = count(1), open, os.replace
+def fault_patch(moment: str, number: int, fault: Fault) -> tuple[object, str, Callable]:
+    """Return arguments of ``setattr`` that inject a fault.
+
+    Args:
+        moment: One of ``MOMENTS``.
+        number: Which moment of this kind has the fault, counted from 1.
+        fault: Function to call; it must not return.
+    """
+    calls = count(1)
+    original_open = open
+    original_replace = os.replace
 
     def is_due(path: object) -> bool:
-        cached = os.path.dirname(str(path)) == os.environ.get(CACHE)
-        return str(path).endswith(WATCHED) and not cached and next(calls) == number
+        is_cached = os.path.dirname(str(path)) == os.environ.get(CACHE_VARIABLE)
+        return str(path).endswith(WATCHED_SUFFIXES) and not is_cached and next(calls) == number
 
-    def open_cut(path, mode: str = "r", *args, **kwargs):
-        file = open_as_usual(path, mode, *args, **kwargs)
-        return _Cut(file, fault) if mode in ("wb", "ab") and is_due(path) else file
+    def faulty_open(path, mode: str = "r", *args, **kwargs):
+        file = original_open(path, mode, *args, **kwargs)
+        return _FaultyFile(file, fault) if mode in ("wb", "ab") and is_due(path) else file
 
-    def replace(source, destination) -> None:
+    def faulty_replace(source, destination) -> None:
         due = is_due(source)
         if due and moment == "rename":
             fault()
-        replace_as_usual(source, destination)
+        original_replace(source, destination)
         if due:
             fault()
 
     assert moment in MOMENTS
-    return (builtins, "open", open_cut) if moment == "write" else (os, "replace", replace)
+    return (builtins, "open", faulty_open) if moment == "write" else (os, "replace", faulty_replace)
 
 
 def main() -> None:
-    """Run the command line's command with its fault."""
+    """Run the command in the arguments, with its fault."""
     moment, number, *command = sys.argv[1:]
-    setattr(*at(moment, int(number), kill))
+    setattr(*fault_patch(moment, int(number), kill))
     is_module = command[0] == "-m"
     sys.argv = command[is_module:]
     sys.path[0] = os.getcwd() if is_module else str(Path(command[0]).parent)

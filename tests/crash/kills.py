@@ -1,77 +1,94 @@
-"""Kills a case again and again, and checks after each kill that nothing is lost."""
+"""Repeated kills of a case, with a check after each that no finished result was lost."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 
-from .cases import Case, Found
+from .cases import Case, Results
 from .faults import MOMENTS
 
 RANDOM = "random"
-AGAIN = 1 / 3
-"""Share of the kills after which the run that goes on is killed too."""
+KILL_AGAIN = 1 / 3
+"""Share of kills after which the resumed run is killed, too."""
 
 
 class Kills:
-    """Kills of a case. figures: what was seen; a loss fails at once.
+    """Series of kills of one case, compared with an undisturbed run. A lost result raises AssertionError.
 
-    The case is first run undisturbed. ``rng`` chooses the moments.
+    Attributes:
+        counts: Numbers of kills, completed runs and checked results.
     """
 
     def __init__(self, case: Case, rng: random.Random):
-        self._case, self._rng, self.figures = case, rng, Counter[str]()
-        self._kept: Found = {}
-        assert not case.run(lambda: None), "killed by somebody else"
-        self._result = case.result()
-        case.start_anew()
+        self.counts: Counter[str] = Counter()
+        self._case = case
+        self._rng = rng
+        self._kept: Results = {}
+        assert not case.run(lambda: None), "the undisturbed run was killed"
+        self._expected = case.final_result()
+        case.reset()
 
     def kill(self, moment: str) -> None:
-        """Kill the case at a moment of this kind; a run that ends before it is checked, and the next one is killed."""
-        latest = 1.0
-        while not self._is_killed(moment, latest):
-            self._check_end()
-            latest /= 2
-        self._look()
-        self.figures["kills"] += 1
-        self.figures[f"kills: {moment}"] += 1
-        self.figures["files left by a kill"] += len(self._case.parts())
+        """Kill the case once; runs that end before the kill are checked and repeated.
 
-    def _is_killed(self, moment: str, latest: float) -> bool:
-        """Run it with a kill at a moment of this kind. latest: the share of the run in which it falls."""
-        case, share = self._case, self._rng.uniform(0, latest)
+        Args:
+            moment: One of ``MOMENTS``, or ``RANDOM`` for a random time.
+        """
+        latest = 1.0
+        while not self._run_with_kill(moment, latest):
+            self._check_completed()
+            latest /= 2
+        self._check_kept()
+        self.counts["kills"] += 1
+        self.counts[f"kills: {moment}"] += 1
+        self.counts["files left by a kill"] += len(self._case.partial_files())
+
+    def _run_with_kill(self, moment: str, latest: float) -> bool:
+        """Run the case with a kill in the first `latest` share of the run; return whether it was killed."""
+        case = self._case
+        share = self._rng.uniform(0, latest)
         if moment == RANDOM:
-            return case.run(self._look, (case.begins + (1 - case.begins) * share) * case.seconds)
-        return case.run(self._look, fault=(moment, 1 + int(share * case.writes)))
+            return case.run(self._check_kept, (case.begins + (1 - case.begins) * share) * case.seconds)
+        return case.run(self._check_kept, fault=(moment, 1 + int(share * case.writes)))
 
     def finish(self) -> None:
-        """Run it to the end: the result is that of the undisturbed run. The next kill begins anew."""
-        assert not self._case.run(self._look), "killed by somebody else"
-        self._check_end()
+        """Complete the resumed run, check that its result is as expected, and reset the case."""
+        assert not self._case.run(self._check_kept), "the resumed run was killed"
+        self._check_completed()
 
-    def _look(self) -> None:
-        """Nothing is half-written, and all that was ever finished is there, unchanged."""
-        found = self._case.finished()
-        lost = {name for name, content in self._kept.items() if found.get(name) != content}
+    def _check_kept(self) -> None:
+        """Check that no file is incomplete and that all earlier results are unchanged."""
+        results = self._case.results()
+        lost = {name for name, content in self._kept.items() if results.get(name) != content}
         assert not lost, f"lost or changed: {sorted(lost)}"
-        self._kept = found
+        self._kept = results
 
-    def _check_end(self) -> None:
-        self._look()
-        assert self._case.result() == self._result, "another result than that of the undisturbed run"
-        assert not self._case.parts(), f"{self._case.parts()} were left for ever"
-        self.figures["runs to the end"] += 1
-        self.figures["finished things that were checked"] += len(self._kept)
-        self._case.start_anew()
+    def _check_completed(self) -> None:
+        self._check_kept()
+        assert self._case.final_result() == self._expected, "the result differs from the undisturbed run's"
+        assert not self._case.partial_files(), f"not removed: {self._case.partial_files()}"
+        self.counts["completed runs"] += 1
+        self.counts["checked results"] += len(self._kept)
+        self._case.reset()
         self._kept = {}
 
 
-def kill_often(case: Case, count: int, seed: int) -> Counter[str]:
-    """Kill a case ``count`` times, each second time at a moment of writing. Returns the figures."""
+def kill_repeatedly(case: Case, count: int, seed: int) -> Counter[str]:
+    """Kill a case `count` times, at random times and at moments of writing in alternation.
+
+    Args:
+        case: Case to kill.
+        count: Number of kills.
+        seed: Seed of the moments.
+
+    Returns:
+        Counts of kills, completed runs and checked results.
+    """
     rng = random.Random(seed)
     kills = Kills(case, rng)
     for number in range(count):
         kills.kill(RANDOM if number % 2 else MOMENTS[number // 2 % len(MOMENTS)])
-        if rng.random() > AGAIN or number == count - 1:
+        if rng.random() > KILL_AGAIN or number == count - 1:
             kills.finish()
-    return kills.figures
+    return kills.counts

@@ -10,7 +10,7 @@ import pytest
 
 from adt_core.errors import AdtError
 from adt_core.files import PART, add_line, write
-from tests.crash.faults import at, full_disk
+from tests.crash.faults import fault_patch, full_disk
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,7 +24,7 @@ def file(tmp_path):
 
 def test_a_full_disk_leaves_the_file_unchanged(file, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(*at("write", 1, full_disk))
+        patch.setattr(*fault_patch("write", 1, full_disk))
         with pytest.raises(AdtError) as caught:
             write(file, b"another")
     assert str(caught.value) == (
@@ -50,7 +50,7 @@ def test_error_messages(file, monkeypatch, number, words):
     def fail():
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(*at("write", 1, fail))
+    monkeypatch.setattr(*fault_patch("write", 1, fail))
     with pytest.raises(AdtError) as caught:
         write(file, b"another")
     assert words in str(caught.value) and str(file) in str(caught.value)
@@ -141,7 +141,7 @@ def test_appending_to_a_full_disk(tmp_path, monkeypatch):
     path = tmp_path / "runs.jsonl"
     add_line(path, "one")
     with monkeypatch.context() as patch:
-        patch.setattr(*at("write", 1, full_disk))
+        patch.setattr(*fault_patch("write", 1, full_disk))
         with pytest.raises(
             AdtError, match="runs.jsonl' can't be written .the disk is full.*finished results were kept"
         ):

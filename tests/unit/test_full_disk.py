@@ -12,8 +12,8 @@ from adt_tree_pack.nodes import contact_sheet
 from PIL import Image
 
 from adt_core import cli
-from tests.crash.cases import check_whole
-from tests.crash.faults import at, full_disk
+from tests.crash.cases import check_complete
+from tests.crash.faults import fault_patch, full_disk
 
 pytestmark = pytest.mark.long
 
@@ -50,17 +50,17 @@ def test_each_write_of_a_command(run, name, monkeypatch):
     for number in count(1):
         output = f"o{number}"
         with monkeypatch.context() as patch:
-            patch.setattr(*at("write", number, full_disk))
+            patch.setattr(*fault_patch("write", number, full_disk))
             code, said = run(name, output)
         if code == 0:
             break
         assert code == 1 and said[0].startswith(f"error: '{output}/"), "it names the file"
         assert "the disk is full" in said[0] and "finished results were kept" in said[0] and said[0].count(". ") == 0
-        check_whole(Path(output))
+        check_complete(Path(output))
         finished = {path: path.read_bytes() for path in Path(output).rglob("*.jsonl")}
         assert run(name, output)[0] == 0
         assert all(path.read_bytes().startswith(content) for path, content in finished.items())
-        check_whole(Path(output))
+        check_complete(Path(output))
         assert not list(Path(output).rglob("*.part"))
     assert number > WRITES[name]
 
@@ -69,10 +69,10 @@ def test_each_write_of_a_command(run, name, monkeypatch):
 def test_the_report_of_a_batch(tmp_path, monkeypatch, number):
     names = "id file seconds tokens tau mean_depth substitution_rate".split()
     content = [dict.fromkeys(names, 1)], {}, Image.new("RGB", (8, 8)), tmp_path, "report"
-    monkeypatch.setattr(*at("write", number, full_disk))
+    monkeypatch.setattr(*fault_patch("write", number, full_disk))
     with pytest.raises(ValueError, match=r"report.\w+' can't be written \(the disk is full\)"):
         contact_sheet.write_report(*content)
-    check_whole(tmp_path)
+    check_complete(tmp_path)
     assert len(list(tmp_path.iterdir())) == number - 1
     assert len(contact_sheet.write_report(*content)) == 3
 

@@ -64,11 +64,11 @@ def test_files_and_lines_of_several_processes(writer, tmp_path):
 def test_two_commands_in_one_folder(tmp_path, name):
     case = CASES[name](tmp_path / name)
     assert not case.run(lambda: None)
-    alone = case.result()
-    case.start_anew()
+    alone = case.final_result()
+    case.reset()
     with ThreadPoolExecutor() as pool:
-        for future in [pool.submit(case.run, case.finished) for _ in range(2)]:
+        for future in [pool.submit(case.run, case.results) for _ in range(2)]:
             assert future.result() is False
-    assert case.finished() and not case.parts()
+    assert case.results() and not case.partial_files()
     assert not case.run(lambda: None)  # which reads what both have written
-    assert case.result() == alone
+    assert case.final_result() == alone
