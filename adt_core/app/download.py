@@ -1,4 +1,4 @@
-"""Download published models: what belongs to one, and the process that fetches it (:mod:`.hub`)."""
+"""Downloads of published models: the parts of a model, and the process that downloads them (`hub`)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ from .checkpoints import find_published, published
 
 ROOT = Path(__file__).resolve().parents[2]
 _START = "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; from adt_core.app.hub import main; main()"
-"""Program of the process. Windows' portable Python puts no folder on the path by itself, others the current one."""
-_POLL = 0.1  # seconds between two calls of ``check``
-_WINDOW = 5.0  # seconds over which the rate is measured
+"""Program of the process. It sets the module path, because Windows' portable Python has no current folder on it, and
+others do."""
+_POLL = 0.1
+"""Seconds between two calls of `check`."""
+_RATE_WINDOW = 5.0
+"""Seconds over which the download rate is measured."""
 
 
 class DownloadProgress(NamedTuple):
@@ -34,9 +37,9 @@ class DownloadProgress(NamedTuple):
 
     Attributes:
         state: "waiting", "listing", "checking" or "downloading".
-        done: Bytes that have arrived, those of an earlier run included.
-        total: Bytes to download; 0 while that is not known.
-        rate: Bytes per second; 0 while that is not known.
+        done: Bytes that are downloaded, including those of earlier runs.
+        total: Bytes to download, 0 if not yet known.
+        rate: Bytes per second, 0 if not yet known.
     """
 
     state: str
@@ -46,7 +49,7 @@ class DownloadProgress(NamedTuple):
 
     @property
     def message(self) -> Message:
-        """Line for users."""
+        """Line for users, with its translation key."""
         if self.state != "downloading":
             return message(f"download.{self.state}")
         size, unit = (1e9, "GB") if self.total >= 1e9 else (1e6, "MB")
@@ -59,11 +62,11 @@ class DownloadProgress(NamedTuple):
 
 
 class DownloadPart(NamedTuple):
-    """A download and the folder that it goes to.
+    """Part of a published model, and the folder to store it in.
 
     Attributes:
-        download: Row of the table of published models.
-        home: Folder of the models or of the drafters.
+        download: Repository and files.
+        home: Folder of models or of drafters.
     """
 
     download: Download
@@ -71,14 +74,15 @@ class DownloadPart(NamedTuple):
 
 
 def find_parts(name: str, home: Path, drafters: Path | None = None) -> list[DownloadPart]:
-    """Return everything that a published model needs, its drafter included.
+    """Return the parts of a published model, including its drafter.
 
     Args:
-        name: Name of a published model, or of one part of it, such as "flan-t5-xl".
-        home: Folder of the models.
-        drafters: Folder of the drafters; beside ``home`` if that is a "models/ar_image", else ``home`` itself.
+        name: Name of a published model, or of one of its parts, such as "flan-t5-xl".
+        home: Folder of models.
+        drafters: Folder of drafters. The default is "ar_image_drafters" next to a folder "ar_image", else `home`.
+
     Raises:
-        AdtError: If no published model or part has this name. Nothing else can be downloaded.
+        AdtError: If no published model or part has this name. Other models cannot be downloaded.
     """
     drafters = drafters or (home.with_name("ar_image_drafters") if home.name == "ar_image" else home)
     row = find_published(name)
@@ -90,9 +94,9 @@ def find_parts(name: str, home: Path, drafters: Path | None = None) -> list[Down
     rows = [row for row in published() if row.downloads]
     parts = [DownloadPart(part, home) for row in rows for part in row.downloads]
     parts += [DownloadPart(part, drafters) for row in rows for part in _drafter(row)]
-    for place in parts:
-        if place.download.name.lower() == name.lower():
-            return [place]
+    for part in parts:
+        if part.download.name.lower() == name.lower():
+            return [part]
     raise AdtError(f"`name`: {shown(name)} is not a published model; use one of {', '.join(row.name for row in rows)}.")
 
 
@@ -100,67 +104,76 @@ def _drafter(row: Published) -> list[Download]:
     return [row.drafter] if row.drafter is not None else []
 
 
-def download(wanted: Sequence[DownloadPart], report: Callable[[DownloadProgress], None], check: Check) -> None:
-    """Download what is missing of these parts. A run that was interrupted is resumed.
+def download(parts: Sequence[DownloadPart], report: Callable[[DownloadProgress], None], check: Check) -> None:
+    """Download the missing files of a model. An interrupted download is resumed.
 
     Args:
-        wanted: Parts, the model's own first.
-        report: Called a few times per second.
-        check: Called ten times per second. An exception that it raises cancels the download at once.
+        parts: Parts of the model, its own repository first.
+        report: Progress callback, called a few times per second.
+        check: Cancellation callback, called ten times per second. Its exception stops the download immediately.
+
     Raises:
-        AdtError: If the Hub refuses, can't be reached, or publishes other files than those in the folder; or if the
-            disk has too little space.
+        AdtError: If the Hub rejects the request or cannot be reached, if existing files differ from the published
+            ones, or if the disk has too little space.
     """
-    parts = [
-        {
-            "repository": place.download.repository,
-            "files": place.download.files,
-            "home": str(place.home.absolute()),
-            "folder": place.download.folder,
-        }
-        for place in wanted
-    ]
-    marks: deque[tuple[float, int]] = deque()
-    for line in _lines(json.dumps({"parts": parts}), check):
+    task = {"parts": [_to_json(part) for part in parts]}
+    samples: deque[tuple[float, int]] = deque()  # (time, bytes) within the window of the rate
+    for line in _lines(json.dumps(task), check):
         if "error" in line:
             raise AdtError(line["error"])
-        done, now = line.get("done", 0), time.monotonic()
+        done = line.get("done", 0)
+        now = time.monotonic()
         if line["state"] == "downloading":
-            marks.append((now, done))
-            while now - marks[0][0] > _WINDOW:
-                marks.popleft()
-        passed = now - marks[0][0] if marks else 0.0
-        rate = (done - marks[0][1]) / passed if passed > 0 else 0.0
+            samples.append((now, done))
+            while now - samples[0][0] > _RATE_WINDOW:
+                samples.popleft()
+        elapsed = now - samples[0][0] if samples else 0.0
+        rate = (done - samples[0][1]) / elapsed if elapsed > 0 else 0.0
         report(DownloadProgress(line["state"], done, line.get("total", 0), rate))
 
 
+def _to_json(part: DownloadPart) -> dict[str, Any]:
+    return {
+        "repository": part.download.repository,
+        "files": part.download.files,
+        "home": str(part.home.absolute()),
+        "folder": part.download.folder,
+    }
+
+
 def default_folder() -> Path:
-    """Return the folder of the models: that of the ComfyUI in which this pack is installed, else "models/ar_image"."""
+    """Return the model folder of the ComfyUI in which this pack is installed, else "models/ar_image"."""
     base = ROOT.parents[1] if ROOT.parent.name == "custom_nodes" else Path()
     return base / "models" / "ar_image"
 
 
 def list_models() -> str:
-    """Return the published models as a table of text."""
-    head = ("name", "download", "memory bf16 / int8", "licence")
+    """Return the published models as a text table."""
+    header = ("name", "download", "memory bf16 / int8", "licence")
     rows = [
         (row.name, row.size, f"{row.memory[0]} / {row.memory[1]} GiB", row.licences)
         for row in published()
         if row.downloads
     ]
-    widths = [max(map(len, column)) for column in zip(head, *rows)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows))
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in (header, *rows))
 
 
 def run(name: str, to: Path | None = None) -> str:
-    """Download a published model with a progress bar on the console, and return where it is.
+    """Download a published model with a progress bar on the console.
 
     Args:
-        name: As for :func:`places`.
-        to: Folder of the models, :func:`default_home` if None.
+        name: Name of a published model or of one of its parts.
+        to: Folder of models, by default `default_folder`.
+
+    Returns:
+        A line with the path of the model.
+
+    Raises:
+        AdtError: If the download fails.
     """
     home = to or default_folder()
-    wanted = find_parts(name, home)
+    parts = find_parts(name, home)
     with tqdm(unit="B", unit_scale=True, leave=False) as bar:
 
         def report(progress: DownloadProgress) -> None:
@@ -170,18 +183,18 @@ def run(name: str, to: Path | None = None) -> str:
             bar.n = progress.done
             bar.refresh()
 
-        download(wanted, report, lambda: None)
-    own = wanted[0]
+        download(parts, report, lambda: None)
+    own = parts[0]
     return f"{own.download.name} is complete: {own.home / own.download.name}"
 
 
-def _lines(order: str, check: Check) -> Iterator[dict[str, Any]]:
-    """Start the process with an order, and yield its lines. It is killed if the caller stops, or ``check`` raises."""
+def _lines(task: str, check: Check) -> Iterator[dict[str, Any]]:
+    """Start the process with a task and yield the JSON lines that it writes. It is killed when the iteration ends."""
     lines: queue.Queue[str | None] = queue.Queue()
-    other: deque[str] = deque(maxlen=20)  # what the process writes besides, such as a traceback
+    other: deque[str] = deque(maxlen=20)  # other output, such as a traceback
     with _process() as process:
         assert process.stdin is not None
-        process.stdin.write(f"{order}\n")
+        process.stdin.write(f"{task}\n")
         process.stdin.flush()
         threading.Thread(target=_read, args=(process, lines), daemon=True).start()
         while True:
@@ -203,7 +216,7 @@ def _lines(order: str, check: Check) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _process() -> Iterator[subprocess.Popen[str]]:
-    """The process, started. It is killed at the end of the block."""
+    """Start the process, and kill it at the end of the block."""
     process = subprocess.Popen(
         [sys.executable, *(["-s"] if sys.flags.no_user_site else []), "-c", _START, str(ROOT)],
         stdin=subprocess.PIPE,
@@ -212,7 +225,7 @@ def _process() -> Iterator[subprocess.Popen[str]]:
         encoding="utf-8",
         errors="backslashreplace",
         env={
-            "HF_HUB_DISABLE_XET": "1",  # its downloads can't be resumed
+            "HF_HUB_DISABLE_XET": "1",  # Xet downloads cannot be resumed
             **os.environ,
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "PYTHONIOENCODING": "utf-8",
@@ -227,7 +240,7 @@ def _process() -> Iterator[subprocess.Popen[str]]:
 
 
 def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
-    """Put the lines of the process into a queue, and None at their end."""
+    """Put the lines of the process into a queue, then None."""
     assert process.stdout is not None
     for line in process.stdout:
         lines.put(line.strip())

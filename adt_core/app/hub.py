@@ -1,17 +1,17 @@
-"""The process that downloads files of a published model from the Hugging Face Hub.
+"""Process that downloads files of a published model from the Hugging Face Hub.
 
-:mod:`.download` starts it and kills it to cancel, which works at once, even while the network does not answer. It
-imports huggingface_hub and no torch, so it starts quickly.
+`download` starts it, and kills it to cancel, which takes effect immediately even if the network does not respond. It
+imports huggingface_hub but not torch, so that it starts quickly.
 
-It reads an order, one line of JSON, from standard input: ``{"parts": [{"repository", "files", "home", "folder"}]}``,
-and writes its state to standard output, one line of JSON each:
+It reads its task from standard input as one line of JSON, `{"parts": [{"repository", "files", "home", "folder"}]}`,
+and writes its state to standard output as lines of JSON:
 
-- ``{"state": "waiting" | "listing" | "checking" | "downloading", "done": bytes, "total": bytes}``
-- ``{"error": sentence}``, the last one, if it failed.
+- `{"state": "waiting" | "listing" | "checking" | "downloading", "done": bytes, "total": bytes}`
+- `{"error": message}` as the last line if it has failed.
 
-A file is downloaded to ``<home>/.adt-tree-download/<hash>.part`` and renamed to ``<hash>`` after its size and hash have
-been checked. When all files are there, they are moved into place. So a model is complete or not there, and an
-interrupted download resumes with the next run, even if another model needs the same file.
+A file is downloaded to `<home>/.adt-tree-download/<hash>.part`, and renamed to `<hash>` after its size and hash are
+verified. When all files are complete, they are moved into place. A model is therefore never partially installed, and
+the next run resumes an interrupted download, even if it is for another model that needs the same file.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from ..errors import AdtError, one_line
 from ..files import inside, is_device, opened, regular
 
 STAGING = ".adt-tree-download"
-"""Folder below that of the models for what is not complete yet. Its name keeps it out of lists of models."""
-AT_ONCE = 4
+"""Folder for incomplete downloads in the folder of models. Lists of models skip names with a leading dot."""
+MAX_CONNECTIONS = 4
 """Files that are downloaded at the same time."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-_CHUNK = 2**18  # bytes between two writes to a file; huggingface_hub's own 10 MiB would lose as much on a cancel
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
-_TRIES = 3  # without a new byte, each of which may be five of huggingface_hub's own
-_PAUSE = 0.2  # seconds between two lines of state
+_CHUNK = 2**18  # bytes per write; with huggingface_hub's 10 MiB, a cancelled download would lose up to 10 MiB
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
+_TRIES = 3  # attempts without progress; each may include five attempts of huggingface_hub
+_PAUSE = 0.2  # seconds between two state lines
 
 
 class RemoteFile(NamedTuple):
-    """A file of a repository.
+    """File of a repository.
 
     Attributes:
         repository: "owner/name".
-        revision: Commit that the file is read from.
+        revision: Commit hash.
         path: Path in the repository.
         size: Bytes.
-        digest: Hash in hexadecimal digits: SHA-256 if it has 64 digits, else that of a git blob (SHA-1).
-        home: Folder of the models.
-        place: Where the file belongs.
+        digest: Hexadecimal hash: SHA-256 if it has 64 digits, else the SHA-1 of the git blob.
+        home: Folder of models.
+        place: Final path.
     """
 
     repository: str
@@ -70,22 +70,22 @@ class RemoteFile(NamedTuple):
 
     @property
     def staged(self) -> Path:
-        """Where the complete and checked file waits for the others."""
+        """Path of the verified file until all files are complete."""
         return self.home / STAGING / self.digest
 
     @property
     def part(self) -> Path:
-        """Where the file is while it is downloaded."""
+        """Path of the file during the download."""
         return self.staged.with_name(f"{self.digest}.part")
 
 
 def main() -> None:
-    """Carry out the order on standard input. The exit code is 1 if it failed."""
-    order = json.loads(sys.stdin.readline())
+    """Run the task on standard input. The exit code is 1 if it fails."""
+    task = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     code = 1
     try:
-        fetch(order["parts"])
+        fetch(task["parts"])
         code = 0
     except AdtError as error:
         _print(error=error.template)
@@ -93,16 +93,18 @@ def main() -> None:
         _print(error=_disk_error(error))
     except Exception:
         traceback.print_exc()
-    os._exit(code)  # does not wait for files that other threads still download
+    os._exit(code)  # do not wait for the threads that are still downloading
 
 
 def fetch(parts: Sequence[dict[str, Any]]) -> None:
-    """Download what is missing of these parts of a model.
+    """Download the missing files of a model.
 
     Args:
-        parts: Each with ``repository``, ``files`` ([] for all), ``home`` and ``folder``, which is relative to ``home``.
+        parts: Dictionaries with `repository`, `files` ([] for all), `home`, and `folder` relative to `home`.
+
     Raises:
-        AdtError: If the Hub refuses, the disk has too little space, or a file differs from the published one.
+        AdtError: If the Hub rejects the request, the disk has too little space, or an existing file differs from the
+            published one.
     """
     from filelock import FileLock, Timeout
 
@@ -116,20 +118,20 @@ def fetch(parts: Sequence[dict[str, Any]]) -> None:
             _print(state="waiting")
     with lock:
         _print(state="listing")
-        files = [file for part in parts for file in _listed(part)]
-        missing = [file for file in files if not _is_there(file)]
+        files = [file for part in parts for file in _list_files(part)]
+        missing = [file for file in files if not _is_installed(file)]
         if missing:
             _fetch_files(missing)
 
 
 def _fetch_files(files: list[RemoteFile]) -> None:
-    """Download files, and move them into place once all of them are complete."""
+    """Download files, and move them into place after all of them are complete."""
     for home in {file.home for file in files}:
         inside(home, STAGING).mkdir(parents=True, exist_ok=True)
     _check_space(files)
     total = sum(file.size for file in files)
-    by_digest = {file.staged: file for file in files}  # two folders may need the same file
-    pool = ThreadPoolExecutor(AT_ONCE)  # no context manager, which would wait for the other files after an error
+    by_digest = {file.staged: file for file in files}  # a file may be needed in two folders
+    pool = ThreadPoolExecutor(MAX_CONNECTIONS)  # a context manager would wait for the other files after an error
     waiting = {pool.submit(_fetch_file, file) for file in by_digest.values()}
     while waiting:
         done, waiting = wait(waiting, timeout=_PAUSE, return_when=FIRST_EXCEPTION)
@@ -145,12 +147,13 @@ def _fetch_files(files: list[RemoteFile]) -> None:
 # ---- the Hub ---------------------------------------------------------------------------------------------------------
 
 
-def _listed(part: dict[str, Any]) -> list[RemoteFile]:
-    """The files of a part of a model that it needs, with size and hash as the Hub publishes them."""
+def _list_files(part: dict[str, Any]) -> list[RemoteFile]:
+    """Return the required files of a part with the size and hash that the Hub publishes."""
     from huggingface_hub import HfApi
 
-    repository, home = part["repository"], Path(part["home"])
-    with _explained(repository):
+    repository = part["repository"]
+    home = Path(part["home"])
+    with _explain_errors(repository):
         info = HfApi().model_info(repository, files_metadata=True)
     listed = {sibling.rfilename: sibling for sibling in info.siblings or []}
     missing = [name for name in part["files"] if name not in listed]
@@ -159,20 +162,20 @@ def _listed(part: dict[str, Any]) -> list[RemoteFile]:
             f"{repository} has no {missing[0]} on {_endpoint()}; report it, or put the file in place by hand."
         )
     files = []
-    for name in part["files"] or _needed(list(listed)):
+    for name in part["files"] or _required(list(listed)):
         file = listed[name]
         digest, size = (file.lfs.sha256, file.lfs.size) if file.lfs else (file.blob_id, file.size)
         if not re.fullmatch("[0-9a-f]{40}([0-9a-f]{24})?", str(digest)) or not isinstance(size, int) or size < 0:
             raise AdtError(
                 f"{_endpoint()} publishes no size and hash of {name} of {repository}; use another HF_ENDPOINT."
             )
-        place = inside(home, *PurePosixPath(part["folder"], _checked(name, repository)).parts)
+        place = inside(home, *PurePosixPath(part["folder"], _check_path(name, repository)).parts)
         files.append(RemoteFile(repository, info.sha or "main", name, size, digest, home, place))
     return files
 
 
-def _needed(names: list[str]) -> list[str]:
-    """The files of a complete repository that a model may need: no pickles where the same folder has safetensors."""
+def _required(names: list[str]) -> list[str]:
+    """Return the files of a repository that a model may need: no pickles in folders with safetensors files."""
     folders = {PurePosixPath(name).parent for name in names if name.endswith(".safetensors")}
     return [
         name
@@ -181,8 +184,8 @@ def _needed(names: list[str]) -> list[str]:
     ]
 
 
-def _checked(name: str, repository: str) -> str:
-    """A path of a repository. Raises AdtError if it may lead out of the model's folder."""
+def _check_path(name: str, repository: str) -> str:
+    """Return a path of a repository. Raise AdtError if it may lead out of the model's folder."""
     parts = name.split("/")
     if any(part in ("", ".", "..") or is_device(part) or re.search(r'[\\:*?"<>|\x00-\x1f]', part) for part in parts):
         raise AdtError(f"{repository} has a file called {name!r}, which can't be a file in a folder of models.")
@@ -190,13 +193,13 @@ def _checked(name: str, repository: str) -> str:
 
 
 def _fetch_file(file: RemoteFile) -> None:
-    """Download a file to the staging folder, from where it stopped before, and check it."""
+    """Download a file to the staging folder, continuing an earlier download, and verify it."""
     if file.staged.exists():
         return
     file.part.touch()
     with (
         open(file.part, "r+b", buffering=0, opener=regular) as target,
-        _explained(f"{file.path} of {file.repository}"),
+        _explain_errors(f"{file.path} of {file.repository}"),
     ):
         if os.fstat(target.fileno()).st_size > file.size:
             target.truncate(0)
@@ -221,41 +224,41 @@ def _fetch_file(file: RemoteFile) -> None:
 
 
 def _transfer(file: RemoteFile, target: Any, start: int) -> None:
-    """Append the rest of a file, from byte ``start`` on. Some versions of http_get retry by themselves, others not."""
+    """Append the remaining bytes of a file, from `start`. Only some versions of `http_get` retry."""
     from huggingface_hub import constants, file_download, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
-    for module in (constants, file_download):  # old versions read it from the second
+    for module in (constants, file_download):  # old versions read it from `file_download`
         module.DOWNLOAD_CHUNK_SIZE = _CHUNK  # type: ignore[attr-defined]
     url = hf_hub_url(file.repository, file.path, revision=file.revision)
     file_download.http_get(url, target, resume_size=start, headers=build_hf_headers(), expected_size=file.size)
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether the same request may succeed a second later: the connection broke."""
+    """Return whether a request may succeed if it is repeated, because the connection was interrupted."""
     from huggingface_hub.utils import OfflineModeIsEnabled
 
     answered = getattr(error, "response", None) is not None
-    return not (answered or isinstance(error, OfflineModeIsEnabled) or getattr(error, "errno", None) in _DISK)
+    return not (answered or isinstance(error, OfflineModeIsEnabled) or getattr(error, "errno", None) in _DISK_ERRORS)
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Turn an error of huggingface_hub, or of writing what it downloads, into an AdtError of one sentence.
+def _explain_errors(what: str) -> Iterator[None]:
+    """Convert errors of huggingface_hub, and of writing its downloads, to an AdtError.
 
     Args:
-        what: Repository or file, for the sentence.
+        what: Repository or file to name in the message.
     """
     try:
         yield
     except Exception as error:
-        on_disk = isinstance(error, OSError) and error.errno in _DISK
+        on_disk = isinstance(error, OSError) and error.errno in _DISK_ERRORS
         raise AdtError(_disk_error(error, what) if on_disk else _hub_error(error, what)) from error
 
 
 def _hub_error(error: Exception, what: str) -> str:
-    """Return the sentence for an error of huggingface_hub."""
-    from huggingface_hub import utils as errors  # where every version has them
+    """Return the message for an error of huggingface_hub."""
+    from huggingface_hub import utils as errors  # available there in every version
 
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, errors.OfflineModeIsEnabled):
@@ -285,8 +288,8 @@ def _endpoint() -> str:
 # ---- the disk --------------------------------------------------------------------------------------------------------
 
 
-def _is_there(file: RemoteFile) -> bool:
-    """Whether the file is in place. Raises AdtError if another file is there: nothing that exists is replaced."""
+def _is_installed(file: RemoteFile) -> bool:
+    """Return whether a file is in place. Raise AdtError if a different file is, because no file is replaced."""
     if not file.place.exists():
         return False
     _print(state="checking")
@@ -299,18 +302,19 @@ def _is_there(file: RemoteFile) -> bool:
 
 
 def _is_published(file: RemoteFile, path: Path) -> bool:
-    """Whether the file at a path has the published size and hash."""
+    """Return whether the file at a path has the published size and hash."""
     if path.stat().st_size != file.size:
         return False
-    made = hashlib.sha256() if len(file.digest) == 64 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+    is_sha256 = len(file.digest) == 64
+    digest = hashlib.sha256() if is_sha256 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     with opened(path) as stream:
         while block := stream.read(2**20):
-            made.update(block)
-    return made.hexdigest() == file.digest
+            digest.update(block)
+    return digest.hexdigest() == file.digest
 
 
 def _size_so_far(file: RemoteFile) -> int:
-    """Bytes of a file that have been downloaded."""
+    """Return the number of downloaded bytes of a file."""
     for path in (file.staged, file.part):
         try:
             return min(path.stat().st_size, file.size)
@@ -320,7 +324,7 @@ def _size_so_far(file: RemoteFile) -> int:
 
 
 def _check_space(files: Sequence[RemoteFile]) -> None:
-    """Raises AdtError if a disk has too little free space for what is missing."""
+    """Raise AdtError if a disk has too little free space for the missing bytes."""
     needed: dict[Path, int] = defaultdict(int)
     for file in files:
         needed[file.home] += file.size - _size_so_far(file)
@@ -334,24 +338,23 @@ def _check_space(files: Sequence[RemoteFile]) -> None:
 
 
 def _in_order(files: Sequence[RemoteFile]) -> Iterator[RemoteFile]:
-    """The files in an order in which a model is listed as installed last: its own part after the others, and of that
-    the configuration last."""
+    """Yield files so that a model is recognised as installed only at the end: its `config.json` is last."""
     own = files[0].repository
     yield from sorted(files, key=lambda file: (file.repository == own, file.place.name == "config.json"))
 
 
 def _move(file: RemoteFile, keep: bool) -> None:
-    """Move a file from the staging folder into place, never over another one.
+    """Move a file from the staging folder into place without replacing another file.
 
     Args:
-        file: The file.
-        keep: Leave it in the staging folder, too, because another place needs it.
+        file: File to move.
+        keep: Keep a copy in the staging folder, because another folder needs it.
     """
     file.place.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(file.staged, file.place)
-    except OSError:  # there is a file, or the file system has no hard links
-        if _is_there(file):
+    except OSError:  # the file exists, or the file system has no hard links
+        if _is_installed(file):
             return
         shutil.copyfile(file.staged, file.place) if keep else os.rename(file.staged, file.place)
     if not keep:
@@ -359,7 +362,7 @@ def _move(file: RemoteFile, keep: bool) -> None:
 
 
 def _disk_error(error: BaseException, name: str = "The folder of models") -> str:
-    """Return the sentence for an error of writing a file; an error that names the file needs no ``name``."""
+    """Return the message for an error of writing a file. The error's file name takes precedence over `name`."""
     name = getattr(error, "filename", None) or name
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return f"{name} can't be written: the disk is full; delete files, and run it again: what has arrived is kept."
@@ -377,7 +380,7 @@ def _gigabytes(size: int) -> str:
 
 
 def _print(**line: Any) -> None:
-    """Write a line of state. Exits if nobody reads it."""
+    """Write a line of JSON to standard output, and exit if the pipe is closed."""
     try:
         print(json.dumps(line), flush=True)
     except OSError:
@@ -385,6 +388,6 @@ def _print(**line: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """Exit when the process that started this one has ended, which closes standard input."""
+    """Exit when the parent process ends, which closes standard input."""
     sys.stdin.buffer.read()
     os._exit(1)

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, read from its configuration and the headers of its files alone."""
+"""Description of a checkpoint, from its configuration and the headers of its weights files."""
 
 from __future__ import annotations
 
@@ -26,20 +26,27 @@ from . import unsupported
 from .checkpoints import open_checkpoint
 
 _STORED = {"float32": (torch.float32, None), "bfloat16": (torch.bfloat16, None), "int8": (torch.bfloat16, "int8")}
-"""dtype, and how matrices are stored; float16 is as bfloat16, fp8 as int8."""
-_PROMPT = 64
-"""Tokens of a prompt for which the memory is told."""
+"""dtype and quantisation. float16 needs as much memory as bfloat16, and fp8 as int8."""
+_PROMPT_TOKENS = 64
+"""Length of the prompt for which the memory is estimated."""
 
 
 def inspect(path: str) -> list[dict]:
-    """What the checkpoints at ``path`` hold ("bundled" is two), in JSON's types. AdtError for what is no checkpoint."""
+    """Describe the checkpoints at a path in JSON types.
+
+    Args:
+        path: Folder or file of a target or a drafter, or "bundled" for the bundled target and drafter.
+
+    Raises:
+        AdtError: If it is not a checkpoint.
+    """
     drafters = [Checkpoint(resolve(BUNDLED, "drafter"))] if path == BUNDLED else []
     return [_describe(checkpoint) for checkpoint in (open_checkpoint(path), *drafters)]
 
 
 def _describe(checkpoint: Checkpoint) -> dict:
-    role = _drafter if "fc.weight" in checkpoint.names else _target
-    figures, entries, unneeded = role(checkpoint)
+    describe_role = _drafter if "fc.weight" in checkpoint.names else _target
+    figures, entries, unneeded = describe_role(checkpoint)
     expected = {name: shape for entry in entries for name, shape in zip(entry.names, entry.shapes)}
     stored = {name: checkpoint[name] for name in sorted(checkpoint.names)}
     return {
@@ -62,12 +69,13 @@ def _describe(checkpoint: Checkpoint) -> dict:
 
 
 def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:
-    """Figures of a target, where its parameters come from, and how the names of tensors begin that it does not need."""
+    """Return the description of a target, the sources of its parameters, and name prefixes of unneeded tensors."""
     unsupported.refuse_kind(checkpoint)
     family = family_of(checkpoint)
     with torch.device("meta"):
         target = family.skeleton(checkpoint)
-    entries, side = family.entries(target, checkpoint), target.downsample
+    entries = family.entries(target, checkpoint)
+    side = target.downsample
     missing = missing_tensors(entries, checkpoint)
     advice = [
         remedy
@@ -93,24 +101,29 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
 
 
 def _memory(target: Target, dtype: torch.dtype, weights: str | None) -> int:
-    """Bytes on a GPU: of the weights, and of an image with guidance, drawn by 'auto' without a network."""
-    alike = copy(target)
-    alike.decoder = deepcopy(target.decoder)
-    context = max(alike.decoder.config.max_positions, alike.length + _PROMPT)
-    alike.decoder.config = replace(alike.decoder.config, max_positions=context)
-    alike.decoder.set_dtype(dtype)
+    """Return the bytes on a GPU for the weights and one image with guidance, decoded by 'auto' without a network."""
+    variant = copy(target)
+    variant.decoder = deepcopy(target.decoder)
+    context = max(variant.decoder.config.max_positions, variant.length + _PROMPT_TOKENS)
+    variant.decoder.config = replace(variant.decoder.config, max_positions=context)
+    variant.decoder.set_dtype(dtype)
     if weights is not None:
-        quantise(alike.decoder, weights)
-    rows = [EncodedPrompt([0] * _PROMPT)]
+        quantise(variant.decoder, weights)
+    rows = [EncodedPrompt([0] * _PROMPT_TOKENS)]
     decoding = Decoding(
-        alike, rows, negatives=rows, sampling=Sampling(guidance=2.0), drafting=Drafting("auto"), drafter=JacobiDrafter()
+        variant,
+        rows,
+        negatives=rows,
+        sampling=Sampling(guidance=2.0),
+        drafting=Drafting("auto"),
+        drafter=JacobiDrafter(),
     )
-    stored = sum(part.numel() * part.element_size() for part in alike.decoder.state_dict().values())
+    stored = sum(part.numel() * part.element_size() for part in variant.decoder.state_dict().values())
     return stored + 4 * _size(target.codec) + dtype.itemsize * _size(target.text_encoder) + decoding.memory_required()
 
 
 def _drafter(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:
-    """The same of an EAGLE drafter."""
+    """Return the same as `_target` for an EAGLE drafter."""
     refuse_eagle3(checkpoint, str(checkpoint.path))
     drafter, entries = describe(checkpoint)
     return {"role": "drafter", "family": "eagle", **_decoder_figures(drafter.config)}, entries, ()
@@ -131,7 +144,11 @@ def _decoder_figures(config: DecoderConfig) -> dict:
 
 
 def as_text(figures: dict) -> str:
-    """A description as aligned lines for a terminal."""
+    """Format a description as aligned lines for a terminal.
+
+    Args:
+        figures: Description from `inspect`.
+    """
     shown = dict(figures)
     for name in {"grid", "pixels", "codebook"} & shown.keys():
         shown[name] = " x ".join(map(str, shown[name]))

@@ -270,7 +270,7 @@ def test_the_process_ends_with_the_one_that_started_it(hub, tmp_path):
     code = (
         "from adt_core.app import download as d; from adt_core.models.downloads import Download\n"
         "from pathlib import Path; import sys\n"
-        "part = d.Place(Download('someone/model', 1, 'MIT', 'model'), Path(sys.argv[1]))\n"
+        "part = d.DownloadPart(Download('someone/model', 1, 'MIT', 'model'), Path(sys.argv[1]))\n"
         "d.download([part], print, lambda: None)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE)
