@@ -1,7 +1,8 @@
 """Janus-Pro: a LLaMA decoder with a separate embedding and head for image tokens, and the codec VQ-16.
 
-Chen et al., arXiv 2501.17811. Layouts: transformers' (``deepseek-community/Janus-Pro-1B``) and DeepSeek's original one. The decoder's input for an image token depends only on its code, so it is computed once and stored in the
-embedding, in rows after the text tokens.
+Chen et al., arXiv 2501.17811. Layouts: transformers' (``deepseek-community/Janus-Pro-1B``) and DeepSeek's original one.
+The decoder's input for an image token depends only on its code, so it is computed once and stored in the embedding, in
+rows after the text tokens.
 """
 
 from __future__ import annotations

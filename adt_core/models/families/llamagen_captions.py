@@ -1,6 +1,7 @@
-"""Cleaning of captions for LlamaGen's text encoder, as in its training: DeepFloyd IF's and PixArt's method, applied twice.
+"""Cleaning of captions for LlamaGen's text encoder.
 
-Three ordered lists of substitutions remove remains of web pages and make typography uniform.
+As in its training, the method of DeepFloyd IF and PixArt is applied twice. Three ordered lists of substitutions remove
+remains of web pages and make typography uniform.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class Lumina2Prompter(LuminaPrompter):
 def guidance(scale: float, grid: tuple[int, int]) -> list[float]:
     """Return the guidance scale at every position of an image, as in the published loop.
 
-    The scale of a token is the scale of the previous token times 1 - n / N, but at least 4. N is a quarter of the image's
-    codes, and n the number of tokens since the one that begins the image, including the two of its size.
+    The scale of a token is the scale of the previous token times 1 - n / N, but at least 4. N is a quarter of the
+    image's codes, and n the number of tokens since the one that begins the image, including the two of its size.
 
     Args:
         scale: Requested scale.
