@@ -1,4 +1,4 @@
-"""Checkpoints of every family: what ``inspect`` says of them, and what is said where something is missing or wrong."""
+"""Checkpoints of every family: the output of ``inspect``, and errors for missing or wrong parts."""
 
 import shutil
 
@@ -27,8 +27,8 @@ from tests.layouts.edits import edit_config, edit_tensors
         ("llamagen, authors'", 16, 256, [40, 8]),
     ],
 )
-def test_inspect_describes_a_whole_checkpoint(written, layout, grid, pixels, codebook):
-    """From the headers; what only understanding needs is not called left over."""
+def test_inspect_describes_a_complete_checkpoint(written, layout, grid, pixels, codebook):
+    """Tensors for image understanding are not reported as left over."""
     (found,) = inspect(str(written(layout)))
     assert found["family"].startswith(layout.split(",")[0]) and found["codebook"] == codebook
     assert (found["grid"], found["pixels"]) == ([grid, grid], [pixels, pixels])
@@ -36,22 +36,22 @@ def test_inspect_describes_a_whole_checkpoint(written, layout, grid, pixels, cod
     assert found["memory"]["bfloat16"] > found["memory"]["int8"] > 0
 
 
-def test_inspect_lists_what_is_missing_misshapen_and_left_over(copied):
+def test_inspect_lists_missing_misshapen_and_unused_tensors(copied):
     path, norms, misshapen = copied("chameleon"), "model.layers.0.self_attn.q_norm.bias", "model.layers.1.mlp.down_proj"
 
     def spoil(tensors):
-        tensors["stranger"] = tensors.pop(norms)
+        tensors["unknown"] = tensors.pop(norms)
         del tensors["model.norm.weight"]
         tensors[f"{misshapen}.weight"] = torch.zeros(64, 95)
 
     edit_tensors(path, spoil)
     (found,) = inspect(str(path))
-    assert (found["missing"], found["left_over"]) == ([norms, "model.norm.weight"], ["stranger"])
+    assert (found["missing"], found["left_over"]) == ([norms, "model.norm.weight"], ["unknown"])
     assert found["wrong_shape"] == [f"{misshapen}.weight (64, 95), expected (64, 96)"]
 
 
-def lacks_beside(name):
-    """Without a file or folder that lies beside the checkpoint."""
+def without_companion(name):
+    """Return a function that deletes a file or folder next to the checkpoint."""
 
     def change(path):
         gone = path.parent / name
@@ -63,16 +63,16 @@ def lacks_beside(name):
 @pytest.mark.parametrize(
     "layout, change, tensors, remedy",
     [
-        ("lumina", lacks_beside("vqgan.ckpt"), "model.vqmodel.decoder.", "put vqgan.ckpt"),
-        ("llamagen", lacks_beside("vq_ds16_t2i.pt"), "codec.", "download vq_ds16_t2i.pt"),
-        ("llamagen, authors'", lacks_beside("t5-ckpt"), "t5.", "download google/flan-t5-xl"),
-        ("lumina-mgpt-2", lacks_beside("movqgan_270M.ckpt"), "codec.", "download movqgan_270M.ckpt"),
-        ("liquid", lacks_beside("vqgan.ckpt"), "model.vqmodel.", "put vqgan.ckpt"),
+        ("lumina", without_companion("vqgan.ckpt"), "model.vqmodel.decoder.", "put vqgan.ckpt"),
+        ("llamagen", without_companion("vq_ds16_t2i.pt"), "codec.", "download vq_ds16_t2i.pt"),
+        ("llamagen, authors'", without_companion("t5-ckpt"), "t5.", "download google/flan-t5-xl"),
+        ("lumina-mgpt-2", without_companion("movqgan_270M.ckpt"), "codec.", "download movqgan_270M.ckpt"),
+        ("liquid", without_companion("vqgan.ckpt"), "model.vqmodel.", "put vqgan.ckpt"),
         ("janus", lambda path: (path / "tokenizer.json").unlink(), "", "has no tokenizer.json"),
         ("glm-image", lambda path: (path / "processor" / "tokenizer.json").unlink(), "", "has no tokenizer.json"),
     ],
 )
-def test_what_is_missing_beside_the_weights_is_named_with_its_remedy(copied, layout, change, tensors, remedy):
+def test_error_for_a_missing_companion_states_the_remedy(copied, layout, change, tensors, remedy):
     path = copied(layout)
     change(path)
     with pytest.raises(AdtError, match=f"lacks the tensor '{tensors}.*{remedy}" if tensors else remedy):
@@ -83,7 +83,7 @@ def test_what_is_missing_beside_the_weights_is_named_with_its_remedy(copied, lay
 
 
 def without(name):
-    """Remove a file of the checkpoint's folder."""
+    """Return a function that deletes a file of the checkpoint."""
     return lambda path: (path / name).unlink()
 
 
@@ -92,7 +92,7 @@ def config(change):
 
 
 def stage(change):
-    """Of GLM-Image's first stage."""
+    """Return a function that edits the configuration of GLM-Image's first stage."""
     return lambda path: edit_config(path / "vision_language_encoder", change)
 
 
@@ -101,7 +101,7 @@ def tensors(change):
 
 
 def swap_codes(config):
-    """Code = id - 4 is what the tables and drafters of the family rely on."""
+    """Break the rule code = id - 4, on which the tables and drafters of the family rely."""
     names = config["vocabulary_map"]
     names["IMGIMGCZ"], names["IMGIMGDZ"] = names["IMGIMGDZ"], names["IMGIMGCZ"]
 
@@ -111,7 +111,7 @@ def lose_two(tensors):
 
 
 def rename(token, name):
-    """In the tokenizer."""
+    """Return a function that renames a token of the tokenizer."""
 
     def change(path):
         file = path / "tokenizer.json"
@@ -120,7 +120,7 @@ def rename(token, name):
     return change
 
 
-def keep_one_shard_alone(path):
+def keep_only_one_shard(path):
     for name in ("model.safetensors.index.json", "model-00002-of-00002.safetensors"):
         (path / name).unlink()
     (path / "model-00001-of-00002.safetensors").rename(path / "model.safetensors")
@@ -186,7 +186,7 @@ WRONG = {
         ),
     },
     "emu3": {
-        "a shard alone": (keep_one_shard_alone, r"lacks the tensor '(text_model|vqmodel)\..* and \d+ more"),
+        "a shard alone": (keep_only_one_shard, r"lacks the tensor '(text_model|vqmodel)\..* and \d+ more"),
         "no end of row": (
             config(lambda c: c["vocabulary_map"].pop("<|extra_200|>")),
             r"vocabulary_map lacks <\|extra_200\|>",
@@ -214,28 +214,30 @@ WRONG = {
         ),
     },
 }
-"""By layout and what is wrong: a change to the files, and what is said then."""
+"""(layout, problem) -> a change to the files, and the expected error."""
 
 
 @pytest.mark.parametrize("layout, wrong", [(layout, wrong) for layout in WRONG for wrong in WRONG[layout]])
-def test_what_is_wrong_with_a_checkpoint_is_named(copied, layout, wrong):
+def test_errors_name_the_problem_of_a_checkpoint(copied, layout, wrong):
     path, (change, said) = copied(layout), WRONG[layout][wrong]
     change(path)
     with pytest.raises(AdtError, match=said):
         load_target(path)
 
 
-def test_luminas_size_token_must_be_there(copied):
-    """The name of its folder says that it draws 1024 pixels."""
+def test_lumina_requires_its_size_token(copied):
+    """The name of the folder selects an image size of 1024 pixels."""
     path = copied("lumina")
     with pytest.raises(AdtError, match="reserved08832"):
         load_target(path.rename(path.with_name("Lumina-mGPT-7B-1024")))
 
 
 @pytest.mark.parametrize("place", ["", "Anole-7b-v0.1-hf", "beside"])
-def test_chameleons_image_decoder_may_come_from_metas_file(copied, place):
-    """Conversions of Chameleon have no decoder: Meta's file has it. It is found in the folder of the checkpoint or in
-    the one above, and nowhere else."""
+def test_chameleon_reads_the_image_decoder_from_metas_file(copied, place):
+    """Conversions of Chameleon lack the image decoder, which is in Meta's file.
+
+    The file is found in the checkpoint's folder or in the one above, but not in other folders.
+    """
     path = copied("chameleon")
     whole, stored = load_target(path), load_file(path / "model.safetensors")
     codec = {name[len("model.vqmodel.") :]: value for name, value in stored.items() if ".vqmodel." in name}

@@ -1,4 +1,4 @@
-"""Weights that hold NaN or infinity, or numbers too large for the dtype they are loaded in."""
+"""Weights with NaN or infinity, or with numbers too large for the dtype in which they are loaded."""
 
 import math
 from pathlib import Path
@@ -24,7 +24,7 @@ def target(tmp_path):
 
 
 def spoil(file: Path, name: str, value: float, dtype: torch.dtype | None = None) -> None:
-    """Put a number at the end of a tensor."""
+    """Overwrite the last number of a tensor."""
     tensors = load_file(file)
     tensors[name] = tensors[name].to(dtype or tensors[name].dtype)
     tensors[name].view(-1)[-1] = value
@@ -32,14 +32,14 @@ def spoil(file: Path, name: str, value: float, dtype: torch.dtype | None = None)
 
 
 def refused(file: Path, name: str, found: str) -> str:
-    """The pattern of the sentence."""
+    """Return the pattern of the expected error."""
     return f"{file.name}: the tensor '{name}' holds {found}, but finite numbers were expected; download the file again"
 
 
 @pytest.mark.parametrize("name", [UP, "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"])
 @pytest.mark.parametrize("value, found", [(math.nan, "NaN"), (math.inf, "infinity"), (-math.inf, "infinity")])
 def test_damaged_numbers_of_the_decoder(target, name, value, found):
-    """The last row of the head is of a token that no image has: it shows that the file is damaged all the same."""
+    """The last row of the head belongs to a text token, but it also shows that the file is damaged."""
     spoil(target / WEIGHTS, name, value)
     with pytest.raises(AdtError, match=refused(target / WEIGHTS, name, found)):
         load_target(target)
@@ -70,7 +70,7 @@ def test_damaged_numbers_of_a_drafter(target, tmp_path, name):
 
 
 def test_damaged_numbers_of_a_text_encoder(tmp_path):
-    """The sentence names the encoder's own file, and the tensor as it is called there."""
+    """The error names the encoder's file, and the tensor by its name in it."""
     folder = write_hugging_face(tmp_path)
     file = next(tmp_path.rglob(f"flan-t5-xl/{WEIGHTS}"))
     spoil(file, "shared.weight", math.nan)
@@ -107,7 +107,7 @@ def test_a_damaged_pickle(target):
         load_target(target)
 
 
-# ---- numbers that are finite in the file only ------------------------------------------------------
+# ---- numbers that are finite only in the file ------------------------------------------------------
 
 
 def test_numbers_that_do_not_fit_float16(target):
@@ -122,7 +122,7 @@ def test_numbers_that_do_not_fit_float16(target):
         assert "load this model with dtype bfloat16 or float32" in str(raised.value)
 
 
-def test_of_joined_tensors_the_one_with_the_large_number_is_named(target):
+def test_the_error_names_the_joined_tensor_with_the_large_number(target):
     name = "model.layers.0.self_attn.v_proj.weight"
     spoil(target / WEIGHTS, name, -1e5)
     with pytest.raises(AdtError, match=f"{WEIGHTS}: the tensor '{name}' has values too large for float16"):
@@ -162,7 +162,7 @@ def test_empty_tensors_and_whole_numbers_are_finite(tmp_path):
 
 
 def test_each_tensor_is_read_once(target, monkeypatch):
-    """Numbers are checked as they are read: a large file is not read twice."""
+    """Numbers are checked while they are read, so a large file is not read twice."""
     seen = []
     usual = torch.aminmax
     monkeypatch.setattr(torch, "aminmax", lambda tensor: seen.append(tensor.numel()) or usual(tensor))
@@ -170,7 +170,7 @@ def test_each_tensor_is_read_once(target, monkeypatch):
     assert sum(seen) == sum(value.numel() for value in load_file(target / WEIGHTS).values())
 
 
-def test_scales_that_are_understood_keep_their_place(tmp_path):
+def test_supported_scales_keep_their_order(tmp_path):
     save_file({"a.weight": torch.ones(2, 2).to(torch.float8_e4m3fn), "a.weight_scale": torch.ones(1)}, tmp_path / "a")
     stored = Checkpoint(tmp_path / "a")["a.weight"]
     assert (stored.file, stored.name, stored.dtype) == (tmp_path / "a", "a.weight", "F32")

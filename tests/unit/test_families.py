@@ -1,4 +1,4 @@
-"""Every family: its prompts and sizes, and its images."""
+"""Prompts, sizes and images of every family."""
 
 from functools import cache
 
@@ -17,7 +17,7 @@ from tests.layouts.tokens import spelled
 
 @pytest.fixture(scope="module")
 def models(written, tmp_path_factory):
-    """By family: the target in float64, and a folder with a drafter for it."""
+    """Family -> the target in float64, and a folder with a drafter for it."""
 
     @cache
     def load(family):
@@ -30,8 +30,8 @@ def models(written, tmp_path_factory):
 # ---- prompts and sizes ---------------------------------------------------------------------------
 
 
-def test_januss_prompt_is_the_published_conversation(models):
-    """User, assistant, begin of image. The other row keeps the first and the last token, with padding between."""
+def test_janus_prompt_is_the_published_conversation(models):
+    """The unconditional row keeps the first and the last token, with padding between them."""
     target, _ = models("janus")
     prompt, ids = target.encode_prompt("  a cat\n"), target.prompter.vocabulary
     said = f"{janus.BOS}<|User|>:acat\n\n<|Assistant|>:{janus.BEGIN_IMAGE}"
@@ -41,7 +41,7 @@ def test_januss_prompt_is_the_published_conversation(models):
     assert target.unconditional(prompt) == [ids[janus.BOS], *padding, ids[janus.BEGIN_IMAGE]]
 
 
-def test_emu3s_prompt_names_the_grid(models):
+def test_emu3_prompt_contains_the_grid(models):
     target, _ = models("emu3")
     prompt = target.encode_prompt(" a cat\n")
     assert spelled(target, prompt).replace(" ", "") == "<|extra_203|>acat<|imagestart|>5*6<|imagetoken|>"
@@ -49,9 +49,8 @@ def test_emu3s_prompt_names_the_grid(models):
     assert target.unconditional(prompt) == target.encode_prompt(NEGATIVE)
 
 
-def test_luminas_prompt_names_the_size(models):
-    """``<s>`` request ``<reserved08706> <racm3:break>`` height width, in steps of 32 pixels; the other row has the last
-    three."""
+def test_lumina_prompt_contains_the_size(models):
+    """Height and width are in steps of 32 pixels; the unconditional row consists of the last three tokens."""
     target, _ = models("lumina")
     prompt, ids = target.encode_prompt("a cat"), target.prompter.vocabulary
     header = [ids["<racm3:break>"], ids["<reserved08802>"], ids["<reserved08803>"]]
@@ -73,7 +72,7 @@ TOO_LONG = r"Prompt too long: \d+ tokens; .* accepts \d+; shorten it"
         ("llamagen", "狐狸", "describe the image in English"),
     ],
 )
-def test_prompts_that_it_cannot_read(models, family, text, reason):
+def test_unreadable_prompts(models, family, text, reason):
     with pytest.raises(AdtError, match=reason):
         models(family)[0].encode_prompt(text)
 
@@ -96,13 +95,13 @@ def test_prompts_that_it_cannot_read(models, family, text, reason):
         ("glm-image", (2080, 1024), "from 32 to 2048 pixels"),
     ],
 )
-def test_sizes_that_it_cannot_draw(models, family, size, reason):
+def test_unsupported_sizes(models, family, size, reason):
     with pytest.raises(AdtError, match=rf"size is {size[0]}x{size[1]}.*{reason}"):
         models(family)[0].sized(*size)
 
 
-def test_emu3_draws_a_wide_picture_of_as_many_pixels(models):
-    """16:9, rounded as the published example does."""
+def test_emu3_supports_a_wide_image_with_as_many_pixels(models):
+    """16:9, rounded as in the published example."""
     assert models("emu3")[0].sized(960, 544).grid == (68, 120)
 
 
@@ -113,7 +112,7 @@ def test_emu3_draws_a_wide_picture_of_as_many_pixels(models):
 @pytest.mark.parametrize(
     "family", [name if name == "lumina" else pytest.param(name, marks=pytest.mark.long) for name in WRITERS]
 )
-def test_rows_end_where_they_must_also_under_relaxed_acceptance(models, family, drafter):
+def test_rows_end_correctly_under_relaxed_acceptance(models, family, drafter):
     target, network = models(family)
     how = {"lantern": Lantern(neighbours=39, delta=1.0), "drafting": Drafting("adt-tree")} if drafter else {}
     drawn = run(target, drafter and load_drafter(drafter.replace("network", str(network)), target), **how)
@@ -127,15 +126,15 @@ def test_rows_end_where_they_must_also_under_relaxed_acceptance(models, family, 
     assert (drawn.trace.report()["substitution_rate"] > 0) is (drafter is not None)
 
 
-def test_what_is_kept_is_counted_in_cells(models):
-    """Lumina's 28 tokens are 24 cells; 26 cells are those of a larger image."""
+def test_kept_tokens_are_counted_in_codes(models):
+    """28 tokens of Lumina are 24 codes; 26 codes belong to a larger image."""
     target, _ = models("lumina")
     assert run(target, prefix=torch.zeros(2, 24, dtype=torch.long)).grid_codes().eq(0).all()
     with pytest.raises(AdtError, match=r"prefix has the shape \[2, 26\]; it must be \[2 images, at most 24 codes\]"):
         run(target, prefix=torch.zeros(2, 26, dtype=torch.long))
 
 
-def test_emu3s_codec_can_be_cancelled_and_forgets_it(models):
+def test_emu3_codec_works_after_cancellation(models):
     codec, calls = models("emu3")[0].codec, []
 
     def check():
@@ -150,7 +149,7 @@ def test_emu3s_codec_can_be_cancelled_and_forgets_it(models):
 
 
 @pytest.mark.parametrize("family", WRITERS)
-def test_loading_leaves_the_random_numbers_of_others_alone(written, family):
+def test_loading_does_not_change_the_global_random_state(written, family):
     state = torch.get_rng_state()
     load_target(written(family))
     assert torch.equal(torch.get_rng_state(), state)
@@ -158,7 +157,7 @@ def test_loading_leaves_the_random_numbers_of_others_alone(written, family):
 
 @pytest.mark.parametrize("family", ["chameleon", "janus", "emu3"])
 def test_a_model_in_one_file(written, tmp_path, family):
-    """With its configuration and its tokenizer in it."""
+    """Configuration and tokenizer are tensors of bytes in the file."""
     folder = written(family)
     file = write_one_file(folder, folder / "tokenizer.json", tmp_path / "one.safetensors")
     one, whole = load_target(file), load_target(folder)

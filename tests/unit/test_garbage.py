@@ -1,4 +1,4 @@
-"""Checkpoints that would load and draw garbage, or fail in the middle: each is refused in one sentence."""
+"""Checkpoints that would load and then generate garbage or fail: an error refuses each of them."""
 
 import json
 
@@ -57,8 +57,8 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_scales_beside_the_weights(tmp_path, name):
-    """Without their scales, such weights agree with the model in none of the codes."""
+def test_weights_with_separate_scales(tmp_path, name):
+    """Without its scales, the model would generate entirely different codes."""
     save_file({"model.layers.0.mlp.up_proj.weight": torch.zeros(2, 2), name: torch.ones(1)}, tmp_path / WEIGHTS)
     with pytest.raises(
         AdtError, match=r"is quantised \(it has the tensor .*\), which this version can't read; use the"
@@ -66,13 +66,13 @@ def test_scales_beside_the_weights(tmp_path, name):
         Checkpoint(tmp_path)
 
 
-def test_names_that_are_no_scales(tmp_path):
+def test_similar_names_that_are_not_scales(tmp_path):
     names = ("quantize.embedding.weight", "quantize.codebook_used", "norm.scale", "loss.scaling_layer.scale", "a.bias")
     save_file({name: torch.ones(1) for name in names}, tmp_path / WEIGHTS)
     assert set(Checkpoint(tmp_path).names) == set(names)
 
 
-def test_scales_in_every_place_that_is_loaded(tmp_path, tiny):
+def test_scales_in_every_part_of_a_model(tmp_path, tiny):
     drafter = write_tiny_drafter(tmp_path / "drafter", tiny)
     edit_tensors(drafter, lambda tensors: tensors.update({"layers.0.mlp.up_proj.weight_scale": torch.ones(1)}))
     with pytest.raises(AdtError, match="is quantised"):
@@ -84,8 +84,8 @@ def test_scales_in_every_place_that_is_loaded(tmp_path, tiny):
 
 
 @pytest.mark.parametrize("kind", ["F4", "F6_E2M3", "F8_E8M0", "C64", "I8"])
-def test_kinds_of_numbers_that_are_no_weights(target, kind):
-    """Powers of two, of which scales are made, loaded without a word; others ended in an unexpected error."""
+def test_dtypes_that_are_not_weights(target, kind):
+    """They must neither load silently, such as float8_e8m0, nor raise unexpected errors."""
     name = "model.layers.0.mlp.up_proj.weight"
     tensors = {key: (value.shape, value.numpy().tobytes()) for key, value in load_file(target / WEIGHTS).items()}
     header, content = {}, b""
@@ -120,13 +120,13 @@ def test_fp8_with_scales_of_any_name(target, scale):
     + [("sliding_window", 4096), ("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)]
     + [("logit_scale", 0.06), ("partial_rotary_factor", 0.5), ("num_local_experts", 8), ("tie_word_embeddings", True)],
 )
-def test_fields_that_change_what_is_computed(target, name, value):
+def test_fields_that_change_the_computation(target, name, value):
     edit_config(target, lambda config: config.update({name: value}))
     with pytest.raises(AdtError, match=f"config.json sets {name}.*; use the checkpoint's own config.json"):
         load_target(target)
 
 
-def test_fields_that_ask_for_what_is_usual():
+def test_fields_with_their_default_meaning():
     usual = {
         "hidden_act": "silu",
         "rope_scaling": None,
@@ -160,8 +160,8 @@ def test_swapped_channels_of_a_codec(target, fields, said):
         load_target(target)
 
 
-def test_a_file_is_opened_seldom_however_many_tensors_are_read(monkeypatch, tiny):
-    """With 200,000 tensors in its header, to open it takes a second."""
+def test_a_file_is_rarely_opened_again(monkeypatch, tiny):
+    """Opening a file with 200,000 tensors in its header takes a second."""
     opened, usual = [], files.safe_open
     monkeypatch.setattr(files, "safe_open", lambda *given: opened.append(given) or usual(*given))
     load_target(tiny)
@@ -180,6 +180,6 @@ def test_a_file_is_opened_seldom_however_many_tensors_are_read(monkeypatch, tiny
         ({"hidden_size": 64, "num_attention_heads": 3}, "hidden_size 64"),
     ],
 )
-def test_swapped_channels_of_emu3s_codec(fields, said):
+def test_swapped_channels_of_the_codec_of_emu3(fields, said):
     with torch.device("meta"), pytest.raises(AdtError, match=f"vq_config.*{said}"):
         Emu3Codec({"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, **fields}, "it")

@@ -1,4 +1,4 @@
-"""Files of weights that are something else than their name or place says: each is read by its content, or named."""
+"""Weights files whose content does not match their name: they are read by content, or an error names the problem."""
 
 import argparse
 import json
@@ -84,8 +84,8 @@ def test_a_training_checkpoint_runs_no_code(tmp_path, place):
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_what_others_allow_in_pickles_stays_as_it_was(tmp_path, allowed):
-    """ComfyUI and other node packs may have allowed the same class for good."""
+def test_classes_that_others_allow_in_pickles_stay_allowed(tmp_path, allowed):
+    """ComfyUI and other node packs may have allowed the same class permanently."""
     torch.save(training({"a": torch.zeros(1)}), tmp_path / "a.pt")
     with torch.serialization.safe_globals([argparse.Namespace] if allowed else []):
         Checkpoint(tmp_path / "a.pt")
@@ -93,7 +93,7 @@ def test_what_others_allow_in_pickles_stays_as_it_was(tmp_path, allowed):
 
 
 @pytest.mark.parametrize("odd", [torch.eye(2).to_sparse(), torch.zeros(2, 2, device="meta"), [1.0], None])
-def test_a_pickle_of_other_things_than_dense_tensors(tmp_path, odd):
+def test_a_pickle_with_other_values_than_dense_tensors(tmp_path, odd):
     torch.save({"a": torch.zeros(1), "b": odd}, tmp_path / "a.pt")
     with pytest.raises(AdtError, match="a.pt is not a flat dictionary of dense tensors; use a safetensors file"):
         Checkpoint(tmp_path / "a.pt")
@@ -130,7 +130,7 @@ def test_other_names_keep_their_parts(tmp_path):
     assert set(Checkpoint(tmp_path).names) == names
 
 
-def test_two_tensors_of_one_name(tmp_path):
+def test_two_tensors_with_the_same_name(tmp_path):
     save_file({"a": torch.zeros(1), "module.a": torch.ones(1)}, tmp_path / WEIGHTS)
     with pytest.raises(AdtError, match=f"{WEIGHTS} holds the tensor 'a' twice, as 'a' and 'module.a'"):
         Checkpoint(tmp_path)
@@ -169,7 +169,7 @@ def test_dfloat11(target, how):
 
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "of before torch 1.6"])
 def test_a_pickle_named_safetensors_is_named(target, is_zip):
-    """A name that promises no pickle opens none; the sentence gives one that is read."""
+    """A pickle is not opened under this name; the error suggests another name."""
     before = load_target(target).decoder.head
     torch.save(load_file(target / WEIGHTS), target / "other", _use_new_zipfile_serialization=is_zip)
     (target / "other").replace(target / WEIGHTS)
@@ -193,7 +193,7 @@ def test_a_safetensors_file_named_as_a_pickle_is_read(target, name):
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"\0" * 20, b"{}"])
-def test_what_is_neither_is_named_by_its_name(tmp_path, content):
+def test_other_content_is_reported_by_the_files_name(tmp_path, content):
     for name, said in (
         (WEIGHTS, "is not a complete safetensors file"),
         ("a.pt", "is a pickle that is damaged or contains more"),
@@ -247,7 +247,7 @@ def break_link(file: Path) -> str:
 
 @needs_links
 @pytest.mark.parametrize("name", [WEIGHTS, "config.json", "tokenizer.json", ""])
-def test_a_link_whose_target_is_missing(target, name):
+def test_a_dangling_link(target, name):
     expected = break_link(target / name)
     with pytest.raises(AdtError) as raised:
         load_target(target)
@@ -255,13 +255,13 @@ def test_a_link_whose_target_is_missing(target, name):
 
 
 @needs_links
-def test_a_file_below_a_link_whose_target_is_missing(target):
+def test_a_file_below_a_dangling_link(target):
     expected = break_link(target)
     assert expected in said(target / WEIGHTS)
 
 
 @needs_links
-def test_a_drafter_whose_link_has_lost_its_target(target, drafter):
+def test_a_drafter_with_a_dangling_link(target, drafter):
     model, expected = load_target(target), break_link(drafter / WEIGHTS)
     with pytest.raises(AdtError) as raised:
         load_drafter(drafter, model)
@@ -269,7 +269,7 @@ def test_a_drafter_whose_link_has_lost_its_target(target, drafter):
 
 
 @needs_links
-def test_a_part_whose_link_has_lost_its_target(tmp_path):
+def test_a_shard_with_a_dangling_link(tmp_path):
     folder = write_emu3(tmp_path / "target")
     assert break_link(folder / "model-00002-of-00002.safetensors") in said(folder)
 
@@ -278,19 +278,19 @@ def test_a_part_whose_link_has_lost_its_target(tmp_path):
 @pytest.mark.parametrize(
     "layout, name", [("lumina", "vqgan.ckpt"), ("lumina-mgpt-2", "movqgan_270M.ckpt"), ("liquid", "vqgan.ckpt")]
 )
-def test_an_image_decoder_whose_link_has_lost_its_target(copied, layout, name):
+def test_an_image_decoder_with_a_dangling_link(copied, layout, name):
     folder = copied(layout)
     assert break_link(folder.parent / name) in said(folder)
 
 
 @needs_links
-def test_the_stage_of_glm_image_whose_link_has_lost_its_target(copied):
+def test_a_stage_of_glm_image_with_a_dangling_link(copied):
     folder = copied("glm-image")
     assert break_link(folder / "vision_language_encoder" / "config.json") in said(folder)
 
 
 @needs_links
-def test_a_cache_in_which_a_snapshot_is_a_broken_link(tmp_path):
+def test_a_cache_with_a_dangling_snapshot(tmp_path):
     cache = tmp_path / "models--somebody--tiny"
     write_tiny_checkpoint(cache / "snapshots" / "one")
     (cache / "snapshots" / "two").symlink_to(tmp_path / "gone")
@@ -298,7 +298,7 @@ def test_a_cache_in_which_a_snapshot_is_a_broken_link(tmp_path):
 
 
 @needs_links
-def test_links_to_files_that_are_there(target, tmp_path):
+def test_links_to_existing_files(target, tmp_path):
     for name in (WEIGHTS, "config.json", "tokenizer.json"):
         (target / name).rename(tmp_path / name)
         (target / name).symlink_to(tmp_path / name)

@@ -1,4 +1,4 @@
-"""The decoder's layers: which kernels they ask for, how many, and what a forward leaves behind."""
+"""Decoder layers: their kernels, the number of operations, and the state after a forward."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 
 def forwards(network, check=None, tokens=5):
-    """Prefill of two prompts of unequal length, then a forward of some tokens. Returns the outputs of both."""
+    """Run a prefill of two prompts of unequal length and a forward of some tokens; return both outputs."""
     like = network.embedding
     rows = BatchRows([[1, 2, 3, 4], [5, 6]], 16, like)
     more = {} if check is None else {"check": check}
@@ -39,7 +39,7 @@ def forwards(network, check=None, tokens=5):
 
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory):
-    """A folder with a target of four heads that share the keys of two, and its drafter."""
+    """Folder with a target of 4 query heads and 2 key heads, and its drafter."""
     folder = tmp_path_factory.mktemp("grouped")
     write_tiny_checkpoint(folder / "target", kv_heads=2)
     write_tiny_drafter(folder / "drafter", folder / "target")
@@ -65,9 +65,11 @@ def test_cudnn_is_off_during_a_forward_and_afterwards_as_it_was(models, before):
         set_enabled(was)
 
 
-def test_heads_that_share_keys_are_queries_of_one_head(grouped, monkeypatch):
-    """torch's fast kernels take no grouped heads with a mask. What they get has as many heads of queries as of keys,
-    and one mask for all layers."""
+def test_grouped_heads_become_queries_of_one_head(grouped, monkeypatch):
+    """torch's fast kernels support no grouped heads with a mask.
+
+    They get as many query heads as key heads, and one mask for all layers.
+    """
     calls, attention = [], F.scaled_dot_product_attention
 
     def watched(query, key, value, mask):
@@ -85,7 +87,7 @@ def test_heads_that_share_keys_are_queries_of_one_head(grouped, monkeypatch):
 
 
 class Operations(TorchDispatchMode):
-    """Names of operations that compute or copy something."""
+    """Return the names of operations that compute or copy."""
 
     def __init__(self):
         super().__init__()
@@ -103,7 +105,7 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize("tokens", [1, 7])
 @torch.inference_mode()
 def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
-    """On a GPU each is a launch, which costs as much as the work of a small model's layer."""
+    """On a GPU each operation is a launch, which takes as long as the work of a small model's layer."""
     monkeypatch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
     decoder = models[0].decoder
     rows, cache = BatchRows([[1, 2], [3]], 16, decoder.embedding), KVCache(decoder.config, 2, 16, decoder.embedding)
@@ -119,8 +121,8 @@ def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
 
 @pytest.mark.parametrize("near, most", [(None, 19), (4, 23)], ids=["all keys near", "far keys"])
 @torch.inference_mode()
-def test_an_exact_layer_is_few_operations_more(tiny, monkeypatch, near, most):
-    """Thirteen, rows that fill up a tile, and attention in two parts: one of them is torch's kernel."""
+def test_a_batch_invariant_layer_has_few_more_operations(tiny, monkeypatch, near, most):
+    """It adds the padding of a tile and a second part of attention; the first part is torch's kernel."""
     monkeypatch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
     monkeypatch.setitem(batch_invariance.TILE, "cpu", 8)
     monkeypatch.setattr(layers, "supports_half_matmul", lambda dtype: True)  # as a GPU has
@@ -150,8 +152,8 @@ def test_rotations_as_matrices_are_the_same(models, grouped, monkeypatch):
             assert (mine - theirs).abs().max() < 1e-12
 
 
-def test_training_and_drawing_compute_the_same(models):
-    """With gradients nothing is written over."""
+def test_training_and_inference_compute_the_same(models):
+    """With gradients, nothing is overwritten."""
     target, drafter = models
     for network in (target.decoder, drafter):
         with torch.inference_mode():
@@ -162,7 +164,7 @@ def test_training_and_drawing_compute_the_same(models):
 
 
 @torch.inference_mode()
-def test_what_is_read_in_place_of_tokens_stays_as_it_was(models):
+def test_given_inputs_are_not_overwritten(models):
     decoder = models[0].decoder
     reader = Reader(decoder, [[1, 2, 3]])
     given = torch.randn(1, 3, decoder.config.hidden_size, dtype=decoder.dtype)
@@ -173,8 +175,8 @@ def test_what_is_read_in_place_of_tokens_stays_as_it_was(models):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 @torch.inference_mode()
-def test_norm_and_head_are_stored_as_wide_as_they_work(tmp_path, dtype):
-    """Of Janus, whose head has a hidden layer. Not a number of theirs is converted when they are used."""
+def test_norm_and_head_are_stored_in_the_dtype_of_their_computation(tmp_path, dtype):
+    """Tested with Janus, whose head has a hidden layer: no parameter is converted in a forward."""
     decoder = load_target(write_janus(tmp_path / "janus"), dtype=dtype).decoder
     wide = torch.promote_types(dtype, torch.float32)
     assert {name: decoder.get_parameter(name).dtype for name in layers.WIDE} == dict.fromkeys(layers.WIDE, wide)

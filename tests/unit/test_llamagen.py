@@ -1,4 +1,4 @@
-"""LlamaGen alone: both layouts, captions and their encoder, files of several stages, drafters that don't fit."""
+"""LlamaGen: both layouts, captions and their encoder, files of several stages, and drafters that do not fit."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Both layouts and both drafters."""
+    """Folder with both layouts and both drafters."""
     home = tmp_path_factory.mktemp("llamagen")
     layout.write_upstream(home / "upstream")
     layout.write_hugging_face(home / "hugging-face")
@@ -31,13 +31,13 @@ def target(folder):
     return load_target(folder / "upstream" / layout.NAMES[16], dtype=torch.float64)
 
 
-def test_stage_2_draws_32_rows(tmp_path):
+def test_stage_2_has_32_rows(tmp_path):
     target = load_target(layout.write_upstream(tmp_path, side=32, layers=1))
     assert target.grid == (32, 32) and target.length == 1024 and target.decoder.config.grid_rope == (120, 32)
 
 
 @pytest.mark.long
-def test_generate_says_which_captions_are_cut(folder, tmp_path, capsys):
+def test_generate_reports_truncated_captions(folder, tmp_path, capsys):
     models = {"model": folder / "hugging-face" / "LlamaGen-T2I", "drafter": folder / "network", "device": "cpu"}
     for prompt, cut in (("a fox", False), ("fox " * 40, True)):
         command = words("generate", **models, prompt=prompt, negative="snow", output=tmp_path / "a.png")
@@ -47,7 +47,7 @@ def test_generate_says_which_captions_are_cut(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_t5_is_never_run_in_float16_whose_range_it_leaves(folder, dtype):
+def test_t5_never_runs_in_float16(folder, dtype):
     target = load_target(folder / "upstream" / layout.NAMES[16], dtype=dtype)
     encoder = {parameter.dtype for parameter in target.text_encoder.parameters()}
     assert encoder == {torch.bfloat16} and target.decoder.dtype == dtype
@@ -57,7 +57,7 @@ def test_t5_is_never_run_in_float16_whose_range_it_leaves(folder, dtype):
     assert decoding.done_tokens == 4
 
 
-def test_the_unconditional_row_is_hidden_where_the_caption_is(target):
+def test_the_unconditional_row_hides_as_many_tokens_as_the_caption(target):
     prompt = target.encode_prompt("A  fox")
     empty = target.unconditional(prompt)
     assert prompt.hidden == empty.hidden == 120 - len("a fox") - 1
@@ -65,8 +65,8 @@ def test_the_unconditional_row_is_hidden_where_the_caption_is(target):
     assert empty.features.any(1).all()
 
 
-def test_a_long_caption_is_cut_as_in_training(target):
-    """Its first 119 tokens and the one that ends it; and whoever wrote it is told."""
+def test_a_long_caption_is_truncated_as_in_training(target):
+    """The first 119 tokens and the end token remain, and a note reports it."""
     cut = target.encode_prompt("fox " * 40)
     whole = target.encode_prompt(("fox " * 40)[:119])
     assert cut.note == (
@@ -75,7 +75,7 @@ def test_a_long_caption_is_cut_as_in_training(target):
     assert len(cut) == 120 and cut.hidden == 0 and torch.equal(cut.features, whole.features) and not whole.note
 
 
-# ---- what inspect says, and what is refused ------------------------------------------------
+# ---- inspect, and refused files ------------------------------------------------------------
 
 
 def test_a_file_whose_stage_is_unknown(folder, tmp_path):
@@ -117,8 +117,8 @@ def test_drafters_of_another_stage_or_family(folder, target, tmp_path):
         load_drafter(stranger, target)
 
 
-def test_a_drafter_whose_configuration_says_little(folder, target, tmp_path):
-    """What is left out is as in the target."""
+def test_a_drafter_with_a_sparse_configuration(folder, target, tmp_path):
+    """Missing fields have the values of the target."""
     shutil.copytree(folder / "network", tmp_path / "terse")
     (tmp_path / "terse" / "config.json").write_text(json.dumps({"rms_norm_eps": 1e-6}), encoding="utf-8")
     assert load_drafter(tmp_path / "terse", target).config == load_drafter(folder / "network", target).config

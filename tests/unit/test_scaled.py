@@ -1,4 +1,4 @@
-"""fp8 files with scales: what is loaded is the product of both, number by number."""
+"""fp8 files with scales: the loaded weights equal the product of both."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ SHAPES = {
 
 
 def by_hand(weight, scale):
-    """The product, number by number."""
+    """Return the product, computed number by number."""
     made, (n, m) = torch.empty(weight.shape), weight.shape
     for row in range(n):
         for column in range(m):
@@ -32,7 +32,7 @@ def by_hand(weight, scale):
 
 @pytest.fixture
 def model(tmp_path):
-    """A checkpoint of which a block is a part of a matrix."""
+    """Checkpoint with matrices of more than one block."""
     return write_tiny_checkpoint(tmp_path / "target", hidden=160, intermediate=136)
 
 
@@ -41,7 +41,7 @@ def model(tmp_path):
     "name",
     ["weight_scale", *(pytest.param(name, marks=pytest.mark.long) for name in ("scale_weight", "weight_scale_inv"))],
 )
-def test_what_is_loaded_is_the_product(model, tmp_path, name, shape):
+def test_loaded_weights_are_the_product(model, tmp_path, name, shape):
     tensors, generator = load_file(model / "model.safetensors"), torch.Generator().manual_seed(1)
     true, scaled = dict(tensors), dict(tensors)
     for part in ("mlp.down_proj", "self_attn.k_proj"):
@@ -60,8 +60,8 @@ def test_what_is_loaded_is_the_product(model, tmp_path, name, shape):
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
-def test_a_configuration_may_say_so(model):
-    """As transformers writes it for blocks of 128 x 128."""
+def test_a_configuration_may_declare_the_scales(model):
+    """The configuration is the one that transformers writes for blocks of 128 x 128."""
     block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     edit_config(model, lambda config: config.update(quantization_config=block))
     load_target(model)
@@ -71,8 +71,8 @@ def test_a_configuration_may_say_so(model):
 
 
 @pytest.mark.parametrize("shape, dtype", [((3,), torch.float32), ((2, 1), torch.float32), ((), torch.uint8)])
-def test_scales_that_are_not_understood(model, shape, dtype):
-    """Of blocks of another size, or in another kind of number, such as MXFP8's powers of two."""
+def test_unsupported_scales(model, shape, dtype):
+    """Blocks of another size, or another dtype such as MXFP8's powers of two."""
 
     def quantise(tensors):
         key = "model.layers.0.mlp.up_proj.weight"

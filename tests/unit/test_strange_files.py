@@ -1,5 +1,7 @@
-"""What may lie where a file is expected: links lead nothing of ours out of our folders, pipes and devices stop nobody,
-and of pictures only the formats that we want are opened."""
+"""Unusual files at paths that the pack reads or writes.
+
+Nothing is written through links, pipes and devices do not block, and images are opened only in a few formats.
+"""
 
 import os
 import signal
@@ -39,12 +41,12 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system h
 
 
 class Hung(BaseException):
-    """Nobody catches it."""
+    """Error of the time limit, which no code catches."""
 
 
 @pytest.fixture(autouse=True)
 def in_time():
-    """What waits for the other end of a pipe fails."""
+    """Fail a test that waits for the other end of a pipe."""
 
     def hung(*_):
         raise Hung
@@ -58,7 +60,7 @@ def in_time():
 
 @pytest.fixture
 def secret(tmp_path):
-    """A file outside of our folders."""
+    """File outside of the pack's folders."""
     path = tmp_path / "elsewhere" / "secret"
     path.parent.mkdir()
     path.write_bytes(SECRET)
@@ -67,13 +69,13 @@ def secret(tmp_path):
 
 @pytest.fixture
 def ours(tmp_path):
-    """A folder of ours."""
+    """Folder of the pack."""
     (tmp_path / "ours").mkdir()
     return tmp_path / "ours"
 
 
 def at(path: Path, kind: str) -> Path:
-    """Put something there that is no file."""
+    """Create something at a path that is not a regular file."""
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "device":
@@ -97,14 +99,14 @@ KINDS = pytest.mark.parametrize("kind", ["pipe", "device", "folder", "socket"])
 # ---- links -------------------------------------------------------------------
 
 
-def test_a_link_in_our_folder_is_replaced(ours, secret):
+def test_writing_replaces_a_link(ours, secret):
     (ours / "a.json").symlink_to(secret)
     write_in(ours, "a.json", b"ours")
     assert secret.read_bytes() == SECRET and not (ours / "a.json").is_symlink()
     assert (ours / "a.json").read_bytes() == b"ours"
 
 
-def test_a_folder_that_is_a_link_is_refused_wherever_it_stands(ours, secret):
+def test_a_linked_folder_is_refused(ours, secret):
     (ours / "images").symlink_to(secret.parent)
     for name in ("images/a.png", "images/deeper/a.png"):
         with pytest.raises(AdtError, match="images' is a link, and files below"):
@@ -115,7 +117,7 @@ def test_a_folder_that_is_a_link_is_refused_wherever_it_stands(ours, secret):
     assert (ours / "deeper" / "a.png").read_bytes() == b"ours"
 
 
-def test_lines_are_added_to_no_link(ours, secret):
+def test_lines_are_not_appended_through_a_link(ours, secret):
     (ours / RUNS).symlink_to(secret)
     with pytest.raises(AdtError, match="is a link"):
         add_line(ours / RUNS, "{}")
@@ -124,8 +126,8 @@ def test_lines_are_added_to_no_link(ours, secret):
     assert secret.read_bytes() == SECRET
 
 
-def test_a_junction_is_a_link(ours, monkeypatch):
-    """Windows marks it in what lstat says, and calls it no symbolic link."""
+def test_a_junction_counts_as_a_link(ours, monkeypatch):
+    """On Windows, lstat marks a junction, but it is not a symbolic link."""
 
     class Junction:
         st_mode, st_reparse_tag = 0o040777, 0xA0000003
@@ -150,8 +152,8 @@ def draw(batch: BatchFolder, prompt: str):
 
 
 @pytest.mark.parametrize("dangling", [False, True])
-def test_a_link_in_a_batch_folder_takes_no_picture(batch, ours, secret, dangling):
-    """It is found by how its name ends, whatever it begins with."""
+def test_a_link_in_a_batch_folder_receives_no_image(batch, ours, secret, dangling):
+    """The end of its name identifies it, whatever the beginning is."""
     name = batch.path("a cat").name
     if dangling:
         secret.unlink()
@@ -166,14 +168,14 @@ def test_a_link_in_a_batch_folder_takes_no_picture(batch, ours, secret, dangling
 
 
 @pytest.mark.parametrize("name", ["", "cats"])
-def test_the_folder_of_a_batch_is_no_link(batch, ours, secret, name):
+def test_the_folder_of_a_batch_must_not_be_a_link(batch, ours, secret, name):
     folder = batch_folder(ours, batch.job, name)
     folder.symlink_to(secret.parent)
     with pytest.raises(AdtError, match=f"'{folder}' is a link, and files below"):
         batch_folder(ours, batch.job, name)
 
 
-def test_a_profile_goes_through_no_link_and_comes_from_no_pipe(ours, secret, monkeypatch):
+def test_a_profile_is_not_written_to_a_link_or_read_from_a_pipe(ours, secret, monkeypatch):
     monkeypatch.setenv(profiles.FOLDER, str(ours))
     profile = CostProfile("a model", 1, {"chain": ((0, 1.0), (16, 2.0))})
     profiles.save(profile)
@@ -187,7 +189,7 @@ def test_a_profile_goes_through_no_link_and_comes_from_no_pipe(ours, secret, mon
     assert profiles.find(profile.name, 1) is None
 
 
-def test_reports_and_drafters_go_through_no_link(ours, secret):
+def test_reports_and_drafters_are_not_written_through_a_link(ours, secret):
     figures = {"tokens": 1, "tau": 1.0, "mean_depth": 1.0, "substitution_rate": 0.0}
     row = {"id": "1", "prompt": "a cat", "seed": 1, "seconds": 1.0, "target_forwards": 1, "file": "a.png", **figures}
     for name in ("config.json", "model.safetensors", "report.csv", "report.json", "report.png"):
@@ -197,7 +199,7 @@ def test_reports_and_drafters_go_through_no_link(ours, secret):
     assert secret.read_bytes() == SECRET and not any(path.is_symlink() for path in ours.iterdir())
 
 
-def test_codes_of_pictures_are_written_through_no_link(ours, secret):
+def test_codes_of_images_are_not_written_through_a_link(ours, secret):
     codes = np.full((1, 4), -1, np.int32)
     with secret.open("wb") as file:
         np.save(file, codes)
@@ -215,11 +217,11 @@ def test_a_drafters_output_has_no_linked_folders(ours, secret, tmp_path, capsys)
     assert "training' is a link" in capsys.readouterr().err and list(secret.parent.iterdir()) == [secret]
 
 
-# ---- what is not a regular file ----------------------------------------------------
+# ---- files that are not regular ----------------------------------------------------
 
 
 @KINDS
-def test_what_is_no_regular_file_is_refused_at_once(ours, kind):
+def test_irregular_files_are_refused_immediately(ours, kind):
     path = at(ours / "odd", kind)
     assert not is_regular(path)
     for read in (opened, lambda path: read_text(path, 1)):
@@ -233,7 +235,7 @@ def test_what_is_no_regular_file_is_refused_at_once(ours, kind):
 
 
 @KINDS
-def test_records_and_codes_of_no_regular_file(ours, kind):
+def test_records_and_codes_must_be_regular_files(ours, kind):
     at(ours / RUNS, kind)
     with pytest.raises(AdtError, match=f"{RUNS}' can't be (read|written)"):
         open_records(ours, {"prompts": [], "methods": {}})
@@ -245,7 +247,7 @@ def test_records_and_codes_of_no_regular_file(ours, kind):
 
 
 @KINDS
-def test_pictures_to_learn_from_are_files(ours, kind):
+def test_training_images_must_be_files(ours, kind):
     at(ours / "1.jpg", kind)
     Image.new("RGB", (8, 8)).save(ours / "2.jpg")
     at(ours / "2.txt", kind)
@@ -256,7 +258,7 @@ def test_pictures_to_learn_from_are_files(ours, kind):
     assert find_captioned(ours) == ([ours / "2.jpg"], ["a cat"])
 
 
-def test_weights_that_measure_quality_are_files(ours, monkeypatch):
+def test_weights_for_quality_must_be_files(ours, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_fidelity", SimpleNamespace(calculate_metrics=None))
     os.mkfifo(ours / "pytorch_model.bin")
     (ours / "config.json").write_text("{}", encoding="utf-8")
@@ -272,7 +274,7 @@ def test_weights_that_measure_quality_are_files(ours, monkeypatch):
 
 
 @pytest.mark.parametrize("option", ["--from-png", "--continue-from", "--prompts"])
-def test_the_command_line_waits_for_no_pipe(tmp_path, capsys, option):
+def test_the_command_line_does_not_wait_for_a_pipe(tmp_path, capsys, option):
     os.mkfifo(tmp_path / "a.png")
     subject = ["--prompt", "a cat"] if option == "--continue-from" else []
     given = [option, str(tmp_path / "a.png"), "--output", str(tmp_path / "b.png")]
@@ -281,11 +283,11 @@ def test_the_command_line_waits_for_no_pipe(tmp_path, capsys, option):
     assert "it is not a regular file" in said and option.removeprefix("--") in said + "from-png"
 
 
-# ---- pictures --------------------------------------------------------------------
+# ---- images ----------------------------------------------------------------------
 
 
-def test_a_picture_starts_no_other_program(ours, monkeypatch):
-    """Pillow calls Ghostscript for EPS, whatever the file's name says."""
+def test_an_image_starts_no_other_program(ours, monkeypatch):
+    """Pillow calls Ghostscript for EPS, independently of the file's name."""
     Image.new("RGB", (8, 8)).save(ours / "photo.eps")
     photo = (ours / "photo.eps").rename(ours / "photo.png")
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
@@ -296,24 +298,24 @@ def test_a_picture_starts_no_other_program(ours, monkeypatch):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_pictures_that_people_have_are_opened(ours, format):
+def test_common_image_formats_are_opened(ours, format):
     Image.new("RGB", (8, 6), (200, 10, 30)).save(ours / "picture", format)
     assert open_rgb(ours / "picture", "--images").size == (8, 6)
 
 
-def test_what_is_far_too_large_for_a_picture(ours):
+def test_a_file_too_large_for_an_image(ours):
     Image.new("RGB", (8, 8)).save(ours / "a.png")
     os.truncate(ours / "a.png", MAX_IMAGE_MIB * 2**20 + 1)  # which takes no room on the disk
     with pytest.raises(AdtError, match="it has 512 MiB, but at most 512 are read"):
         open_rgb(ours / "a.png", "--images")
 
 
-# ---- results over what was read ----------------------------------------------------
+# ---- results that would overwrite inputs -------------------------------------------
 
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
-    """A folder of models, in which the command runs."""
+    """Folder of models, the working directory of the command."""
     monkeypatch.chdir(tmp_path)
     write_tiny_checkpoint(tmp_path / "target")
     write_tiny_drafter(tmp_path / "drafter", tmp_path / "target")
@@ -350,8 +352,8 @@ TRAIN = "train-drafter --model target --steps 1 --held-out 1 --batch 1 --every 1
         ("check-drafter --model target --drafter drafter --prompts drafter/pairing.json", "is the file of --prompts"),
     ],
 )
-def test_no_result_replaces_what_was_read(model, capsys, monkeypatch, line, words):
-    """It is found before anything is loaded or drawn."""
+def test_no_result_overwrites_an_input(model, capsys, monkeypatch, line, words):
+    """The error is raised before anything is loaded or generated."""
     for folder in ("out", "photos", "runs"):
         (model / folder).mkdir()
     (model / "hard.json").hardlink_to(model / "target" / "config.json")
@@ -373,14 +375,14 @@ def test_no_result_replaces_what_was_read(model, capsys, monkeypatch, line, word
     assert contents(model) == before
 
 
-def test_results_may_lie_beside_a_model(model, capsys):
-    """And be written again: only its own files are taken."""
+def test_results_may_be_written_next_to_a_model(model, capsys):
+    """They may be overwritten, too: only the files of the model are protected."""
     line = GENERATE.replace("o.png", "target/o.png") + " --report target/report.json --device cpu"
     for _ in range(2):
         assert cli.main(line.split()) == 0, capsys.readouterr().err
 
 
-def test_codecs_and_text_encoders_beside_a_model_are_its_files(tmp_path):
+def test_companions_of_a_model_are_protected(tmp_path):
     model = write_hugging_face(tmp_path / "models")
     found = {path.resolve() for path in checkpoint_files(model, "target")}
     weights = {path.resolve() for path in (tmp_path / "models").rglob("*") if path.suffix in (".safetensors", ".pt")}

@@ -1,4 +1,4 @@
-"""Tokenizers of strangers: published kinds are read, and what could end the process never reaches the library."""
+"""Tokenizers of untrusted checkpoints: published kinds are read, dangerous ones never reach the library."""
 
 import base64
 import json
@@ -24,7 +24,7 @@ TEXT = "A blue sailboat,  in the middle of 12 calm lakes!\n\n  It's 3 o'clock; n
 
 
 def table(*texts: str) -> str:
-    """A table of characters in the format of sentencepiece, with an empty trie."""
+    """Return a charsmap in the format of sentencepiece, with an empty trie."""
     blob = b"".join(text.encode() + b"\0" for text in texts)
     return base64.b64encode((4).to_bytes(4, "little") + bytes(4) + blob).decode()
 
@@ -44,7 +44,7 @@ def byte_level(*before, normalizer=None) -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """As T5's."""
+    """Return a tokenizer like T5's."""
     letters = sorted(set(TEXT) - {" ", "\n"})
     made = Tokenizer(
         models.Unigram(
@@ -61,7 +61,7 @@ def unigram() -> Tokenizer:
 
 
 def published() -> dict[str, Tokenizer]:
-    """Of the kinds that the families are published with."""
+    """Return tokenizers of the kinds that the families publish."""
     digits, chinese = pre_tokenizers.Digits(individual_digits=True), "[一-龥ࠀ-一가-퟿]+"
     deepseek = [split(x) for x in ("[\r\n]", LETTERS, "\\s?[!-/:-~！-／：-～‘-‟　-。]+", "\\s+$", chinese)]
     marks = [split(x) for x in ("<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", "([\\t\\n]|    |  )")]
@@ -125,7 +125,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_could_end_the_process_never_reaches_the_library(tmp_path, monkeypatch, name):
+def test_dangerous_content_never_reaches_the_library(tmp_path, monkeypatch, name):
     content = json.loads(byte_tokenizer().to_str())
     for part, value in HOSTILE[name].items():
         content[part] = {**content[part], **value} if part == "model" and value else value
@@ -137,7 +137,7 @@ def test_what_could_end_the_process_never_reaches_the_library(tmp_path, monkeypa
         load_tokenizer(tmp_path)
 
 
-def test_padding_and_templates_are_left_out(tmp_path):
+def test_padding_and_templates_are_ignored(tmp_path):
     """Padding to 2**40 ends the process, a multiple of 2**62 panics, and a template may repeat a text."""
     tokenizer = json.loads(unigram().to_str())
     padding = {"direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}
@@ -195,8 +195,8 @@ def test_accepted_patterns_are_fast_on_every_text(tmp_path, pattern):
         assert time.process_time() - began < 3
 
 
-def test_a_panic_of_the_library_is_a_sentence():
-    """Rust's panics are no Exception, and ended the worker of a server."""
+def test_a_panic_of_the_library_becomes_an_error():
+    """Rust's panics do not derive from Exception and would end the worker of a server."""
     panicking = byte_tokenizer()
     panicking.enable_padding(pad_to_multiple_of=2**62)
     with pytest.raises(
@@ -206,19 +206,19 @@ def test_a_panic_of_the_library_is_a_sentence():
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), type("Interrupted", (BaseException,), {})()])
-def test_interrupts_stay_what_they_are(error):
+def test_interrupts_are_not_converted(error):
     with pytest.raises(type(error)), wrap_library_errors(lambda reason: reason):
         raise error
 
 
-def test_a_prompt_of_absurd_length_is_refused_before_it_is_read():
+def test_a_very_long_prompt_is_refused_before_tokenization():
     assert len(prompter.stripped("x" * prompter.MOST_CHARACTERS)) == prompter.MOST_CHARACTERS
     with pytest.raises(AdtError, match="prompt has 10001 characters, and 10000 at most are read; shorten it"):
         prompter.stripped("x" * (prompter.MOST_CHARACTERS + 1))
 
 
-def test_a_token_that_the_model_does_not_know():
-    """Of another model's tokenizer. A GPU would have failed for everybody."""
+def test_a_token_outside_the_vocabulary_is_refused():
+    """On a GPU, an id outside the embedding makes all later work of the process fail."""
     prompter.check_ids([3, 7], 8, "M")
     with pytest.raises(
         AdtError, match="prompt contains token 8, but M has only 8 tokens; use the tokenizer.json published with M"

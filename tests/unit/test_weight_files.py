@@ -1,4 +1,4 @@
-"""Choice of the files that are read from a folder: never another model's."""
+"""Choice of the weights files in a folder, which never includes files of another model."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def put(folder: Path, *names: str) -> None:
-    """Write empty files of weights."""
+    """Write empty weights files."""
     for name in names:
         (folder / name).write_bytes(b"")
 
@@ -38,7 +38,7 @@ def target(tmp_path):
     return write_tiny_checkpoint(tmp_path / "target")
 
 
-# ---- what chooses ----------------------------------------------------------------------------------
+# ---- choice by name or index -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def target(tmp_path):
     ],
     ids=range(15),
 )
-def test_names_choose(tmp_path, names, wanted):
+def test_choice_by_name(tmp_path, names, wanted):
     put(tmp_path, *names)
     assert chosen(tmp_path) == wanted
 
@@ -80,13 +80,13 @@ def test_names_choose(tmp_path, names, wanted):
     ],
     ids=range(4),
 )
-def test_an_index_chooses(tmp_path, index, names):
+def test_choice_by_index(tmp_path, index, names):
     put(tmp_path, *names, f"zzz{Path(names[0]).suffix}", f"aaa{Path(names[0]).suffix}")
     write_index(tmp_path, *names, called=index)
     assert chosen(tmp_path) == sorted(names)
 
 
-def test_an_index_stands_above_a_file_named_model(tmp_path):
+def test_an_index_has_priority_over_a_file_named_model(tmp_path):
     put(tmp_path, ONE, TWO, "model.safetensors")
     write_index(tmp_path, ONE, TWO)
     assert chosen(tmp_path) == [ONE, TWO]
@@ -115,7 +115,7 @@ def test_an_index_stands_above_a_file_named_model(tmp_path):
     ],
     ids=range(5),
 )
-def test_several_sets_of_which_nothing_chooses_one(tmp_path, names, found, remedy):
+def test_several_sets_without_a_choice(tmp_path, names, found, remedy):
     put(tmp_path, *names)
     advice = f"keep only one set in the folder, or rename the right file to {remedy}"
     with pytest.raises(AdtError, match=rf"contains several sets of weights \({found}\).*; {advice}"):
@@ -133,14 +133,14 @@ def test_several_sets_of_which_nothing_chooses_one(tmp_path, names, found, remed
     ],
     ids=range(5),
 )
-def test_missing_parts(tmp_path, names, absent):
+def test_missing_shards(tmp_path, names, absent):
     put(tmp_path, *names)
     with pytest.raises(AdtError, match=f"lacks {absent}; download the missing files"):
         weight_files(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["../a.safetensors", "/etc/passwd", "b.safetensors", "", "."])
-def test_an_index_names_files_of_its_folder(tmp_path, name):
+def test_an_index_must_name_files_of_its_folder(tmp_path, name):
     put(tmp_path, "a.safetensors")
     write_index(tmp_path, "a.safetensors", name)
     with pytest.raises(AdtError, match="lacks .*, named in its index; download the missing files"):
@@ -148,17 +148,17 @@ def test_an_index_names_files_of_its_folder(tmp_path, name):
 
 
 @pytest.mark.parametrize("content", [{}, {"weight_map": {}}, {"weight_map": ["a"]}, {"weight_map": {"a": 1}}])
-def test_an_index_that_names_nothing(tmp_path, content):
+def test_an_index_without_files(tmp_path, content):
     (tmp_path / INDEX).write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(AdtError, match=f"{INDEX} lists no weights files; download it again"):
         weight_files(tmp_path)
 
 
-# ---- what is loaded --------------------------------------------------------------------------------
+# ---- loading ---------------------------------------------------------------------------------------
 
 
 def other_model(file: Path, like: Path) -> None:
-    """Weights of another model with the names and shapes of this one."""
+    """Write weights of another model with the same names and shapes."""
     save_file({name: value + 1 for name, value in load_file(like).items()}, file)
 
 
@@ -167,14 +167,14 @@ def loaded(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["zzz.safetensors", "aaa.safetensors", "model2.safetensors"])
-def test_another_models_file_beside_it_changes_nothing(target, name):
+def test_a_file_of_another_model_is_ignored(target, name):
     before = loaded(target)
     other_model(target / name, target / "model.safetensors")
     assert torch.equal(loaded(target), before)
     assert inspect(str(target))[0]["files"] == ["model.safetensors"]
 
 
-def test_another_models_file_beside_an_index_changes_nothing(tmp_path):
+def test_a_file_of_another_model_is_ignored_with_an_index(tmp_path):
     folder = write_emu3(tmp_path / "target")
     before = loaded(folder)
     other_model(folder / "zzz.safetensors", folder / TWO)
@@ -183,7 +183,7 @@ def test_another_models_file_beside_an_index_changes_nothing(tmp_path):
     assert torch.equal(loaded(folder), before)
 
 
-def test_another_file_beside_a_drafter_changes_nothing(target, tmp_path):
+def test_another_file_next_to_a_drafter_is_ignored(target, tmp_path):
     folder, model = write_tiny_drafter(tmp_path / "drafter", target), load_target(target)
     before = load_drafter(folder, model).fc
     other_model(folder / "zzz.safetensors", folder / "model.safetensors")
@@ -208,8 +208,8 @@ def test_one_tensor_in_two_files_of_one_model(tmp_path):
         load_target(folder)
 
 
-def test_a_file_that_the_folders_model_is_not_read_from(target):
-    """It would be taken for the folder, and so for another file."""
+def test_a_file_that_does_not_belong_to_the_folders_model(target):
+    """Loading it would load the folder, and therefore another file."""
     other_model(target / "model2.safetensors", target / "model.safetensors")
     assert resolve(target / "model.safetensors", "target") == target
     with pytest.raises(
@@ -226,7 +226,7 @@ def test_a_file_that_the_folders_model_is_not_read_from(target):
     "layout", ["chameleon", "lumina", "lumina-mgpt-2", "emu3", "glm-image", "janus", "janus, deepseek", "liquid"]
 )
 def test_published_layouts_are_read_as_before(written, layout):
-    """All files of weights that lie in these folders belong to the model."""
+    """All weights files in these folders belong to the model."""
     path = written(layout)
     path = path / "vision_language_encoder" if layout == "glm-image" else path
     assert weight_files(path) == sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
