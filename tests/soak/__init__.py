@@ -1,1 +1,1 @@
-"""Soak tests: many different runs in one process, which must come out right and leave nothing behind."""
+"""Soak tests: many different runs in one process, which must have correct results and leak no resources."""

@@ -1,11 +1,11 @@
-"""Many runs in one process, mixed by a seed.
+"""Soak test: many runs in one process, sampled with a seed.
 
-    python -m tests.soak --runs 1000                  queued in a real ComfyUI server
-    python -m tests.soak --runs 1000 --in-process     by the engine alone
+    python -m tests.soak --runs 1000                  queued in a ComfyUI server
+    python -m tests.soak --runs 1000 --in-process     with the engine only
 
-Some are cancelled, some can't be had, some are compared with plain decoding. After a tenth of them memory, threads and
-open files of the process are what they may be at the end. The exit code is 1 if anything is wrong. It needs Linux, with
-glibc.
+Some runs are cancelled, some are invalid, and some are compared with plain decoding. Memory, threads and open files at
+the end are compared with the values after the first tenth of the runs. The exit code is 1 if a check fails. It needs
+Linux with glibc.
 """
 
 from __future__ import annotations
@@ -23,19 +23,25 @@ from .engine import Engine
 from .loop import Report, soak
 from .models import write_models
 
-KERNELS = dict.fromkeys(("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "128")
-"""Environment: how many kernels oneDNN and torch's layer above it keep. They compile one, of some 0.5 MiB, for every
-shape of a product. Trees have many shapes, and with room for 1,024 kernels memory would grow for hundreds of runs."""
+KERNEL_CACHES = dict.fromkeys(("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "128")
+"""Environment variables that limit the kernel caches of oneDNN and of torch's layer above it. They store a kernel of
+about 0.5 MiB for each shape of a matrix product. Trees have many shapes, so with the default of 1,024 kernels memory
+would grow for hundreds of runs."""
 
 
 def run(options: argparse.Namespace, folder: Path) -> Report:
-    """All runs. folder: an empty one for models, outputs and the cache."""
-    os.environ |= {FOLDER: str(folder / "cache"), **KERNELS}
+    """Run the soak test.
+
+    Args:
+        options: Options of the command line.
+        folder: Empty folder for models, outputs and the cache.
+    """
+    os.environ |= {FOLDER: str(folder / "cache"), **KERNEL_CACHES}
     write_models(folder / "models")
     warm_up = max(options.runs // 10, 1)
     if options.in_process:
         return soak(Engine(folder / "models"), options.runs, warm_up, options.seed)
-    sys.path.append(str(Path(__file__).parents[1] / "workflow"))  # whose modules import each other by name
+    sys.path.append(str(Path(__file__).parents[1] / "workflow"))  # its modules import each other by name
     from .server import Server
 
     with Server(folder) as server:
@@ -43,21 +49,22 @@ def run(options: argparse.Namespace, folder: Path) -> Report:
 
 
 def main() -> int:
+    """Run the soak test of the command line and return the exit code."""
     parser = argparse.ArgumentParser("python -m tests.soak", None, __doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0, help="of the mix")
+    parser.add_argument("--runs", type=int, default=1000, help="number of runs")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the requests")
     parser.add_argument("--in-process", action="store_true", help="without a server")
-    parser.add_argument("--output", type=Path, help="file for all figures, as JSON")
+    parser.add_argument("--output", type=Path, help="JSON file for all results")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = run(options, Path(folder))
     if options.output is not None:
         options.output.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
     print(report.table())
-    wrong = report.judge()
-    print("\n".join(wrong) or "All is well.")
-    return 1 if wrong else 0
+    failures = report.failures()
+    print("\n".join(failures) or "All checks passed.")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The engine alone, in this process: requests become jobs, as a program that imports ``adt_core`` has them."""
+"""Player that runs requests in this process, with the public interface of ``adt_core``."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from adt_core.errors import Check
 from adt_core.models.target import Target
 from adt_core.policies.recipe import Recipe
 
-from .loop import Played
+from .loop import Outcome
 from .mix import NETWORK, Request
 from .models import DRAFTERS, drafter_name, load, path_of
 
-CALLS = 150
-"""Most calls of ``check`` before a request is cancelled: while its model is loaded, while it is drawn, or never."""
-LONG = "long " * 100
+MAX_CALLS = 150
+"""Maximum number of calls of ``check`` before a cancellation, which falls into loading, decoding or after the end."""
+LONG_PROMPT = "long " * 100
 MISTAKES = {
     "no text": ("prompt", lambda request: replace(request, prompts=(" ",), batch=1)),
-    "a long prompt": ("shorten it", lambda request: replace(request, prompts=(LONG,), batch=1)),
+    "a long prompt": ("shorten it", lambda request: replace(request, prompts=(LONG_PROMPT,), batch=1)),
     "no drafter": ("needs a drafter", lambda request: replace(request, drafter=None, drafting={"method": "adt-tree"})),
     "no such method": ("choose one of", lambda request: replace(request, drafting={"method": "magic"})),
     "guidance that is no number": (
@@ -39,17 +39,18 @@ MISTAKES = {
         lambda request: replace(request, sampling={**request.sampling, "guidance": float("nan")}),
     ),
 }
-"""What is wrong -> words of the sentence that says so, and a function that makes a request wrong."""
+"""For each mistake, words of the error message and a function that adds the mistake to a request."""
 
 
 class Cancelled(BaseException):
-    """Not an Exception, as in newer versions of ComfyUI."""
+    """Cancellation; not a subclass of Exception, as in newer versions of ComfyUI."""
 
 
 class Engine:
-    """A player, see :class:`.loop.Player`. It holds one model at a time, as a server does."""
+    """Player for the engine, see :class:`.loop.Player`. Like a server, it holds one model at a time."""
 
-    pid, dtypes = os.getpid(), ("float64", "bfloat16")
+    pid = os.getpid()
+    dtypes = ("float64", "bfloat16")
     mistakes = {name: words for name, (words, _) in MISTAKES.items()}
 
     def __init__(self, folder: Path):
@@ -57,17 +58,17 @@ class Engine:
         self._model: tuple[str, str] = "", ""
         self._target: Target | None = None
         self._drafters: dict[str, Drafter] = {}
-        self._random = _random_states()
+        self._random_states = _random_states()
 
-    def play(self, request: Request) -> Played:
+    def play(self, request: Request) -> Outcome:
         if request.mistake:
             request = MISTAKES[request.mistake][1](request)
         try:
-            return Played("finished", codes=self._draw(request, _check(request.cancel)))
+            return Outcome("finished", codes=self._draw(request, _check(request.cancel)))
         except Cancelled:
-            return Played("cancelled")
+            return Outcome("cancelled")
         except AdtError as error:
-            return Played("refused", str(error))
+            return Outcome("refused", str(error))
 
     def target(self, request: Request, check: Check | None = None) -> Target:
         if self._target is None or self._model != (request.model, request.dtype):
@@ -80,17 +81,19 @@ class Engine:
         self._target = None
         self._drafters.clear()
         gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # else memory is the most that was ever needed
+        ctypes.CDLL(None).malloc_trim(0)  # otherwise resident memory stays at its peak
 
-    def complaints(self) -> list[str]:
-        names = [name for name, state in _random_states().items() if state != self._random[name]]
+    def errors(self) -> list[str]:
+        names = [name for name, state in _random_states().items() if state != self._random_states[name]]
         return [f"The global random state of {name} has changed." for name in names]
 
     def _draw(self, request: Request, check: Check) -> torch.Tensor:
-        """The codes [B, cells] of a request's images."""
+        """Return the codes [B, tokens] of a request's images."""
         target = self.target(request, check)
-        how = Sampling(**request.sampling), Drafting.of(request.drafting), request.lantern
-        job = Job(target, Recipe(*how, negative=request.negative), self._drafter(request, target, check))
+        recipe = Recipe(
+            Sampling(**request.sampling), Drafting.of(request.drafting), request.lantern, negative=request.negative
+        )
+        job = Job(target, recipe, self._drafter(request, target, check))
         generator = torch.Generator().manual_seed(request.number)
         kept = torch.randint(target.num_codes, (len(request.texts), request.kept(target)), generator=generator)
         decoding = new_decoding(job, request.texts, request.indices, request.batch, kept, check)
@@ -111,17 +114,17 @@ class Engine:
 
 
 def _check(cancel: float | None) -> Check:
-    """A function that cancels after some calls, or never."""
-    left = itertools.repeat(None) if cancel is None else iter(range(int(cancel * CALLS)))
+    """Return a function that cancels after `cancel` times MAX_CALLS calls, or never if it is None."""
+    remaining = itertools.repeat(None) if cancel is None else iter(range(int(cancel * MAX_CALLS)))
 
     def check() -> None:
-        if next(left, Cancelled) is Cancelled:
+        if next(remaining, Cancelled) is Cancelled:
             raise Cancelled
 
     return check
 
 
 def _random_states() -> dict[str, str]:
-    """The global random states, which a library must leave as they are."""
+    """Return the global random states, which the library must not change."""
     states = {"torch": torch.get_rng_state().tolist(), "numpy": np.random.get_state(), "Python": random.getstate()}
     return {name: repr(state) for name, state in states.items()}

@@ -1,5 +1,4 @@
-"""The loop of a soak test: requests one after the other, a sample compared with plain decoding, and what the process
-holds measured now and then."""
+"""Main loop of a soak test: run requests, compare a sample with plain decoding, and measure the process's resources."""
 
 from __future__ import annotations
 
@@ -21,54 +20,73 @@ from adt_core.policies.recipe import Recipe
 
 from .mix import Request, requests
 
-EVERY = 25
-"""Runs between two readings of what the process holds."""
-COMPARED = 4
-"""Every so many finished runs, one is compared with plain decoding."""
-GROWTH = 0.02
-"""Share by which resident memory may grow between the warm-up and the end."""
-ROUNDED = "float32", "int8 weights"
-"""Dtypes in which a near tie may part an image from plain decoding; see benchmarks/lossless.py."""
-PARTED = 0.01
-"""Share of those images that may."""
-LOOKS = 5
-"""At open files, of which the fewest count: a request that was just answered may still have one."""
+READING_INTERVAL = 25
+"""Runs between two readings of the resources."""
+COMPARISON_INTERVAL = 4
+"""Finished runs per comparison with plain decoding."""
+MAX_GROWTH = 0.02
+"""Permitted relative growth of resident memory after the warm-up."""
+ROUNDED = ("float32", "int8 weights")
+"""Dtypes in which a near tie may make an image differ from plain decoding; see benchmarks/lossless.py."""
+MAX_DIFFERENT = 0.01
+"""Permitted share of different images in these dtypes."""
+FILE_COUNTS = 5
+"""Number of counts of open files, of which the minimum is used: a request that has just ended may still have one."""
 
 
-class Played(NamedTuple):
-    """How a run ended. outcome: "finished", "cancelled" or "refused", else "failed". said: to the user, if it was
-    refused or failed. codes: [B, cells] of the images, where they can be compared with plain decoding."""
+class Outcome(NamedTuple):
+    """Outcome of a run.
 
-    outcome: str
-    said: str = ""
+    Attributes:
+        kind: "finished", "cancelled", "refused" or "failed".
+        message: Message to the user, if the run was refused or failed.
+        codes: [B, tokens] of the images, if they can be compared with plain decoding.
+    """
+
+    kind: str
+    message: str = ""
     codes: Tensor | None = None
 
 
 class Player(Protocol):
-    """Who runs the requests. pid: of the process that is measured. dtypes: to choose from. mistakes: that it knows, and
-    words of the sentence with which each is refused."""
+    """Interface for running requests.
+
+    Attributes:
+        pid: Process whose resources are measured.
+        dtypes: Supported dtypes.
+        mistakes: Supported mistakes, with words of the error message of each.
+    """
 
     pid: int
     dtypes: tuple[str, ...]
     mistakes: dict[str, str]
 
-    def play(self, request: Request) -> Played: ...
+    def play(self, request: Request) -> Outcome:
+        """Run a request."""
+        ...
 
     def target(self, request: Request) -> Target:
-        """The model of a request, in this process."""
+        """Return the model of a request, loaded in this process."""
         ...
 
     def rest(self) -> None:
-        """Let go of all that may go, and give memory back that nobody uses, so that readings can be compared."""
+        """Release models, caches and unused memory, so that readings are comparable."""
         ...
 
-    def complaints(self) -> list[str]:
-        """What else has gone wrong, at the end."""
+    def errors(self) -> list[str]:
+        """Return further errors, after all runs."""
         ...
 
 
 class Reading(NamedTuple):
-    """What a process holds after so many runs: resident MiB, threads, and open file descriptors."""
+    """Resources of a process.
+
+    Attributes:
+        runs: Number of runs so far.
+        resident: Resident memory, in MiB.
+        threads: Number of threads.
+        files: Number of open file descriptors.
+    """
 
     runs: int
     resident: float
@@ -77,10 +95,12 @@ class Reading(NamedTuple):
 
     @classmethod
     def of(cls, pid: int, runs: int) -> Reading:
+        """Measure a process after `runs` runs."""
         process = Path(f"/proc/{pid}")
         status = dict(line.split(":", 1) for line in (process / "status").read_text(encoding="utf-8").splitlines())
-        resident, files = int(status["VmRSS"].split()[0]) / 1024, []
-        for _ in range(LOOKS):
+        resident = int(status["VmRSS"].split()[0]) / 1024
+        files = []
+        for _ in range(FILE_COUNTS):
             time.sleep(0.1)
             files.append(len(os.listdir(process / "fd")))
         return cls(runs, round(resident, 1), int(status["Threads"]), min(files))
@@ -88,8 +108,19 @@ class Reading(NamedTuple):
 
 @dataclass
 class Report:
-    """What was seen. unexpected: a sentence for each run that ended as it should not. compared, identical: images, by
-    the dtype of their model. readings: the first is the baseline."""
+    """Results of a soak test.
+
+    Attributes:
+        runs: Number of runs.
+        seconds: Duration of the test.
+        outcomes: Number of runs by outcome.
+        kinds: Number of runs by kind of request.
+        unexpected: A sentence for each run with an unexpected outcome.
+        compared: Number of compared images, by dtype.
+        identical: Number of images that are equal to plain decoding, by dtype.
+        readings: Resources; the first reading is the baseline.
+        complaints: Errors that the player reports at the end.
+    """
 
     runs: int = 0
     seconds: float = 0.0
@@ -101,42 +132,50 @@ class Report:
     readings: list[Reading] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
-    def judge(self) -> list[str]:
-        """What is wrong; empty if nothing is."""
-        wrong = [*self.unexpected, *self.complaints]
+    def failures(self) -> list[str]:
+        """Return a sentence for each failed check."""
+        failures = [*self.unexpected, *self.complaints]
         for dtype, compared in self.compared.items():
-            parted, allowed = compared - self.identical[dtype], max(1, PARTED * compared) * (dtype in ROUNDED)
-            if parted > allowed:
-                wrong.append(f"{parted} of {compared} images in {dtype} are not those of plain decoding.")
-        first, last = self.readings[0], self.readings[-1]
-        if last.resident > (1 + GROWTH) * first.resident:
-            wrong.append(f"Resident memory grew from {first.resident} to {last.resident} MiB.")
+            different = compared - self.identical[dtype]
+            permitted = max(1, MAX_DIFFERENT * compared) if dtype in ROUNDED else 0
+            if different > permitted:
+                failures.append(f"{different} of {compared} images in {dtype} differ from plain decoding.")
+        first = self.readings[0]
+        last = self.readings[-1]
+        if last.resident > (1 + MAX_GROWTH) * first.resident:
+            failures.append(f"Resident memory grew from {first.resident} to {last.resident} MiB.")
         for name in ("threads", "files"):
             if getattr(first, name) != getattr(last, name):
-                wrong.append(f"There were {getattr(first, name)} {name}, and in the end {getattr(last, name)}.")
-        return wrong
+                failures.append(
+                    f"There were {getattr(first, name)} {name} after the warm-up and {getattr(last, name)} at the end."
+                )
+        return failures
 
     def table(self) -> str:
-        """The figures, for people."""
-        first, last = self.readings[0], self.readings[-1]
-        most = Reading(*map(max, zip(*self.readings)))
+        """Return the results as a text table."""
+        first = self.readings[0]
+        last = self.readings[-1]
+        maximum = Reading(*map(max, zip(*self.readings)))
         rows = [
             ("runs", f"{self.runs} in {self.seconds:.0f} s: {_listed(self.kinds)}"),
-            ("ended", _listed(self.outcomes)),
+            ("outcomes", _listed(self.outcomes)),
             ("unexpected", str(len(self.unexpected))),
             *(
                 (f"compared, {dtype}", f"{self.identical[dtype]} of {n} identical")
                 for dtype, n in self.compared.items()
             ),
-            (f"after {first.runs} runs, most, end", ""),
-            *((name, " ".join(str(getattr(one, name)) for one in (first, most, last))) for name in Reading._fields[1:]),
+            (f"after {first.runs} runs, maximum, end", ""),
+            *(
+                (name, " ".join(str(getattr(one, name)) for one in (first, maximum, last)))
+                for name in Reading._fields[1:]
+            ),
         ]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:{width}}  {figure}".rstrip() for name, figure in rows)
 
     def to_json(self) -> dict:
-        """All of it as plain JSON types."""
-        return {**vars(self), "readings": [one._asdict() for one in self.readings], "wrong": self.judge()}
+        """Return the results as plain JSON types."""
+        return {**vars(self), "readings": [one._asdict() for one in self.readings], "wrong": self.failures()}
 
 
 def _listed(counts: Counter[str]) -> str:
@@ -144,40 +183,54 @@ def _listed(counts: Counter[str]) -> str:
 
 
 def soak(player: Player, runs: int, warm_up: int, seed: int = 0) -> Report:
-    """Run so many requests. The baseline is what the process holds after the first ``warm_up``."""
-    report, began = Report(), time.monotonic()
+    """Run a soak test.
+
+    Args:
+        player: Player that runs the requests.
+        runs: Number of runs.
+        warm_up: Number of runs before the baseline reading.
+        seed: Seed of the requests.
+    """
+    report = Report()
+    began = time.monotonic()
     for request in requests(seed, runs, player.dtypes, list(player.mistakes)):
-        played = player.play(request)
+        outcome = player.play(request)
         report.runs += 1
         report.kinds[request.kind] += 1
-        report.outcomes[played.outcome] += 1
-        if unexpected := _unexpected(player, request, played):
+        report.outcomes[outcome.kind] += 1
+        if unexpected := _unexpected(player, request, outcome):
             report.unexpected.append(unexpected)
-        comparable = played.codes is not None and request.lantern is None and request.mistake is None
-        if comparable and report.outcomes["finished"] % COMPARED == 0:
-            same = (played.codes == plain_codes(player.target(request), request, played.codes)).all(1)
+        comparable = outcome.codes is not None and request.lantern is None and request.mistake is None
+        if comparable and report.outcomes["finished"] % COMPARISON_INTERVAL == 0:
+            same = (outcome.codes == plain_codes(player.target(request), request, outcome.codes)).all(1)
             report.compared[request.dtype] += len(same)
             report.identical[request.dtype] += int(same.sum())
-        measured = report.runs == warm_up or report.runs > warm_up and report.runs % EVERY == 0
-        if measured or report.runs == runs:
+        is_due = report.runs == warm_up or report.runs > warm_up and report.runs % READING_INTERVAL == 0
+        if is_due or report.runs == runs:
             player.rest()
             report.readings.append(Reading.of(player.pid, report.runs))
             report.seconds = time.monotonic() - began
             print(f"{report.seconds:.0f} s: {report.readings[-1]}, {_listed(report.outcomes)}", flush=True)
-    report.complaints = player.complaints()
+    report.complaints = player.errors()
     return report
 
 
-def _unexpected(player: Player, request: Request, played: Played) -> str:
-    """A sentence about a run that ended as it should not; empty for all others."""
+def _unexpected(player: Player, request: Request, outcome: Outcome) -> str:
+    """Return a sentence about an unexpected outcome, or an empty string."""
     words = player.mistakes[request.mistake] if request.mistake else ""
-    if played.outcome in request.outcomes and words in played.said:
+    if outcome.kind in request.outcomes and words in outcome.message:
         return ""
-    return f"Run {request.number} was {played.outcome}: {played.said or 'nothing was said'} ({request})"
+    return f"Run {request.number} was {outcome.kind}: {outcome.message or 'no message'} ({request})"
 
 
 def plain_codes(target: Target, request: Request, codes: Tensor) -> Tensor:
-    """The codes [B, cells] of the same images without drafts. codes: with drafts, whose beginning may be given."""
+    """Return the codes [B, tokens] of a request's images with plain decoding.
+
+    Args:
+        target: Model of the request.
+        request: The request.
+        codes: [B, tokens] with drafts; the given prefix is taken from them.
+    """
     job = Job(target, Recipe(Sampling(**request.sampling), Drafting(PLAIN), negative=request.negative))
     kept = codes[:, : request.kept(target)]
     return decode(new_decoding(job, request.texts, request.indices, prefix=kept)).grid_codes().flatten(1)

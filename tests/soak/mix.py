@@ -1,4 +1,4 @@
-"""What is asked for: as many different requests as one likes, all chosen by one seeded generator."""
+"""Random requests of a soak test, determined by a seed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from adt_core.rules.settings import Lantern
 from .models import BUNDLED, WITH_TEXT_ENCODER, WRITERS
 
 KINDS = {"images": 10, "continue": 3, "list": 2, "compare": 1, "mistake": 3}
-"""What a request may be for, and how often: images of a prompt, images that begin with given tokens, a list of prompts,
-the same image in two ways, and something that can't be had."""
+"""Weights of the kinds of requests: images of a prompt, images with a given prefix, a list of prompts, a comparison of
+two settings, and an invalid request."""
 MODELS = {**dict.fromkeys(WRITERS, 10), BUNDLED: 1}
-"""How often each model is switched to."""
-STAY = 0.6
-"""Share of requests that stay with the model of the one before."""
-CANCELLED, WATCHED, RELAXED = 0.2, 0.25, 0.15
-"""Shares of requests that are cancelled, that a browser watches, and that LANTERN serves."""
-FORGIVEN = WITH_TEXT_ENCODER, "a long prompt"
-"""A model, and what is no mistake for it: it reads the beginning."""
+"""Weights of the models, when the model changes."""
+KEEP_MODEL = 0.6
+"""Probability that a request uses the previous request's model."""
+CANCELLED = 0.2
+"""Probability that a request is cancelled."""
+WATCHED = 0.25
+"""Probability that a browser is connected during a request."""
+RELAXED = 0.15
+"""Probability that a request uses LANTERN."""
+VALID = (WITH_TEXT_ENCODER, "a long prompt")
+"""A model and a mistake that it accepts: it truncates long prompts."""
 NETWORK = "network"
-"""Stands for the drafter network of the model."""
+"""Placeholder for the drafter network of the model."""
 PROMPTS = ("a red house", "two boats on a lake", "fog", "a cat that sleeps in the sun", "rain over a green field")
 TREES: tuple[dict[str, Any], ...] = ({}, {}, {"depth": 3, "width": 2, "nodes": 6}, {"nodes": 12, "expand_above": 0.1})
 LANTERNS = Lantern(20, 0.3), Lantern(20, factor=3.0), Lantern(10, 0.5, max_substitution=0.2)
@@ -35,12 +39,24 @@ LANTERNS = Lantern(20, 0.3), Lantern(20, factor=3.0), Lantern(10, 0.5, max_subst
 
 @dataclass(frozen=True)
 class Request:
-    """One run.
+    """Request of one run.
 
-    kind: a key of KINDS. drafter: NETWORK, with a window or not, or a drafter without files; None for none. drafting,
-    sampling: options by their names. prompts: several for a list, else one. batch: images of the prompt, or how many of
-    a list are drawn at once. keep: share of the rows that are given. cancel: when, as a share of what such runs usually
-    take; None for never. mistake: what is wrong with it, if something is.
+    Attributes:
+        number: Number of the run.
+        kind: Key of KINDS.
+        model: Name of the model.
+        dtype: Dtype of the model.
+        drafter: NETWORK, optionally with a window, a drafter without files, or None.
+        drafting: Options of ``Drafting``.
+        sampling: Options of ``Sampling``.
+        negative: Negative prompt.
+        lantern: LANTERN settings, or None.
+        prompts: Several prompts for a list, else one.
+        batch: Number of images of the prompt, or the batch size of a list.
+        keep: Share of the image's rows that are given.
+        cancel: Time of the cancellation, relative to the usual duration of a run, or None.
+        watched: Whether a browser is connected.
+        mistake: Key of the player's mistakes, or None for a valid request.
     """
 
     number: int
@@ -61,32 +77,39 @@ class Request:
 
     @property
     def texts(self) -> list[str]:
-        """The prompt of each image."""
+        """Prompt of each image."""
         return list(self.prompts if len(self.prompts) > 1 else self.prompts * self.batch)
 
     @property
     def indices(self) -> list[int]:
-        """The number of each image within its prompt's batch."""
+        """Index of each image in the batch of its prompt."""
         return [0] * len(self.prompts) if len(self.prompts) > 1 else list(range(self.batch))
 
     def kept(self, target: Target) -> int:
-        """How many cells of an image are given."""
+        """Return the number of given tokens of an image."""
         return prefix_length(target.grid, self.keep)
 
     @property
     def outcomes(self) -> set[str]:
-        """How it may end."""
+        """Permitted outcomes."""
         if self.mistake:
             return {"refused"}
         return {"finished"} if self.cancel is None else {"finished", "cancelled"}
 
 
 def requests(seed: int, count: int, dtypes: Sequence[str], mistakes: Sequence[str]) -> Iterator[Request]:
-    """dtypes: to choose from, for all models but the bundled one, which has the first. mistakes: that can be made."""
+    """Yield random requests.
+
+    Args:
+        seed: Seed of the requests.
+        count: Number of requests.
+        dtypes: Dtypes to choose from; the bundled model always uses the first.
+        mistakes: Mistakes to choose from.
+    """
     draw = random.Random(seed)
     model = dtype = ""
     for number in range(count):
-        if not model or draw.random() > STAY:
+        if not model or draw.random() > KEEP_MODEL:
             (model,) = draw.choices(list(MODELS), list(MODELS.values()))
             dtype = dtypes[0] if model == BUNDLED else draw.choice(dtypes)
         (kind,) = draw.choices(list(KINDS), list(KINDS.values()))
@@ -107,12 +130,12 @@ def requests(seed: int, count: int, dtypes: Sequence[str], mistakes: Sequence[st
             draw.uniform(0.1, 0.95) if kind == "continue" else 0.0,
             draw.random() if kind != "mistake" and draw.random() < CANCELLED else None,
             draw.random() < WATCHED,
-            draw.choice([one for one in mistakes if (model, one) != FORGIVEN]) if kind == "mistake" else None,
+            draw.choice([one for one in mistakes if (model, one) != VALID]) if kind == "mistake" else None,
         )
 
 
 def _method_and_drafter(draw: random.Random) -> tuple[str, str | None]:
-    """A method of the table, and a drafter that it works with."""
+    """Return a drafting method and a drafter that it supports."""
     method = draw.choice(list(POLICIES))
     if POLICIES[method].needs_network:
         return method, NETWORK
@@ -120,7 +143,7 @@ def _method_and_drafter(draw: random.Random) -> tuple[str, str | None]:
 
 
 def _sampling(draw: random.Random, kind: str) -> dict[str, Any]:
-    """Options of ``Sampling``. Lists have few different ones, so that some go on with what is there already."""
+    """Return options of ``Sampling``. Lists have few variants, so that some resume an earlier batch folder."""
     if kind == "list":
         return {"seed": draw.randrange(3), "guidance": 3.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     return {

@@ -1,4 +1,4 @@
-"""The models of a soak test: the bundled one, and small random ones in published layouts, each with a drafter."""
+"""The models of a soak test: the bundled model and small random ones in published layouts, each with a drafter."""
 
 from __future__ import annotations
 
@@ -15,35 +15,55 @@ from tests.drafted import write_drafter
 from tests.layouts.llamagen import write_hugging_face
 from tests.tiny import write_tiny_checkpoint
 
-SMALL, MIDDLE, WITH_TEXT_ENCODER = "small", "middle", "llamagen/LlamaGen-T2I"
+SMALL = "small"
+MIDDLE = "middle"
+WITH_TEXT_ENCODER = "llamagen/LlamaGen-T2I"
 WRITERS: dict[str, Callable[[Path], Path]] = {
     SMALL: lambda folder: write_tiny_checkpoint(folder, scale=3.0),
     MIDDLE: lambda folder: write_tiny_checkpoint(folder, scale=3.0, resolution=48, hidden=48, seed=1),
     WITH_TEXT_ENCODER: lambda folder: write_hugging_face(folder.parent, side=4),
 }
-"""Models of 16 to 36 tokens, by their names in ComfyUI's Model Loader."""
-TARGETS, DRAFTERS = "ar_image", "ar_image_drafters"
-"""ComfyUI's folders for them."""
+"""Writers of models with 16 to 36 tokens per image, by name in the Model Loader node."""
+TARGETS = "ar_image"
+DRAFTERS = "ar_image_drafters"
+"""ComfyUI's model folders for targets and drafters."""
 
 
 def write_models(folder: Path) -> None:
-    """Write all models and their drafters into what is ComfyUI's folder ``models``, or another."""
+    """Write all models and their drafters.
+
+    Args:
+        folder: ComfyUI's folder ``models``, or another folder with the same structure.
+    """
     for name, write in WRITERS.items():
         write_drafter(folder / DRAFTERS / drafter_name(name), load_target(write(folder / TARGETS / name)))
 
 
 def drafter_name(model: str) -> str:
-    """The drafter network of a model, as the Drafter Loader calls it."""
+    """Return the name of a model's drafter network in the Drafter Loader node."""
     return BUNDLED if model == BUNDLED else f"for-{model.split('/')[0]}"
 
 
 def path_of(folder: Path, kind: str, name: str) -> str:
-    """What a target or a drafter is loaded from. kind: TARGETS or DRAFTERS."""
+    """Return the path from which to load a target or drafter.
+
+    Args:
+        folder: Folder of :func:`write_models`.
+        kind: TARGETS or DRAFTERS.
+        name: Name in the loader node.
+    """
     return BUNDLED if name == BUNDLED else str(folder / kind / name)
 
 
 def load(folder: Path, model: str, dtype: str, check: Check | None = None) -> Target:
-    """A target. dtype: as the Model Loader calls it, or float64."""
+    """Load a target.
+
+    Args:
+        folder: Folder of :func:`write_models`.
+        model: Name of the model.
+        dtype: A dtype of the Model Loader node, or float64.
+        check: Function that may cancel the loading.
+    """
     weights = dtype.split()[0] if dtype.endswith(" weights") else None
     kind = torch.float32 if weights else getattr(torch, dtype)
     return load_target(path_of(folder, TARGETS, model), dtype=kind, weights=weights, check=check)

@@ -1,4 +1,4 @@
-"""A real ComfyUI: requests become prompts that are queued, watched by a browser at times, and interrupted."""
+"""Player that queues requests as prompts in a ComfyUI server, with a browser connected to some, and interrupts some."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convert import Graph
 from adt_core.app.images import read_settings
 from adt_core.models.target import Target
 
-from .loop import ROUNDED, Played
+from .loop import ROUNDED, Outcome
 from .mix import Request
 from .models import load
 from .prompts import MISTAKES, graph_of
@@ -24,19 +24,23 @@ STOCK = {
     "1": {"class_type": "EmptyImage", "inputs": {"width": 8, "height": 8, "batch_size": 1, "color": 0}},
     "2": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}},
 }
-"""A prompt without our nodes."""
+"""Prompt without nodes of this pack."""
 
 
 class Server:
-    """A player, see :class:`.loop.Player`. folder: ComfyUI's, with the models in it."""
+    """Player for a server, see :class:`.loop.Player`.
 
-    dtypes = "float32", "bfloat16", "int8 weights"
+    Args:
+        folder: ComfyUI's base folder, with the models.
+    """
+
+    dtypes = ("float32", "bfloat16", "int8 weights")
     mistakes = {name: words for name, (words, _) in MISTAKES.items()}
 
     def __init__(self, folder: Path):
         self._comfy = Comfy(NEWEST, folder, PACKS, ("--preview-method", "auto"))
         self._targets: dict[tuple[str, str], Target] = {}
-        self._usual = 1.0  # seconds that a run takes
+        self._usual_seconds = 1.0  # moving average of the duration of a run
 
     def __enter__(self) -> Server:
         self._comfy.__enter__()
@@ -49,50 +53,55 @@ class Server:
     def pid(self) -> int:
         return self._comfy.process.pid
 
-    def play(self, request: Request) -> Played:
-        graph, began = graph_of(request), time.monotonic()
+    def play(self, request: Request) -> Outcome:
+        graph = graph_of(request)
+        began = time.monotonic()
         try:
             with self._comfy.socket() if request.watched else nullcontext() as browser:
                 prompt_id = self._comfy.queue(graph.prompt, browser and browser.id)
                 if request.cancel is not None:
-                    time.sleep(request.cancel * self._usual)
+                    time.sleep(request.cancel * self._usual_seconds)
                     self._comfy.post("/interrupt", {})
                 outputs = self._comfy.wait(prompt_id)
         except Refused as refused:
-            return Played("refused", " ".join(refused.details) or str(refused))
+            return Outcome("refused", " ".join(refused.details) or str(refused))
         except Failed as failed:
-            return Played("cancelled" if failed.kind == "execution_interrupted" else "refused", failed.message)
-        self._usual += 0.1 * (time.monotonic() - began - self._usual)
+            return Outcome("cancelled" if failed.kind == "execution_interrupted" else "refused", failed.message)
+        self._usual_seconds += 0.1 * (time.monotonic() - began - self._usual_seconds)
         return self._finished(request, graph, outputs)
 
-    def _finished(self, request: Request, graph: Graph, outputs: dict) -> Played:
+    def _finished(self, request: Request, graph: Graph, outputs: dict) -> Outcome:
         if request.kind == "compare":
             report = outputs[graph.id("PreviewAny")]["text"][0]
-            alike = "every token is the same" in report or request.lantern is not None or request.dtype in ROUNDED
-            return Played("finished" if alike else "failed", report)
+            may_differ = request.lantern is not None or request.dtype in ROUNDED
+            passed = "every token is the same" in report or may_differ
+            return Outcome("finished" if passed else "failed", report)
         if request.kind == "list":
-            folder, files = self._comfy.base / "output", outputs[graph.id("ADTTreeBatchSampler")]["images"]
-            pictures = [folder / file["subfolder"] / file["filename"] for file in files]
-            tokens = torch.tensor([read_settings(path)["tokens"] for path in pictures])
-            return Played("finished", codes=tokens.flatten(1))
+            folder = self._comfy.base / "output"
+            files = outputs[graph.id("ADTTreeBatchSampler")]["images"]
+            paths = [folder / file["subfolder"] / file["filename"] for file in files]
+            tokens = torch.tensor([read_settings(path)["tokens"] for path in paths])
+            return Outcome("finished", codes=tokens.flatten(1))
         (latent,) = self._comfy.files(outputs, "latents")
         vectors = safetensors.torch.load(latent)["latent_tensor"]
-        return Played("finished", codes=self.target(request).codec.nearest(vectors).flatten(1))
+        return Outcome("finished", codes=self.target(request).codec.nearest(vectors).flatten(1))
 
     def target(self, request: Request) -> Target:
-        key = request.model, request.dtype
+        key = (request.model, request.dtype)
         if key not in self._targets:
             self._targets[key] = load(self._comfy.base / "models", *key)
         return self._targets[key]
 
     def rest(self) -> None:
-        """The server keeps every prompt in its history, and results in its cache. It looks whether it is to free memory
-        when it has nothing else to do, and after every prompt."""
+        """Clear the server's history and cache.
+
+        The server frees memory when it is idle and after each prompt, so two prompts are run.
+        """
         self._comfy.post("/history", {"clear": True})
         self._comfy.post("/free", {"unload_models": True, "free_memory": True})
         for _ in range(2):
             self._comfy.run(STOCK)
         self._comfy.get("/probe/trim")
 
-    def complaints(self) -> list[str]:
+    def errors(self) -> list[str]:
         return []
