@@ -11,7 +11,7 @@ import { texts } from "./texts.js";
  */
 
 export class Caption {
-  #key = ""; // what is shown
+  #key = ""; // shown texts
 
   constructor() {
     this.line = make("div", { className: "adt-line", role: "status" });

@@ -114,7 +114,7 @@ export function forwardWheelAndPan(element) {
     pointerup: "processMouseUp",
   };
   for (const [type, handler] of Object.entries(handlers)) {
-    element.addEventListener(type, (/** @type {PointerEvent} */ event) => {
+    element.addEventListener(type, (/** @type {any} */ event) => {
       const isMiddle = type === "pointermove" ? event.buttons & 4 : event.button === 1;
       if (!isNodes2() && isMiddle) canvas()[handler](event);
       if (isNodes2() && !isMiddle && type === "pointerdown") event.stopPropagation();
@@ -200,7 +200,7 @@ export function noticeChanges() {
 
 /**
  * The saved nodes with which ComfyUI compares the workflow to find changes of the user, subgraphs included. Empty while
- * a workflow is being opened, when ComfyUI still has those of another one.
+ * a workflow is being opened, when ComfyUI still has another one.
  */
 export function comparedNodes() {
   const { workflow } = /** @type {any} */ (app.extensionManager ?? {});
@@ -336,7 +336,7 @@ export function refreshLabel(node, widget) {
   redrawNode(node);
 }
 
-/** Set the function that returns what a combo widget shows for a value. */
+/** Set the function that returns the label of a combo widget's value. */
 export function setLabels(widget, label) {
   widget.options.getOptionLabel = label;
 }
@@ -439,7 +439,7 @@ export function isLinked(node, name) {
   return slot >= 0 && node.isInputConnected(slot);
 }
 
-/** The nodes that are linked to inputs of a node: to those of these names, or to all. At the edge of a subgraph: null. */
+/** The nodes that are linked to these inputs of a node, or to all of them; null for a link from outside a subgraph. */
 export function sourcesOf(node, names = null) {
   const slots = [...(node.inputs ?? []).keys()].filter((slot) => !names || names.includes(node.inputs[slot].name));
   return slots.filter((slot) => node.isInputConnected(slot)).map((slot) => node.getInputNode(slot));

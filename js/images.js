@@ -1,6 +1,6 @@
 /**
  * Images under the maps, as bitmaps that a canvas can draw: live previews, then the server's files of the finished
- * images, or the thumbnails that came with a map.
+ * images, or the thumbnails in a map.
  */
 
 import { imageAddress } from "./comfy.js";

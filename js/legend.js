@@ -26,7 +26,7 @@ export function ends(figure, range, brief = false) {
 }
 
 export class Legend {
-  #drawn = ""; // what is shown
+  #drawn = ""; // shown labels
 
   constructor() {
     this.element = make("div", { className: "adt-map-legend" });

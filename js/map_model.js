@@ -69,7 +69,7 @@ export class Run {
     this.inputs = header.inputs ?? {}; // values of the node when it was queued
     this.texts = header.texts ?? {}; // texts of its prompts, by node and input
     this.files = header.pictures ?? []; // parameters of `/view` for the finished images
-    this.thumbnails = header.thumbnails ?? []; // data URLs that came with the map
+    this.thumbnails = header.thumbnails ?? []; // data URLs
     this.abreast = header.parts ?? 1; // number of runs that the node makes side by side
     this.count = header.images;
     this.grid = String(header.grid);
@@ -121,7 +121,7 @@ export class Run {
     const next = Math.min(position + accepted + 2, this.tokens);
     const isFirst = position === this.start;
     for (const grid of this.grids) {
-      if (isFirst) grid.enter(image, PREFILL, position, position + 1); // the first token comes from the prompt's pass
+      if (isFirst) grid.enter(image, PREFILL, position, position + 1); // the prompt's pass generates the first token
       grid.enter(image, index, position + 1, next);
     }
     this.done += next - 1 - position + Number(isFirst);
@@ -257,7 +257,7 @@ export class Run {
     return { ...tree, round: null, alpha: 0, ms, acceptance: 1, time: ms, moment: ms / 1000 };
   }
 
-  /** First and last cell of the tokens that came in the same round. */
+  /** First and last cell of the tokens of the same round. */
   together(image, cell) {
     const rounds = this.roundOf[image];
     let first = cell;
@@ -293,7 +293,7 @@ export class Run {
   }
 
   /**
-   * The ratio of this run's speed to that of another run with the same work. null unless both ran in turns or within one
+   * The ratio of this run's speed to the speed of another run with the same work. null unless both ran in turns or within one
    * prompt, because at different times the load of the machine may differ.
    *
    * @param {Run | null} other

@@ -19,7 +19,7 @@ const UNZOOMED = { scale: 1, x: 0.5, y: 0.5 };
 const MAX_CLICK = 4; // pixels that a pointer may move in a click
 
 /**
- * What a panel needs of its node: `choices` and `choose` offer runs to compare with, `differences` and `off` are for the
+ * Interface of a node to its panel: `choices` and `choose` offer runs to compare with, `differences` and `off` are for the
  * caption, `changed` is called after a change of a setting, `grow` makes the node higher, and `drawn` is called after each
  * drawing.
  *
@@ -136,7 +136,7 @@ export class MapPanel {
     canvas.onkeydown = (event) => this.#key(event);
   }
 
-  // ---- what is shown -----------------------------------------------------------------------
+  // ---- runs and images -----------------------------------------------------------------------
 
   /** Show another run, or new rounds of the current one. */
   show(run) {
@@ -393,7 +393,7 @@ export class MapPanel {
     return [...run.roundOf[image].keys()].filter((cell) => run.roundOf[image][cell] >= until);
   }
 
-  /** Download what is shown as an image file. */
+  /** Download the shown maps as an image file. */
   async save() {
     const { runs, figure, ends } = this.#shown();
     if (!runs.length) return;
@@ -456,7 +456,8 @@ export class MapPanel {
     const rows = [...(this.cursor ? tokenNumbers(tokens, this.cursor.cell) : []), ...numbers(run, image)];
     if (rows.join() === this.tableKey) return;
     this.tableKey = rows.join();
-    const row = ([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, String(value)));
+    const row = (/** @type {any[]} */ [name, value]) =>
+      make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, String(value)));
     this.table.replaceChildren(...rows.map(row));
   }
 

@@ -15,8 +15,8 @@ const ACCEPTED = "#2fbf71";
 const REJECTED = "#ff8a3d";
 
 /**
- * Place of a grid in CSS pixels. Of a zoomed grid, `clip` is the visible part; `label`, where its name stands if that is
- * not above the left edge.
+ * Place of a grid in CSS pixels. Of a zoomed grid, `clip` is the visible part; `label`, the place of its name if not
+ * above the left edge.
  *
  * @typedef {{x: number, y: number, width: number, height: number, clip?: Box, enlarged?: boolean,
  *   label?: {x: number, align: string}}} Box

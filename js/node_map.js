@@ -1,4 +1,4 @@
-/** Map of one node: its runs, the widget that shows them, and what the node saves. */
+/** Map of one node: its runs, their widget, and the saved property of the node. */
 
 import { imageInFile } from "./batch_image.js";
 import {
@@ -306,7 +306,7 @@ function changedWidgets(node, saved) {
     .map((widget) => ({ node, widget, was: queued[widget.name] }));
 }
 
-/** Whether a queued value, which is text, is equal to that of a widget. */
+/** Whether a queued value, which is text, is equal to the value of a widget. */
 function isSame(queued, value) {
   return queued === String(value) || (queued !== "" && Number(queued) === Number(value));
 }
@@ -316,7 +316,7 @@ function isVerbatim({ widget }) {
   return !WILDCARDS.test(widget.value);
 }
 
-/** Whether a sampler's prompts come from other nodes now, with other texts. */
+/** Whether other nodes with other texts are linked to a sampler's prompts now. */
 function isRelinked(sampler, prompts) {
   const sources = promptNodes(sampler);
   if (!sources?.size) return false;
@@ -328,7 +328,7 @@ function isRelinked(sampler, prompts) {
   return prompts.some(({ node, values }) => !sources.has(node) && ![...sources].some((one) => hasTexts(one, values)));
 }
 
-/** The nodes that a node's prompts come from; null if the links do not show it, as at the edge of a subgraph. */
+/** The nodes that make a node's prompts; null if the links do not show them, as at the edge of a subgraph. */
 function promptNodes(node, names = ["positive", "negative"], found = new Set()) {
   for (const source of sourcesOf(node, names)) {
     if (!source || !runsItself(source)) return null;

@@ -23,7 +23,7 @@ function rename(node) {
   }
 }
 
-/** Rename values in the node of a subgraph, which stores those of the inner inputs that it shows. */
+/** Rename values in the node of a subgraph, which stores values of inner inputs. */
 function renameShown(host) {
   const inner = nodesOf(subgraphOf(host)).flatMap((node) => widgetsOf(node).map(({ name }) => ({ node, name })));
   for (const widget of widgetsOf(host)) {

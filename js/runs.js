@@ -1,6 +1,6 @@
 /**
- * Store of finished runs by id: those of this page in memory, those of this browser tab in its session storage, and
- * older ones in ComfyUI's history. Also stores which runs each node has shown, because "undo" and a reload restore
+ * Store of finished runs by id: in memory for this page, in the session storage for this browser tab, and for older runs
+ * in ComfyUI's history. Also stores which runs each node has shown, because "undo" and a reload restore
  * earlier states of a workflow, which name runs that newer ones have replaced.
  *
  * The `home` of a map is the id of its workflow and the tag of its node, see node_map.js.
@@ -123,8 +123,8 @@ export function noteShown(home, references) {
 }
 
 /**
- * The runs that a node should show, given the ones that its workflow names: what it showed last in this tab and the run
- * before, or the named runs if this tab does not know them.
+ * The runs that a node should show, given the ones that its workflow names: the last runs that it showed in this tab and
+ * the run before, or the named runs if this tab does not know them.
  */
 export function latest(home, references) {
   const shown = stored().shown[home];
@@ -154,6 +154,6 @@ function store(change) {
   try {
     sessionStorage.setItem(STORAGE, JSON.stringify(all));
   } catch {
-    sessionStorage.removeItem(STORAGE); // it is full; after a reload, the maps come from ComfyUI's history
+    sessionStorage.removeItem(STORAGE); // it is full; after a reload, the maps are read from ComfyUI's history
   }
 }

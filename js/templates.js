@@ -4,7 +4,7 @@ import { language, registerExtension } from "./comfy.js";
 
 const LANGUAGES = ["zh"]; // besides English
 
-/** Use the texts of a language if a workflow has them, and remove those of all languages. */
+/** Use the texts of a language if a workflow has them, and remove the texts of all languages. */
 export function localise(workflow, locale) {
   for (const node of workflow.nodes ?? []) {
     const { title, note } = (LANGUAGES.includes(locale) && node[locale]) || {};

@@ -5,7 +5,7 @@ import test from "node:test";
 const FOLDER = new URL("../../js/", import.meta.url);
 const ADAPTER = "comfy.js";
 
-/** What only the adapter may use, by a name for messages. */
+/** Patterns of code that only the adapter may contain. */
 const INTERNALS = {
   "modules of the page": /["'][^"']*\/scripts\//,
   "app or api": /\b(app|api|comfyAPI)\s*[?!]?\.|\bwindow\.(app|comfyAPI)\b/,
@@ -23,7 +23,7 @@ function code(file) {
   return text.replace(/\/\*[\s\S]*?\*\//g, "").replace(/(^|\s)\/\/.*$/gm, "$1");
 }
 
-/** The internals that a source text uses. */
+/** Names of the patterns that a source text contains. */
 function used(text) {
   return Object.keys(INTERNALS).filter((name) => INTERNALS[name].test(text));
 }

@@ -9,11 +9,11 @@ function picture(width, height, colour) {
   return { data, width, height };
 }
 
-test("a mark is the mean colours of eight by eight regions, row by row, as nodes/marks.py makes it", () => {
+test("a mark has the mean colours of 8 by 8 regions, row by row, as in nodes/marks.py", () => {
   const found = mark(picture(28, 40, (x, y) => [x, y, 7]));
   assert.equal(found.length, 192);
   assert.deepEqual(found.slice(0, 3), [1.5, 2, 7]); // pixels 0 to 3, and 0 to 4
-  assert.deepEqual(found.slice(3, 6), [4.5, 2, 7]); // a region begins within a pixel that the one before ends in: 3 to 6
+  assert.deepEqual(found.slice(3, 6), [4.5, 2, 7]); // pixels 3 to 6, because regions share their border pixels
   assert.deepEqual(found.slice(3 * (7 * 8 + 3), 3 * (7 * 8 + 3) + 3), [11.5, 37, 7]);
   assert.equal(
     mark(picture(3, 2, () => [9, 9, 9])).every((value) => value === 9),
@@ -21,7 +21,7 @@ test("a mark is the mean colours of eight by eight regions, row by row, as nodes
   );
 });
 
-test("an image is known by the nearest mark, if it is near and no other is about as near", () => {
+test("an image is identified by the nearest mark, unless the second nearest is about as near", () => {
   const flat = (value) => Array(192).fill(value);
   assert.equal(nearest([flat(10), flat(60), flat(90)], flat(62)), 1);
   assert.equal(nearest([null, null, flat(90)], flat(90)), 2);

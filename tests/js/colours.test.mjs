@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { colourOf, SCALE } from "../../js/colours.js";
 
-/** Relative luminance (WCAG), which every kind of sight has. */
+/** Relative luminance (WCAG), which colour-blind users see, too. */
 function luminance(rgb) {
   const [r, g, b] = rgb.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
@@ -21,7 +21,7 @@ function oklab(rgb) {
   ];
 }
 
-test("the scale gets lighter all the way, so that no kind of sight loses the order", () => {
+test("lightness increases along the scale, so that colour-blind users keep the order", () => {
   const lights = SCALE.filter((_, i) => i % 8 === 0).map(luminance);
   for (let i = 1; i < lights.length; i++) assert.ok(lights[i] > lights[i - 1], `step ${i}`);
 });
@@ -33,7 +33,7 @@ test("equal differences look equal", () => {
   for (const step of steps) assert.ok(Math.abs(step / mean - 1) < 0.1, `${step} against ${mean}`);
 });
 
-test("what lies outside the scale takes the colour of its end", () => {
+test("values outside the scale have the colour of the nearer end", () => {
   assert.deepEqual(colourOf(-1), SCALE[0]);
   assert.deepEqual(colourOf(2), SCALE[255]);
 });

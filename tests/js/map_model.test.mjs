@@ -30,7 +30,7 @@ function made(header = {}, rounds = ROUNDS) {
   return run;
 }
 
-test("each token has the figures of the round that produced it, the first those of the prompt", () => {
+test("each token has the figures of its round, and the first token the figures of the prompt", () => {
   const run = made();
   assert.deepEqual([...run.values("acceptance", 0)], [1, 3, 3, 3, 1, 3, 3, 3]);
   assert.deepEqual([...run.values("depth", 0)], [0, 3, 3, 3, 0, 3, 3, 3]);
@@ -38,7 +38,7 @@ test("each token has the figures of the round that produced it, the first those 
   assert.deepEqual([...run.values("time", 0)].map(Math.round), [50, 7, 7, 7, 10, 8, 8, 8]);
 });
 
-test("increments give what the whole gives, in whatever pieces they come and however often", () => {
+test("rounds may be appended in any pieces, and repeatedly", () => {
   const run = new Run(HEADER);
   run.append(0, ROUNDS.slice(0, 1));
   assert.deepEqual([...run.values("acceptance", 0)], [1, 3, 3, 3, N, N, N, N]);
@@ -57,7 +57,7 @@ test("rounds that were missed stay unknown", () => {
   assert.equal(run.token(0, 1), null);
 });
 
-test("of a small picture and its image, the map shows the one that is being drawn, and the image at the end", () => {
+test("with a smaller image first, the map shows the one that is being generated, and at the end the image", () => {
   const header = { small: [2, 2], grid: [1, 4] };
   const run = made(header, ROUNDS.slice(0, 1));
   const shown = (until, one = run) => {
@@ -77,11 +77,11 @@ test("of a small picture and its image, the map shows the one that is being draw
   assert.deepEqual(shown(Infinity, stopped), [1, 4, N, N, N, N]);
 });
 
-test("images of a batch advance on their own, and one that is finished drops out", () => {
+test("images of a batch progress independently", () => {
   const share = (image, position, accepted) => [image, position, 3, 1, 3, 1, 3, accepted, 0, [1, 1, 1]];
   const run = made({ images: 2 }, [
     [10, 1, share(0, 0, 3)],
-    [10, 1, share(0, 4, 2), share(1, 0, 1)], // which entered later
+    [10, 1, share(0, 4, 2), share(1, 0, 1)], // started later
     [10, 1, share(1, 2, 0)],
     [10, 1, share(1, 3, 3)],
   ]);
@@ -91,7 +91,7 @@ test("images of a batch advance on their own, and one that is finished drops out
   assert.equal(run.figures().tau, (4 + 3 + 2 + 1 + 4) / 5);
 });
 
-test("tokens that were given with an image to continue are neither coloured nor counted", () => {
+test("tokens of an image to continue are neither coloured nor counted", () => {
   const run = made({ start: 3 }, [[10, 1, [0, 3, 3, 1, 3, 1, 3, 3, 0, [1, 1, 1]]]]);
   assert.deepEqual([...run.values("acceptance", 0)], [N, N, N, 1, 4, 4, 4, 4]);
   assert.equal(run.done, 5);
@@ -103,7 +103,7 @@ test("tokens of one round belong together", () => {
   assert.deepEqual(made().together(0, 4), [4, 4]);
 });
 
-test("how much faster a run was is told only of runs that took turns, or were drawn within one prompt", () => {
+test("a speed-up is shown only for runs in turns or within one prompt", () => {
   const plainRounds = Array.from({ length: 7 }, (_, i) => [22, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, []]]);
   const finished = (header, rounds) => Object.assign(made(header, rounds), { state: "done" });
   const pair = (a, b) => [
@@ -128,7 +128,7 @@ test("how much faster a run was is told only of runs that took turns, or were dr
   assert.equal(a.against(b), null);
 });
 
-test("a relaxed run says so wherever it is named, with the share of tokens that were replaced", () => {
+test("every name of a relaxed run has the share of replaced tokens", () => {
   const run = made({ relaxed: true });
   assert.equal(run.replaced, 1 / 7);
   assert.equal(nameOf(run), "ADT-Tree, Relaxed, 14.3 % of tokens replaced");
@@ -138,10 +138,10 @@ test("a relaxed run says so wherever it is named, with the share of tokens that 
   const untouched = made({ relaxed: true }, ROUNDS.slice(0, 2));
   assert.equal(nameOf(untouched), "ADT-Tree, Relaxed, 0.0 % of tokens replaced");
   assert.equal(nameOf(made({}, ROUNDS.slice(0, 2))), "ADT-Tree");
-  assert.match(nameOf(made()), /Relaxed, 14\.3 %/, "a map of before, which says so in its rounds alone");
+  assert.match(nameOf(made()), /Relaxed, 14\.3 %/, "an older map, which shows it only in its rounds");
 });
 
-test("plain decoding shows when each token came, for everything else is the same everywhere", () => {
+test("plain decoding shows the time of each token, because its other figures are constant", () => {
   const plain = made(
     { method: "autoregressive" },
     Array.from({ length: 7 }, (_, i) => [20, 0, [0, i, 0, 1, 0, 0, 0, 0, 0, []]]),
@@ -157,7 +157,7 @@ test("plain decoding shows when each token came, for everything else is the same
   assert.equal(sentence(plain, 0), "", "no place is faster than another");
 });
 
-test("a run whose drafts Auto left out says so, and shows when each token came", () => {
+test("a run for which Auto stopped drafting has a sentence about it, and shows the time of each token", () => {
   const single = (at, nodes = 0) => [20, 0, [0, at, nodes, nodes, nodes, nodes, nodes, 0, 0, nodes ? [1] : []]];
   const auto = (rounds, images = 1) => made({ method: "auto", images, grid: [4, 4] }, rounds);
   const none = auto(Array.from({ length: 15 }, (_, i) => single(i)));
@@ -175,13 +175,13 @@ test("a run whose drafts Auto left out says so, and shows when each token came",
   assert.equal(sentence(missed, 0), "", "drafts were made, and all of them refused");
 });
 
-test("the ends of the scale have a number each, and the last one its unit", () => {
+test("both ends of the scale have a number, and the last one has the unit", () => {
   assert.deepEqual(ends("acceptance", [1, 12]), ["1", "12 tokens per pass"]);
   assert.deepEqual(ends("acceptance", [1, 12], true), ["1", "12"]);
   assert.deepEqual(ends("time", [0, 12.34]), ["0.0", "12 ms per token"]);
 });
 
-test("at a moment of the replay, only tokens of earlier rounds are there, and the tree of the round is", () => {
+test("a replay shows the tokens of earlier rounds and the draft tree of the current one", () => {
   const run = made();
   assert.deepEqual(run.roundsOf(0), [0, 1, 2]);
   assert.deepEqual([...run.values("acceptance", 0, 2)], [1, 3, 3, 3, 1, N, N, N]);
@@ -194,8 +194,8 @@ test("at a moment of the replay, only tokens of earlier rounds are there, and th
   assert.deepEqual([run.roundAt(0), run.roundAt(75), run.roundAt(80), run.roundAt(104)], [0, 1, 2, 3]);
 });
 
-test("one sentence says where the image was fast and where it was slow, if there is such a pattern", () => {
-  // 6 by 6 tokens: the upper third in rounds of six, the rest one by one or in pairs
+test("a sentence names the fastest and the slowest region, if they differ", () => {
+  // 6 by 6 tokens: the upper third in rounds of 5 and 6, the rest one by one
   const rounds = [
     [10, 0, [0, 0, 5, 1, 5, 1, 5, 4, 0, [1, 1, 1, 1, 1]]],
     [10, 0, [0, 5, 6, 1, 6, 1, 6, 5, 0, [1, 1, 1, 1, 1, 1]]],
@@ -222,7 +222,7 @@ test("one sentence says where the image was fast and where it was slow, if there
   assert.equal(sentence(even, 0), "");
 });
 
-test("the caption says what made the map, and what the node has now in place of it", () => {
+test("the caption shows what made the map, and which values differ now", () => {
   const exact = made({}, ROUNDS.slice(0, 2));
   assert.equal(caption(exact, []), "Made with seed 1 (ADT-Tree).");
   const differences = [
@@ -240,7 +240,7 @@ test("the caption says what made the map, and what the node has now in place of 
   );
 });
 
-test("the words about a token are plain, and its numbers name everything that is known of its round", () => {
+test("a token has a tooltip, and a table with all data of its round", () => {
   const run = made();
   assert.equal(
     describe([run.token(0, 6)], 6, 4),
@@ -260,7 +260,7 @@ test("the words about a token are plain, and its numbers name everything that is
   assert.equal(Object.fromEntries(tokenNumbers([run.token(0, 6), null], 6)).drafts, "5 | –");
 });
 
-test("the map speaks the languages of the pack, and English otherwise", () => {
+test("the map has texts in all languages of the pack, and uses English for others", () => {
   const run = made();
   const shape = (value) =>
     value && typeof value === "object" ? Object.entries(value).map(([key, one]) => [key, shape(one)]) : typeof value;
@@ -273,7 +273,7 @@ test("the map speaks the languages of the pack, and English otherwise", () => {
   assert.match(describe([null], 6, 4), /not generated yet/);
 });
 
-test("the scale starts where the figure does and one slow token does not stretch it", () => {
+test("the scale starts at the minimum of the figure, and ignores a single slow token", () => {
   assert.deepEqual(range("acceptance", [1, 3, N]), [1, 3]);
   assert.deepEqual(range("acceptance", [1, 1]), [1, 2]);
   assert.deepEqual(range("depth", [2], [5]), [0, 5]);
@@ -281,7 +281,7 @@ test("the scale starts where the figure does and one slow token does not stretch
   assert.deepEqual(range("time", times), [0, 5]);
 });
 
-test("a token that ends a row is no cell, but counts as a token", () => {
+test("a token that ends a row has no cell, but is counted", () => {
   const run = made({ grid: [2, 3], ends: 1 }, ROUNDS); // tokens 3 and 7 end rows
   assert.deepEqual([...run.values("acceptance", 0)], [1, 3, 3, 1, 3, 3]);
   assert.deepEqual([run.done, run.total], [8, 8]);

@@ -42,17 +42,17 @@ test("a saved map is unpacked into the rounds of the live messages", async () =>
   ]);
 });
 
-test("the tokens of a small picture come before those of the image", async () => {
-  const share = [0, 16, 1, 1, 1, 1, 1, 1, 0]; // behind the eighth token
+test("the tokens of a smaller image precede the image", async () => {
+  const share = [0, 16, 1, 1, 1, 1, 1, 1, 0]; // after the eighth token
   await assert.rejects(unpack(oneRound([share], [1])), RangeError);
   assert.equal((await unpack({ ...oneRound([share], [1]), small: [2, 2] }))[0][2][1], 8);
   assert.deepEqual(checkMap({ ...MAP, small: [2, 2], start: 9 }, new Budget()).small, [2, 2]);
   assert.throws(() => checkMap({ ...MAP, small: [2, 2 ** 40] }, new Budget()), RangeError);
 });
 
-test("no rounds are no rounds", async () => assert.deepEqual(await unpack(saved([0])), []));
+test("a map without rounds is valid", async () => assert.deepEqual(await unpack(saved([0])), []));
 
-test("damaged numbers are refused, and do not fill the memory", async () => {
+test("damaged numbers are rejected without using much memory", async () => {
   await assert.rejects(unpack({ ...MAP, data: "AAAA" }));
   await assert.rejects(unpack(saved([200, 200, 200, 200, 100])));
   await assert.rejects(unpack(saved(Buffer.alloc(2 ** 26))), /too many numbers/);
@@ -70,32 +70,32 @@ const oneRound = (shares, levels = []) =>
   ]);
 const varint = (number) => (number > 127 ? [(number % 128) + 128, ...varint(Math.floor(number / 128))] : [number]);
 
-test("of shares, depths and positions there are no more than a map can have", async () => {
+test("more shares, depths or positions than a map can have are rejected", async () => {
   const share = [0, 0, 1, 1, 1, 1, 1, 1, 0];
   const other = (changes) => share.map((value, i) => changes[i] ?? value);
   assert.equal((await unpack(oneRound([share], [1])))[0].length, 3);
   const wrong = {
-    "of an image that is not there": [[other({ 0: 2 })], [1]],
+    "of a missing image": [[other({ 0: 2 })], [1]],
     "before the image": [[other({ 1: 1 })], [1]],
-    "behind the image": [[other({ 1: 16 })], [1]],
-    "absurdly far behind it": [[other({ 1: 2 ** 33 + 1 })], [1]],
+    "after the image": [[other({ 1: 16 })], [1]],
+    "far after the image": [[other({ 1: 2 ** 33 + 1 })], [1]],
     "more tokens than an image has": [[other({ 7: 8 })], [1]],
     "the same tokens again and again": [Array.from({ length: 5 }, (_, i) => other({ 1: i ? 3 : 0 })), [1, 1, 1, 1, 1]],
-    "deeper than there are numbers": [[other({ 4: 3 })], [1]],
-    "deeper than any number": [[other({ 4: 2 ** 60 })], [1]],
+    "deeper than the data": [[other({ 4: 3 })], [1]],
+    "deeper than the largest number": [[other({ 4: 2 ** 60 })], [1]],
   };
   for (const [what, [shares, levels]] of Object.entries(wrong))
     await assert.rejects(unpack(oneRound(shares, levels)), RangeError, what);
 });
 
-test("what a file claims is bounded by what it holds, before anything is made of it", async () => {
+test("a count that exceeds the data is rejected before memory is allocated", async () => {
   const many = Buffer.concat([Buffer.from([1, 0, 0, ...varint(2 ** 22)]), Buffer.alloc(2 ** 23)]);
   const before = process.memoryUsage().heapUsed;
   await assert.rejects(unpack({ ...saved(many), data: deflateSync(many).toString("base64") }), RangeError);
   assert.ok(process.memoryUsage().heapUsed - before < 2 ** 25);
 });
 
-test("the maps of a file share one budget, for numbers and for cells", async () => {
+test("the maps of a file share one budget for numbers and cells", async () => {
   const budget = new Budget();
   const large = () => checkMap({ ...MAP, grid: [1024, 1024] }, budget);
   for (let i = 0; i < 2; i++) large();
@@ -103,7 +103,7 @@ test("the maps of a file share one budget, for numbers and for cells", async () 
   await assert.rejects(unpack(saved([0]), budget), /too many numbers/);
 });
 
-test("a property of any kind is no more than sound settings and references", () => {
+test("a property of any type gives only valid settings and references", () => {
   const usual = { figure: "acceptance", opacity: 0.6 };
   const none = { settings: {}, tag: undefined, runs: [] };
   for (const odd of [
@@ -143,7 +143,7 @@ test("a property of any kind is no more than sound settings and references", () 
   });
 });
 
-test("of a map from a file only what belongs to a map is taken, and nothing is fetched from elsewhere", () => {
+test("a map from a file gives only known fields, and nothing is fetched from the network", () => {
   const thumbnails = ["https://example.org/seen.png", "data:image/svg+xml,<svg/>", "data:image/jpeg;base64,AA"];
   const taken = checkMap(
     { ...MAP, thumbnails, pictures: [{ filename: "x" }], inputs: { seed: 5 }, __proto__: { evil: 1 } },

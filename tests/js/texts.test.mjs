@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { methodName, setLanguage } from "../../js/texts.js";
 
-test("methods have everyday names in both languages, and unknown ones keep theirs", () => {
+test("methods have displayed names in both languages, and unknown ones keep their own", () => {
   const methods = ["auto", "adt-tree", "eagle2", "autoregressive", "static:mc_sim_7b_63", "mine", null];
   assert.deepEqual(methods.map(methodName), [
     "Auto",
