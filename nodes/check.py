@@ -7,13 +7,13 @@ from comfy_api.v0_0_2 import io, ui
 from ..adt_core.app.diagnostics import PROMPTS, DiagnosticSetup
 from ..adt_core.app.doctor import diagnose
 from ..adt_core.messages import message
-from ..adt_core.models.target import suffixed
-from .drafting import check_same_model, own_drafter
+from ..adt_core.policies import Drafting
+from .drafting import DraftConfig, check_same_model, own_drafter
 from .runtime import Progress, check_cancelled, loaded
-from .sampling import OWN, choose_sampling, choose_suffix, patchers
+from .sampling import OWN, choose_sampling, choose_suffix, make_job, patchers
 from .schema import schema
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
-from .stock import encode
+from .stock import text_encoder
 
 _PARTS = 1000
 """The bar's parts."""
@@ -44,16 +44,12 @@ class ADTTreeCheck(io.ComfyNode):
     def execute(cls, model: LoadedModel, drafter: LoadedDrafter | None = None) -> io.NodeOutput:
         drafter = drafter or own_drafter(model)
         check_same_model(drafter, model)
-        rows = [encode(model, suffixed(prompt, choose_suffix(model, OWN))) for prompt in PROMPTS]
+        draft = DraftConfig(Drafting(), drafter, None)
+        job = make_job(model, draft, choose_sampling(model, OWN), suffix=choose_suffix(model, OWN))
+        with text_encoder(model):
+            rows = job.encode(PROMPTS)
         bar = Progress(_PARTS, cls.hidden.unique_id, None)
-        subject = DiagnosticSetup(
-            model.target,
-            choose_sampling(model, OWN),
-            drafter.drafter,
-            rows,
-            check_cancelled,
-            lambda share, line: bar.update(int(share * _PARTS), line),
-        )
+        subject = DiagnosticSetup(job, rows, check_cancelled, lambda share, line: bar.update(int(share * _PARTS), line))
         with loaded(patchers(model, drafter), subject.memory_required(model.patcher.load_device)):
             page = diagnose(subject)
         bar.update(_PARTS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -19,11 +19,12 @@ from torch import Tensor
 from ..drafters import Drafter, usual_options, without_window
 from ..drafters.jacobi import JacobiDrafter
 from ..engine.decoding import Decoding
+from ..engine.job import Job
+from ..engine.request import Request
 from ..errors import Check
 from ..messages import message
 from ..models.target import EncodedPrompt, Target
 from ..policies import PLAIN, CostProfile, Drafting
-from ..rules.settings import Sampling
 from .op_counter import OpCounter
 
 PROMPTS = (
@@ -43,32 +44,25 @@ COPY_BYTES = 2**27
 """Size of the tensor that measures the memory bandwidth. It is larger than the device's caches."""
 
 
-class MethodSetup(NamedTuple):
-    """Drafting settings and drafter of a method to measure."""
-
-    drafting: Drafting
-    drafter: Drafter | None = None
-
-
 @dataclass(frozen=True)
 class DiagnosticSetup:
     """A loaded model and the settings to measure it with.
 
     Attributes:
-        target: The target.
-        sampling: Sampling settings.
-        drafter: Drafter of the methods that need one.
+        job: Recipe, target, and the drafter of the methods that need one.
         rows: Encoded `PROMPTS`.
         check: Cancellation callback.
         progress: Called often with the completed share, 0 to 1, and a line of text.
     """
 
-    target: Target
-    sampling: Sampling
-    drafter: Drafter
+    job: Job
     rows: Sequence[EncodedPrompt]
     check: Check | None = None
     progress: Callable[[float, str], None] | None = None
+
+    @property
+    def target(self) -> Target:
+        return self.job.target
 
     @property
     def device(self) -> torch.device:
@@ -77,35 +71,36 @@ class DiagnosticSetup:
     @property
     def network(self) -> Drafter | None:
         """Drafter network without a Jacobi window, if there is one."""
-        return without_window(self.drafter)
+        return without_window(self._drafter)
 
-    def methods(self) -> dict[str, MethodSetup]:
-        """Return the methods to measure by name, plain decoding first."""
+    @property
+    def _drafter(self) -> Drafter:
+        assert self.job.drafter is not None
+        return self.job.drafter
 
-        def with_drafter(drafter: Drafter, method: str, **options: Any) -> MethodSetup:
+    def methods(self) -> dict[str, Job]:
+        """Return a job for each method to measure, by name, plain decoding first."""
+
+        def with_drafter(drafter: Drafter, method: str, **options: Any) -> Job:
             defaults = usual_options(drafter, self.device.type)
-            return MethodSetup(Drafting.of({**defaults, **options, "method": method}), drafter)
+            return self._with(Drafting.of({**defaults, **options, "method": method}), drafter)
 
-        methods = {PLAIN: MethodSetup(Drafting(PLAIN)), "auto": with_drafter(self.drafter, "auto")}
+        methods = {PLAIN: self._with(Drafting(PLAIN), None), "auto": with_drafter(self._drafter, "auto")}
         if self.network is not None:
             methods["adt-tree"] = with_drafter(self.network, "adt-tree")
         return {**methods, "jacobi, a chain": with_drafter(JacobiDrafter(), "eagle2", depth=16, width=1, nodes=16)}
 
-    def decoding(self, method: MethodSetup, images: int = 1) -> Decoding:
+    def _with(self, drafting: Drafting, drafter: Drafter | None) -> Job:
+        return replace(self.job, recipe=replace(self.job.recipe, drafting=drafting, lantern=None), drafter=drafter)
+
+    def decoding(self, job: Job, images: int = 1) -> Decoding:
         """Return a decoding of the first prompts.
 
         Args:
-            method: Drafting settings and drafter.
+            job: Job of a method.
             images: Number of prompts.
         """
-        return Decoding(
-            self.target,
-            self.rows[:images],
-            sampling=self.sampling,
-            drafting=method.drafting,
-            drafter=method.drafter,
-            check=self.check,
-        )
+        return Decoding.of(Request.of_rows(job, self.rows[:images], check=self.check))
 
     def memory_required(self, device: torch.device | None = None) -> int:
         """Return the bytes that the most demanding method needs in addition to the weights.
@@ -210,7 +205,7 @@ class Diagnostics:
         if self.subject.progress is not None:
             self.subject.progress((number + (images > 1) / 2 + share / 2) / count, line)
 
-    def _run(self, method: MethodSetup, images: int, report: Callable[[int, float], None]) -> MethodMeasurement:
+    def _run(self, method: Job, images: int, report: Callable[[int, float], None]) -> MethodMeasurement:
         """Measure a method. It runs twice unless it is slow, because the first run initialises libraries."""
         count = min(TOKENS, self.subject.target.length)
         for turn in range(2):

@@ -17,9 +17,9 @@ from torch import nn
 from ..drafters import JACOBI
 from ..engine import graphs
 from ..engine.device.memory import free_bytes
+from ..engine.job import Job
 from ..models.batch_invariance import HALF, near_window
 from ..models.kernels import reduced_precision_settings
-from ..models.target import suffixed
 from ..policies import PLAIN
 from ..policies.auto import SIZES
 from ..version import VERSION
@@ -40,8 +40,8 @@ def run(given: Mapping[str, Any], device: str) -> str:
     """
     recipe = complete(given, device)
     target = open_target(recipe.loading, choose_device(device))
-    rows = [target.encode_prompt(suffixed(prompt, recipe.suffix)) for prompt in PROMPTS]
-    return diagnose(DiagnosticSetup(target, recipe.sampling, load_drafter(recipe.drafter or JACOBI, target), rows))
+    job = Job(target, recipe, load_drafter(recipe.drafter or JACOBI, target))
+    return diagnose(DiagnosticSetup(job, job.encode(PROMPTS)))
 
 
 def diagnose(subject: DiagnosticSetup) -> str:

@@ -11,8 +11,10 @@ from adt_core.app import diagnostics
 from adt_core.app.diagnostics import PROMPTS, DiagnosticSetup
 from adt_core.app.doctor import diagnose
 from adt_core.cli import main
+from adt_core.engine.job import Job
 from adt_core.models import layers
 from adt_core.policies import PLAIN
+from adt_core.policies.recipe import Recipe
 from tests.layouts.families import WRITERS, load_small
 
 TITLES = ["Machine", "Model", "Plain decoding", "Cost of drafts", "Methods", "Same image"]
@@ -26,8 +28,8 @@ def few_tokens(runtime, monkeypatch, tmp_path):
 
 
 def report_on(target, check=None) -> str:
-    rows = [target.encode_prompt(prompt) for prompt in PROMPTS]
-    return diagnose(DiagnosticSetup(target, Sampling(seed=3), load_drafter("jacobi", target), rows, check))
+    job = Job(target, Recipe(Sampling(seed=3)), load_drafter("jacobi", target))
+    return diagnose(DiagnosticSetup(job, job.encode(PROMPTS), check))
 
 
 @pytest.fixture(scope="module")

@@ -254,7 +254,7 @@ class Trainer:
     def needs(self, check: Check) -> TrainingEstimate:
         """What is left to do takes: a few rounds of drawing and a step are tried. AdtError for too small a disk."""
         decoder, drafter = self.target.decoder, self.drafter
-        plain_decoding, working = self._try_drawing(check)
+        drawing, working = self._try_drawing(check)
         learning, kept, features = self._try_learning()
         network = num_bytes(*drafter.parameters())
         copied = 0 if drafter.embedding.dtype is decoder.dtype else num_bytes(drafter.embedding)
@@ -262,7 +262,7 @@ class Trainer:
         memory = num_bytes(*decoder.parameters()) + copied + 4 * network + max(working, kept)
         # A checkpoint, of three such, twice: the one before stays until the next is whole. And what ships, in halves.
         disk = features + 6 * network + (network + num_bytes(drafter.embedding)) // 2
-        needs = TrainingEstimate(plain_decoding, learning, memory, disk)
+        needs = TrainingEstimate(drawing, learning, memory, disk)
         check_disk(needs, self.plan.folder)
         return needs
 
