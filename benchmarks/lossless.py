@@ -123,7 +123,7 @@ def free_drafts(job: Job) -> Job:
     With the real costs, ``auto`` would draft almost nothing on a CPU, and its row would prove nothing.
     """
     assert job.drafter is not None
-    names = [source.name for source in with_window(job.drafter).sources]
+    names = [mode.name for mode in with_window(job.drafter).modes]
     return replace(job, recipe=replace(job.recipe, profile=CostProfile("free", 1, dict.fromkeys(names, FREE))))
 
 

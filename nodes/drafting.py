@@ -8,7 +8,7 @@ import comfy.model_management as mm
 from comfy_api.v0_0_2 import io
 
 from ..adt_core.app.checkpoints import load_drafter
-from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, fits, usual_options, with_window
+from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, default_options, fits, with_window
 from ..adt_core.drafters.base import Drafter
 from ..adt_core.errors import AdtError
 from ..adt_core.policies import PLAIN, Drafting
@@ -77,7 +77,7 @@ def choose_drafting(
     if not Drafting.of(given).policy.needs_drafter:
         return DraftConfig(Drafting.of(given), None, None)
     drafter = drafter or own_drafter(model)
-    usual = usual_options(drafter.drafter, model.patcher.load_device.type)
+    usual = default_options(drafter.drafter, model.patcher.load_device.type)
     relaxed = lantern or (Lantern() if speed == RELAXED else None)
     return DraftConfig(Drafting.of({**usual, **given}), drafter, relaxed)
 

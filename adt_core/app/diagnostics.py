@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..drafters import Drafter, usual_options, without_window
+from ..drafters import Drafter, default_options, without_window
 from ..drafters.jacobi import JacobiDrafter
 from ..engine.decoding import Decoding
 from ..engine.job import Job
@@ -82,7 +82,7 @@ class DiagnosticSetup:
         """Return a job for each method to measure, by name, plain decoding first."""
 
         def with_drafter(drafter: Drafter, method: str, **options: Any) -> Job:
-            defaults = usual_options(drafter, self.device.type)
+            defaults = default_options(drafter, self.device.type)
             return self._with(Drafting.of({**defaults, **options, "method": method}), drafter)
 
         methods = {PLAIN: self._with(Drafting(PLAIN), None), "auto": with_drafter(self._drafter, "auto")}

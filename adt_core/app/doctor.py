@@ -120,7 +120,7 @@ def _costs(results: Diagnostics) -> list[str]:
     if profile is None:
         return []
     sizes = (0, *SIZES)
-    rows = [f"| {name} | " + " | ".join(f"{profile.of(name, n):.2f}" for n in sizes) + " |" for name in profile.costs]
+    rows = [f"| {name} | " + " | ".join(f"{profile.cost(name, n):.2f}" for n in sizes) + " |" for name in profile.costs]
     note = ["Estimated, not measured on this device."] if profile.name.startswith("built in") else []
     return [
         "Time of a round in plain steps, by the number of drafts that it verifies:",

@@ -1,20 +1,20 @@
 """Where drafts come from. :mod:`.repeat` is the worked example; :mod:`.table` knows them all."""
 
-from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
+from .base import Drafter, Prefill, Proposer, Shapes, Verified
 from .eagle_files import fits
 from .table import (
     DRAFTERS,
     JACOBI,
     WITH_WINDOW,
+    default_options,
     drafter_defaults,
     is_network,
     load_drafter,
-    usual_options,
     with_window,
     without_window,
 )
 
 __all__ = [
-    "DRAFTERS", "JACOBI", "WITH_WINDOW", "Drafter", "Prefill", "Proposer", "Session", "Shapes", "Verified",
-    "drafter_defaults", "fits", "is_network", "load_drafter", "usual_options", "with_window", "without_window",
+    "DRAFTERS", "JACOBI", "WITH_WINDOW", "Drafter", "Prefill", "Proposer", "Shapes", "Verified",
+    "drafter_defaults", "fits", "is_network", "load_drafter", "default_options", "with_window", "without_window",
 ]  # fmt: skip

@@ -1,11 +1,11 @@
-"""What every drafter has. A drafter is what is loaded; its proposer is its state in one decoding.
+"""Base classes of drafters.
 
-:mod:`.repeat` is the worked example.
+A :class:`Drafter` is loaded once. It makes a :class:`Proposer` for each batch of images, which holds their state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -14,46 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from ..models.rows import AttentionMetadata, BatchRows, Roots
-from ..models.target import Target
-from ..policies import DraftSettings, Shape, Source
+from ..policies import Context, DraftMode, Shape
 from ..rules.noise import Noise
-from ..rules.settings import Sampling
 from ..rules.tree import DraftTree
 from ..rules.verify import Acceptance
 
 
-@dataclass(frozen=True)
-class Session:
-    """What a proposer works for.
-
-    rows: of the images at work. noise: the very noise that the target is sampled with; None at temperature 0. settings:
-    of the method. largest: the largest shape that it will be asked for. replayed: a GPU replays rounds, see
-    :meth:`size`.
-    """
-
-    target: Target
-    rows: BatchRows
-    noise: Noise | None
-    sampling: Sampling
-    settings: DraftSettings
-    largest: Shape
-    replayed: bool = False
-
-    def size(self, numbers: Callable[[], Tensor], most: int) -> int:
-        """The size that fits all images. ``numbers()`` says what each needs; ``most`` is the upper bound.
-
-        It is the largest of the numbers if the host may read them. The sizes of a round that is replayed can't depend
-        on what the device holds. There it is ``most``, and the numbers are not made.
-        """
-        return most if self.replayed else min(int(numbers().max()), most)
-
-
 @dataclass
 class Prefill:
-    """What the target made of the prompts and the kept tokens.
+    """Result of the target's forward pass over the prompts and prefixes.
 
-    features: [R, n, h] of all these tokens. ids: [R, n], the id that follows each, that of the first drawn token at
-    last. step: of the forward. z: processed logits [B, 1, V] of that token, which is at raster ``position``.
+    Attributes:
+        features: [R, n, h], of all these tokens.
+        ids: [R, n], the token id after each of them; the last is the first decoded token.
+        step: Metadata of the forward pass.
+        z: [B, 1, V], processed logits of the first decoded token.
+        position: Raster position of the first decoded token.
     """
 
     features: Tensor
@@ -64,52 +40,69 @@ class Prefill:
 
 
 class Shapes:
-    """The shapes of a round, one for each image, and the largest depth, width and number of nodes among them.
+    """Shapes of a round's trees, one per image.
 
-    tree, source: as in :class:`Shape`. branches: number of drafts outside the longest path, in the image that has most
-    of them. alike: all images have the largest sizes.
+    Attributes:
+        depth: Maximum depth of all images.
+        width: Maximum width of all images.
+        nodes: Maximum number of drafts of all images.
+        branches: Maximum number of drafts outside the longest path of an image.
+        tree: Published tree, as in :class:`Shape`.
+        mode: Draft mode, as in :class:`Shape`.
+        alike: Whether all images have the maximum sizes.
     """
 
     def __init__(self, shapes: Sequence[Shape], limits: Tensor, may_be_cut: bool = False):
-        """limits: depth, width and nodes of every image, [B, 3] int64. may_be_cut: they may be below its shape."""
+        """Combine the shapes of all images.
+
+        Args:
+            shapes: Shape of each image, all with one draft mode and one published tree.
+            limits: Depth, width and nodes of each image, [B, 3] int64.
+            may_be_cut: Whether the limits may be below the shapes.
+        """
         self._limits = limits
         self.depth = max(shape.depth for shape in shapes)
         self.width = max(shape.width for shape in shapes)
         self.nodes = max(shape.nodes for shape in shapes)
         self.branches = max(shape.nodes - min(shape.depth, shape.nodes) for shape in shapes)
-        kinds = {(shape.tree, shape.source) for shape in shapes if shape.nodes}
-        assert len(kinds) <= 1, "all images of a round have one source, and one published tree"
-        self.tree, self.source = next(iter(kinds), ("", ""))
+        kinds = {(shape.tree, shape.mode) for shape in shapes if shape.nodes}
+        assert len(kinds) <= 1, "all images of a round must have one draft mode and one published tree"
+        self.tree, self.mode = next(iter(kinds), ("", ""))
         self.alike = not may_be_cut and len(set(shapes)) == 1
 
     @property
     def key(self) -> Hashable:
-        """Rounds with the same key launch the same work."""
-        return self.depth, self.width, self.nodes, self.branches, self.tree, self.source
+        """Identifies rounds that launch the same work."""
+        return self.depth, self.width, self.nodes, self.branches, self.tree, self.mode
 
     @property
     def widths(self) -> Tensor:
-        """Of every image, [B, 1]."""
+        """Width of each image, [B, 1]."""
         return self._limits[:, 1:2]
 
     @property
     def lengths(self) -> Tensor:
-        """Drafts of every image's longest path, within its depth and its nodes, [B, 1]."""
+        """Drafts on the longest path of each image, [B, 1]: its depth, or its nodes if there are fewer."""
         return torch.minimum(self._limits[:, :1], self._limits[:, 2:])
 
     @property
     def budgets(self) -> Tensor | None:
-        """``nodes`` of every image, [B, 1]; None where all have the same."""
+        """Nodes of each image, [B, 1]; None if all images have the same number."""
         return None if self.alike else self._limits[:, 2:]
 
 
 @dataclass
 class Verified:
-    """What one target forward over a tree found.
+    """Result of the target's forward pass over a tree.
 
-    features: [R, N + 1, h], of every node. perturbed: [B, N + 1, V], z + g after every node (its argmax is what the
-    target emits there). finite: [B] bool, whether what the target emits on the accepted path comes from finite logits.
-    roots: of the tree. substitutes: [B, N + 1] bool, nodes that LANTERN let pass; None without it.
+    Attributes:
+        tree: The tree.
+        features: [R, N + 1, h], of every node.
+        perturbed: [B, N + 1, V], z + g after every node; the target emits its argmax there.
+        acceptance: The accepted paths.
+        finite: [B] bool, whether all logits that decide the accepted path are finite.
+        roots: Roots of the tree.
+        substitutes: [B, N + 1] bool, nodes that LANTERN accepted as substitutes; None without LANTERN.
     """
 
     tree: DraftTree
@@ -122,7 +115,7 @@ class Verified:
 
     @cached_property
     def following(self) -> Tensor:
-        """Codes [B, D + 1] after the nodes of the accepted paths, the new root at last; padding behind it."""
+        """Codes [B, D + 1] after the nodes of the accepted path: its drafts, the next root, then padding."""
         acceptance = self.acceptance
         drafts = self.tree.tokens.gather(1, acceptance.path[:, 1:])
         codes = torch.cat([drafts, acceptance.next_root[:, None]], 1)
@@ -130,48 +123,68 @@ class Verified:
 
 
 class Proposer:
-    """Drafts for the images at work. ``forwards`` counts the calls of the drafter's own network.
+    """State of a drafter for a batch of images.
 
-    A subclass names the attributes of its state that have an entry for every image (``by_image``) or for every row
-    (``by_row``): tensors, KV caches, other proposers, or what else can ``select``, ``admit`` and tell its ``state``.
-    They follow the images as these enter and leave. Nothing is shared between images, so that each has the trees that
-    it would have alone.
+    A subclass names the attributes that have an entry for each image (`by_image`) or for each row (`by_row`). They can
+    be tensors, KV caches, other proposers, or any object with `select`, `admit` and `state`; they follow the images as
+    these enter and leave. Images share no state, so each gets the trees that it would get alone.
 
-    A GPU replays rounds. So ``propose`` and ``on_verified`` keep three rules. Sizes depend on the shapes and on
-    ``session.size`` alone. Nothing waits for the device. Tensors of the state are changed in place.
+    A GPU captures rounds and replays them. Therefore `propose` and `on_verified` follow three rules on every device:
+    tensor sizes depend only on the shapes and on `context.size`, nothing waits for the device, and the tensors of the
+    state are changed in place.
+
+    Attributes:
+        by_image: Names of attributes with an entry for each image.
+        by_row: Names of attributes with an entry for each row.
+        supports_plain_steps: Whether a round without drafts may be a plain step, after which `on_plain_step` is called
+            instead of `on_verified`.
+        forwards: Number of forward passes of the drafter's own network so far.
+        context: The request.
+        rows: Rows of the active images.
+        noise: Noise that the target samples with; None at temperature 0.
     """
 
     by_image: ClassVar[tuple[str, ...]] = ()
     by_row: ClassVar[tuple[str, ...]] = ()
-    idles: ClassVar[bool] = False
-    """A round without drafts is a plain step, after which ``on_plain_step`` is called in place of ``on_verified``."""
+    supports_plain_steps: ClassVar[bool] = False
     forwards: int = 0
 
-    def __init__(self, session: Session):
-        self.session = session
-        self.noise = session.noise
-        self.sees(session.rows)
+    def __init__(self, context: Context, rows: BatchRows, noise: Noise | None):
+        self.context = context
+        self.noise = noise
+        self.set_rows(rows)
 
-    def sees(self, rows: BatchRows) -> None:
-        """These are the rows from now on."""
+    def set_rows(self, rows: BatchRows) -> None:
+        """Use these rows from now on."""
         self.rows = rows
 
     def begin(self, prefill: Prefill) -> None:
-        """The prompts were read."""
+        """Initialise the state from the prompts and prefixes."""
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
-        """A tree for every image. One whose depth is 0 gets a lone root."""
+        """Return a draft tree for each image; an image with depth 0 gets only the root."""
         raise NotImplementedError
 
     def on_verified(self, verified: Verified) -> None:
-        """Learn what became of the tree."""
+        """Update the state with the result of the last tree."""
 
     def on_plain_step(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
-        """The codes [B] were drawn after the roots in a plain step, from the logits z [B, 1, V]."""
+        """Update the state after a plain step.
+
+        Args:
+            roots: Roots of the step.
+            codes: [B], the code decided after each root.
+            z: [B, 1, V], processed logits of these codes.
+        """
 
     def select(self, slots: Tensor, rows: BatchRows) -> None:
-        """Go on with the images of these slots alone. rows: theirs."""
-        for name, index in self._places(slots, self.rows):
+        """Drop the images of all other slots.
+
+        Args:
+            slots: [b], slots to keep.
+            rows: Rows of these slots.
+        """
+        for name, index in self._indexed_state(slots, self.rows):
             part = getattr(self, name)
             if isinstance(part, Tensor):
                 setattr(self, name, part[index])
@@ -179,15 +192,19 @@ class Proposer:
                 part.select(index, rows)
             else:
                 part.select(index)
-        self.sees(rows)
+        self.set_rows(rows)
 
     def admit(self, slots: Tensor, others: Any, rows: BatchRows) -> None:
-        """Put the images of ``others``, a proposer of the same class, into these slots.
+        """Replace the images of some slots.
 
-        rows: of all slots. They and the noise have been changed in their places.
+        Args:
+            slots: [b], slots to fill.
+            others: Proposer of the same class, with the state of the new images.
+            rows: Rows of all slots. Like the noise, they were already changed in place.
         """
-        for name, index in self._places(slots, rows):
-            part, new = getattr(self, name), getattr(others, name)
+        for name, index in self._indexed_state(slots, rows):
+            part = getattr(self, name)
+            new = getattr(others, name)
             if isinstance(part, Tensor):
                 place: tuple[Any, ...] = (index, *map(slice, new.shape[1:]))  # others may have fewer columns
                 part[place] = new
@@ -195,10 +212,10 @@ class Proposer:
                 part.admit(index, new, rows)
             else:
                 part.admit(index, new)
-        self.sees(rows)
+        self.set_rows(rows)
 
     def state(self) -> list[Tensor]:
-        """All tensors that a round changes and the next one reads, but for KV caches."""
+        """Return all tensors that a round changes and the next one reads, except KV caches."""
         tensors: list[Tensor] = []
         for name in self.by_image + self.by_row:
             part = getattr(self, name)
@@ -208,23 +225,24 @@ class Proposer:
                 tensors += part.state()
         return tensors
 
-    def _places(self, slots: Tensor, rows: BatchRows) -> list[tuple[str, Tensor]]:
-        """The names of the state, each with the places of these slots in it."""
-        numbers = rows.of(slots)
-        return [(name, slots) for name in self.by_image] + [(name, numbers) for name in self.by_row]
+    def _indexed_state(self, slots: Tensor, rows: BatchRows) -> list[tuple[str, Tensor]]:
+        """Return the names of the state's attributes, each with the indices of the slots in it."""
+        row_numbers = rows.of(slots)
+        return [(name, slots) for name in self.by_image] + [(name, row_numbers) for name in self.by_row]
 
 
 class Drafter:
-    """What a decoding, a loader and memory management need to know of a drafter: by default it has no weights.
+    """A loaded drafter, without weights by default.
 
-    defaults: options of drafting with it where nothing else is asked for, and a method if that is not ``auto``. roomy:
-    other values of some of these options, for a device on which drafts cost nearly nothing, such as a GPU. sources: its
-    ways to draft, for a policy that chooses.
+    Attributes:
+        defaults: Default options of drafting with it, and its default method if that is not `auto`.
+        gpu_defaults: Different defaults on a GPU, where more drafts cost almost nothing.
+        modes: Its draft modes, for a policy that chooses.
     """
 
     defaults: Mapping[str, Any] = {}
-    roomy: Mapping[str, Any] = {}
-    sources: tuple[Source, ...] = (Source("other"),)
+    gpu_defaults: Mapping[str, Any] = {}
+    modes: tuple[DraftMode, ...] = (DraftMode("other"),)
 
     @property
     def network(self) -> nn.Module | None:
@@ -233,20 +251,32 @@ class Drafter:
 
     @property
     def kind(self) -> Hashable:
-        """Drafters of the same kind make the same drafts."""
+        """Key that is equal for drafters that make the same drafts."""
         return self
 
-    def proposer(self, session: Session) -> Proposer:
-        """A fresh proposer. Raises AdtError if it can't draft what the session asks for."""
+    def proposer(self, context: Context, rows: BatchRows, noise: Noise | None) -> Proposer:
+        """Make the state for a batch of images.
+
+        Args:
+            context: The request.
+            rows: Rows of the images.
+            noise: Noise that the target samples with; None at temperature 0.
+
+        Raises:
+            AdtError: If the drafter can't draft what the request asks for.
+        """
         raise NotImplementedError
 
     def uncommitted(self, largest: Shape) -> int:
-        """Slots of its own KV cache that a round may need behind the committed ones."""
+        """Return the number of positions of its own KV cache that a round may write after the committed ones."""
         return 0
 
     def cache_bytes(self, rows: int, cache_length: int, itemsize: int) -> int:
-        """Bytes of a proposer's KV cache and of its tables of features. What else it keeps is small beside them.
+        """Return the bytes of a proposer's KV cache and tables of features; its other state is small.
 
-        itemsize: bytes of a number of the model's dtype.
+        Args:
+            rows: Rows of the transformer's batch.
+            cache_length: Positions of the KV cache.
+            itemsize: Bytes of a number of the model's dtype.
         """
         return 0

@@ -20,10 +20,11 @@ from ..models.layers import Decoder, Layer, LayerContext, product, without_cudnn
 from ..models.rotary import Rope, rope_tables
 from ..models.rows import AttentionMetadata, BatchRows, Roots
 from ..models.target import guidance_at
-from ..policies import Shape
+from ..policies import Context, Shape
+from ..rules.noise import Noise
 from ..rules.settings import Sampling
 from ..rules.tree import CandidatePool, DraftTree, chain
-from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
+from .base import Drafter, Prefill, Proposer, Shapes, Verified
 from .limits import Limits, PublishedTree
 
 
@@ -42,7 +43,7 @@ class EagleDrafter(nn.Module, Drafter):
     """``out = layer(fc(concat(embedding[token], feature)))``, without a final norm."""
 
     pairing = Pairing()
-    roomy = {"depth": 5, "width": 4, "nodes": 31, "depth_min": 2, "depth_max": 8, "width_max": 8}
+    gpu_defaults = {"depth": 5, "width": 4, "nodes": 31, "depth_min": 2, "depth_max": 8, "width_max": 8}
 
     def __init__(self, config: DecoderConfig, input_norm: bool):
         super().__init__()
@@ -63,8 +64,8 @@ class EagleDrafter(nn.Module, Drafter):
         with without_cudnn():
             return self.layer(x.flatten(0, 1), LayerContext.of(step, rope, self.config), cache.data[0]).view(x.shape)
 
-    def proposer(self, session: Session) -> EagleProposer:
-        return EagleProposer(self, session)
+    def proposer(self, context: Context, rows: BatchRows, noise: Noise | None) -> EagleProposer:
+        return EagleProposer(self, context, rows, noise)
 
     def uncommitted(self, largest: Shape) -> int:
         return largest.depth * largest.width  # every level feeds at most ``width`` nodes
@@ -107,21 +108,22 @@ class EagleProposer(Proposer):
     by_row = ("root_feature", "_cache")
     root_feature: Tensor
 
-    def __init__(self, drafter: EagleDrafter, session: Session):
-        self._drafter, self._decoder = drafter, session.target.decoder
+    def __init__(self, drafter: EagleDrafter, context: Context, rows: BatchRows, noise: Noise | None):
+        self._drafter = drafter
+        self._decoder = context.target.decoder
         self._sees_padding = drafter.config.grid_rope is not None
-        super().__init__(session)
-        if session.settings.proposal != "coupled":
+        super().__init__(context, rows, noise)
+        if context.settings.proposal != "coupled":
             self.noise = None
         like = torch.empty(0, dtype=self._decoder.wide_dtype, device=self._decoder.embedding.device)
-        self._grammar, self._length = session.target.grammar(like), session.target.length
+        self._grammar, self._length = context.target.grammar(like), context.target.length
         # of the last position, which nearly all others have, too: what is drafted is checked with their own
-        self._guidance = guidance_at(session.target.guidance(session.sampling.guidance, like), torch.tensor([-1]))
+        self._guidance = guidance_at(context.target.guidance(context.sampling.guidance, like), torch.tensor([-1]))
         self._cache = KVCache(drafter.config, self.rows.count, len(self.rows.columns), drafter.embedding)
         self._rope = rope_tables(drafter.config, drafter.embedding)
 
-    def sees(self, rows: BatchRows) -> None:
-        super().sees(rows.unhidden() if self._sees_padding else rows)
+    def set_rows(self, rows: BatchRows) -> None:
+        super().set_rows(rows.unhidden() if self._sees_padding else rows)
 
     # ---- what the target has read -----------------------------------------------------------
 
@@ -200,7 +202,7 @@ class EagleProposer(Proposer):
         Scores are log-softmax of the logits that rank them. With noise on these, they are nearly calibrated acceptance
         probabilities.
         """
-        z = draft_logits(self._decoder, out, self.session.sampling, noise, self._guidance)
+        z = draft_logits(self._decoder, out, self.context.sampling, noise, self._guidance)
         scores, codes = z.log_softmax(-1).topk(min(width, z.shape[-1]), -1)
         return scores, codes
 
@@ -218,8 +220,8 @@ class EagleProposer(Proposer):
         noise = self.noise_ahead(roots, shapes.depth)
         by_level: list[Tensor | None] = [None] * shapes.depth if noise is None else [*noise.split(1, 1)]
         if shapes.tree:
-            return self._grow_tree(roots, by_level, PublishedTree(shapes, self.session), shapes)
-        limits = Limits(shapes, self.session)
+            return self._grow_tree(roots, by_level, PublishedTree(shapes, self.context), shapes)
+        limits = Limits(shapes, self.context)
         if shapes.width == 1:
             return self._grow_chain(roots, by_level[: shapes.nodes], limits)
         return self._grow_tree(roots, by_level, limits, shapes)
@@ -263,5 +265,5 @@ class EagleProposer(Proposer):
             step = self.rows.step(roots, seen.shape[-1] - count, level - 1, seen)
             before, fed = fed.gather(1, parent), tokens.flatten(1).gather(1, beam)
             out = self._run(self._fed(fed, before), self.rows.gather(out, parent), step)
-        nodes = self.session.size(pool.usable, min(shapes.nodes, pool.count))
+        nodes = self.context.size(pool.usable, min(shapes.nodes, pool.count))
         return pool.rerank(roots.codes, nodes, shapes.budgets)

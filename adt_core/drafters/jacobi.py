@@ -19,16 +19,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..models.rows import Roots
-from ..policies import Source, check_fit
+from ..models.rows import BatchRows, Roots
+from ..policies import Context, DraftMode, check_fit
+from ..rules.noise import Noise
 from ..rules.tree import DraftTree, chain
-from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
+from .base import Drafter, Prefill, Proposer, Shapes, Verified
 from .window import CLASSES, NEVER, Calibration, Forecast, Window, spine_and_branches
 
 LEFT = 0.25
 """Share that the logits of the position before have in a guess right behind a changed token."""
-CHAIN, WINDOW = Source("chain", width=1, most=4.8, half=13.0), Source("window", most=6.4, half=18.0)
-"""Ways to draft with the window. Chains are cheap to build."""
+CHAIN = DraftMode("chain", width=1, limit=4.8, half=13.0)
+"""Chains from the window, which are cheap to build."""
+WINDOW = DraftMode("window", limit=6.4, half=18.0)
+"""Trees from the window."""
 
 
 class JacobiDrafter(Drafter):
@@ -40,16 +43,16 @@ class JacobiDrafter(Drafter):
         "depth_min": 8, "depth_max": 24, "width_min": 2, "width_max": 4,
     }  # fmt: skip
     # With guidance 32 nodes are one tile of a GPU's products, and cost what one node costs (docs/gpu.md).
-    roomy = {"depth": 26, "nodes": 31, "depth_min": 12, "depth_max": 31, "width_max": 6}
+    gpu_defaults = {"depth": 26, "nodes": 31, "depth_min": 12, "depth_max": 31, "width_max": 6}
 
-    sources = CHAIN, WINDOW
+    modes = CHAIN, WINDOW
 
     @property
     def kind(self) -> Hashable:
         return "jacobi"
 
-    def proposer(self, session: Session) -> JacobiProposer:
-        return JacobiProposer(session, session.largest.width)
+    def proposer(self, context: Context, rows: BatchRows, noise: Noise | None) -> JacobiProposer:
+        return JacobiProposer(context, rows, noise, context.largest.width)
 
 
 class JacobiProposer(Proposer):
@@ -63,16 +66,16 @@ class JacobiProposer(Proposer):
     """
 
     by_image = ("_codes", "_candidates", "_scores", "_distance", "_filled", "_furthest", "calibration")
-    idles = True
+    supports_plain_steps = True
 
-    def __init__(self, session: Session, width: int):
+    def __init__(self, context: Context, rows: BatchRows, noise: Noise | None, width: int):
         """width: candidates that are kept for a position. AdtError for a published tree."""
-        if session.largest.tree:
-            check_fit(f"static:{session.largest.tree}", network=False)
-        super().__init__(session)
-        target = session.target
+        if context.largest.tree:
+            check_fit(f"static:{context.largest.tree}", network=False)
+        super().__init__(context, rows, noise)
+        target = context.target
         self.length = target.length
-        self._coupled = session.settings.proposal == "coupled"
+        self._coupled = context.settings.proposal == "coupled"
         self.width = min(width, target.num_codes)
         images, device = self.rows.images, target.decoder.embedding.device
         self._codes = torch.zeros(images, self.length + 1, dtype=torch.long, device=device)
@@ -208,7 +211,7 @@ class JacobiProposer(Proposer):
         beyond = torch.arange(self.width, device=log_p.device) >= shapes.widths[..., None]
         log_p = log_p.masked_fill(beyond, -math.inf)[..., : shapes.width]
         # As many branches as an image asks for, whatever the others' spines take, so far as memory was set aside.
-        nodes = min(window.depth + shapes.branches, self.session.largest.nodes)
+        nodes = min(window.depth + shapes.branches, self.context.largest.nodes)
         if log_p.shape[-1] == 1 or window.depth >= nodes:
             return chain(window.tokens, log_p[..., 0].cumsum(1))
         others = window.candidates[..., 1 : log_p.shape[-1]]
@@ -231,7 +234,7 @@ class JacobiProposer(Proposer):
         lengths: of the windows, [B, 1]. longest: of all.
         """
         ends, firsts = roots.at + lengths, torch.maximum(self._filled, roots.at) + 1
-        count = self.session.size(lambda: ends - firsts + 1, longest)
+        count = self.context.size(lambda: ends - firsts + 1, longest)
         if count <= 0:
             return
         at = firsts + torch.arange(count, device=firsts.device)

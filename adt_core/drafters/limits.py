@@ -8,18 +8,20 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ..policies import Context
 from ..policies.fixed import STATIC_TREES
 from ..rules.tree import CandidatePool
-from .base import Session, Shapes
+from .base import Shapes
 
 
 class Limits:
     """The shape of each image's tree, and confidence pruning."""
 
-    def __init__(self, shapes: Shapes, session: Session):
-        self._shapes, self._session = shapes, session
-        self._keep = _log(session.settings.keep_above)
-        self._expand = _log(session.settings.expand_above)
+    def __init__(self, shapes: Shapes, context: Context):
+        self._shapes = shapes
+        self._context = context
+        self._keep = _log(context.settings.keep_above)
+        self._expand = _log(context.settings.expand_above)
 
     def candidates(self, scores: Tensor, level: int) -> Tensor:
         """scores [B, m, k] of one level, with -inf where a candidate may not be used."""
@@ -32,7 +34,7 @@ class Limits:
     def end(self, scores: Tensor) -> bool:
         """Do all chains end with the candidates that have these scores?"""
         can_end = self._keep > -math.inf or self._expand > -math.inf
-        return can_end and self._session.size(lambda: scores > self._expand, 1) == 0
+        return can_end and self._context.size(lambda: scores > self._expand, 1) == 0
 
     def beam(self, scores: Tensor, level: int, pool: CandidatePool) -> tuple[Tensor, Tensor]:
         """The candidates of a level, flattened to [B, n], that get children: their scores and indices, [B, m] each.
@@ -46,16 +48,16 @@ class Limits:
         if self._expand > -math.inf:
             best = best.masked_fill(best < self._expand, -math.inf)
         nodes = self._shapes.nodes
-        count = self._session.size(lambda: (best > pool.threshold(nodes)).sum(1), best.shape[1])
+        count = self._context.size(lambda: (best > pool.threshold(nodes)).sum(1), best.shape[1])
         return best[:, :count], beam[:, :count]
 
 
 class PublishedTree(Limits):
     """A published tree: the places of its nodes are known beforehand, and nothing is pruned."""
 
-    def __init__(self, shapes: Shapes, session: Session):
-        super().__init__(shapes, session)
-        self._levels = _levels(shapes.tree, session.rows.device)
+    def __init__(self, shapes: Shapes, context: Context):
+        super().__init__(shapes, context)
+        self._levels = _levels(shapes.tree, context.target.decoder.embedding.device)
 
     def candidates(self, scores: Tensor, level: int) -> Tensor:
         absent, _ = self._levels[level - 1]

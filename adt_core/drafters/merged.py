@@ -19,18 +19,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..models.rows import Roots
-from ..policies import Source
+from ..models.rows import BatchRows, Roots
+from ..policies import Context, DraftMode
+from ..rules.noise import Noise
 from ..rules.tree import DraftTree
-from .base import Drafter, Prefill, Proposer, Session, Shapes, Verified
+from .base import Drafter, Prefill, Proposer, Shapes, Verified
 from .eagle import EagleDrafter
 from .jacobi import CHAIN, JacobiDrafter, JacobiProposer
 from .window import CLASSES, Window
 
 LEAST_CANDIDATES = 3
 """Candidates at a position: a favourite alone has no probability to calibrate."""
-BOTH, BOTH_CHAIN = Source("both", most=13.7, half=22.5), Source("both chain", width=1, most=11.3, half=16.0)
-"""The ways to draft that ask the network. Others leave it out, and what it has not read waits for it."""
+BOTH = DraftMode("both", limit=13.7, half=22.5)
+"""Trees from window and network."""
+BOTH_CHAIN = DraftMode("both chain", width=1, limit=11.3, half=16.0)
+"""Chains from window and network."""
 CORRECTION = (1.0, 0.6, 0.9, 1.0, 1.0, 1.0, 1.0, 0.0)
 """Share of the network's former error that is taken off, by staleness class. The further back the change is, the more
 of the error is still there; where the target has read nothing yet, no error is known."""
@@ -48,8 +51,8 @@ class MergedDrafter(Drafter):
     """A network and the window."""
 
     defaults = JacobiDrafter.defaults
-    roomy = JacobiDrafter.roomy
-    sources = CHAIN, BOTH_CHAIN, BOTH
+    gpu_defaults = JacobiDrafter.gpu_defaults
+    modes = CHAIN, BOTH_CHAIN, BOTH
 
     def __init__(self, eagle: EagleDrafter):
         self.eagle = eagle
@@ -62,8 +65,8 @@ class MergedDrafter(Drafter):
     def kind(self) -> Hashable:
         return type(self), self.eagle
 
-    def proposer(self, session: Session) -> MergedProposer:
-        return MergedProposer(self.eagle, session)
+    def proposer(self, context: Context, rows: BatchRows, noise: Noise | None) -> MergedProposer:
+        return MergedProposer(self.eagle, context, rows, noise)
 
     def cache_bytes(self, rows: int, cache_length: int, itemsize: int) -> int:
         features = (
@@ -83,14 +86,14 @@ class MergedProposer(Proposer):
     by_image = ("_window", "_network", "_late")
     by_row = ("_read", "_drafted")
 
-    def __init__(self, eagle: EagleDrafter, session: Session):
-        super().__init__(session)
-        self._window = JacobiProposer(session, max(session.largest.width, LEAST_CANDIDATES))
-        self._network = eagle.proposer(session)
-        self._room = session.largest.nodes + 1  # for tokens that are late
+    def __init__(self, eagle: EagleDrafter, context: Context, rows: BatchRows, noise: Noise | None):
+        super().__init__(context, rows, noise)
+        self._window = JacobiProposer(context, rows, noise, max(context.largest.width, LEAST_CANDIDATES))
+        self._network = eagle.proposer(context, rows, noise)
+        self._room = context.largest.nodes + 1  # for tokens that are late
         self._is_late = False  # are there any?
         self._asks = False  # is the network asked in this round?
-        decoder = session.target.decoder
+        decoder = context.target.decoder
         self._correction = torch.tensor(CORRECTION, dtype=decoder.wide_dtype, device=decoder.embedding.device)
         self._late: Tensor
         self._read: Tensor
@@ -110,7 +113,7 @@ class MergedProposer(Proposer):
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
         window = self._window.open(roots, shapes)
-        self._asks = window.depth > 0 and shapes.source in ("", BOTH.name, BOTH_CHAIN.name)
+        self._asks = window.depth > 0 and shapes.mode in ("", BOTH.name, BOTH_CHAIN.name)
         if not self._asks:
             return self._window.close(window, shapes)
         if self._is_late:
@@ -148,7 +151,7 @@ class MergedProposer(Proposer):
     def _catch_up(self, roots: Roots) -> None:
         """Let the network read the decided tokens before these roots."""
         counts = roots.at - self._late
-        size = self.session.size(lambda: counts, self._room)
+        size = self.context.size(lambda: counts, self._room)
         self._is_late = False
         if size == 0:  # of the images that were behind, none is at work any more
             return
@@ -189,6 +192,6 @@ class MergedProposer(Proposer):
         if not self._asks:
             self._is_late = True
             roots = replace(roots, codes=verified.acceptance.next_root, at=roots.at + steps)
-            longest = min(self.session.largest.depth, self.session.largest.nodes) + 1  # tokens of a round
-            if self.session.size(lambda: roots.at - self._late, self._room) + longest > self._room:
+            longest = min(self.context.largest.depth, self.context.largest.nodes) + 1  # tokens of a round
+            if self.context.size(lambda: roots.at - self._late, self._room) + longest > self._room:
                 self._catch_up(roots)

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import torch
 
-from ..models.rows import Roots
-from ..policies import Source
+from ..models.rows import BatchRows, Roots
+from ..policies import Context, DraftMode
+from ..rules.noise import Noise
 from ..rules.tree import DraftTree, chain
-from .base import Drafter, Proposer, Session, Shapes
+from .base import Drafter, Proposer, Shapes
 
 
 class RepeatDrafter(Drafter):
     """Needs no files."""
 
     defaults = {"method": "eagle2", "depth": 3, "width": 1, "nodes": 3}
-    sources = (Source("repeat", width=1),)
+    modes = (DraftMode("repeat", width=1),)
 
-    def proposer(self, session: Session) -> Proposer:
-        return RepeatProposer(session)
+    def proposer(self, context: Context, rows: BatchRows, noise: Noise | None) -> Proposer:
+        return RepeatProposer(context, rows, noise)
 
 
 class RepeatProposer(Proposer):

@@ -39,14 +39,14 @@ def load_drafter(
 
 
 def drafter_defaults(name: str, device: str) -> Mapping[str, Any]:
-    """What :func:`usual_options` says of the drafter of this name."""
+    """What :func:`default_options` says of the drafter of this name."""
     network = MergedDrafter if name.endswith(WITH_WINDOW) else EagleDrafter
-    return usual_options(DRAFTERS[name]() if name in DRAFTERS else network, device)
+    return default_options(DRAFTERS[name]() if name in DRAFTERS else network, device)
 
 
-def usual_options(drafter: Drafter | type[Drafter], device: str) -> Mapping[str, Any]:
+def default_options(drafter: Drafter | type[Drafter], device: str) -> Mapping[str, Any]:
     """Options of drafting where the user asks for nothing else. device: its kind, ``cpu`` or ``cuda``."""
-    return drafter.defaults if device == "cpu" else {**drafter.defaults, **drafter.roomy}
+    return drafter.defaults if device == "cpu" else {**drafter.defaults, **drafter.gpu_defaults}
 
 
 def is_network(name: str) -> bool:

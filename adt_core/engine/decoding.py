@@ -178,7 +178,7 @@ class Decoding:
         if self.start == self.length:
             return
         self._fix_conditions()
-        self._policy = self.request.policy(self.profile)
+        self._policy = self.request.drafting.policy(self.request.context(self.profile))
         self._queue = queue = ImageQueue(self.request, self._begin_drafting, self._record_first_tokens)
         queue.begin(list(range(self.images)), self.at_once)
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..drafters import Drafter, Prefill, Session
+from ..drafters import Drafter, Prefill
 from ..models.cache import KVCache
 from ..models.rows import BatchRows, Roots
 from ..rules.noise import Kind, Noise, Own
@@ -123,11 +123,7 @@ class ImageQueue:
         slots.roots = Roots.all_at(first, request.start)
         slots.positions = [request.start] * count
         if self._drafter is not None:
-            drafting = request.drafting.settings
-            session = Session(
-                request.target, rows, slots.noise, request.sampling, drafting, request.largest, request.replayed
-            )
-            slots.proposer = self._drafter.proposer(session)
+            slots.proposer = self._drafter.proposer(request.context(), rows, slots.noise)
             ids = torch.cat([rows.ids[:, 1:], rows.spread(request.target.decoder.image_ids[first[:, None]])], 1)
             slots.proposer.begin(Prefill(features, ids, step, z, request.start))
         self._entered(slots, time.perf_counter() - started)

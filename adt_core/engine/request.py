@@ -14,7 +14,7 @@ from ..drafters.table import with_window
 from ..errors import AdtError, Check
 from ..models.batch_invariance import MASK_ALIGNMENT, near_window
 from ..models.target import EncodedPrompt, Target
-from ..policies import CostProfile, Drafting, Policy, Scene, Shape, Source
+from ..policies import Context, CostProfile, Drafting, DraftMode, Policy, Shape
 from ..policies.recipe import Recipe
 from ..rules.noise import NOISE_VERSION, Key
 from ..rules.settings import UPSTREAM, Lantern, Sampling
@@ -163,9 +163,9 @@ class Request:
         return with_window(self.job.drafter) if policy.chooses else self.job.drafter
 
     @property
-    def sources(self) -> Sequence[Source]:
+    def modes(self) -> Sequence[DraftMode]:
         """Draft modes of the active drafter; none without one."""
-        return self.active_drafter.sources if self.active_drafter is not None else ()
+        return self.active_drafter.modes if self.active_drafter is not None else ()
 
     @property
     def images(self) -> int:
@@ -250,15 +250,23 @@ class Request:
     def _parameters(self) -> int:
         return sum(part.numel() for part in self.target.decoder.parameters())
 
-    def policy(self, profile: CostProfile | None) -> Policy:
-        """Make a policy for this request.
+    def context(self, profile: CostProfile | None = None) -> Context:
+        """Return what drafters and policies may see of this request.
 
         Args:
             profile: Cost profile of the device, for a policy that chooses draft modes.
         """
-        length, deepest = self.target.length - self.start, self.largest.depth
-        scene = Scene(self.target.columns, length, self.keys, self.sources, profile, deepest)
-        return self.drafting.policy(self.drafting.settings, scene)
+        return Context(
+            target=self.target,
+            sampling=self.sampling,
+            settings=self.drafting.settings,
+            largest=self.largest,
+            keys=self.keys,
+            start=self.start,
+            modes=self.modes,
+            profile=profile,
+            replayed=self.replayed,
+        )
 
     @property
     def _last_index(self) -> int:

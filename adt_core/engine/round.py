@@ -21,7 +21,7 @@ two drafts are accepted, and 4 is the next root::
 The same functions run on every device. A CPU executes them directly. A GPU replays them as a CUDA graph that was
 captured in an earlier round of the same sizes (:mod:`.graphs`). Therefore the code between `upload_controls` and the
 report must not wait for the device, and tensor sizes must not depend on values on the device. Where a smaller size
-would do, `Session.size` returns the exact size on a CPU and the upper bound in a replayed round.
+would do, `Context.size` returns the exact size on a CPU and the upper bound in a replayed round.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def verify(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Ver
             allowed=slots.max_substitutions,
         )
     acceptance = longest_path(tree, agrees, emitted)
-    acceptance = acceptance.cut(proposer.session.size(lambda: acceptance.accepted, tree.height))
+    acceptance = acceptance.cut(proposer.context.size(lambda: acceptance.accepted, tree.height))
     path_is_finite = finite.gather(1, acceptance.path).all(1)
     return Verified(tree, features, scores, acceptance, path_is_finite, slots.roots, substitutes)
 
@@ -209,7 +209,7 @@ def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
     """Keep the accepted paths in the KV cache, update the drafter, and advance to the new roots."""
     acceptance = verified.acceptance
     roots = slots.roots
-    if proposer.session.size(acceptance.is_scattered, 1):  # 1 if any path is not contiguous; in a replayed round always
+    if proposer.context.size(acceptance.is_scattered, 1):  # 1 if any path is not contiguous; in a replayed round always
         starts = slots.rows.spread(roots.at) + slots.rows.cache_offset
         slots.cache.compact(starts, slots.rows.spread(acceptance.path))
     proposer.on_verified(verified)
@@ -236,7 +236,7 @@ def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
 
 def _has_drafts(proposer: Proposer, shapes: Sequence[Shape], remaining: int) -> bool:
     """Return whether the round verifies trees: an image gets drafts, or the drafter has to read every root."""
-    return any(shape.nodes > 0 for shape in shapes) or (remaining > 0 and not proposer.idles)
+    return any(shape.nodes > 0 for shape in shapes) or (remaining > 0 and not proposer.supports_plain_steps)
 
 
 def _plain_advances(slots: Slots) -> list[int]:

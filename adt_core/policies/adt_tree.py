@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import AdtError
 from ..rules.settings import choice, share, whole
 from ..rules.trace import Round
-from .base import Policy, Scene, Shape, Slot
+from .base import Context, Policy, Shape, Slot
 from .fixed import FixedSettings
 
 HORIZONTAL, VERTICAL, RANDOM = INITS = ("horizontal", "vertical", "random")
@@ -73,9 +73,9 @@ class AdtTree(Policy):
         "the adaptive tree of the ADT-Tree paper, deeper where the image is easy to predict and wider where it is hard"
     )
 
-    def __init__(self, settings: AdtTreeSettings, scene: Scene):
-        super().__init__(settings, scene)
-        self._first = self._bounded(settings.depth, settings.width)
+    def __init__(self, context: Context):
+        super().__init__(context)
+        self._first = self._bounded(self.settings.depth, self.settings.width)
         self._images: dict[int, _Image] = {}
 
     @classmethod
@@ -95,12 +95,12 @@ class AdtTree(Policy):
         return [self._next(self._images[slot.image], slot.position) for slot in slots]
 
     def _new(self, image: int) -> _Image:
-        key = np.array(self.scene.keys[image], dtype=np.uint64)
+        key = np.array(self.context.keys[image], dtype=np.uint64)
         return _Image(self._first, np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 1, 0])))
 
     def _next(self, image: _Image, position: int) -> Shape:
         """The shape of the tree whose root is at ``position``."""
-        s, columns = self.settings, self.scene.columns
+        s, columns = self.settings, self.context.columns
         left = image.shapes.get(position, self._first)  # the root is the token on the left of the first one to come
         wrapped, image.row = position // columns != image.row, position // columns
         if s.init == RANDOM:

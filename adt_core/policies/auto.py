@@ -1,19 +1,25 @@
-"""The cost-aware policy: of all sources and sizes of drafts, what should bring the most tokens for its time.
+"""The `auto` policy: choose the draft mode and tree size with the highest expected throughput on this device.
 
-A round with n drafts of a source takes c(n) plain steps, which the device's cost profile tells (:mod:`.costs`). It is
-expected to bring w(n) tokens. Every token of an image must be drawn, those of its hard parts too, and each part is
-passed soonest by what maximises w(n) / c(n) there; n = 0, a plain step, is one of the choices. Images that are drawn
-together share a forward, which takes as long as its largest tree; so they share source and size, and w is the sum over
-them.
+By the cost profile of the device (:mod:`.costs`), a round with n drafts takes c(n) plain steps. It is expected to
+decide w(n) tokens per image:
 
-What w(n) is: 1 + ease * skill * hope(n). Hope is what the source usually brings with so many drafts in every round
-(:class:`.base.Source`). Skill compares the source's rounds in this image with that, and forgets slowly, so that a
-source that was given up is tried again after a while. Ease compares the latest rounds, whatever drafted, with what the
-skills make expect: it is high in an easy part of the image. An image's first round has no drafts: nothing is known of
-it yet.
+    w(n) = 1 + multiplier * expected_accepted(n)
+    multiplier = image_bias * region_bias
 
-No clock is read. What is decided depends on the profile and on the images at work alone, not on images before them. By
-the same profile, no image loses more than LOSS of plain decoding's time: then drafting ends, for all at work.
+- `expected_accepted` is the average of the draft mode over many images (:class:`.base.DraftMode`).
+- `image_bias` is the ratio of accepted to expected drafts of a mode in this image. It forgets slowly, so a mode that
+  did poorly is tried again later.
+- `region_bias` is the same ratio over the last few rounds of all modes, relative to their image biases. It is high in
+  regions of the image that are easy to predict.
+
+Each round maximises the throughput w(n) / c(n) among the draft modes and sizes that the image can afford; n = 0, a
+plain step, is one of them. Images that are decoded together share a forward pass, which takes as long as its largest
+tree. Therefore they share mode and size, and w is summed over them. The first round of an image has no drafts, because
+nothing was observed yet.
+
+The policy reads no clock. Its choices depend only on the profile and on the active images, not on earlier images. By
+the profile, no image takes more than `MAX_LOSS` longer than plain decoding: when this budget is used up, drafting stops
+for all active images.
 """
 
 from __future__ import annotations
@@ -23,133 +29,165 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..rules.trace import Round
-from .base import NO_DRAFTS, DraftSettings, Policy, Scene, Shape, Slot, Source
+from .base import NO_DRAFTS, Context, DraftMode, DraftSettings, Policy, Shape, Slot
 
 SIZES = (4, 8, 12, 16, 24, 31, 63)
-"""Numbers of drafts to choose from. The largest leave room for the root: in the exact mode a GPU multiplies 64 rows at
-a time, which with guidance are 31 drafts. With 32 it would be a product more."""
+"""Numbers of drafts to choose from.
+
+In batch-invariant mode a GPU multiplies tiles of 64 rows. With guidance each token has 2 rows, so 31 drafts and the
+root fill one tile and 63 drafts fill two. 32 drafts would need a second tile.
+"""
 MEASURED_CHAINS = (0, 4, 16, 31)
-"""Numbers of drafts for which chains are timed; the cost of others is interpolated linearly. They include the largest
-chain of each number of tiles."""
+"""Numbers of drafts for which chains are timed; costs between them are interpolated linearly.
+
+They include the largest chain of each number of tiles.
+"""
 MEASURED_TREES = (0, 8, 31, 63)
 """Numbers of drafts for which trees are timed, likewise."""
-LONGEST_CHAIN, LONGEST_SPINE, WIDTH = 31, 42, 4
-"""Drafts of a chain, and of a tree's spine, and candidates at a position of a tree, at most."""
-EASE_MEMORY, SKILL_MEMORY = 0.9, 0.995
-"""Weights of an image's earlier rounds, round by round."""
-EASE_PRIOR, SKILL_PRIOR = 8.0, 100.0
-"""Accepted drafts for which the usual counts."""
-WORTH_TRYING = 1.1
-"""Tokens per plain step's time that must be expected of an image before drafts are tried."""
-LOSS, STAKE = 0.1, 0.1
-"""Drafting may cost an image at most LOSS of its plain decoding time, by the profile's numbers. This is its budget. One
-round may spend at most STAKE of the rest of the budget. So trees shrink first; drafting ends when the smallest tree is
-too dear."""
+LONGEST_CHAIN = 31
+"""Maximum number of drafts in a chain."""
+LONGEST_SPINE = 42
+"""Maximum number of drafts in the spine of a tree."""
+WIDTH = 4
+"""Maximum number of candidates at a position of a tree."""
+REGION_DECAY = 0.9
+"""Weight per round with which `region_bias` forgets earlier rounds."""
+IMAGE_DECAY = 0.995
+"""Weight per round with which `image_bias` forgets earlier rounds."""
+REGION_PRIOR = 8.0
+"""Accepted drafts, as expected, that `region_bias` starts from."""
+IMAGE_PRIOR = 100.0
+"""Accepted drafts, as expected, that `image_bias` starts from."""
+MIN_SPEED_UP = 1.1
+"""Expected speed-up over plain decoding below which drafts are not tried."""
+MAX_LOSS = 0.1
+"""Budget of an image for rounds that decide too few tokens, as a share of its time in plain decoding."""
+MAX_ROUND_SHARE = 0.1
+"""Share of the remaining budget that one round may use.
+
+Trees therefore shrink first; drafting stops when the smallest tree exceeds the budget.
+"""
 
 
 class Choice(NamedTuple):
-    """What a round may be. hope: drafts that are usually accepted. cost: in plain steps."""
+    """A draft mode and size that a round may have.
+
+    Attributes:
+        shape: Shape of the trees.
+        expected_accepted: Average number of accepted drafts, over many images.
+        cost: Time of the round in plain steps.
+    """
 
     shape: Shape
-    hope: float
+    expected_accepted: float
     cost: float
 
 
 def spine_length(nodes: int, width: int) -> int:
-    """Drafts on the spine of a window with ``nodes`` drafts: all of a chain and of a few, else five sixths.
+    """Return the number of drafts on the spine of a window; the others are branches.
 
-    The rest are branches.
+    Chains and trees of at most 4 drafts are all spine. In larger trees five sixths are, at most `LONGEST_SPINE`.
     """
     return nodes if width == 1 or nodes <= 4 else min(round(nodes * 5 / 6), LONGEST_SPINE)
 
 
-def sizes_of(source: Source) -> tuple[int, ...]:
-    """Numbers of drafts to choose from."""
-    return tuple(size for size in SIZES if size <= LONGEST_CHAIN) if source.width == 1 else SIZES
+def sizes_of(mode: DraftMode) -> tuple[int, ...]:
+    """Return the numbers of drafts to choose from in a draft mode."""
+    return tuple(size for size in SIZES if size <= LONGEST_CHAIN) if mode.width == 1 else SIZES
 
 
-def shape_of(source: Source, drafts: int) -> Shape:
-    """The shape of a tree with so many drafts of a source."""
-    width = min(source.width, WIDTH)
-    return Shape(spine_length(drafts, width), width, drafts, source=source.name) if drafts else NO_DRAFTS
+def shape_of(mode: DraftMode, drafts: int) -> Shape:
+    """Return the shape of a tree with this number of drafts in a draft mode."""
+    width = min(mode.width, WIDTH)
+    return Shape(spine_length(drafts, width), width, drafts, mode=mode.name) if drafts else NO_DRAFTS
 
 
 class Auto(Policy):
-    """One source and one shape for all images of a round."""
+    """Policy that chooses one draft mode and one size for all images of a round."""
 
     help = "the number of drafts that is fastest on this device"
     chooses = True
 
-    def __init__(self, settings: DraftSettings, scene: Scene):
-        super().__init__(settings, scene)
-        profile = scene.profile
+    def __init__(self, context: Context):
+        super().__init__(context)
+        profile = context.profile
         assert profile is not None
-        priced = [source for source in scene.sources if source.name in profile.costs]
-        self._choices = [self._choice(source, size) for source in priced for size in sizes_of(source)]
+        measured = [mode for mode in context.modes if mode.name in profile.costs]
+        self._choices = [self._choice(mode, size) for mode in measured for size in sizes_of(mode)]
         self._plain = Choice(NO_DRAFTS, 0.0, profile.plain)
-        self._images, self._chosen = dict[int, _Image](), self._plain
+        self._chosen = self._plain
+        self._images: dict[int, _Image] = {}
 
-    def _choice(self, source: Source, size: int) -> Choice:
-        shape, profile = shape_of(source, size), self.scene.profile
+    def _choice(self, mode: DraftMode, size: int) -> Choice:
+        shape = shape_of(mode, size)
+        profile = self.context.profile
         assert profile is not None
-        missing = max(shape.depth - self.scene.deepest, 0)  # levels that are cut off, and with each at least a draft
-        return Choice(shape, source.hope(size - missing), profile.of(source.name, size))
+        # Levels below the largest shape are cut off, and each has at least one draft.
+        cut_levels = max(shape.depth - self.context.largest.depth, 0)
+        return Choice(shape, mode.expected_accepted(size - cut_levels), profile.cost(mode.name, size))
 
     @classmethod
     def largest(cls, settings: DraftSettings) -> Shape:
         return Shape(spine_length(SIZES[-1], WIDTH), WIDTH, SIZES[-1])
 
     @classmethod
-    def measured_shapes(cls, source: Source) -> Sequence[Shape]:
-        sizes = MEASURED_CHAINS if source.width == 1 else MEASURED_TREES
-        return [shape_of(source, size) for size in sizes]
+    def measured_shapes(cls, mode: DraftMode) -> Sequence[Shape]:
+        sizes = MEASURED_CHAINS if mode.width == 1 else MEASURED_TREES
+        return [shape_of(mode, size) for size in sizes]
 
-    def expectation(self) -> float:
-        """Tokens per plain step's time that the best source and size usually bring; 0 without any."""
-        return max(((1 + choice.hope) / choice.cost for choice in self._choices), default=0.0)
+    def expected_speed_up(self) -> float:
+        """Return the average speed-up of the best mode and size over plain decoding; 0 if no mode was measured."""
+        return max(((1 + choice.expected_accepted) / choice.cost for choice in self._choices), default=0.0)
 
     def begin(self) -> bool:
-        """Is the best that is to be expected clearly faster than plain decoding?"""
-        self._images, self.drafts = {}, self.expectation() >= WORTH_TRYING
+        """Forget all images, and return whether drafts are expected to pay off."""
+        self._images = {}
+        self.drafts = self.expected_speed_up() >= MIN_SPEED_UP
         return self.drafts
 
     def choose(self, slots: Sequence[Slot]) -> list[Shape]:
         images = [self._images.setdefault(slot.image, _Image()) for slot in slots]
+        choices = [self._plain, *self._affordable(images)]
+        modes = {choice.shape.mode for choice in choices}
+        multipliers = {mode: sum(image.multiplier(mode) for image in images) for mode in modes}
 
-        choices = self._plain, *self._affordable(images)
-        sources = {choice.shape.source for choice in choices}
-        promises = {source: sum(image.promise(source) for image in images) for source in sources}
+        def throughput(choice: Choice) -> float:
+            """Return the expected tokens of all images per plain step."""
+            return (len(images) + multipliers[choice.shape.mode] * choice.expected_accepted) / choice.cost
 
-        def pace(choice: Choice) -> float:
-            return (len(images) + promises[choice.shape.source] * choice.hope) / choice.cost
-
-        self._chosen = max(choices, key=pace)
+        self._chosen = max(choices, key=throughput)
         self.steps = self._chosen.cost
         return [self._chosen.shape] * len(slots)
 
     def _affordable(self, images: Sequence[_Image]) -> list[Choice]:
-        """What all images can pay for: the last one decides when a batch is done. If that is nothing, drafting ends."""
-        room = LOSS * self.scene.length + min(image.tokens - image.cost for image in images)
-        smallest = min(choice.cost for choice in self._choices) - 1
-        self.drafts = smallest <= room
-        most = max(STAKE * room, smallest)
+        """Return the choices within the budget of every image, since a batch takes as long as its slowest image.
+
+        If there are none, drafting stops.
+        """
+        budget = MAX_LOSS * self.context.remaining + min(image.tokens - image.cost for image in images)
+        cheapest = min(choice.cost for choice in self._choices) - 1
+        self.drafts = cheapest <= budget
+        most = max(MAX_ROUND_SHARE * budget, cheapest)
         return [choice for choice in self._choices if self.drafts and choice.cost - 1 <= most]
 
     def on_verified(self, round: Round) -> None:
         for share in round.images:
-            self._images[share.image].learn(share.accepted, self._chosen)
+            self._images[share.image].update(share.accepted, self._chosen)
 
 
 @dataclass
-class _Record:
-    """Accepted drafts, and those that were expected.
+class _Bias:
+    """Ratio of accepted to expected drafts, smoothed over rounds.
 
-    prior: drafts that are added to both, so that their ratio begins at 1 and moves slowly. memory: weight of earlier
-    rounds.
+    Attributes:
+        prior: Number added to both, so that the ratio starts at 1 and moves slowly.
+        decay: Weight of earlier rounds, per round.
+        accepted: Weighted number of accepted drafts.
+        expected: Weighted number of drafts that were expected to be accepted.
     """
 
     prior: float
-    memory: float
+    decay: float
     accepted: float = 0.0
     expected: float = 0.0
 
@@ -157,38 +195,45 @@ class _Record:
     def ratio(self) -> float:
         return (self.accepted + self.prior) / (self.expected + self.prior)
 
-    def learn(self, accepted: float = 0.0, expected: float = 0.0) -> None:
-        """A round is over."""
-        self.accepted = self.memory * self.accepted + accepted
-        self.expected = self.memory * self.expected + expected
+    def update(self, accepted: float = 0.0, expected: float = 0.0) -> None:
+        """Add a round."""
+        self.accepted = self.decay * self.accepted + accepted
+        self.expected = self.decay * self.expected + expected
 
 
 @dataclass
 class _Image:
-    """What an image's own rounds have taught.
+    """Observations of an image's own rounds.
 
-    tokens, cost: what its rounds brought, and took in plain steps. ease: of the latest rounds. skills: of the sources
-    that have drafted.
+    Attributes:
+        tokens: Tokens decided in its rounds.
+        cost: Time of its rounds in plain steps.
+        region_bias: Bias of the last few rounds.
+        image_biases: Bias of each draft mode that was used in this image.
     """
 
     tokens: int = 0
     cost: float = 0.0
-    ease: _Record = field(default_factory=lambda: _Record(EASE_PRIOR, EASE_MEMORY))
-    skills: dict[str, _Record] = field(default_factory=dict)
+    region_bias: _Bias = field(default_factory=lambda: _Bias(REGION_PRIOR, REGION_DECAY))
+    image_biases: dict[str, _Bias] = field(default_factory=dict)
 
-    def skill(self, source: str) -> float:
-        return self.skills[source].ratio if source in self.skills else 1.0
+    def image_bias(self, mode: str) -> float:
+        return self.image_biases[mode].ratio if mode in self.image_biases else 1.0
 
-    def promise(self, source: str) -> float:
-        """Factor on a source's usual number of accepted drafts, for this image now; 0 in its first round."""
-        return self.ease.ratio * self.skill(source) if self.tokens else 0.0
+    def multiplier(self, mode: str) -> float:
+        """Return the factor on a mode's average number of accepted drafts for this image now; 0 in its first round."""
+        return self.region_bias.ratio * self.image_bias(mode) if self.tokens else 0.0
 
-    def learn(self, accepted: int, choice: Choice) -> None:
-        """A round is over, in which so many drafts were accepted."""
-        source = choice.shape.source
-        self.tokens, self.cost = self.tokens + accepted + 1, self.cost + choice.cost
-        self.ease.learn(accepted, self.skill(source) * choice.hope)
-        if source:
-            self.skills.setdefault(source, _Record(SKILL_PRIOR, SKILL_MEMORY))
-        for name, skill in self.skills.items():
-            skill.learn(*((accepted, choice.hope) if name == source else ()))
+    def update(self, accepted: int, choice: Choice) -> None:
+        """Add a round in which this number of drafts was accepted."""
+        mode = choice.shape.mode
+        self.tokens += accepted + 1
+        self.cost += choice.cost
+        self.region_bias.update(accepted, self.image_bias(mode) * choice.expected_accepted)
+        if mode:
+            self.image_biases.setdefault(mode, _Bias(IMAGE_PRIOR, IMAGE_DECAY))
+        for name, bias in self.image_biases.items():
+            if name == mode:
+                bias.update(accepted, choice.expected_accepted)
+            else:
+                bias.update()

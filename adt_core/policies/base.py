@@ -1,8 +1,8 @@
-"""What every policy has: settings, the shapes that it chooses, and the calls of the engine."""
+"""Base class of policies, the shapes that they choose, and what they may see of a request."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -10,54 +10,65 @@ from ..rules.settings import Settings, choice, share
 from ..rules.trace import Round
 from .costs import CostProfile
 
-if TYPE_CHECKING:  # the command line reads these options, and does without torch until it draws
+if TYPE_CHECKING:  # the command line reads options from this package and must not import torch for them
+    from torch import Tensor
+
+    from ..models.target import Target
     from ..rules.noise import Key
+    from ..rules.settings import Sampling
 
 
 class Shape(NamedTuple):
-    """How large the next tree of an image may be.
+    """Maximum size of a draft tree.
 
-    depth: levels below the root. width: children of a node, or candidates at a position. nodes: drafts to be checked.
-    tree: name of a published tree that is drafted node by node; empty for one that grows by its scores. source: name of
-    the :class:`Source` that drafts; empty for all that the drafter has.
+    Attributes:
+        depth: Levels below the root.
+        width: Children of a node, or candidates at a position.
+        nodes: Drafts to verify, root excluded.
+        tree: Name of a published tree with fixed nodes; "" for trees that grow by their scores.
+        mode: Name of the :class:`DraftMode` to draft with; "" for everything that the drafter has.
     """
 
     depth: int
     width: int
     nodes: int
     tree: str = ""
-    source: str = ""
+    mode: str = ""
 
 
 NO_DRAFTS = Shape(0, 1, 0)
-"""The shape of a lone root."""
+"""Shape of a tree that consists of its root."""
 _PROPOSAL_HELP = (
     "coupled: draft with the noise that the model samples with, so far more drafts are accepted. top-k: draft the "
     "most probable tokens, as in the EAGLE-2 and ADT-Tree papers."
 )
 
 
-class Source(NamedTuple):
-    """A way in which a drafter can draft, for a policy that chooses.
+class DraftMode(NamedTuple):
+    """One of the ways in which a drafter can draft, for policies that choose between them.
 
-    name: in shapes, and in the profile of what rounds cost. width: most candidates at a position; with one it makes
-    chains. most: drafts that would usually be accepted of an endless number. half: the number of which half as many
-    are.
+    The number of accepted drafts is modelled by the saturating curve `limit * n / (n + half)` over n drafts.
+
+    Attributes:
+        name: Name in shapes and in cost profiles.
+        width: Maximum number of candidates at a position; 1 means chains.
+        limit: Average number of accepted drafts if there were infinitely many.
+        half: Number of drafts of which half as many are accepted.
     """
 
     name: str
     width: int = 256
-    most: float = 5.0
+    limit: float = 5.0
     half: float = 20.0
 
-    def hope(self, drafts: int) -> float:
-        """Drafts of so many that are usually accepted, where every round has as many."""
-        return self.most * drafts / (drafts + self.half)
+    def expected_accepted(self, drafts: int) -> float:
+        """Return the average number of accepted drafts if every round has this many."""
+        return self.limit * drafts / (drafts + self.half)
 
 
 @dataclass(frozen=True)
 class DraftSettings(Settings):
-    """Options of a method: these, which every drafter heeds, and those that a subclass adds with :func:`setting`."""
+    """Options of every method. Subclasses add their own with :func:`setting`."""
 
     proposal: str = choice("coupled", _PROPOSAL_HELP, ("coupled", "top-k"))
     expand_above: float = share(0.0, "Stop drafting below a node that is less probable than this; 0 is off.")
@@ -65,36 +76,84 @@ class DraftSettings(Settings):
 
 
 class Slot(NamedTuple):
-    """A slot, as a policy sees it. image: number of the image in it. position: of the image's last decided token."""
+    """A batch slot, as a policy sees it.
+
+    Attributes:
+        image: Number of the slot's image within the request.
+        position: Raster position of the last decided token of the image.
+    """
 
     image: int
     position: int
 
 
 @dataclass(frozen=True)
-class Scene:
-    """What a policy is told of a decoding.
+class Context:
+    """What drafters and policies may see of a request.
 
-    columns: tokens in a row of the raster. length: tokens that are drawn of each image. keys: of every image's noise.
-    sources: of drafts, to choose from. profile: what rounds cost; None for a policy that does not choose. deepest:
-    levels of a tree at most; what is below is cut off.
+    Attributes:
+        target: Model that draws the images.
+        sampling: How tokens are sampled.
+        settings: Options of the method.
+        largest: Maximum of all shapes that the policy may choose.
+        keys: (seed, index) of each image's noise.
+        start: Raster position of the first token to decode.
+        modes: Draft modes of the drafter, for a policy that chooses.
+        profile: Cost profile of the device, for a policy that chooses; None for others.
+        replayed: Whether rounds are captured and replayed, as on a GPU.
     """
 
-    columns: int
-    length: int
-    keys: Sequence[Key]
-    sources: Sequence[Source] = ()
+    target: Target
+    sampling: Sampling
+    settings: Any
+    largest: Shape
+    keys: Sequence[Key] = ()
+    start: int = 0
+    modes: Sequence[DraftMode] = ()
     profile: CostProfile | None = None
-    deepest: int = 256
+    replayed: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Tokens in a row of the raster."""
+        return self.target.columns
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to decode of each image."""
+        return self.target.length - self.start
+
+    def size(self, numbers: Callable[[], Tensor], most: int) -> int:
+        """Return a tensor size that fits all images.
+
+        A captured round is replayed with other values, so its sizes must not depend on values on the device: there the
+        size is the upper bound, and `numbers` is not called.
+
+        Args:
+            numbers: Returns the size that each image needs, a tensor on the device.
+            most: Upper bound.
+
+        Returns:
+            The largest of the numbers where the host may read them, otherwise the upper bound.
+        """
+        return most if self.replayed else min(int(numbers().max()), most)
 
 
 class Policy:
-    """Chooses the shapes of one decoding's trees.
+    """Chooses the shape of each draft tree of a decoding.
 
-    A subclass writes ``choose``, and what else it needs. settings_type: class of its settings. help: what it does.
-    needs_drafter: False for plain decoding. needs_network: only a drafter with a network can grow its trees.
-    chooses: it chooses between the sources of its scene; a network has the window beside it then. If it
-    uses the cost profile, it overrides ``measured_shapes``, and none of these shapes exceeds ``largest``.
+    A subclass implements `choose`, and overrides what else it needs. A policy that uses the cost profile also
+    overrides `measured_shapes`; none of these shapes may exceed `largest`.
+
+    Attributes:
+        settings_type: Class of the method's options.
+        help: Description of the method, shown by `--help` and in the interface.
+        needs_drafter: False for plain decoding.
+        needs_network: Whether only a drafter network can grow the policy's trees.
+        chooses: Whether the policy chooses between draft modes. A drafter network is then combined with the Jacobi
+            window.
+        drafts: Set to False to stop drafting; the active images are then finished by plain decoding.
+        steps: Expected time of a round with the last chosen shapes, in plain steps; None if unknown.
     """
 
     settings_type: ClassVar[type[DraftSettings]] = DraftSettings
@@ -103,20 +162,19 @@ class Policy:
     needs_network: ClassVar[bool] = False
     chooses: ClassVar[bool] = False
     drafts: bool = True
-    """False: drafting ends for the images at work, and they are decoded plainly."""
     steps: float | None = None
-    """Expected time of a round of the last chosen shapes, in plain steps; None if it is not known."""
 
-    def __init__(self, settings: Any, scene: Scene):
-        self.settings, self.scene = settings, scene
+    def __init__(self, context: Context):
+        self.context = context
+        self.settings = context.settings
 
     @classmethod
     def largest(cls, settings: Any) -> Shape:
-        """The largest shape that ``choose`` may give: memory is set aside for it."""
+        """Return the maximum of all shapes that `choose` may return; memory is allocated for it."""
         return Shape(settings.depth, settings.width, settings.nodes)
 
     @classmethod
-    def measured_shapes(cls, source: Source) -> Sequence[Shape]:
+    def measured_shapes(cls, mode: DraftMode) -> Sequence[Shape]:
         """Return the shapes whose rounds are timed for the cost profile of a draft mode, with ascending `nodes` from 0.
 
         A policy that uses the profile overrides this.
@@ -124,12 +182,12 @@ class Policy:
         return ()
 
     def begin(self) -> bool:
-        """A new set of images begins. Are there drafts for them?"""
+        """Prepare for new images, and return whether to draft for them."""
         return self.needs_drafter
 
     def choose(self, slots: Sequence[Slot]) -> list[Shape]:
-        """A shape for the next tree of every slot."""
+        """Return the shape of the next tree of each slot."""
         return [self.largest(self.settings)] * len(slots)
 
     def on_verified(self, round: Round) -> None:
-        """Learn from the round whose shapes were chosen last."""
+        """Update the policy's state with the result of the round whose shapes were chosen last."""

@@ -1,6 +1,7 @@
-"""What rounds cost on a device: plain numbers, measured once (``engine/measuring.py``) and named by a digest.
+"""Cost profiles: the time that rounds take on a device, in plain steps.
 
-A profile is all that ``auto`` knows of a device. So the same seed, prompt, settings and profile lead to the same trees.
+A profile is measured once per model and device (:mod:`...engine.device.measuring`) and identified by a digest. `auto`
+uses nothing else about the device, so the same seed, prompt, settings and profile give the same trees.
 """
 
 from __future__ import annotations
@@ -15,9 +16,15 @@ from ..errors import AdtError
 from ..untrusted import label, list_of, mapping, number, record, row, whole_number
 
 Curve = tuple[tuple[int, float], ...]
-"""Pairs of a number of drafts of every image, ascending from 0, and plain steps that a round with them takes."""
-MOST_DRAFTS, MOST_STEPS, MOST_POINTS, LONGEST_NAME = 256, 1e4, 32, 200
-"""Bounds of what a profile may say."""
+"""Pairs (drafts per image, cost of the round in plain steps), with ascending numbers of drafts from 0."""
+MOST_DRAFTS = 256
+"""Maximum number of drafts in a profile."""
+MOST_STEPS = 1e4
+"""Maximum cost in a profile, in plain steps."""
+MOST_POINTS = 32
+"""Maximum number of curves in a profile, and of points in a curve."""
+LONGEST_NAME = 200
+"""Maximum length of a name in a profile, in characters."""
 BUILT_IN: dict[str, dict[str, tuple[float, float, float]]] = {
     "cpu": {
         "chain": (1.1, 0.15, 0.05),
@@ -32,58 +39,80 @@ BUILT_IN: dict[str, dict[str, tuple[float, float, float]]] = {
         "both chain": (1.05, 0.1, 0.01),
     },
 }
-"""By kind of device and source: plain steps of a round without drafts, what drafts add at all, and what each adds.
+"""Estimated costs by kind of device and draft mode, in plain steps.
 
-``cuda`` is near an H100 (docs/gpu.md): there 24 drafts take 1.15 steps from the window and 1.38 with the network, and
-64 take 1.96. In truth they cost little up to a tile of the exact mode and then a step; a line spreads that.
+The numbers are: a round without drafts, the extra cost if there are any drafts, and the extra cost of each draft.
+
+`cuda` approximates an H100 (docs/gpu.md): there, rounds with 24 drafts take 1.15 plain steps in the mode `window` and
+1.38 in `both`; 64 drafts take 1.96. The measured cost rises in steps, one for each tile of batch-invariant mode; the
+estimate is a straight line.
 """
 
 
 @dataclass(frozen=True)
 class CostProfile:
-    """What rounds cost in plain steps.
+    """Cost of rounds in plain steps.
 
-    name: what it was measured for, in words. images: how many were drawn together. costs: by source of drafts.
+    Attributes:
+        name: Description of the device, model and settings that it was measured for.
+        images: Number of images that were decoded together.
+        costs: Curve of each draft mode.
     """
 
     name: str
     images: int
     costs: Mapping[str, Curve]
 
-    def of(self, source: str, drafts: int) -> float:
-        """Plain steps of a round with so many drafts for every image: on a line between the sizes that were measured.
+    def cost(self, mode: str, drafts: int) -> float:
+        """Return the cost of a round, interpolated linearly between the measured sizes.
 
-        Beyond the largest, the last line goes on.
+        Beyond the largest size, the last segment is extended.
+
+        Args:
+            mode: Name of the draft mode.
+            drafts: Number of drafts per image.
+
+        Returns:
+            Time of the round in plain steps, at least 0.1.
         """
-        curve = self.costs[source]
+        curve = self.costs[mode]
         at = next((i for i, (size, _) in enumerate(curve) if size >= drafts), len(curve) - 1)
-        (low, below), (high, above) = curve[max(at - 1, 0)], curve[max(at, 1)]
-        return max(below + (above - below) * (drafts - low) / (high - low), 0.1) if at else curve[0][1]
+        if at == 0:
+            return curve[0][1]
+        (size, cost), (next_size, next_cost) = curve[at - 1], curve[at]
+        return max(cost + (next_cost - cost) * (drafts - size) / (next_size - size), 0.1)
 
     @property
     def plain(self) -> float:
-        """Plain steps of a round without drafts, while a source keeps up with it: of the source that costs least."""
+        """Cost of a round without drafts while a drafter follows it, in the cheapest draft mode."""
         return min(curve[0][1] for curve in self.costs.values())
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON types."""
+        """Return the profile and its digest as plain JSON types."""
         return {"digest": self.digest, **self._content()}
 
     def _content(self) -> dict[str, Any]:
-        curves = {source: [list(point) for point in curve] for source, curve in self.costs.items()}
+        curves = {mode: [list(point) for point in curve] for mode, curve in self.costs.items()}
         return {"name": self.name, "images": self.images, "costs": curves}
 
     @property
     def digest(self) -> str:
-        """Ten hexadecimal digits that name this profile."""
+        """Ten hexadecimal digits that identify this profile."""
         canonical = json.dumps(self._content(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
     @classmethod
     def from_json(cls, value: Any) -> CostProfile:
-        """What :meth:`to_json` gave. Raises AdtError for anything else."""
-        if _PROFILE.fits(value) and all(map(_ascends, value["costs"].values())):
-            costs = {source: tuple((size, float(steps)) for size, steps in p) for source, p in value["costs"].items()}
+        """Return the profile that :meth:`to_json` has written.
+
+        Args:
+            value: Parsed JSON, which is not trusted.
+
+        Raises:
+            AdtError: If it is anything else, or its digest is wrong.
+        """
+        if _PROFILE.fits(value) and all(map(_is_curve, value["costs"].values())):
+            costs = {mode: tuple((size, float(steps)) for size, steps in p) for mode, p in value["costs"].items()}
             profile = cls(value["name"], value["images"], costs)
             if value == profile.to_json():
                 return profile
@@ -97,26 +126,30 @@ _POINTS = list_of(row(whole_number(0, MOST_DRAFTS), number(0, MOST_STEPS)), 2, M
 _PROFILE = record({"name": _NAME, "images": whole_number(1, 2**20), "costs": mapping(_NAME, _POINTS, 1, MOST_POINTS)})
 
 
-def _ascends(points: list) -> bool:
-    """Do the sizes of a curve ascend from 0, and is no round for nothing?"""
+def _is_curve(points: list) -> bool:
+    """Return whether the sizes ascend from 0 and all costs are positive."""
     sizes = [size for size, _ in points]
     return sizes[0] == 0 and sizes == sorted(set(sizes)) and all(steps > 0 for _, steps in points)
 
 
 def rounded(steps: float) -> float:
-    """To three significant digits, which is more than a clock can tell."""
+    """Round to three significant digits; timings are less accurate than that."""
     return float(f"{steps:.3g}")
 
 
-def built_in(device: str, images: int, sources: Iterable[str] = ()) -> CostProfile:
-    """What rounds probably cost on this kind of device (``cpu``, ``cuda``), until they are measured.
+def built_in(device: str, images: int, modes: Iterable[str] = ()) -> CostProfile:
+    """Return the estimated profile, used until the costs are measured.
 
-    sources: names; one that is not in the table is taken to cost what ``both`` does.
+    Args:
+        device: Kind of device, `cpu` or `cuda`; others are treated as `cuda`.
+        images: Number of images that are decoded together.
+        modes: Names of further draft modes, which are estimated like `both`.
     """
     kind = device if device in BUILT_IN else "cuda"
-    known, costs = BUILT_IN[kind], dict[str, Curve]()
-    for source in dict.fromkeys((*known, *sources)):
-        idle, once, each = known.get(source, known["both"])
+    estimates = BUILT_IN[kind]
+    costs: dict[str, Curve] = {}
+    for mode in dict.fromkeys((*estimates, *modes)):
+        idle, once, each = estimates.get(mode, estimates["both"])
         points = ((size, rounded(idle + once + each * images * size)) for size in (1, MOST_DRAFTS))
-        costs[source] = ((0, idle), *points)
+        costs[mode] = ((0, idle), *points)
     return CostProfile(f"built in for {kind}", images, costs)

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from transformers import JanusVQVAE, JanusVQVAEConfig, T5EncoderModel
 
 from adt_core import load_drafter, load_target
-from adt_core.drafters import Prefill, Session
+from adt_core.drafters import Prefill
 from adt_core.models.rows import BatchRows, Roots
-from adt_core.policies import Drafting
+from adt_core.policies import Context, Drafting
 from adt_core.rules.settings import Sampling
 from tests.layouts import llamagen as layout
 from tests.reading import Reader, guided_rows
@@ -171,7 +171,7 @@ def test_drafter(path, target, tmp_path):
     rows = BatchRows(guided_rows(target, TEXTS, 3.0), 140, decoder.embedding, images=2)
     drafting = Drafting("adt-tree")
     largest = drafting.policy.largest(drafting.settings)
-    proposer = drafter.proposer(Session(target, rows, None, Sampling(), drafting.settings, largest))
+    proposer = drafter.proposer(Context(target, Sampling(), drafting.settings, largest), rows, None)
     features = torch.stack([state[:120] for state in states])
     z = torch.zeros(2, 1, layout.CODES)
     proposer.begin(Prefill(features, ids[:, :120].repeat(2, 1), rows.prefill(), z, 0))

@@ -36,8 +36,8 @@ class Resting(Policy):
 
     CHAIN = Shape(4, 1, 4)
 
-    def __init__(self, settings, scene):
-        super().__init__(settings, scene)
+    def __init__(self, context):
+        super().__init__(context)
         self.rounds = 0
 
     @classmethod

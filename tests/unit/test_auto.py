@@ -2,17 +2,19 @@
 
 import ast
 import inspect
+from types import SimpleNamespace
 
 import pytest
 
+from adt_core import Sampling
 from adt_core.drafters.jacobi import CHAIN, WINDOW
 from adt_core.drafters.merged import BOTH
-from adt_core.policies import NO_DRAFTS, CostProfile, DraftSettings, Scene, Shape, Slot, auto
-from adt_core.policies.auto import LOSS, SIZES, WIDTH, Auto, sizes_of, spine_length
+from adt_core.policies import NO_DRAFTS, Context, CostProfile, DraftSettings, Shape, Slot, auto
+from adt_core.policies.auto import MAX_LOSS, SIZES, WIDTH, Auto, sizes_of, spine_length
 from adt_core.rules.trace import ImageRound, Round
 from tests.drafted import costs
 
-SOURCES = (CHAIN, BOTH, WINDOW)
+MODES = (CHAIN, BOTH, WINDOW)
 CPU = {"chain": (1.06, 0.2, 0.05), "both": (1.1, 1.2, 0.06), "window": (1.15, 0.4, 0.06)}
 """Plain steps of a round without drafts, what drafts add, and what each adds, about as on a CPU."""
 
@@ -24,9 +26,16 @@ def profile_of(figures) -> CostProfile:
     return CostProfile("a device", 1, {name: curve(*its) for name, its in figures.items()})
 
 
-def new_policy(profile, length=256, sources=SOURCES, **scene) -> Auto:
-    """At work on images of so many tokens."""
-    policy = Auto(DraftSettings(), Scene(16, length, [(0, 0)] * 64, sources, profile, **scene))
+def made_policy(profile, length=256, modes=MODES, max_depth=256) -> Auto:
+    """Return a policy for images with this number of tokens."""
+    target = SimpleNamespace(columns=16, length=length)
+    largest = Shape(max_depth, 4, 63)
+    return Auto(Context(target, Sampling(), DraftSettings(), largest, [(0, 0)] * 64, modes=modes, profile=profile))
+
+
+def new_policy(*given, **options) -> Auto:
+    """Return a policy before its first round."""
+    policy = made_policy(*given, **options)
     policy.begin()
     return policy
 
@@ -52,16 +61,16 @@ def tell(policy: Auto, accepted: int, shape: Shape, position=100, image=0, secon
 
 def cost_of(profile: CostProfile, shape: Shape) -> float:
     """Plain steps of a round; without drafts, of the cheapest source's."""
-    if shape.source:
-        return profile.of(shape.source, shape.nodes)
-    return min(profile.of(source, 0) for source in profile.costs)
+    if shape.mode:
+        return profile.cost(shape.mode, shape.nodes)
+    return min(profile.cost(source, 0) for source in profile.costs)
 
 
 def draw(policy: Auto, accepts, image=0) -> tuple[float, list[int]]:
     """Draw an image of which ``accepts(position)`` drafts pass at most: plain steps that it took, drafts of all rounds.
 
     Rounds cost what the profile says, and as much as plain steps once nothing is drafted any more."""
-    profile, length = policy.scene.profile, policy.scene.length
+    profile, length = policy.context.profile, policy.context.remaining
     position, steps, sizes = 0, 0.0, []
     while position < length - 1:
         shape = chosen(policy, position, image) if policy.drafts else NO_DRAFTS
@@ -81,10 +90,12 @@ def test_what_is_chosen_maximises_tokens_for_their_time():
     profile = costs("both", "chain", once=0.2, each=0.1)
     policy = started_policy(profile, length=4096)
     options = [(one, size) for one in (CHAIN, BOTH) for size in sizes_of(one)]
-    source, size = max(options, key=lambda one: (1 + one[0].hope(one[1])) / profile.of(one[0].name, one[1]))
+    mode, size = max(
+        options, key=lambda one: (1 + one[0].expected_accepted(one[1])) / profile.cost(one[0].name, one[1])
+    )
     assert SIZES[0] < size < SIZES[-1]
-    width = min(source.width, WIDTH)
-    assert chosen(policy) == Shape(spine_length(size, width), width, size, source=source.name)
+    width = min(mode.width, WIDTH)
+    assert chosen(policy) == Shape(spine_length(size, width), width, size, mode=mode.name)
 
 
 def test_nothing_is_drafted_where_nothing_is_accepted_and_it_is_tried_again_after_a_while():
@@ -100,17 +111,17 @@ def test_nothing_is_drafted_where_nothing_is_accepted_and_it_is_tried_again_afte
 def test_a_source_that_does_worse_than_usual_in_an_image_gives_way_to_another():
     """A round that is easy for one is easy for the others, so they are held against each other, and not each alone."""
     policy = started_policy(costs("chain", "both", once=0.5, each=0.02), length=4096)
-    first, sources = chosen(policy).source, []
+    first, sources = chosen(policy).mode, []
     for _ in range(40):
         shape = chosen(policy)
-        tell(policy, 1 if shape.source == first else min(12, shape.depth), shape)
-        sources.append(shape.source)
+        tell(policy, 1 if shape.mode == first else min(12, shape.depth), shape)
+        sources.append(shape.mode)
     assert sources[0] == first and set(sources[30:]) == {"chain", "both"} - {first}
 
 
 def test_chains_that_the_exact_mode_cuts_bring_what_is_left_of_them():
     free = profile_of({"chain": (1.02, 0.2, 0.003)})
-    assert [chosen_second(new_policy(free, deepest=deepest)).nodes for deepest in (43, 8)] == [31, 8]
+    assert [chosen_second(new_policy(free, max_depth=max_depth)).nodes for max_depth in (43, 8)] == [31, 8]
 
 
 def chosen_second(policy: Auto) -> Shape:
@@ -137,19 +148,19 @@ def test_the_first_round_of_an_image_has_no_drafts():
 
 def test_where_nodes_are_free_trees_are_large():
     free = profile_of(dict.fromkeys(CPU, (1.02, 0.2, 0.003)))
-    best, second = chosen_second(new_policy(free)), chosen_second(new_policy(free, sources=(CHAIN, WINDOW)))
-    assert best.nodes == second.nodes == SIZES[-1] and best.source == "both"
+    best, second = chosen_second(new_policy(free)), chosen_second(new_policy(free, modes=(CHAIN, WINDOW)))
+    assert best.nodes == second.nodes == SIZES[-1] and best.mode == "both"
 
 
 @pytest.mark.parametrize("best", CPU)
 def test_the_source_that_is_cheapest_drafts_if_it_is_cheap_enough(best):
     cheap = profile_of({name: (1.1, 0.1 if name == best else 4.0, 0.01) for name in CPU})
-    assert chosen_second(new_policy(cheap)).source == best
+    assert chosen_second(new_policy(cheap)).mode == best
 
 
 def test_where_no_source_pays_and_where_none_was_measured_images_are_decoded_plainly():
     for profile in (profile_of(dict.fromkeys(CPU, (1.1, 1.0, 1.0))), costs("another drafter's")):
-        assert not Auto(DraftSettings(), Scene(16, 256, [(0, 0)], SOURCES, profile)).begin()
+        assert not made_policy(profile).begin()
 
 
 # ---- what may be lost ----------------------------------------------------------------------------
@@ -164,7 +175,7 @@ def test_where_no_source_pays_and_where_none_was_measured_images_are_decoded_pla
 @pytest.mark.parametrize("figures", [CPU, {"both": (1.2, 0.3, 0.002)}, {"window": (1.3, 0.0, 0.02)}])
 def test_no_image_loses_more_than_a_tenth_by_the_profile(figures, accepts, length):
     steps, sizes = draw(new_policy(profile_of(figures), length), accepts)
-    assert any(sizes) and steps <= (1 + LOSS) * length and LOSS <= 0.1
+    assert any(sizes) and steps <= (1 + MAX_LOSS) * length and MAX_LOSS <= 0.1
 
 
 def test_sizes_shrink_before_drafting_ends_and_then_it_has_ended_for_the_image():
@@ -204,7 +215,7 @@ def rounds_of_two(policy: Auto, accepts, rounds=80) -> tuple[list[list[Shape]], 
             for image, shape in enumerate(shapes)
         )
         policy.on_verified(Round(0, 0.01, 0.0, 0, shares))
-        lost += cost_of(policy.scene.profile, shapes[1]) - taken[1] - 1
+        lost += cost_of(policy.context.profile, shapes[1]) - taken[1] - 1
     return every, lost
 
 
@@ -224,7 +235,7 @@ def test_drafting_ends_before_the_hardest_image_has_lost_too_much():
     rounds_of_two(easy, (9, 5))
     assert easy.drafts
     rounds, lost = rounds_of_two(mixed, (9, 0))
-    assert rounds[-1] == [NO_DRAFTS] * 2 and not mixed.drafts and 0 < lost <= LOSS * 256
+    assert rounds[-1] == [NO_DRAFTS] * 2 and not mixed.drafts and 0 < lost <= MAX_LOSS * 256
 
 
 def test_what_is_decided_does_not_depend_on_the_clock():

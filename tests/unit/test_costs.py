@@ -45,7 +45,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("drafts, steps", [(0, 1.1), (2, 1.3), (4, 1.5), (10, 1.8), (16, 2.1), (32, 2.9)])
 def test_costs_are_interpolated_linearly(drafts, steps):
-    assert PROFILE.of("chain", drafts) == pytest.approx(steps)
+    assert PROFILE.cost("chain", drafts) == pytest.approx(steps)
 
 
 def test_costs_have_three_significant_digits():
@@ -80,15 +80,17 @@ def test_a_damaged_profile_raises_an_error(value):
 def test_built_in_costs_of_drafts_are_high_on_a_cpu_and_low_on_a_gpu(source):
     cpu = built_in("cpu", 1)
     cuda = built_in("cuda", 1)
-    assert cuda.of(source, 24) < 1.45 and cuda.of(source, 64) < 2 and cpu.of(source, 64) > 3
-    assert built_in("cpu", 8).of(source, 16) > 2 * cpu.of(source, 16)
+    assert cuda.cost(source, 24) < 1.45 and cuda.cost(source, 64) < 2 and cpu.cost(source, 64) > 3
+    assert built_in("cpu", 8).cost(source, 16) > 2 * cpu.cost(source, 16)
     assert built_in("an unknown device", 1) == cuda
 
 
 def test_an_unknown_draft_mode_has_built_in_costs():
     """So a new drafter is used in its first image, before costs are measured."""
     guess = built_in("cpu", 1, ["chain", "new"])
-    assert guess.of("new", 8) == guess.of("both", 8) and guess.of("chain", 8) == built_in("cpu", 1).of("chain", 8)
+    assert guess.cost("new", 8) == guess.cost("both", 8) and guess.cost("chain", 8) == built_in("cpu", 1).cost(
+        "chain", 8
+    )
 
 
 # ---- cache files ---------------------------------------------------------------------------------

@@ -31,15 +31,15 @@ class StubDrafter(RepeatDrafter):
     def __init__(self, truth, right):
         self.truth, self.right = truth, right
 
-    def proposer(self, session):
-        return StubProposer(session, self)
+    def proposer(self, context, rows, noise):
+        return StubProposer(context, rows, noise, self)
 
 
 class StubProposer(Proposer):
     by_image = ("truth",)
 
-    def __init__(self, session, stub):
-        super().__init__(session)
+    def __init__(self, context, rows, noise, stub):
+        super().__init__(context, rows, noise)
         self.truth, self.right = stub.truth, stub.right
 
     def propose(self, roots, shapes):
@@ -47,7 +47,7 @@ class StubProposer(Proposer):
         at = (roots.at + 1 + torch.arange(shapes.depth)).clamp_max(last)
         true = self.truth.gather(1, at)
         wrong = torch.tensor([[not self.right(position) for position in row] for row in at.tolist()])
-        drafts = (true + wrong) % self.session.target.num_codes
+        drafts = (true + wrong) % self.context.target.num_codes
         allowed = torch.arange(shapes.depth) < shapes.lengths
         return chain(torch.cat([roots.codes[:, None], drafts], 1), torch.where(allowed, 0.0, -torch.inf))
 
@@ -221,9 +221,9 @@ def test_a_policy_is_told_where_the_weights_are_when_images_begin(models, monkey
     class Listening(POLICIES["eagle2"]):
         chooses = True
 
-        def __init__(self, settings, scene):
-            super().__init__(settings, scene)
-            told.append(scene.profile.name)
+        def __init__(self, context):
+            super().__init__(context)
+            told.append(context.profile.name)
 
     monkeypatch.setitem(POLICIES, "listening", Listening)
     prompt = target.encode_prompt("a cat")

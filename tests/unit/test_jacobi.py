@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adt_core import Drafting, Sampling, load_drafter
-from adt_core.drafters import Prefill, Session, Shapes, Verified
+from adt_core.drafters import Prefill, Shapes, Verified
 from adt_core.drafters.jacobi import JacobiProposer
 from adt_core.drafters.window import (
     HIT_RATES,
@@ -21,7 +21,7 @@ from adt_core.drafters.window import (
     spine_and_branches,
 )
 from adt_core.models.rows import BatchRows, Roots
-from adt_core.policies import DraftSettings, Shape
+from adt_core.policies import Context, DraftSettings, Shape
 from adt_core.rules.verify import Acceptance
 from tests.drafted import run
 from tests.trees import tree_of
@@ -106,9 +106,8 @@ WINDOW = Shape(4, 2, 5)
 def window(target):
     """A proposer at temperature 0, whose root is code 7 at position 5, and which guesses code 3 at all later ones."""
     rows = BatchRows([[1, 2]], 64, target.decoder.embedding)
-    proposer = JacobiProposer(
-        Session(target, rows, None, Sampling(temperature=0, guidance=1), DraftSettings(), WINDOW), 2
-    )
+    context = Context(target, Sampling(temperature=0, guidance=1), DraftSettings(), WINDOW)
+    proposer = JacobiProposer(context, rows, None, 2)
     z = torch.zeros(1, 1, target.num_codes, dtype=torch.float64)
     z[..., GUESS] = 1
     nothing = torch.empty(0)

@@ -21,8 +21,8 @@ class InTurns(POLICIES["eagle2"]):
 
     def choose(self, slots):
         self.rounds += 1
-        source = "both" if self.rounds % self.settings.width == 0 else "chain"
-        return [Shape(self.settings.depth, 3, self.settings.nodes, source=source)] * len(slots)
+        mode = "both" if self.rounds % self.settings.width == 0 else "chain"
+        return [Shape(self.settings.depth, 3, self.settings.nodes, mode=mode)] * len(slots)
 
 
 class Watched(EagleProposer):
@@ -31,9 +31,9 @@ class Watched(EagleProposer):
     by_image = (*EagleProposer.by_image, "twin")
     by_row = (*EagleProposer.by_row, "expected")
 
-    def __init__(self, drafter, session):
-        super().__init__(drafter, session)
-        self.twin = EagleProposer(drafter, session)
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.twin = EagleProposer(*given)
 
     def begin(self, prefill):
         super().begin(prefill)
@@ -65,7 +65,7 @@ def checked(monkeypatch):
         observe(proposer, verified)
 
     monkeypatch.setattr(MergedProposer, "on_verified", observe_and_follow)
-    monkeypatch.setattr(EagleDrafter, "proposer", lambda drafter, session: Watched(drafter, session))
+    monkeypatch.setattr(EagleDrafter, "proposer", lambda *given: Watched(*given))
     return steps
 
 

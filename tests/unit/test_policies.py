@@ -1,11 +1,13 @@
 """The policies with one shape, ADT-Tree's as documented, and how a user says which policy drafts with what settings."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from adt_core import AdtError, Drafting
+from adt_core import AdtError, Drafting, Sampling
 from adt_core.drafters import drafter_defaults
 from adt_core.models.batch_invariance import NEAR_WINDOW, TILE
-from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Policy, Scene, Shape, Slot, Source, options
+from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Context, DraftMode, Policy, Shape, Slot, options
 from adt_core.rules.trace import ImageRound, Round
 from tests.drafted import costs
 
@@ -15,9 +17,16 @@ IMAGE_INDICES = (0, 1, 2)
 
 def policy(method="adt-tree", *, columns=8, seed=0, **settings) -> Policy:
     drafting = Drafting(method, **settings)
-    keys = [(seed, index) for index in IMAGE_INDICES]
-    scene = Scene(columns, 64, keys, sources=(Source("network"),), profile=costs("network"))
-    made = drafting.policy(drafting.settings, scene)
+    context = Context(
+        target=SimpleNamespace(columns=columns, length=64),
+        sampling=Sampling(seed),
+        settings=drafting.settings,
+        largest=drafting.policy.largest(drafting.settings),
+        keys=[(seed, index) for index in IMAGE_INDICES],
+        modes=(DraftMode("network"),),
+        profile=costs("network"),
+    )
+    made = drafting.policy(context)
     made.begin()
     return made
 

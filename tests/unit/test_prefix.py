@@ -46,8 +46,8 @@ def test_a_window_starts_from_the_logits_of_the_first_drawn_token(models):
             return self.close(window, shapes)
 
     class WatchedDrafter(JacobiDrafter):
-        def proposer(self, session):
-            return Watched(session, target.num_codes)
+        def proposer(self, context, rows, noise):
+            return Watched(context, rows, noise, target.num_codes)
 
     guessed: list[torch.Tensor] = []
 

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from adt_core import Drafting, cli, load_drafter
 from adt_core.app.images import read_settings
-from adt_core.drafters import DRAFTERS, Drafter, Prefill, Proposer, Session, Shapes, Verified
-from adt_core.models.rows import Roots
-from adt_core.policies import NO_DRAFTS, POLICIES, DraftSettings, Policy, Scene, Shape, Slot, Source, options
+from adt_core.drafters import DRAFTERS, Drafter, Prefill, Proposer, Shapes, Verified
+from adt_core.models.rows import BatchRows, Roots
+from adt_core.policies import NO_DRAFTS, POLICIES, Context, DraftMode, DraftSettings, Policy, Shape, Slot, options
 from adt_core.policies.auto import Auto, shape_of
+from adt_core.rules.noise import Noise
 from adt_core.rules.settings import setting
 from adt_core.rules.trace import Round
 from adt_core.rules.tree import DraftTree, chain
@@ -58,13 +59,13 @@ class Better(Policy):
     chooses = True
     largest = Auto.largest
 
-    def __init__(self, settings: DraftSettings, scene: Scene):
-        super().__init__(settings, scene)
-        self.accepted: dict[Source, list[int]] = {source: [] for source in scene.sources[:2]}
-        self.chosen = scene.sources[0]
+    def __init__(self, context: Context):
+        super().__init__(context)
+        self.accepted: dict[DraftMode, list[int]] = {mode: [] for mode in context.modes[:2]}
+        self.chosen = context.modes[0]
 
     def choose(self, slots: Sequence[Slot]) -> list[Shape]:
-        self.chosen = max(self.accepted, key=lambda source: mean(self.accepted[source] or [inf]))
+        self.chosen = max(self.accepted, key=lambda mode: mean(self.accepted[mode] or [inf]))
         return [shape_of(self.chosen, 8)] * len(slots)
 
     def on_verified(self, round: Round) -> None:
@@ -94,7 +95,7 @@ def test_a_policy_may_choose_between_sources(models, monkeypatch, drafter):
 def test_measured_shapes_fit_into_the_memory_of_the_largest_shape(name, width):
     policy = Drafting(name).policy
     largest = policy.largest(Drafting(name).settings)
-    shapes = policy.measured_shapes(Source("a draft mode", width))
+    shapes = policy.measured_shapes(DraftMode("a draft mode", width))
     assert shapes[0] == NO_DRAFTS and shapes == sorted(shapes, key=lambda shape: shape.nodes)
     assert all(max(column) <= limit for column, limit in zip(zip(*shapes), largest[:3]))
 
@@ -108,11 +109,11 @@ class ToyDrafter:
     defaults = {"method": "eagle2", "depth": DEPTH, "width": 1, "nodes": DEPTH}
     network = None
     kind = "toy"
-    sources = ()
-    roomy: dict = {}
+    modes = ()
+    gpu_defaults: dict = {}
 
-    def proposer(self, session: Session) -> Proposer:
-        return ToyProposer(session)
+    def proposer(self, context: Context, rows: BatchRows, noise: Noise | None) -> Proposer:
+        return ToyProposer(context, rows, noise)
 
     def uncommitted(self, largest: Shape) -> int:
         return 0
@@ -128,11 +129,11 @@ class ToyProposer(Proposer):
     _codes: Tensor
 
     def begin(self, prefill: Prefill) -> None:
-        length = self.session.target.length + DEPTH + 1
+        length = self.context.target.length + DEPTH + 1
         self._codes = torch.zeros(self.rows.images, length, dtype=torch.long, device=prefill.z.device)
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
-        above = roots.at + 1 + torch.arange(shapes.depth, device=roots.at.device) - self.session.target.columns
+        above = roots.at + 1 + torch.arange(shapes.depth, device=roots.at.device) - self.context.target.columns
         drafts = self._codes.gather(1, above.clamp_min(0))
         wanted = torch.arange(shapes.depth, device=roots.at.device) < shapes.lengths
         return chain(torch.cat([roots.codes[:, None], drafts], 1), torch.where(wanted, 0.0, -torch.inf))

@@ -46,7 +46,7 @@ class Costs:
         self.profile = self._given or profiles.find(profile_name(self._request), batch_size)
         if self.profile is None:
             device = self._request.target.decoder.embedding.device.type
-            self.profile = built_in(device, batch_size, [source.name for source in self._request.sources])
+            self.profile = built_in(device, batch_size, [mode.name for mode in self._request.modes])
 
     def record(self, steps: float | None, seconds: float) -> None:
         """Record a round.
@@ -69,7 +69,7 @@ class Costs:
             codes: Tokens [B, T] of the finished images.
         """
         request = self._request
-        shapes = [request.drafting.policy.measured_shapes(source) for source in request.sources]
+        shapes = [request.drafting.policy.measured_shapes(mode) for mode in request.modes]
         if not self._is_needed or not all(shapes) or request.start == request.target.length or self._given is not None:
             return
         name = profile_name(request)

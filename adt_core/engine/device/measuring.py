@@ -49,7 +49,7 @@ def profile_name(request: Request) -> str:
     model = f"{request.target.name} {config.num_layers}x{config.hidden_size}, {request.target.length} tokens"
     network = request.job.drafter.network if request.job.drafter is not None else None
     size = sum(part.numel() for part in network.parameters()) if network is not None else 0
-    sources = "+".join(source.name for source in request.sources)
+    modes = "+".join(mode.name for mode in request.modes)
     numbers, drawn = request.recipe.costs()
     rows = f"{request.groups} rows, {drawn}"
     if decoder.tile:
@@ -58,7 +58,7 @@ def profile_name(request: Request) -> str:
         numbers += ", no far keys"
     if request.replayed and disabled_reason(decoder):
         where += ", no graphs"
-    return f"{where}, torch {torch.__version__}; {model}, {numbers}; {sources} {size}; {rows}"[:200]
+    return f"{where}, torch {torch.__version__}; {model}, {numbers}; {modes} {size}; {rows}"[:200]
 
 
 def measure(request: Request, images: int, codes: Tensor) -> CostProfile:
@@ -88,9 +88,9 @@ def measure(request: Request, images: int, codes: Tensor) -> CostProfile:
     pool.release(request.target.decoder)  # makes room for the sets of slots
     plain = _TimedRounds(request, images, drafts=False)
     costs = {}
-    for source in request.sources:
-        shapes = request.drafting.policy.measured_shapes(source)
-        costs[source.name] = _curve(plain, _TimedRounds(request, images, drafts=True), shapes)
+    for mode in request.modes:
+        shapes = request.drafting.policy.measured_shapes(mode)
+        costs[mode.name] = _curve(plain, _TimedRounds(request, images, drafts=True), shapes)
     profile = CostProfile(profile_name(request), images, costs)
     logging.getLogger(__name__).info(
         "Measured the cost of drafts on this device in %.1f s: profile %s.",
