@@ -14,7 +14,7 @@ from ..drafters.table import with_window
 from ..errors import AdtError, Check
 from ..models.batch_invariance import MASK_ALIGNMENT, near_window
 from ..models.target import EncodedPrompt, Target
-from ..policies import Context, CostProfile, Drafting, DraftMode, Policy, Shape
+from ..policies import Context, CostProfile, Drafting, DraftMode, Shape
 from ..policies.recipe import Recipe
 from ..rules.noise import NOISE_VERSION, Key
 from ..rules.settings import UPSTREAM, Lantern, Sampling
