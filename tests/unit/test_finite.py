@@ -1,4 +1,4 @@
-"""Wrong numbers are an error and never an image: NaN and overflow in the transformer, its drafter and the codec."""
+"""NaN and overflow in the transformer and the codec raise an error; in the drafter they don't change the image."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ DRAFTED = {
 
 @pytest.fixture
 def loaded(tiny):
-    """A function: a target of its own in a dtype, and its drafters by source."""
+    """Return a function that loads a target in a dtype, and its drafters by name."""
 
     def load(dtype):
         target = load_target(tiny / "target", dtype=dtype)
@@ -27,52 +27,52 @@ def loaded(tiny):
     return load
 
 
-def draw(target, drafters, name):
+def decode(target, drafters, name):
     source, options = DRAFTED[name]
     return run(target, source and drafters[source], drafting=Drafting(**options))
 
 
 @pytest.mark.parametrize("name", DRAFTED)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_one_number_that_is_none_in_the_weights(loaded, name, value):
+def test_one_weight_that_is_not_finite_raises_an_error(loaded, name, value):
     target, drafters = loaded(torch.float64)
     target.decoder.layers[-1].down.data[3, 5] = value
     with pytest.raises(AdtError, match="dtype is float64, in which the logits of target are infinite or NaN"):
-        draw(target, drafters, name)
+        decode(target, drafters, name)
 
 
 @pytest.mark.parametrize("name", DRAFTED)
-def test_an_overflow_in_float16_says_which_dtypes_hold_the_numbers(loaded, name):
+def test_an_overflow_in_float16_names_dtypes_with_a_larger_range(loaded, name):
     target, drafters = loaded(torch.float16)
     target.decoder.layers[0].down.data *= 3e4
     with pytest.raises(AdtError, match="dtype is float16, .* use bfloat16 or float32"):
-        draw(target, drafters, name)
+        decode(target, drafters, name)
 
 
-def test_a_replayed_round_says_so_too(runtime, loaded, monkeypatch):
-    """The weights break between two images, when the rounds have been captured."""
+def test_a_replayed_round_raises_the_error_too(runtime, loaded, monkeypatch):
+    """A weight becomes NaN between two images, after rounds have been captured."""
     target, drafters = loaded(torch.float64)
     tape = Tape()
     monkeypatch.setattr(Request, "replayed", True)
     monkeypatch.setattr("adt_core.engine.queue.make_recorder", lambda device: tape)
-    draw(target, drafters, "merged")
+    decode(target, drafters, "merged")
     assert tape.captured and not runtime.graph_failures
     target.decoder.layers[-1].down.data[3, 5] = torch.nan
     with pytest.raises(AdtError, match="infinite or NaN"):
-        draw(target, drafters, "merged")
+        decode(target, drafters, "merged")
     pool.release(target.decoder)
 
 
-def test_drafts_without_numbers_cost_no_image(loaded):
-    """A drafter that gives NaN drafts badly, and the image is plain decoding's."""
+def test_a_drafter_that_returns_nan_does_not_change_the_image(loaded):
+    """Its drafts are bad, but the image is the image of plain decoding."""
     target, drafters = loaded(torch.float64)
-    expected = draw(target, drafters, "plain").codes
+    expected = decode(target, drafters, "plain").codes
     drafters["network"].fc.data[0, 0] = torch.nan
-    assert draw(target, drafters, "adt-tree").codes.equal(expected)
+    assert decode(target, drafters, "adt-tree").codes.equal(expected)
 
 
 @pytest.mark.parametrize("part", ["decoder", "encoder"])
-def test_a_codec_without_numbers_gives_no_pixels_and_no_codes(loaded, part):
+def test_a_codec_that_returns_nan_raises_an_error(loaded, part):
     target, _ = loaded(torch.float64)
     weight = next(value for name, value in target.codec.named_parameters() if name.startswith(part))
     weight.data.view(-1)[0] = torch.nan

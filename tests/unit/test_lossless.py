@@ -1,6 +1,6 @@
-"""Whatever drafts, and however images are drawn together: each is the one that plain decoding draws of it alone.
+"""Lossless decoding: with any drafter and batch, each image equals plain decoding of this image in a batch of 1.
 
-One matrix of what may meet in a decoding. Every two values of two axes are in one row at least.
+The tests cover a matrix of settings in which every combination of two values of two axes occurs (pairwise testing).
 """
 
 from functools import cache
@@ -47,7 +47,7 @@ AXES = {
     "family": WRITERS,
     "prompts": {"": ("a cat", "a dog", "a fox"), "of any length": ("a cat", "three small dogs", "fog")},
     "drafter": dict.fromkeys(("network", "jacobi", "network+jacobi", "repeat")),
-    "kept": {"nothing": 0, "one": 1, "own": 9, "strange": 11, "all but one": -1},
+    "kept": {"nothing": 0, "one": 1, "own": 9, "other": 11, "all but one": -1},
     "guidance": {"strong": 9.0, "unguided": 1.0, "away": 0.0},
     "temperature": {"sampled": 1.0, "greedy": 0.0, "hot": 1.3},
     "filter": {"unfiltered": {}, "top-k": dict(top_k=5), "top-p": dict(top_p=0.8)},
@@ -57,29 +57,29 @@ AXES = {
     "lantern": {"": None, "lantern": Lantern(10, 0.0)},
     "launch": dict.fromkeys(("launched", "replayed")),
 }
-"""By axis, its values by their names. Above 4, Lumina-mGPT 2.0 has another guidance for every token. In float32, where
-near ties may turn, tests/property has tolerances."""
+"""Values by axis and name. Above 4, Lumina-mGPT 2.0 has a different guidance for every token. float32 is tested with
+tolerances in tests/property, because the order of near ties may change."""
 NAMES = {axis: list(values) for axis, values in AXES.items()}
 HALF = [name for name in NAMES["numbers"] if "float16" in name]
 
 
-def meets(one, other):
-    """Can these two values meet? Each is an axis and a value's name."""
+def is_possible(one, other):
+    """Return whether two values can be combined. Each is an axis and the name of a value."""
     row = dict((one, other))
     if row.get("method", "").startswith("static"):
         return row.get("drafter") in (None, "network")
     return row.get("method") != "auto" or row.get("drafter") != "repeat"
 
 
-EXCLUDED = [pair for pair in all_pairs(NAMES) if not meets(*pair)]
+EXCLUDED = [pair for pair in all_pairs(NAMES) if not is_possible(*pair)]
 ROWS = pairwise(NAMES, EXCLUDED)
 QUICK = each_once([row for row in ROWS if row["family"] != "liquid" or row["numbers"] == "float64"])
-"""Rows in which every value of every axis occurs: the default tier's. Liquid's large vocabulary is slow otherwise."""
+"""Rows of the default tier, in which every value of every axis occurs. Liquid is slow with its large vocabulary."""
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """Of a family and kind of numbers: the target, and its drafters by source."""
+    """Return a function that loads a target of a family in a precision, and its drafters by name."""
 
     written = cache(lambda family: write_both(family, tmp_path_factory.mktemp(family)))
 
@@ -94,8 +94,7 @@ def loaded(tmp_path_factory):
 
 @pytest.fixture
 def launched(runtime, monkeypatch):
-    """A function: are rounds of one size, as on a GPU, and what captures them for a replay, if anything does. A GPU's
-    are, and CUDA captures them."""
+    """Return a function that sets whether rounds have fixed sizes, and their recorder. On a GPU CUDA captures them."""
 
     def choose(fixed, recorder):
         if DEVICE == "cuda":
@@ -106,8 +105,8 @@ def launched(runtime, monkeypatch):
     return choose
 
 
-def alone(target, prompts, prefix, negative, **how):
-    """The images [3, T] by plain decoding, each by itself."""
+def decode_separately(target, prompts, prefix, negative, **how):
+    """Return the codes [3, T] of images by plain decoding with a batch size of 1."""
     negatives = negative and [target.encode_prompt(negative)]
     images = [
         run(target, None, (prompt,), prefix=prefix[i : i + 1], negatives=negatives, image_indices=[i], **how).codes
@@ -116,32 +115,34 @@ def alone(target, prompts, prefix, negative, **how):
     return torch.cat(images)
 
 
-def prefix_of(target, kept, whole):
-    """The cells [3, P] that are kept: of the images that would be drawn anyway, or of other ones."""
-    cells = torch.cat([target.small(whole).flatten(1), target.cells(whole).flatten(1)], 1)
+def prefix_of(target, kept, codes):
+    """Return the cells [3, P] that are kept: of these images, or random ones."""
+    cells = torch.cat([target.small(codes).flatten(1), target.cells(codes).flatten(1)], 1)
     own = cells[:, : AXES["kept"][kept]]
     other = torch.randint(target.num_codes, own.shape, generator=torch.Generator().manual_seed(3))
-    return other if kept == "strange" else own
+    return other if kept == "other" else own
 
 
 def captures(target, tape):
-    """How many rounds were captured: by CUDA, or by the tape, if there is one."""
+    """Return the number of rounds that CUDA or the tape has captured."""
     if DEVICE == "cuda":
         return sum(slots.graphs.attempts for slots in pool.pooled(target.decoder))
     return tape.captured if tape else 0
 
 
-def drawn(row, loaded, launched):
-    """By a row of the matrix: what must be drawn, codes [3, T], and the decoding that has drawn it."""
+def decode_row(row, loaded, launched):
+    """Decode a row of the matrix. Return the expected codes [3, T] and the decoding."""
     value = {axis: AXES[axis][name] for axis, name in row.items()}
     target, drafters = loaded(row["family"], row["numbers"])
     sampling = Sampling(3, value["temperature"], guidance=value["guidance"], **value["filter"])
-    replayed, prompts, negative = row["launch"] == "replayed", value["prompts"], value["negative"]
+    replayed = row["launch"] == "replayed"
+    prompts = value["prompts"]
+    negative = value["negative"]
     launched(replayed and row["numbers"] in HALF, None)
-    expected = alone(target, prompts, torch.zeros(3, 0, dtype=torch.long), negative, sampling=sampling)
+    expected = decode_separately(target, prompts, torch.zeros(3, 0, dtype=torch.long), negative, sampling=sampling)
     prefix = prefix_of(target, row["kept"], expected)
-    if row["kept"] == "strange":
-        expected = alone(target, prompts, prefix, negative, sampling=sampling)
+    if row["kept"] == "other":
+        expected = decode_separately(target, prompts, prefix, negative, sampling=sampling)
     proposal = {"proposal": "top-k"} if row["proposal"] == "top-k drafts" and row["method"] != "plain" else {}
     tape = Tape() if replayed else None
     launched(replayed, tape)
@@ -171,27 +172,27 @@ def name_of(row: dict[str, str]) -> str:
 @pytest.mark.parametrize(
     "row", [pytest.param(row, id=name_of(row), marks=[] if row in QUICK else pytest.mark.long) for row in ROWS]
 )
-def test_an_image_is_the_one_that_plain_decoding_draws_of_it_alone(row, loaded, launched):
-    expected, drafted = drawn(row, loaded, launched)
+def test_an_image_equals_plain_decoding_with_a_batch_size_of_1(row, loaded, launched):
+    expected, drafted = decode_row(row, loaded, launched)
     assert drafted.codes.equal(expected)
     assert bool(drafted.trace.report()["verified_nodes"]) is (row["method"] != "plain" and row["kept"] != "all but one")
     assert drafted.trace.report()["substitution_rate"] == 0
 
 
 @pytest.mark.parametrize("row", ROWS[:3], ids=lambda row: row["method"])
-def test_a_verifier_that_takes_all_drafts_would_be_seen(row, loaded, launched, monkeypatch):
+def test_a_verifier_that_accepts_all_drafts_is_detected(row, loaded, launched, monkeypatch):
     def careless(tree, agrees, emitted):
         return longest_path(tree, tree.valid, emitted)
 
     monkeypatch.setattr("adt_core.engine.round.longest_path", careless)
-    expected, drafted = drawn(row, loaded, launched)
+    expected, drafted = decode_row(row, loaded, launched)
     assert not drafted.codes.equal(expected)
 
 
-def test_every_two_values_of_two_axes_meet():
-    met = {pair for row in ROWS for pair in all_pairs({axis: [value] for axis, value in row.items()})}
-    assert met == set(all_pairs(NAMES)) - set(EXCLUDED)
-    assert len(ROWS) < 110, "of millions of combinations"
+def test_every_pair_of_values_occurs():
+    occurring = {pair for row in ROWS for pair in all_pairs({axis: [value] for axis, value in row.items()})}
+    assert occurring == set(all_pairs(NAMES)) - set(EXCLUDED)
+    assert len(ROWS) < 110, "too many rows for pairwise coverage"
 
 
 def test_the_quick_rows_have_every_value():

@@ -1,4 +1,4 @@
-"""CPU threads: the engine's own while it works, and the caller's at all other times."""
+"""CPU threads: the engine limits them during a round and restores the caller's setting after it."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from adt_core.policies import PLAIN
 
 @pytest.fixture(params=[1, 3])
 def threads(request):
-    """What the caller has set."""
+    """Number of threads that the caller has set."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -21,20 +21,21 @@ def threads(request):
 @pytest.mark.parametrize("method", [PLAIN, "eagle2", "auto"])
 @pytest.mark.parametrize("small", [True, False])
 def test_a_small_model_runs_on_one_thread_and_a_large_one_on_all(models, threads, monkeypatch, method, small):
-    seen, work = [], decodings.run_round
-    monkeypatch.setattr(decodings, "run_round", lambda *of: seen.append(torch.get_num_threads()) or work(*of))
+    seen = []
+    work = decodings.run_round
+    monkeypatch.setattr(decodings, "run_round", lambda *args: seen.append(torch.get_num_threads()) or work(*args))
     if not small:
         monkeypatch.setattr(requests, "MAX_ONE_THREAD_PARAMETERS", 0)
     target, drafter = models
     decoding = Decoding(target, [target.encode_prompt("a cat")], drafting=Drafting(method), drafter=drafter)
     for _ in decoding:
-        assert torch.get_num_threads() == threads, "a caller has its own between rounds"
+        assert torch.get_num_threads() == threads, "the setting was not restored between rounds"
     own = 1 if small else threads
     assert set(seen) == {own} and torch.get_num_threads() == threads
     assert decoding.trace.settings["threads"] == own
 
 
-def test_they_are_set_back_when_a_round_fails(models, threads, monkeypatch):
+def test_threads_are_restored_when_a_round_fails(models, threads, monkeypatch):
     def fail(*_):
         raise ValueError("no")
 
