@@ -1,5 +1,6 @@
-"""Hostile and damaged inputs of every kind. Each must end in a result or in one sentence.
+"""Fuzz tests: hostile and damaged inputs of each kind must lead to a result or to an error message of one sentence.
 
-``python -m tests.fuzz --inputs 20000`` tries that many; ``test_fuzz.py`` a few of each kind. A *fuzzer* is a function
-that prepares a folder and returns what tries one input; hypothesis draws the inputs, the same for the same seed.
+``python -m tests.fuzz --inputs 20000`` tries the given number of inputs, ``test_fuzz.py`` a few of each kind. A fuzzer
+is a function that prepares a folder and returns a function that tries one input. Hypothesis generates the inputs from a
+seed.
 """

@@ -1,4 +1,4 @@
-"""Tries many inputs: ``python -m tests.fuzz --inputs 20000``. Exit code 1 if one crashed, hung or left its place."""
+"""Command ``python -m tests.fuzz``: try many inputs; the exit code is 1 if one crashed, hung or escaped its folder."""
 
 from __future__ import annotations
 
@@ -23,50 +23,51 @@ SHARES = {
     "pictures": 1,
     NODES: 1,
 }
-"""How the inputs are shared out among the fuzzers."""
+"""Relative number of inputs of each fuzzer."""
 
 
 def main() -> int:
+    """Run the fuzzers of the command line and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--inputs", type=int, default=20000, help="in all (default: 20000)")
-    parser.add_argument("--seed", type=int, default=0, help="other inputs (default: 0)")
-    parser.add_argument("--only", choices=SHARES, action="append", help="a fuzzer; may be given again (default: all)")
+    parser.add_argument("--inputs", type=int, default=20000, help="total number of inputs (default: 20000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the inputs (default: 0)")
+    parser.add_argument("--only", choices=SHARES, action="append", help="fuzzer to run; repeatable (default: all)")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     chosen = options.only or list(SHARES)
     if options.here:
-        return _one(chosen[0], options.inputs, options.seed)
-    whole = sum(SHARES[name] for name in chosen)
+        return _run_here(chosen[0], options.inputs, options.seed)
+    total = sum(SHARES[name] for name in chosen)
     print(
         f"{'fuzzer':16} {'tried':>7} {'refused':>8} {'crashed':>8} {'hung':>5} {'outside':>8} {'slowest':>9}",
         flush=True,
     )
-    codes = [_apart(name, -(-options.inputs * SHARES[name] // whole), options.seed) for name in chosen]
+    codes = [_run_in_process(name, -(-options.inputs * SHARES[name] // total), options.seed) for name in chosen]
     return int(any(codes))
 
 
-def _apart(name: str, inputs: int, seed: int) -> int:
-    """Run a fuzzer in a process of its own: an input that ends the process is found, and the next fuzzer begins."""
-    words = ["--only", name, "--inputs", str(inputs), "--seed", str(seed), "--here"]
-    code = subprocess.run([sys.executable, "-m", "tests.fuzz", *words]).returncode
+def _run_in_process(name: str, inputs: int, seed: int) -> int:
+    """Run a fuzzer in a child process, so that an input that kills the process does not stop the other fuzzers."""
+    arguments = ["--only", name, "--inputs", str(inputs), "--seed", str(seed), "--here"]
+    code = subprocess.run([sys.executable, "-m", "tests.fuzz", *arguments]).returncode
     if code not in (0, 1):
         print(f"{name}: the process ended with code {code}")
     return code
 
 
-def _one(name: str, inputs: int, seed: int) -> int:
+def _run_here(name: str, inputs: int, seed: int) -> int:
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home) / "place"
         os.environ |= {"HOME": home, "ADT_TREE_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
-        logging.disable()  # records that are damaged, say, are told of again and again
+        logging.disable()  # damaged files cause the same warnings again and again
         from . import run
 
-        figures = run.run(name, inputs, seed, folder)
-    counts = figures.tried, figures.refused, len(figures.crashes), figures.hung, len(figures.outside)
-    print("{:16} {:7} {:8} {:8} {:5} {:8} {:7.1f} s".format(name, *counts, figures.slowest), flush=True)
-    for failure in figures.failures():
+        result = run.run(name, inputs, seed, folder)
+    counts = (result.tried, result.refused, len(result.crashes), result.hung, len(result.outside))
+    print("{:16} {:7} {:8} {:8} {:5} {:8} {:7.1f} s".format(name, *counts, result.slowest), flush=True)
+    for failure in result.failures():
         print(failure)
-    return int(bool(figures.failures()))
+    return int(bool(result.failures()))
 
 
 if __name__ == "__main__":

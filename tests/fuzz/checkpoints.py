@@ -1,4 +1,4 @@
-"""Checkpoints of all families, with something odd in their configurations, weights or pickles."""
+"""Fuzzers for checkpoints of all families: configurations, weights and pickles."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from adt_core.app.inspect import inspect
 from tests.layouts.families import WRITERS
 from tests.tiny import write_tiny_drafter
 
-from .odd import ODD, TEXTS, as_json, changed, damaged
+from .strategies import ODD, TEXTS, as_json, changed, damaged
 
 DTYPES = [torch.float16, torch.float64, torch.int8, torch.bool, torch.int64, torch.float8_e4m3fn, torch.bfloat16]
 SHAPES = [(), (1,), (0,), (1, 1), (2, 3), (1, 2, 3, 4), (3, 1, 2), (0, 5), (10**4,)]
 
 
 def write_all(folder: Path) -> dict[str, Path]:
-    """A checkpoint of every family, and a drafter for the first."""
-    made = {name: write(folder / name) for name, write in WRITERS.items()}
-    return made | {"drafter": write_tiny_drafter(folder / "drafter" / "drafter", made["chameleon"])}
+    """Write a checkpoint of each family and a drafter; return their folders by kind."""
+    folders = {name: write(folder / name) for name, write in WRITERS.items()}
+    return folders | {"drafter": write_tiny_drafter(folder / "drafter" / "drafter", folders["chameleon"])}
 
 
 def opener(folders: dict[str, Path]) -> Callable[[str, Path], None]:
-    """A function: open the checkpoint of this kind as users do."""
+    """Return a function that inspects and loads a checkpoint of a kind."""
     target = load_target(folders["chameleon"])
 
     def open_checkpoint(kind: str, folder: Path) -> None:
@@ -44,12 +44,12 @@ def opener(folders: dict[str, Path]) -> Callable[[str, Path], None]:
 
 
 def configurations(folder: Path) -> Callable:
-    """Any JSON in the place of any field of any JSON file."""
+    """Replace any field of any JSON file by any JSON value."""
     folders = write_all(folder)
     files = {kind: sorted(one.parent.rglob("*.json")) for kind, one in folders.items()}
     open_checkpoint = opener(folders)
 
-    def one(data) -> None:
+    def try_input(data) -> None:
         kind = data.draw(st.sampled_from(sorted(folders)))
         file = data.draw(st.sampled_from(files[kind]))
         before = file.read_bytes()
@@ -63,37 +63,37 @@ def configurations(folder: Path) -> Callable:
         finally:
             file.write_bytes(before)
 
-    return one
+    return try_input
 
 
 def weights(folder: Path) -> Callable:
-    """Tensors that are missing, strange, or of other shapes and kinds; headers and files that are damaged."""
+    """Remove or replace tensors, or damage the bytes of weight files."""
     folders = write_all(folder)
     files = {kind: sorted(one.parent.rglob("*.safetensors")) for kind, one in folders.items()}
     files = {kind: found for kind, found in files.items() if found}
     open_checkpoint = opener(folders)
 
-    def one(data) -> None:
+    def try_input(data) -> None:
         kind = data.draw(st.sampled_from(sorted(files)))
         file = data.draw(st.sampled_from(files[kind]))
         before = file.read_bytes()
         if data.draw(st.booleans()):
             file.write_bytes(damaged(data.draw, before))
         else:
-            save_file(strange(data.draw, load_file(file)), file)
+            save_file(replace_tensor(data.draw, load_file(file)), file)
         try:
             open_checkpoint(kind, folders[kind])
         finally:
             file.write_bytes(before)
 
-    return one
+    return try_input
 
 
-def strange(draw: Callable, tensors: dict) -> dict:
-    """Tensors of which one is another."""
+def replace_tensor(draw: Callable, tensors: dict) -> dict:
+    """Remove, rename or replace one tensor."""
     name = draw(st.sampled_from(sorted(tensors)))
     value = tensors.pop(name)
-    change = draw(st.sampled_from(["drop", "shape", "dtype", "name", "nan", "turned"]))
+    change = draw(st.sampled_from(["drop", "shape", "dtype", "name", "nan", "transposed"]))
     if change == "shape":
         tensors[name] = torch.zeros(draw(st.sampled_from(SHAPES)), dtype=value.dtype)
     elif change == "dtype":
@@ -102,51 +102,51 @@ def strange(draw: Callable, tensors: dict) -> dict:
         tensors[draw(st.text(st.characters(codec="utf-8"), max_size=8)) + name[: draw(st.integers(0, 9))]] = value
     elif change == "nan":
         tensors[name] = torch.full_like(value, float("nan")) if value.is_floating_point() else value
-    elif change == "turned":
+    elif change == "transposed":
         tensors[name] = value.movedim(0, -1).contiguous() if value.ndim else value
     return tensors
 
 
 class Hostile:
-    """A pickle that would make a file."""
+    """Object whose unpickling would create a file."""
 
     def __reduce__(self):
         return Path.touch, (Path("../outside"),)
 
 
 def pickles(folder: Path) -> Callable:
-    """Pickles of other things than tensors, with strange tensors, and damaged ones."""
+    """Write pickles of other objects, with replaced tensors, or with damaged bytes."""
     folders = {kind: one for kind, one in write_all(folder).items() if kind in ("chameleon", "drafter")}
     open_checkpoint = opener(folders)
     tensors = {kind: load_file(one / "model.safetensors") for kind, one in folders.items()}
     for one in folders.values():
         (one / "model.safetensors").unlink()
-    value = ODD | st.builds(Hostile) | st.sampled_from(DTYPES) | st.sampled_from(SHAPES).map(torch.zeros)
+    values = ODD | st.builds(Hostile) | st.sampled_from(DTYPES) | st.sampled_from(SHAPES).map(torch.zeros)
 
     def content(draw: Callable, kind: str) -> object:
-        how = draw(st.sampled_from(["strange", "wrapped", "key", "value", "other", "keys"]))
+        variant = draw(st.sampled_from(["tensor", "wrapped", "key", "value", "other", "keys"]))
         weights = dict(tensors[kind])
-        if how == "strange":
-            return strange(draw, weights)
-        if how == "wrapped":
-            return {draw(st.sampled_from(["model", "module", "state_dict"])): draw(st.just(weights) | value)}
-        if how == "keys":
+        if variant == "tensor":
+            return replace_tensor(draw, weights)
+        if variant == "wrapped":
+            return {draw(st.sampled_from(["model", "module", "state_dict"])): draw(st.just(weights) | values)}
+        if variant == "keys":
             return {draw(st.integers() | st.none() | TEXTS | st.tuples(st.integers())): torch.zeros(1), **weights}
-        if how == "other":
-            return draw(value)
+        if variant == "other":
+            return draw(values)
         name = draw(st.sampled_from(sorted(weights)))
-        return weights | {name if how == "value" else draw(TEXTS): draw(value)}
+        return weights | {name if variant == "value" else draw(TEXTS): draw(values)}
 
-    def one(data) -> None:
+    def try_input(data) -> None:
         kind = data.draw(st.sampled_from(sorted(folders)))
         file = folders[kind] / "pytorch_model.bin"
-        odd = content(data.draw, kind)
+        value = content(data.draw, kind)
         if data.draw(st.integers(0, 5)):
-            torch.save(odd, file, _use_new_zipfile_serialization=data.draw(st.booleans()))
+            torch.save(value, file, _use_new_zipfile_serialization=data.draw(st.booleans()))
         else:
-            file.write_bytes(pickle.dumps(odd))
+            file.write_bytes(pickle.dumps(value))
         if not data.draw(st.integers(0, 3)):
             file.write_bytes(damaged(data.draw, file.read_bytes()))
         open_checkpoint(kind, folders[kind])
 
-    return one
+    return try_input

@@ -1,4 +1,4 @@
-"""Command lines: any value for any option, and options that don't go together."""
+"""Fuzzer for command lines: any value of any option, and options that exclude each other."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from adt_core.errors import AdtError
 from adt_core.rules.settings import Option
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
-from .odd import NUMBERS, TEXTS
+from .strategies import NUMBERS, TEXTS
 
 SLOW = {"--ray-address", "--workers", "--steps", "--minutes", "--pictures", "--held-out", "--clip", "--hps"}
-"""Not drawn: they start other processes, or work on purpose."""
-LEAST = {
+"""Excluded options, which start processes or require more work."""
+REQUIRED = {
     "generate": ["--prompt", "a cat", "--output", "out.png"],
     "benchmark": ["--count", "1", "--output", "bench", "--methods", "eagle2"],
     "inspect": ["target"],
@@ -38,12 +38,12 @@ LEAST = {
     ],
     "check-drafter": ["--count", "1", "--drafter", "drafter"],
 }
-"""What each command can't do without."""
+"""Required arguments of each command."""
 COMMANDS = ["generate"] * 6 + ["benchmark", "inspect", "train-drafter", "check-drafter"]
 
 
 def commands(folder: Path) -> Callable:
-    """A sentence on stderr and exit code 1 or 2, or success; never anything unexpected."""
+    """Run commands, which must succeed or print one sentence to stderr and return 1 or 2."""
     target = write_tiny_checkpoint(folder / "target")
     write_tiny_drafter(folder / "drafter", target)
     Image.new("RGB", (40, 30)).save(folder / "photo.jpg")
@@ -55,24 +55,24 @@ def commands(folder: Path) -> Callable:
     numbers = st.integers(-3, 9).map(str) | st.floats().map(str) | NUMBERS.map(_text)
     values = files | numbers | TEXTS
 
-    def one(data) -> None:
+    def try_input(data) -> None:
         name = data.draw(st.sampled_from(COMMANDS))
         words = {"--model": "target", "--drafter": "jacobi", "--device": "cpu"} if name != "inspect" else {}
-        words |= dict(zip(LEAST[name][::2], LEAST[name][1::2])) if name != "inspect" else {}
+        words |= dict(zip(REQUIRED[name][::2], REQUIRED[name][1::2])) if name != "inspect" else {}
         if words and not data.draw(st.integers(0, 4)):
             words.pop(data.draw(st.sampled_from(sorted(words))))
         for _ in range(data.draw(st.integers(0, 3))):
             option, setting = data.draw(st.sampled_from(_options(name)))
-            usual = st.sampled_from(setting.choices) if setting.choices else values
-            words[option] = None if setting.kind is bool else data.draw(usual | values)
-        given = [name, *(LEAST[name] if name == "inspect" else ())]
+            valid = st.sampled_from(setting.choices) if setting.choices else values
+            words[option] = None if setting.kind is bool else data.draw(valid | values)
+        given = [name, *(REQUIRED[name] if name == "inspect" else ())]
         for option, value in words.items():
             given += (
                 [option] if value is None else [f"{option}={value}"] if data.draw(st.booleans()) else [option, value]
             )
         check(given)
 
-    return one
+    return try_input
 
 
 def _options(name: str) -> list[tuple[str, Option]]:
@@ -84,20 +84,26 @@ def _options(name: str) -> list[tuple[str, Option]]:
 def _text(number: float) -> str:
     try:
         return str(number)
-    except ValueError:  # more digits than Python prints
+    except ValueError:  # more digits than Python converts
         return "9" * 5000
 
 
 def check(words: list[str]) -> None:
-    """Run a command. AssertionError if it does not end as it should; AdtError with its sentence if it was refused."""
-    out, err = io.StringIO(), io.StringIO()
+    """Run a command.
+
+    Raises:
+        AdtError: If the command was refused, with its message.
+        AssertionError: If the command ended in another way.
+    """
+    out = io.StringIO()
+    err = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = cli.main(words)
-        except SystemExit as left:  # --help and --version
-            code = left.code
-    said = err.getvalue().split("\r")[-1].strip()
+        except SystemExit as exit_:  # --help and --version
+            code = exit_.code
+    message = err.getvalue().split("\r")[-1].strip()
     assert code in (0, 1, 2), f"{code}: {words}"
     if code:
-        assert said.startswith("error: ") and "unexpected" not in said, f"{words}: {said}"
-        raise AdtError(said)
+        assert message.startswith("error: ") and "unexpected" not in message, f"{words}: {message}"
+        raise AdtError(message)

@@ -1,4 +1,4 @@
-"""Prompts for a real ComfyUI server: any value for any input of our nodes, and links to where they don't belong."""
+"""Fuzzer for prompts to a ComfyUI server: any value of any input of this pack's nodes, and links to wrong outputs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from adt_core.errors import AdtError
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
-from .odd import NUMBERS, ODD, TEXTS
-from .watch import LONGEST, Hung
+from .strategies import NUMBERS, ODD, TEXTS
+from .watch import TIMEOUT, Hung
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = [
@@ -25,17 +25,17 @@ WORKFLOWS = [
     "ADT-Tree continue a picture",
     "ADT-Tree relaxed acceptance (LANTERN)",
 ]
-PLACES = {"output", "temp", "user"}
-"""Folders in which a server may write."""
-REMAINS = {"comfyui.db", "comfyui.db.lock", "comfyui.db-wal", "comfyui.db-shm", "server.log"}
+WRITABLE = {"output", "temp", "user"}
+"""Folders in which the server may write."""
+SERVER_FILES = {"comfyui.db", "comfyui.db.lock", "comfyui.db-wal", "comfyui.db-shm", "server.log"}
 
 CYCLE = "DependencyCycleError"
-"""ComfyUI's own, of links that go round."""
+"""ComfyUI's error for cyclic links."""
 
 
 @contextmanager
 def nodes(folder: Path) -> Iterator[Callable]:
-    """A server with small models; yields what tries one prompt."""
+    """Start a server with small models and yield a function that tries one prompt."""
     sys.path.insert(0, str(ROOT / "tests" / "workflow"))
     from comfy_server import NEWEST, PACKS, Comfy
     from convert import to_prompt
@@ -53,18 +53,18 @@ def nodes(folder: Path) -> Iterator[Callable]:
         outputs = {kind: len(node["output"]) for kind, node in known.items()}
         before = _files(base)
 
-        def one(data) -> None:
+        def try_input(data) -> None:
             try:
                 _try(server, changed(data.draw, prompts, outputs))
             finally:
-                assert server.process.poll() is None, "the server has gone"
-                assert _files(base) == before, f"files appeared or went: {_files(base) ^ before}"
+                assert server.process.poll() is None, "the server has ended"
+                assert _files(base) == before, f"files were created or deleted: {_files(base) ^ before}"
 
-        yield one
+        yield try_input
 
 
 def _small(path: Path) -> dict:
-    """A shipped workflow with the small models."""
+    """Return a workflow of the pack with the small models."""
     workflow = json.loads(path.read_text(encoding="utf-8"))
     for node in workflow["nodes"]:
         if node["type"] in ("ADTTreeModelLoader", "ADTTreeDrafterLoader"):
@@ -75,19 +75,22 @@ def _small(path: Path) -> dict:
 
 
 def _files(base: Path) -> set[str]:
-    """Everything in the server's folder that is not in a place of its own, and everything beside it."""
-    inside = {path for path in base.rglob("*") if path.relative_to(base).parts[0] not in PLACES | REMAINS}
+    """Return all files that the server must not change, in its folder and next to it."""
+    inside = {path for path in base.rglob("*") if path.relative_to(base).parts[0] not in WRITABLE | SERVER_FILES}
     return {str(path) for path in {*inside, *base.parent.iterdir()} if "custom_nodes" not in path.parts}
 
 
 SLOW = {"model", "count"}
-"""Inputs that stay: what is taken where they are missing draws for minutes, as it should."""
+"""Inputs that are not removed, because their defaults need minutes."""
 
 
 def changed(draw: Callable, prompts: list[dict], outputs: dict[str, int]) -> dict:
-    """A prompt in which one or two inputs of our nodes are others, or missing.
+    """Return a prompt with one or two replaced or missing inputs of this pack's nodes.
 
-    outputs: how many a kind of node has. ComfyUI 0.30.0 itself ends, whatever the nodes, where a link leads beyond.
+    Args:
+        draw: Hypothesis's ``draw``.
+        prompts: Valid prompts.
+        outputs: Number of outputs of each kind of node. ComfyUI 0.30.0 crashes on links to higher outputs of any node.
     """
     prompt = json.loads(json.dumps(draw(st.sampled_from(prompts))))
     ours = sorted(key for key, node in prompt.items() if node["class_type"].startswith("ADTTree"))
@@ -108,7 +111,13 @@ def changed(draw: Callable, prompts: list[dict], outputs: dict[str, int]) -> dic
 
 
 def _try(server, prompt: dict) -> None:
-    """AdtError if it was refused in words. AssertionError if a node of ours ended otherwise."""
+    """Run a prompt.
+
+    Raises:
+        AdtError: If the prompt was refused or failed with an error message.
+        AssertionError: If a node of this pack failed in another way.
+        Hung: If it was not finished in time.
+    """
     from comfy_server import Refused
 
     began = time.monotonic()
@@ -117,15 +126,15 @@ def _try(server, prompt: dict) -> None:
     except Refused as refused:
         raise AdtError(" ".join(" | ".join(refused.details or ["refused"]).split())[:1000]) from None
     finally:
-        assert time.monotonic() - began < LONGEST / 2, "validation keeps everybody waiting"
+        assert time.monotonic() - began < TIMEOUT / 2, "validation blocked the server"
     while not (entry := server.get(f"/history/{number}").get(number)):
-        if time.monotonic() - began > LONGEST:
+        if time.monotonic() - began > TIMEOUT:
             server.post("/interrupt", {})
             raise Hung
         time.sleep(0.01)
     failures = [data for kind, data in entry["status"]["messages"] if kind == "execution_error"]
     for data in failures:
-        said = f"{data['node_type']}: {data['exception_type']}: {data['exception_message']}"
+        message = f"{data['node_type']}: {data['exception_type']}: {data['exception_message']}"
         ours = data["node_type"].startswith("ADTTree") and not data["exception_type"].endswith(CYCLE)
-        assert not ours or data["exception_type"].endswith("AdtError"), f"{said}\n{''.join(data['traceback'][-2:])}"
-        raise AdtError(" ".join(said.split())[:1000])
+        assert not ours or data["exception_type"].endswith("AdtError"), f"{message}\n{''.join(data['traceback'][-2:])}"
+        raise AdtError(" ".join(message.split())[:1000])

@@ -1,4 +1,4 @@
-"""Runs a fuzzer and counts what came of its inputs."""
+"""Runner of a fuzzer, which counts outcomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from adt_core.errors import AdtError
 
-from . import checkpoints, commands, pictures, texts
+from . import checkpoints, commands, images, texts
 from .nodes import nodes
 from .watch import Hung, Watch
 
@@ -27,18 +27,27 @@ FUZZERS: dict[str, Callable[[Path], Callable]] = {
     "captions": texts.captions,
     "records": texts.records,
     "commands": commands.commands,
-    "settings": pictures.settings_of_pngs,
-    "pictures": pictures.pictures,
+    "settings": images.settings_of_pngs,
+    "pictures": images.pictures,
 }
-"""All but that of the nodes, which needs a server."""
+"""All fuzzers except the one for nodes, which needs a server."""
 NODES = "nodes"
-MOST_SHOWN = 5
-"""Failures that are shown in full."""
+MAX_SHOWN = 5
+"""Number of crashes that are printed."""
 
 
 @dataclass
-class Figures:
-    """What came of a fuzzer's inputs. refused: ended in a sentence. outside: what was done beyond the folder."""
+class Counts:
+    """Outcomes of a fuzzer's inputs.
+
+    Attributes:
+        tried: Number of inputs.
+        refused: Number of inputs with an error message.
+        hung: Number of inputs that took too long.
+        slowest: Longest duration of an input, in seconds.
+        crashes: Description of each unexpected error.
+        outside: Forbidden actions, such as writing outside the folder.
+    """
 
     tried: int = 0
     refused: int = 0
@@ -48,43 +57,57 @@ class Figures:
     outside: set[str] = field(default_factory=set)
 
     def failures(self) -> list[str]:
-        """Everything that must not be."""
-        return [*self.crashes[:MOST_SHOWN], *([f"{self.hung} hung"] if self.hung else []), *sorted(self.outside)]
+        """Return descriptions of all failures."""
+        return [*self.crashes[:MAX_SHOWN], *([f"{self.hung} hung"] if self.hung else []), *sorted(self.outside)]
 
 
-def run(name: str, inputs: int, seed: int, folder: Path) -> Figures:
-    """Try so many inputs, in a folder of their own."""
+def run(name: str, inputs: int, seed: int, folder: Path) -> Counts:
+    """Run a fuzzer.
+
+    Args:
+        name: Name of the fuzzer.
+        inputs: Number of inputs.
+        seed: Seed of the inputs.
+        folder: Working folder, which is created.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with chdir(folder), nodes(folder) if name == NODES else nullcontext(FUZZERS[name](folder)) as one:
-        return count(one, inputs, seed, Watch(folder))
+    with chdir(folder), nodes(folder) if name == NODES else nullcontext(FUZZERS[name](folder)) as try_input:
+        return count(try_input, inputs, seed, Watch(folder))
 
 
-def count(one: Callable, inputs: int, seed: int, watch: Watch) -> Figures:
-    """Call ``one`` with hypothesis' ``data`` so many times. A failure is counted, and the next input tried."""
-    figures = Figures()
-    more = {"deadline": None, "database": None, "phases": (Phase.generate,)}
+def count(try_input: Callable, inputs: int, seed: int, watch: Watch) -> Counts:
+    """Call a function with random inputs and count the outcomes; failures don't stop the run.
+
+    Args:
+        try_input: Function with hypothesis's ``data`` as its argument.
+        inputs: Number of inputs.
+        seed: Seed of the inputs.
+        watch: Watch for forbidden actions and time.
+    """
+    counts = Counts()
+    options = {"deadline": None, "database": None, "phases": (Phase.generate,)}
 
     @hypothesis.seed(seed)
-    @settings(max_examples=inputs, suppress_health_check=list(HealthCheck), **more)
+    @settings(max_examples=inputs, suppress_health_check=list(HealthCheck), **options)
     @given(st.data())
     def tried(data) -> None:
-        figures.tried += 1
+        counts.tried += 1
         began = time.monotonic()
         try:
             with watch.on():
-                one(data)
+                try_input(data)
         except AdtError as error:
-            figures.refused += 1
+            counts.refused += 1
             if len(str(error)) > 1500 or len(str(error).splitlines()) != 1:
-                figures.crashes.append(f"input {figures.tried}: no sentence: {str(error)[:2000]!r}")
+                counts.crashes.append(f"input {counts.tried}: not one sentence: {str(error)[:2000]!r}")
         except Hung:
-            figures.hung += 1
+            counts.hung += 1
         except (hypothesis.errors.StopTest, hypothesis.errors.UnsatisfiedAssumption):
             raise
         except Exception:
-            figures.crashes.append(f"input {figures.tried}: {traceback.format_exc(limit=-6)}")
-        figures.slowest = max(figures.slowest, time.monotonic() - began)
+            counts.crashes.append(f"input {counts.tried}: {traceback.format_exc(limit=-6)}")
+        counts.slowest = max(counts.slowest, time.monotonic() - began)
 
     tried()
-    figures.outside = watch.seen
-    return figures
+    counts.outside = watch.violations
+    return counts

@@ -1,4 +1,4 @@
-"""Lists of prompts, captions, and the records of benchmarks."""
+"""Fuzzers for lists of prompts, captions, and records of benchmarks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from adt_core.policies.costs import built_in
 from adt_core.policies.recipe import Recipe
 from tests.layouts.families import WRITERS
 
-from .odd import ODD, TEXTS, as_json, changed, damaged
+from .strategies import ODD, TEXTS, as_json, changed, damaged
 
 COCO = {
     "images": [{"id": 7, "file_name": "7.jpg"}, {"id": 8, "file_name": "8.jpg"}],
@@ -34,7 +34,7 @@ LINES = '"a cat"\n{"prompt": "a dog", "id": 3}\n{"caption": "a cow"}\n'
 
 
 def lists(folder: Path) -> Callable:
-    """Files of prompts of all kinds, and what names of files, filters and numbers make of them."""
+    """Read prompt files of all formats, and select from them by caption, filter and numbers."""
 
     def content(draw: Callable, ending: str) -> bytes:
         if ending == ".json" and draw(st.booleans()):
@@ -45,11 +45,12 @@ def lists(folder: Path) -> Callable:
         sound = {".json": json.dumps(COCO), ".jsonl": LINES, **tables}.get(ending, "a cat\na dog\n").encode()
         return draw(st.binary(max_size=40)) if draw(st.booleans()) else damaged(draw, sound)
 
-    def one(data) -> None:
+    def try_input(data) -> None:
         ending = data.draw(st.sampled_from([*FILES, ".md", ""]))
         path = folder / f"prompts{ending}"
         path.write_bytes(content(data.draw, ending))
-        caption, contained = data.draw(st.sampled_from(CAPTIONS)), data.draw(st.just("") | TEXTS)
+        caption = data.draw(st.sampled_from(CAPTIONS))
+        contained = data.draw(st.just("") | TEXTS)
         numbers = data.draw(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 9)))
         prompts = non_blank(read_all(path, caption))
         assert len(file_stems(prompts)) == len(prompts) and all(
@@ -58,14 +59,14 @@ def lists(folder: Path) -> Callable:
         assert all("/" not in stem and ".." not in stem for stem in file_stems(prompts))
         select(prompts, contained, *numbers)
 
-    return one
+    return try_input
 
 
 def captions(folder: Path) -> Callable:
-    """Any text as the prompt of any family, and as part of a picture's name and of its settings."""
+    """Use any text as the prompt of any family, in the file name and in the settings of an image."""
     targets = [load_target(write(folder / name)) for name, write in WRITERS.items()]
 
-    def one(data) -> None:
+    def try_input(data) -> None:
         text = data.draw(TEXTS | st.text(st.characters(), max_size=200) | st.lists(TEXTS, max_size=9).map(" ".join))
         job = Job(data.draw(st.sampled_from(targets)), Recipe(negative=data.draw(st.just("") | TEXTS)))
         job.check([text])
@@ -74,11 +75,11 @@ def captions(folder: Path) -> Callable:
         write(path, to_png(torch.zeros(3, 8, 8), job.settings(text)))
         assert read_settings(path)["prompt"] == text
 
-    return one
+    return try_input
 
 
 def records(folder: Path) -> Callable:
-    """Files of records, and of measured costs, with odd lines."""
+    """Open files of records and of measured costs with unexpected or damaged lines."""
     settings = {"prompts": ["a cat", "a dog"], "methods": {"autoregressive": {}}, "grid": [1, 2], "metrics": ["m"]}
     figures = {**dict.fromkeys(FIGURES, 1), "acceptance": [[1, 2]], "quality": {"score": [0.5, 1]}}
     runs = {"autoregressive": {**figures, "picture": "images/0.png"}}
@@ -87,7 +88,7 @@ def records(folder: Path) -> Callable:
     profiles.save(profile)
     (kept,) = profiles.folder().glob("costs-*.json")
 
-    def one(data) -> None:
+    def try_input(data) -> None:
         shutil.rmtree(folder / "runs", ignore_errors=True)
         (folder / "runs" / "images").mkdir(parents=True)
         (folder / "runs" / "images" / "0.png").touch()
@@ -106,4 +107,4 @@ def records(folder: Path) -> Callable:
         append(folder / "runs", sound[1])
         assert open_records(folder / "runs", settings)[: len(found)] == found
 
-    return one
+    return try_input

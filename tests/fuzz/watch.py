@@ -1,4 +1,4 @@
-"""Watches what an input leads to: files outside the folder, the network, processes, code out of pickles, and time."""
+"""Watch for forbidden actions: files outside the folder, network, processes, code in pickles, and timeouts."""
 
 from __future__ import annotations
 
@@ -10,37 +10,43 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-LONGEST = 10.0
-"""Seconds after which an input counts as one that hangs."""
+TIMEOUT = 10.0
+"""Seconds after which an input counts as hung."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
 _NEVER = {"socket.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "pickle.find_class"}
-_USUAL = "('127.0.0.1', ", "('git', ['git', '-C',", "('uname', ['uname', '-p']"
-"""The server of the nodes; and a benchmark notes by which commit and on which machine it was made."""
+_EXPECTED = ("('127.0.0.1', ", "('git', ['git', '-C',", "('uname', ['uname', '-p']")
+"""Permitted: the server of the nodes, and commands that record a benchmark's commit and machine."""
 _HARMLESS = ("/dev/null", "/dev/shm", "/proc")
-_OURS = f"{os.sep}.hypothesis"  # what hypothesis remembers
+_HYPOTHESIS = f"{os.sep}.hypothesis"  # database of hypothesis
 
 
 class Hung(BaseException):
-    """An input took longer than LONGEST. No Exception, so that no code under test takes it for one of its own."""
+    """Timeout of an input; not a subclass of Exception, so that tested code doesn't catch it."""
 
 
 class Watch:
-    """Notes in ``seen`` what is done outside of ``folder`` while it is on. Python tells of it through audit events.
+    """Recorder of forbidden actions, by Python's audit events.
 
-    What libraries do in other languages goes unseen: they only read here, what they are given. Python itself writes the
-    bytecode of a module at its first import; while the watch is on it does not, so nobody takes that for an input's.
+    Native code of libraries is not covered; here it only reads its input. Writing of bytecode files is disabled during
+    the watch, because otherwise the first import of a module would be reported.
+
+    Attributes:
+        folder: Folder in which writing is permitted.
+        violations: Forbidden actions so far.
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.seen, self._on = os.path.realpath(folder), set[str](), False
-        sys.addaudithook(self._hear)
+        self.folder = os.path.realpath(folder)
+        self.violations: set[str] = set()
+        self._is_on = False
+        sys.addaudithook(self._audit)
 
-    def _hear(self, event: str, arguments: tuple) -> None:
-        if not self._on or threading.current_thread() is not threading.main_thread():
+    def _audit(self, event: str, arguments: tuple) -> None:
+        if not self._is_on or threading.current_thread() is not threading.main_thread():
             return
-        if event in _NEVER and not any(usual in str(arguments) for usual in _USUAL):
-            self.seen.add(f"{event} {arguments}")
+        if event in _NEVER and not any(expected in str(arguments) for expected in _EXPECTED):
+            self.violations.add(f"{event} {arguments}")
         elif event == "open":
             path, _, flags = arguments
             if isinstance(flags, int) and flags & _WRITING:
@@ -52,21 +58,23 @@ class Watch:
     def _check(self, event: str, path: object) -> None:
         if not isinstance(path, str | bytes | os.PathLike):
             return
-        place = os.path.realpath(os.fsdecode(path))
-        if not f"{place}{os.sep}".startswith((self.folder + os.sep, *_HARMLESS)) and _OURS not in place:
-            self.seen.add(f"{event} {place}")
+        target = os.path.realpath(os.fsdecode(path))
+        if not f"{target}{os.sep}".startswith((self.folder + os.sep, *_HARMLESS)) and _HYPOTHESIS not in target:
+            self.violations.add(f"{event} {target}")
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Watch, and raise Hung if it takes too long."""
+        """Watch a block of code; raise Hung after the timeout."""
         signal.signal(signal.SIGALRM, _hang)
-        signal.setitimer(signal.ITIMER_REAL, LONGEST)
-        bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-        self._on = True
+        signal.setitimer(signal.ITIMER_REAL, TIMEOUT)
+        bytecode = sys.dont_write_bytecode
+        sys.dont_write_bytecode = True
+        self._is_on = True
         try:
             yield
         finally:
-            self._on, sys.dont_write_bytecode = False, bytecode
+            self._is_on = False
+            sys.dont_write_bytecode = bytecode
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 

@@ -1,4 +1,4 @@
-"""Values that nobody expects, for hypothesis to draw from."""
+"""Hypothesis strategies for unexpected values, and damage to JSON and bytes."""
 
 from __future__ import annotations
 
@@ -53,35 +53,40 @@ ODD = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=4,
 )
-"""What JSON, and Python, can say in the place of any value."""
+"""Any JSON value, including numbers and strings that only Python accepts."""
 
 
-def places(value: object, path: tuple = ()) -> list[tuple]:
-    """Where everything in a JSON value stands; of a large object, some entries."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, one in [*inside][:40] for place in places(one, (*path, key)))]
+def paths_in(value: object, path: tuple = ()) -> list[tuple]:
+    """Return the paths of all parts of a JSON value, limited to 40 entries per object or list."""
+    entries: list[tuple] = []
+    if isinstance(value, dict):
+        entries = list(value.items())
+    elif isinstance(value, list):
+        entries = list(enumerate(value))
+    return [path, *(inner for key, entry in entries[:40] for inner in paths_in(entry, (*path, key)))]
 
 
 def changed(draw: Any, value: Any) -> Any:
-    """A JSON value with something odd in the place of a part of it, or of all."""
+    """Return a copy of a JSON value in which a random part, or everything, is replaced."""
     value = json.loads(json.dumps(value))
-    place, odd = draw(st.sampled_from(places(value))), draw(ODD)
-    if not place:
-        return odd
-    inside = value
-    for key in place[:-1]:
-        inside = inside[key]
-    inside[place[-1]] = odd
+    path = draw(st.sampled_from(paths_in(value)))
+    replacement = draw(ODD)
+    if not path:
+        return replacement
+    parent = value
+    for key in path[:-1]:
+        parent = parent[key]
+    parent[path[-1]] = replacement
     return value
 
 
 def as_json(value: Any) -> str:
-    """With everything that Python's parser takes: NaN, halves of characters, numbers of any length."""
+    """Encode as JSON with Python's extensions: NaN, lone surrogates, numbers of any length."""
     return json.dumps(value)
 
 
 def damaged(draw: Any, content: bytes) -> bytes:
-    """Bytes of which some are others, or that end too early."""
+    """Return a copy of `content` with some changed bytes, or truncated."""
     content = bytearray(content)
     for _ in range(draw(st.integers(0, 4))):
         if content:

@@ -1,4 +1,4 @@
-"""PNGs with odd settings, and pictures that are damaged or of an unusual kind."""
+"""Fuzzers for PNGs with unexpected settings, and for damaged or unusual images."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ from adt_core.engine.job import Job
 from adt_core.errors import AdtError
 from tests.tiny import write_tiny_checkpoint
 
-from .odd import ODD, TEXTS, as_json, changed, damaged
+from .strategies import ODD, TEXTS, as_json, changed, damaged
 
 MODES = ["RGB", "RGBA", "L", "LA", "P", "1", "I", "I;16", "F", "CMYK", "YCbCr"]
 FORMATS = ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "ICO", "PPM", "TGA"]
 
 
 def settings_of_pngs(folder: Path) -> Callable:
-    """Any JSON in the place of any setting: as a picture to be made again, and as one of a batch."""
+    """Replace any setting of a PNG by any JSON value; generate it again, and find it in a batch folder."""
     target = load_target(write_tiny_checkpoint(folder / "target"))
-    least = ["generate", "--prompt", "a cat", "--model", "target", "--drafter", "jacobi", "--output", "out.png"]
-    assert cli.main([*least, "--method", "eagle2", "--depth", "4"]) == 0
+    required = ["generate", "--prompt", "a cat", "--model", "target", "--drafter", "jacobi", "--output", "out.png"]
+    assert cli.main([*required, "--method", "eagle2", "--depth", "4"]) == 0
     batch = BatchFolder(Job(target), folder)
     sound = read_settings(folder / "out.png") | {"tokens": [[0] * 4] * 4, "figures": {"tau": 2.0}}
     path = batch.path("a cat")
     remade = ["generate", "--from-png", str(path), "--output", "again.png"]
 
-    def one(data) -> None:
+    def try_input(data) -> None:
         settings = changed(data.draw, sound)
         for _ in range(data.draw(st.integers(0, 2))):
             settings = changed(data.draw, settings)
         write(path, data, as_json(settings))
-        models, run = data.draw(st.booleans()), not data.draw(st.integers(0, 3))
+        has_models = data.draw(st.booleans())
+        is_run = not data.draw(st.integers(0, 3))
         batch.find("a cat")
-        _, options = cli.parse([*remade, *(["--model", "target", "--drafter", "jacobi"] if models else [])])
+        _, options = cli.parse([*remade, *(["--model", "target", "--drafter", "jacobi"] if has_models else [])])
         plan = generation.plan(GenerateArgs(OutputArgs.of(options), InputArgs.of(options), options))
-        if models and run:
+        if has_models and is_run:
             generation.run(plan)
 
     def write(path: Path, data, text: str) -> None:
@@ -60,11 +61,11 @@ def settings_of_pngs(folder: Path) -> Callable:
         if not data.draw(st.integers(0, 4)):
             path.write_bytes(damaged(data.draw, path.read_bytes()))
 
-    return one
+    return try_input
 
 
 def pictures(folder: Path) -> Callable:
-    """Pictures of all kinds and sizes, whole and damaged, and files that are none."""
+    """Open images of all formats and sizes, complete and damaged, and files of other kinds."""
     path = folder / "photo"
 
     def content(draw: Callable) -> bytes:
@@ -73,15 +74,15 @@ def pictures(folder: Path) -> Callable:
         kind = draw(st.sampled_from(FORMATS))
         buffer = io.BytesIO()
         exif = Image.Exif()
-        exif[0x0112] = draw(st.integers(0, 300))  # which way is up
-        more = {"exif": exif} if kind in ("PNG", "JPEG", "WEBP", "TIFF") else {}
+        exif[0x0112] = draw(st.integers(0, 300))  # orientation
+        options = {"exif": exif} if kind in ("PNG", "JPEG", "WEBP", "TIFF") else {}
         try:
-            image.save(buffer, kind, **more)
-        except (OSError, KeyError, ValueError):  # not every format has every kind of colours
+            image.save(buffer, kind, **options)
+        except (OSError, KeyError, ValueError):  # the format does not support the mode
             image.convert("RGB").save(buffer, kind)
         return buffer.getvalue()
 
-    def one(data) -> None:
+    def try_input(data) -> None:
         made = content(data.draw) if data.draw(st.integers(0, 9)) else as_json(data.draw(ODD | TEXTS)).encode()
         path.write_bytes(damaged(data.draw, made) if data.draw(st.booleans()) else made)
         with contextlib.suppress(AdtError):
@@ -89,4 +90,4 @@ def pictures(folder: Path) -> Callable:
         pixels = to_pixels(open_rgb(path, "--continue-from"), 16, 24)
         assert pixels.shape == (1, 3, 16, 24) and pixels.isfinite().all()
 
-    return one
+    return try_input
