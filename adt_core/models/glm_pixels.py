@@ -108,8 +108,8 @@ def load(
 
     Args:
         transformer: Folder or weights file.
-        text_encoder: Folder or weights file; by default the folder next to the transformer's.
-        vae: Folder or weights file; by default the folder next to the transformer's.
+        text_encoder: Folder or weights file, by default next to the transformer's.
+        vae: As ``text_encoder``.
         device: Device of the weights.
         dtype: Dtype of all parts; not float16, which T5 overflows.
         fp8: Whether the transformer's matrices are stored in float8; they are converted to ``dtype`` for each product.
@@ -130,9 +130,14 @@ def load(
             module.enable_layerwise_casting(torch.float8_e4m3fn, dtype)
         module.to_empty(device=device).requires_grad_(False).eval()
         fill(module_entries(module, ""), part, check)
-    tokenizer = _tokenizer(transformer)
+    return _pipeline(library, transformer, modules)
+
+
+def _pipeline(library: Any, transformer: Path, modules: list[Any]) -> Any:
+    """Return the pipeline of transformer, text encoder and VAE, without the first stage."""
+    denoiser, encoder, decoder = modules
     scheduler = _scheduler(library, transformer)
-    pipeline = library.GlmImagePipeline(tokenizer, None, modules[1], None, modules[2], modules[0], scheduler)
+    pipeline = library.GlmImagePipeline(_tokenizer(transformer), None, encoder, None, decoder, denoiser, scheduler)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

@@ -96,6 +96,7 @@ def attention(q: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | None
         cache: [2, R, kv heads, cache_length, d].
         mask: [R, 1, m, end] of all keys, or of the far keys if ``near_keys`` is given.
         near_keys: Keys that are read separately in batch-invariant mode.
+
     Returns:
         [R, kv heads, m, d], float64 if ``near_keys`` is given.
     """
@@ -121,6 +122,7 @@ def product(
         scale: [out] factors of a quantised weight, whose value is ``weight * scale``.
         plus: [N, out] to add; overwritten with the result unless gradients are enabled.
         tile: Rows of a product in batch-invariant mode; N is a multiple of it. 0 in other modes.
+
     Returns:
         [N, out] in the dtype of ``x``.
     """
@@ -218,6 +220,7 @@ class Layer(nn.Module):
                 gradients are enabled.
             context: Positions and masks of the forward.
             cache: [2, R, kv heads, cache_length, d], written at ``context.cache_position``.
+
         Returns:
             [N, h].
         """
@@ -263,6 +266,7 @@ class Layer(nn.Module):
             qkv: [N, heads, d] queries, keys and values.
             context: Positions and masks of the forward.
             cache: [2, R, kv heads, cache_length, d].
+
         Returns:
             [N, query heads * d]; 0 for the padding of a tile.
         """
@@ -379,6 +383,7 @@ class Decoder(nn.Module):
             rope: Tables of :func:`.rotary.rope_tables`.
             check: Called before every layer; it may raise to cancel.
             inputs: [R, n, h] to use instead of the tokens' embeddings.
+
         Returns:
             Final features [R, n, h] in ``wide_dtype``.
         """
@@ -405,6 +410,7 @@ class Decoder(nn.Module):
         Args:
             features: [R, ..., h] in ``wide_dtype``; with guidance the rows are [cond..., uncond...].
             guidance: Scale of classifier-free guidance, one number or a tensor that broadcasts over the features.
+
         Returns:
             [R, ..., num_codes]; with guidance [R / 2, ..., num_codes].
         """

@@ -65,8 +65,7 @@ def load(
     Args:
         checkpoint: The files.
         device: Device of the weights.
-        dtype: Dtype of transformer and text encoder. Last norm and head are at least float32, a float16 text encoder is
-            bfloat16 because T5 overflows float16, and the codec is float32.
+        dtype: Dtype of transformer and text encoder; see :func:`_set_dtypes`. The codec is float32.
         check: Called before each tensor; it may raise to cancel.
         weights: "int8" or "fp8" to store the transformer's matrices in this format.
         exact: Use batch-invariant mode in half precision (:mod:`.batch_invariance`).
@@ -93,7 +92,11 @@ def load(
 
 
 def _set_dtypes(target: Target, dtype: torch.dtype, weights: str | None) -> None:
-    """Convert the empty transformer and text encoder to the dtypes that :func:`load` describes."""
+    """Convert the empty transformer and text encoder.
+
+    The transformer's last norm and head are at least float32. The text encoder is bfloat16 instead of float16, which T5
+    overflows.
+    """
     target.decoder.set_dtype(dtype)
     if weights is not None:
         quantise(target.decoder, weights)

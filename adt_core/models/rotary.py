@@ -74,6 +74,7 @@ def rope_tables(config: DecoderConfig, like: Tensor, positions: Tensor | None = 
         config: Shape of the decoder.
         like: Tensor that sets dtype and device.
         positions: [n, 3] M-RoPE positions of a model with ``mrope_section``; by default 0, 1, 2, ... on all axes.
+
     Returns:
         cos and sin, [max_positions + SPARE_POSITIONS, head_dim] each, or [n, head_dim] for given ``positions``.
     """
@@ -143,6 +144,7 @@ class Rotation(NamedTuple):
         Args:
             qk: [N, query and key heads, d], to rotate.
             qkv: [N, all heads, d], of which the last heads are the values. Overwritten unless gradients are enabled.
+
         Returns:
             [N, all heads, d], in the memory of ``qkv`` unless gradients are enabled.
         """

@@ -206,6 +206,7 @@ class BatchRows:
         Args:
             features: [R, n, h].
             nodes: [B, m] int64 node numbers of each image.
+
         Returns:
             [R, m, h].
         """
@@ -313,14 +314,8 @@ class BatchRows:
     ) -> AttentionMetadata:
         """Return the metadata of :meth:`step` for images at different positions, or at positions only on the device.
 
-        It takes three times as long to build: 0.1 ms on a CPU.
-
-        Args:
-            roots: Root of each image.
-            last: Largest position of a root; not used with ``roots.kv_length``.
-            first: As in :meth:`step`.
-            offsets: As in :meth:`step`.
-            own: As in :meth:`step`.
+        It takes three times as long to build: 0.1 ms on a CPU. ``last`` is the largest position of a root; the other
+        arguments are as in :meth:`step`.
         """
         if own is None:
             own = self.columns.new_ones(len(roots.at), 1, first + 1, dtype=torch.bool)

@@ -344,14 +344,7 @@ class Target:
         return self.encode_prompt(text).note if self.sources else self.prompter.check(text, self.grid)
 
     def encode_prompt(self, text: str) -> EncodedPrompt:
-        """Return the conditional row of a text.
-
-        Args:
-            text: The prompt.
-
-        Raises:
-            AdtError: If the text is empty or too long.
-        """
+        """Return the conditional row of a text, or raise an AdtError if it is empty or too long."""
         if self.sources:
             return self.prompter.encode_with(text, self.grid, self.sources)
         return self.prompter.encode(text, self.grid)

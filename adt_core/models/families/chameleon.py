@@ -23,7 +23,9 @@ from ..reading.layout import decoder_config, decoder_entries, image_tokens, read
 from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import VQModel
 
-BOS, SEPARATOR, BEGIN_IMAGE = "<s>", "<reserved08706>", "<racm3:break>"
+BOS = "<s>"
+SEPARATOR = "<reserved08706>"
+BEGIN_IMAGE = "<racm3:break>"
 CODEC = "model.vqmodel."
 _CODEC_FILES = (
     "vqgan.ckpt",

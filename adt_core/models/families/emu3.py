@@ -23,7 +23,10 @@ from ..reading.layout import decoder_config, decoder_entries, image_tokens, read
 from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import Codec, Quantizer
 
-BOS, BEGIN_IMAGE, BEGIN_CODES, END_OF_ROW = "<|extra_203|>", "<|image start|>", "<|image token|>", "<|extra_200|>"
+BOS = "<|extra_203|>"
+BEGIN_IMAGE = "<|image start|>"
+BEGIN_CODES = "<|image token|>"
+END_OF_ROW = "<|extra_200|>"
 NEGATIVE = (
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
     "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
@@ -188,10 +191,10 @@ def skeleton(checkpoint: Checkpoint) -> Target:
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     """Return the entries of decoder and codec, under the names of transformers or of its first versions."""
-    if any(name.startswith("text_model.") for name in checkpoint.names):
-        body, head, codec = "text_model.model.", "text_model.lm_head.weight", "vqmodel."
-    else:
-        body, head, codec = "model.text_model.", "lm_head.weight", "model.vqmodel."
+    is_first = any(name.startswith("text_model.") for name in checkpoint.names)
+    body = "text_model.model." if is_first else "model.text_model."
+    head = "text_model.lm_head.weight" if is_first else "lm_head.weight"
+    codec = "vqmodel." if is_first else "model.vqmodel."
     stored = {f"{codec}{name}": tensor for name, tensor in target.codec.state_dict(keep_vars=True).items()}
     counters = {name for name in stored if name.endswith(".num_batches_tracked")}  # only used in training
     wanted = [name for name in stored if name not in counters - checkpoint.names]

@@ -38,7 +38,10 @@ from ..rotary import grid_positions
 from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import Codec, Quantizer
 
-BEGIN_GRID, END_GRID, BEGIN_IMAGE, END_IMAGE = "<sop>", "<eop>", "<|dit_token_16384|>", "<|dit_token_16385|>"
+BEGIN_GRID = "<sop>"
+END_GRID = "<eop>"
+BEGIN_IMAGE = "<|dit_token_16384|>"
+END_IMAGE = "<|dit_token_16385|>"
 PIXELS = 32  # per side of a code
 _DEFAULT_SIDE = 32  # codes per side of the default square
 _MAX_SIDE = 64  # codes per side of the largest square
@@ -202,13 +205,14 @@ class GlmImageCodec(Codec):
     def _features(self, model: Any, pixels: Tensor) -> Tensor:
         """Return the encoder's last features [1, C, h, w] of an image [1, 3, H, W] that is normalised as for CLIP."""
         side = model.config.patch_size
-        rows, columns = pixels.shape[2] // side, pixels.shape[3] // side
+        rows, columns = (pixels_per_side // side for pixels_per_side in pixels.shape[2:])
         patches = (
             pixels.unfold(2, side, side).unfold(3, side, side).permute(0, 2, 3, 1, 4, 5).reshape(rows * columns, -1)
         )
         cells = grid_positions(0, rows, columns).to(pixels.device)
         lengths = [rows * columns]
-        embed, embeddings = model.patch_embed, model.embeddings
+        embed = model.patch_embed
+        embeddings = model.embeddings
         with self._loaded(embed, "patch_embed.", pixels), self._loaded(embeddings, "embeddings.", pixels):
             grid = torch.tensor([[1, rows, columns]], device=pixels.device)
             x = embeddings(embed(patches), lengths, grid, cells[:, 1], cells[:, 2])

@@ -27,7 +27,9 @@ from ..reading.layout import body_entries, decoder_config, with_min_positions
 from ..target import EncodedPrompt, PublishedSampling, Target
 from ..vq import VQModel
 
-BOS, PAD, BEGIN_IMAGE = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"
+BOS = "<｜begin▁of▁sentence｜>"
+PAD = "<｜▁pad▁｜>"
+BEGIN_IMAGE = "<begin_of_image>"
 # Defaults of transformers for fields that DeepSeek's config.json omits.
 _LLAMA = {
     "hidden_size": 4096,

@@ -47,7 +47,9 @@ END = "</s>"
 """Token of T5 that ends every caption."""
 FILLER = 0
 """Token id that a drafter reads together with the features of a caption."""
-CODEC, T5, EMBEDDER = "codec.", "t5.", "cls_embedding."
+CODEC = "codec."
+T5 = "t5."
+EMBEDDER = "cls_embedding."
 _CODEC_FILES = ("vq_ds16_t2i.pt", "vq_ds16_t2i.safetensors")
 _T5_FILES = (
     *(f"{folder}flan-t5-xl/config.json" for folder in ("", "google--", "google/", "t5-ckpt/", "t5/")),

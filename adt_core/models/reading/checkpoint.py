@@ -32,8 +32,10 @@ from .fields import json_object, read_json
 from .file_checks import PICKLES
 from .paths import home_of, is_there, name_of, weight_files
 
-CONFIG, TOKENIZER = "config_json", "tokenizer_json"
-"""Tensors of bytes that hold the ``config.json`` and the ``tokenizer.json`` of a model in one file."""
+CONFIG = "config_json"
+"""Tensor of bytes with the ``config.json`` of a model in one file."""
+TOKENIZER = "tokenizer_json"
+"""Tensor of bytes with the ``tokenizer.json`` of a model in one file."""
 INCOMPLETE = "download it again, or choose a model with a supported architecture"
 OTHER_MODEL = "the file belongs to another model, choose the matching file"
 """Remedies for tensors that are missing or have another shape."""

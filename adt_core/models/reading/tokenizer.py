@@ -33,7 +33,8 @@ _LARGEST_SCORE = 1e6
 
 _CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_LOWER, _UPPER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _WORD = r"[^\r\n\p{L}\p{N}]?"
 PUBLISHED_PATTERNS = frozenset(
     (
