@@ -12,7 +12,7 @@ from torch import Tensor
 from ..drafters import Verified
 
 
-class Report(NamedTuple):
+class RoundReport(NamedTuple):
     """Values that the host reads after a round.
 
     On the device, each field is a tensor [B, n] int64. On the host, each is a list of n integers for one image.
@@ -38,7 +38,7 @@ class Report(NamedTuple):
     finite: Any
 
     @classmethod
-    def from_verified(cls, verified: Verified) -> Report:
+    def from_verified(cls, verified: Verified) -> RoundReport:
         """Return the report of a verified tree."""
         tree = verified.tree
         path = verified.acceptance.path
@@ -55,7 +55,7 @@ class Report(NamedTuple):
         )
 
     @classmethod
-    def from_plain_step(cls, codes: Tensor, finite: Tensor) -> Report:
+    def from_plain_step(cls, codes: Tensor, finite: Tensor) -> RoundReport:
         """Return the report of a plain step.
 
         Args:
@@ -80,7 +80,7 @@ class Report(NamedTuple):
         return torch.cat(self, 1), tuple(part.shape[1] for part in self)
 
     @classmethod
-    def unpack(cls, row: list[int], widths: Sequence[int]) -> Report:
+    def unpack(cls, row: list[int], widths: Sequence[int]) -> RoundReport:
         """Return one image's report.
 
         Args:

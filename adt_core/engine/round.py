@@ -42,7 +42,7 @@ from ..rules.trace import ImageRound
 from ..rules.tree import DraftTree
 from ..rules.verify import exact_agreement, longest_path, relaxed_agreement
 from .forward import add_noise, emitted_codes, forward, logits
-from .report import Report
+from .report import RoundReport
 from .slots import Slots
 
 WAIT_SHARE = 0.05
@@ -83,7 +83,7 @@ def run_round(slots: Slots, shapes: Sequence[Shape], max_substitutions: Sequence
     slots.upload_controls(plan.shapes, plan.advances, max_substitutions)
     packed, info = slots.graphs((plan.key, slots.roots.kv_length), plan.launch, slots.state)
     slots.prepare_noise()  # for the next round, while the device executes this one
-    reports = [Report.unpack(row, info.widths) for row in packed.tolist()]  # waits for the device
+    reports = [RoundReport.unpack(row, info.widths) for row in packed.tolist()]  # waits for the device
     images = [
         _read_report(slots, slot, reports[slot], plan.shapes[slot])
         for slot, advances in enumerate(plan.advances)
@@ -149,7 +149,8 @@ def _drafted_round(slots: Slots, proposer: Proposer, shapes: Shapes) -> tuple[Te
     tree = proposer.propose(slots.roots, shapes)
     drafting = 0.0 if slots.request.replayed else time.perf_counter() - started
     verified = verify(slots, proposer, tree, shapes.width)
-    report = Report.from_verified(verified)  # before `commit`, which overwrites the roots that the tree may refer to
+    # Before `commit`, which overwrites the roots to which the tree may refer.
+    report = RoundReport.from_verified(verified)
     commit(slots, proposer, verified)
     packed, widths = report.pack()
     return packed, _LaunchInfo(widths, drafting, proposer.forwards - forwards)
@@ -164,7 +165,7 @@ def _plain_round(slots: Slots) -> tuple[Tensor, _LaunchInfo]:
     if slots.proposer is not None:
         slots.proposer.on_plain_step(roots, next_roots, z)
     roots.advance(next_roots, slots.advances)
-    packed, widths = Report.from_plain_step(next_roots, finite[:, 0]).pack()
+    packed, widths = RoundReport.from_plain_step(next_roots, finite[:, 0]).pack()
     return packed, _LaunchInfo(widths)
 
 
@@ -252,7 +253,7 @@ def _plain_advances(slots: Slots) -> list[int]:
     ]
 
 
-def _read_report(slots: Slots, slot: int, report: Report, shape: Shape) -> tuple[ImageRound, list[int]]:
+def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape) -> tuple[ImageRound, list[int]]:
     """Return an image's trace entry and decided codes, and advance its position on the host.
 
     Index 0 of the report's lists is the root, which is not a draft.

@@ -20,7 +20,7 @@ from adt_core.engine.graphs import CudaRecorder, Graphs, make_recorder
 DEVICES = itertools.count()
 
 
-class Stream:
+class FakeStream:
     handles = itertools.count()
 
     def __init__(self, device):
@@ -36,18 +36,18 @@ class Stream:
         pass
 
 
-class Graph:
+class FakeGraph:
     """Graph whose replay fails if its workspace was freed."""
 
     alive = weakref.WeakSet()
 
     def capture_begin(self, pool, capture_error_mode):
-        self.stream = Driver.streams[-1]
+        self.stream = FakeDriver.streams[-1]
         self.stale = False
         self.alive.add(self)
 
     def capture_end(self):
-        Driver.collecting.append(gc.isenabled())
+        FakeDriver.collecting.append(gc.isenabled())
 
     def replay(self):
         assert not self.stale, "a replay on a freed workspace"
@@ -58,7 +58,7 @@ class Graph:
                 other.stale = True
 
 
-class Driver:
+class FakeDriver:
     """State of the fake driver.
 
     Attributes:
@@ -67,7 +67,7 @@ class Driver:
         collecting: Whether garbage collection was enabled at the end of each capture.
     """
 
-    streams: list[Stream] = []
+    streams: list[FakeStream] = []
     free: Iterator[int] = itertools.repeat(0)
     collecting: list[bool] = []
 
@@ -82,17 +82,17 @@ def driver(runtime, monkeypatch):
     backend = ["native"]
     answers = {
         "graph_pool_handle": lambda: (0, 1),
-        "current_stream": Stream,
+        "current_stream": FakeStream,
         "get_sync_debug_mode": lambda: 0,
         "set_sync_debug_mode": lambda mode: None,
         "empty_cache": lambda: None,
-        "mem_get_info": lambda device: (next(Driver.free), 0),
+        "mem_get_info": lambda device: (next(FakeDriver.free), 0),
         "get_allocator_backend": lambda: backend[0],
     }
-    for name, value in {**answers, "Stream": Stream, "CUDAGraph": Graph, "stream": Driver.stream}.items():
+    for name, value in {**answers, "Stream": FakeStream, "CUDAGraph": FakeGraph, "stream": FakeDriver.stream}.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(Stream, "handles", itertools.count())
-    Driver.collecting = []
+    monkeypatch.setattr(FakeStream, "handles", itertools.count())
+    FakeDriver.collecting = []
     gc.collect()  # frees graphs of other tests, which used the same streams
     return backend
 
@@ -106,7 +106,7 @@ def device():
 def stream_of(recorder):
     """Return the stream on which a recorder captures."""
     recorder(lambda: None)
-    return Driver.streams[-1]
+    return FakeDriver.streams[-1]
 
 
 def fail(error):
@@ -134,7 +134,7 @@ def test_a_replay_function_keeps_its_stream(device):
     """Even after its recorder is freed, no other recorder may get the stream while the graph exists."""
     recorder = CudaRecorder(device)
     kept = recorder(lambda: None)
-    taken = Driver.streams[-1]
+    taken = FakeDriver.streams[-1]
     del recorder
     assert stream_of(CudaRecorder(device)) != taken
     kept()
@@ -166,7 +166,7 @@ def test_garbage_collection_is_disabled_during_a_capture(device, error):
     recorder = CudaRecorder(device)
     with pytest.raises(RuntimeError) if error else nullcontext():
         recorder((lambda: fail(error)) if error else (lambda: None))
-    assert Driver.collecting == [False] and gc.isenabled()
+    assert FakeDriver.collecting == [False] and gc.isenabled()
 
 
 @pytest.mark.parametrize("allocator, captures", [("native", 2), ("cudaMallocAsync", 1)])
@@ -177,7 +177,7 @@ def test_captures_end_after_a_failure_that_the_allocator_does_not_survive(device
     tries = []
 
     def launch():
-        tries.append(len(Driver.streams))
+        tries.append(len(FakeDriver.streams))
         if len(tries) > 1 and len(tries) <= 1 + captures:  # the first call is not captured
             raise full
         return torch.zeros(1), None
@@ -199,7 +199,7 @@ def test_a_failed_capture_disables_graphs_of_its_model_only(device):
 
 
 def test_memory_of_captures_is_measured_and_bounded(device, monkeypatch):
-    monkeypatch.setattr(Driver, "free", itertools.count(100, -1))
+    monkeypatch.setattr(FakeDriver, "free", itertools.count(100, -1))
     captured = Graphs(CudaRecorder(device), torch.nn.Module())
     for key in range(graphs.MAX_GRAPHS + 2):
         captured(key, lambda: (torch.zeros(1), None), list)

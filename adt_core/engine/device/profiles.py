@@ -33,7 +33,7 @@ MIN_ROUNDS = 8
 """Number of large and of small rounds that a decoding needs to check its profile."""
 
 
-class _Record(NamedTuple):
+class _StoredProfile(NamedTuple):
     """Stored cost profile.
 
     Attributes:
@@ -70,32 +70,34 @@ def _home() -> Path:
 
 def find(name: str, images: int) -> CostProfile | None:
     """Return the cost profile that was measured for this name and batch size, or None."""
-    record = _find_record(name, images)
-    return None if record is None else record.profile
+    stored = _find_stored(name, images)
+    return None if stored is None else stored.profile
 
 
 def save(profile: CostProfile) -> None:
     """Save a profile that was measured just now."""
-    is_first = _find_record(profile.name, profile.images) is None
-    _save_record(_Record(profile, times=1 if is_first else 2))
+    is_first = _find_stored(profile.name, profile.images) is None
+    _store(_StoredProfile(profile, times=1 if is_first else 2))
 
 
-def _find_record(name: str, images: int) -> _Record | None:
+def _find_stored(name: str, images: int) -> _StoredProfile | None:
     content = _read(_profile_path(name, images))
     if not isinstance(content, dict):
         return None
-    counts: dict[str, Any] = {field: content.get(field, default) for field, default in _Record._field_defaults.items()}
+    counts: dict[str, Any] = {
+        field: content.get(field, default) for field, default in _StoredProfile._field_defaults.items()
+    }
     try:
         profile = CostProfile.from_json({field: value for field, value in content.items() if field not in counts})
     except AdtError:
         return None
     is_valid = (profile.name, profile.images) == (name, images) and all(map(_COUNT.fits, counts.values()))
-    return _Record(profile, **counts) if is_valid else None
+    return _StoredProfile(profile, **counts) if is_valid else None
 
 
-def _save_record(record: _Record) -> None:
-    content = {**record.profile.to_json(), "times": record.times, "doubts": record.doubts}
-    _write(_profile_path(record.profile.name, record.profile.images), content)
+def _store(stored: _StoredProfile) -> None:
+    content = {**stored.profile.to_json(), "times": stored.times, "doubts": stored.doubts}
+    _write(_profile_path(stored.profile.name, stored.profile.images), content)
 
 
 def find_report(name: str) -> Any:
@@ -144,18 +146,18 @@ def needs_remeasuring(profile: CostProfile, readings: Sequence[tuple[float, floa
         profile: Profile that the decoding has used.
         readings: Cost by the profile in plain steps, and measured seconds, of each of the decoding's rounds.
     """
-    record = _find_record(profile.name, profile.images)
-    mismatch = None if record is None else _is_mismatch(record, readings)
-    if record is None or mismatch is None:
+    stored = _find_stored(profile.name, profile.images)
+    mismatch = None if stored is None else _is_mismatch(stored, readings)
+    if stored is None or mismatch is None:
         return False
-    if mismatch and record.doubts:
+    if mismatch and stored.doubts:
         return True
-    if mismatch != bool(record.doubts):
-        _save_record(record._replace(doubts=int(mismatch)))
+    if mismatch != bool(stored.doubts):
+        _store(stored._replace(doubts=int(mismatch)))
     return False
 
 
-def _is_mismatch(record: _Record, readings: Sequence[tuple[float, float]]) -> bool | None:
+def _is_mismatch(stored: _StoredProfile, readings: Sequence[tuple[float, float]]) -> bool | None:
     """Return whether a decoding's rounds contradict its profile, or None if they don't allow a comparison.
 
     A decoding without drafts has nothing to compare. It counts as a mismatch once, because a wrong profile may be the
@@ -163,8 +165,8 @@ def _is_mismatch(record: _Record, readings: Sequence[tuple[float, float]]) -> bo
     """
     if not readings:
         return None
-    if max(steps for steps, _ in readings) <= max(1.0, record.profile.plain):
-        return True if record.times < 2 else None
+    if max(steps for steps, _ in readings) <= max(1.0, stored.profile.plain):
+        return True if stored.times < 2 else None
     middle = median(steps for steps, _ in readings)
     small = [seconds / steps for steps, seconds in readings if steps <= middle]
     large = [seconds / steps for steps, seconds in readings if steps > middle]
