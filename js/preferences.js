@@ -5,7 +5,7 @@ import { getSetting, registerExtension, setSetting } from "./comfy.js";
 const SPEEDS = ["Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "No drafting"]; // as in nodes/drafting.py
 const RENAMED = { Plain: "No drafting" }; // old value of a setting -> its new name
 const PAGE = "ADT-Tree";
-const VERSION = "0.1.0"; // as in pyproject.toml
+const VERSION = "0.2.0"; // as in pyproject.toml
 const PAPER = "https://arxiv.org/abs/2512.21857";
 
 const SETTINGS = {
