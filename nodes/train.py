@@ -172,15 +172,15 @@ class _NodeWatch(TrainingCallback):
         self._bars: dict[str, Progress] = {}
         self._total = ""
 
-    def expects(self, needs: TrainingEstimate) -> None:
-        self._total = message("training.time", minutes=needs.minutes)
-        tell(needs.message, logging.INFO)
+    def on_estimate(self, estimate: TrainingEstimate) -> None:
+        self._total = message("training.time", minutes=estimate.minutes)
+        tell(estimate.message, logging.INFO)
 
-    def draws(self, done: float, total: int) -> None:
+    def on_images(self, done: float, total: int) -> None:
         line = message("training.images", done=int(done), count=total)
         self._update("pictures", done / total, join((line, self._total), ""))
 
-    def learns(self, run: Run, log: list[dict]) -> None:
+    def on_step(self, run: Run, log: list[dict]) -> None:
         self._log = log
         line = message("training.steps", steps=run.step)
         if log:
@@ -208,7 +208,7 @@ def _run(plan: training.TrainingPlan, model: LoadedModel, node_id: str) -> tuple
             trainer = training.train(
                 replace(plan, device=device), model.target, _NodeWatch(node_id, plan.training.passes)
             )
-            return trainer.news, trainer.log
+            return trainer.summary, trainer.log
 
 
 def _given(model: LoadedModel, preset: str | None, **sampling) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The laboratory of ADT-Tree, beside the package ``adt_core``: benchmarks of methods, and the training of drafters.
+"""Benchmarks of decoding methods, and training of drafters.
 
-``adt_core`` does without it. Its commands are in ``python adt.py``, and ComfyUI has the Benchmark node.
+Nothing else in `adt_core` imports this package. Its commands are part of `python adt.py`, and its nodes are Benchmark
+and Train Drafter.
 """

@@ -205,13 +205,13 @@ def test_pictures_are_drawn_as_generate_draws_them(train, tiny, tmp_path):
 
 def test_every_other_step_learns_at_temperature_1(train, monkeypatch):
     """What the loss compares with is the target's distribution there, on the same pictures."""
-    seen, learn = [], command.Trainer._learn
+    seen, learn = [], command.Trainer._backward
 
     def watched(self, reading, step, passes):
         seen.append((step, reading.sampling.temperature, reading.z))
         return learn(self, reading, step, passes)
 
-    monkeypatch.setattr(command.Trainer, "_learn", watched)
+    monkeypatch.setattr(command.Trainer, "_backward", watched)
     assert train(temperature=0.5, cfg=1, top_k=0, steps=4)[0] == 0
     steps = seen[-4:]
     assert [(step, temperature) for step, temperature, _ in steps] == [(0, 1.0), (1, 0.5), (2, 1.0), (3, 0.5)]
@@ -240,7 +240,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(train, tmp_path, monk
 
         patch.setattr(owner, name, counted)
 
-    for owner, name, count in ((command.TrainingImages, "put", 1), (command.Trainer, "_step", 3)):
+    for owner, name, count in ((command.TrainingImages, "put", 1), (command.Trainer, "_train_step", 3)):
         with monkeypatch.context() as patch:
             stop_after(patch, count, owner, name)
             assert train(steps=6, every=2)[0] == 1

@@ -1,1 +1,1 @@
-"""Training: resumable runs, and EAGLE drafters for any target."""
+"""Training of EAGLE drafters for any target, in resumable runs."""

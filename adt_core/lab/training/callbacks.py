@@ -1,4 +1,4 @@
-"""Who is told how a training goes: a terminal, or a program that has a page of its own."""
+"""Progress callbacks of a training run."""
 
 from __future__ import annotations
 
@@ -11,47 +11,61 @@ from .run import Run
 
 
 class TrainingCallback:
-    """Is told, and says nothing of it."""
+    """Base class of progress callbacks, which does nothing."""
 
     def check(self) -> None:
-        """Called often. May raise to stop the training, which goes on from there the next time."""
+        """Stop the training by raising an exception. Called often; the next run resumes at the same step."""
 
-    def expects(self, needs: TrainingEstimate) -> None:
-        """Called before anything is made: what it will take."""
+    def on_estimate(self, estimate: TrainingEstimate) -> None:
+        """Report the required resources before the training starts.
 
-    def draws(self, done: float, total: int) -> None:
-        """Called while pictures are made: so many are done, a part of one included."""
+        Args:
+            estimate: Required resources.
+        """
 
-    def learns(self, run: Run, log: list[dict]) -> None:
-        """Called after every step. log: rows of the table, see :mod:`.log`."""
+    def on_images(self, done: float, total: int) -> None:
+        """Report progress while images are generated or encoded.
+
+        Args:
+            done: Finished images, including the finished part of the current ones.
+            total: Number of images.
+        """
+
+    def on_step(self, run: Run, log: list[dict]) -> None:
+        """Report progress after a training step.
+
+        Args:
+            run: The training run.
+            log: Rows of the log so far.
+        """
 
 
 class ProgressBars(TrainingCallback):
-    """Shows bars in the terminal."""
+    """Progress bars in a terminal."""
 
     def __init__(self) -> None:
         self._bar: tqdm | None = None
         self._unit = ""
 
-    def expects(self, needs: TrainingEstimate) -> None:
-        tqdm.write(needs.message, file=sys.stderr)
+    def on_estimate(self, estimate: TrainingEstimate) -> None:
+        tqdm.write(estimate.message, file=sys.stderr)
 
-    def draws(self, done: float, total: int) -> None:
+    def on_images(self, done: float, total: int) -> None:
         self._show("images", int(done), total)
 
-    def learns(self, run: Run, log: list[dict]) -> None:
-        news = f"loss {log[-1]['loss']:.3f}, tau {log[-1]['tau']:.3f}" if log else ""
-        self._show("steps", run.step, run.steps, news)
+    def on_step(self, run: Run, log: list[dict]) -> None:
+        metrics = f"loss {log[-1]['loss']:.3f}, tau {log[-1]['tau']:.3f}" if log else ""
+        self._show("steps", run.step, run.steps, metrics)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
 
-    def _show(self, unit: str, done: int, total: int | None, news: str = "") -> None:
+    def _show(self, unit: str, done: int, total: int | None, metrics: str = "") -> None:
         if self._bar is None or self._unit != unit:
             self.close()
             self._unit = unit
             self._bar = tqdm(total=total, initial=done, unit=f" {unit}", desc=unit, leave=False)
-        self._bar.set_postfix_str(news, refresh=False)
+        self._bar.set_postfix_str(metrics, refresh=False)
         self._bar.update(done - self._bar.n)

@@ -1,10 +1,11 @@
-"""``python adt.py train-drafter``: an EAGLE drafter for any target.
+"""Command `python adt.py train-drafter`: train an EAGLE drafter for any target.
 
-It learns from pictures of prompts, which the target draws, or from captioned pictures.
+The training data is images that the target generates for prompts, or images with captions. The output folder contains:
 
-The output folder holds ``config.json`` and ``model.safetensors``, the drafter as of the last checkpoint, ready for
-``--drafter``; ``log.csv``, its loss and its acceptance on held-out pictures; ``log.png``, the curve of its tokens a
-pass; and ``training/``, from which the same command resumes, and which may be deleted.
+- `config.json` and `model.safetensors`: the drafter at the last checkpoint, for `--drafter`.
+- `log.csv`: loss and acceptance on held-out images.
+- `log.png`: chart of the tokens per target pass.
+- `training/`: state from which the same command resumes. It may be deleted.
 """
 
 from __future__ import annotations
@@ -49,26 +50,32 @@ from .save import drafter_tensors, write_checkpoint
 from .unroll import TargetOutputs, acceptance, read, training_loss
 
 FILES = ("config.json", "model.safetensors", "log.csv", "log.png", "training/settings.json", "training/codes.npy")
-"""What is written, besides what training makes and reads itself."""
+"""Output files, apart from the internal state."""
 WARM_UP = 0.15
-"""Share of the budget in which the drafter sees the target's features only."""
+"""Share of the budget in which the drafter reads only the target's features."""
 SECOND_TEMPERATURE = 1.0
-"""Every other step learns at this one, so that drafts stay good where somebody chooses another than the run's. A run at
-0.6 without such steps left 4 % fewer tokens a pass at 1 than there had been before it."""
+"""Temperature of every second step, so that the drafter also works at temperatures other than the run's. A run at 0.6
+without such steps lowered the tokens per target pass at temperature 1 by 4 %."""
 STRIDE = 2
-"""Positions from one root to the next; the next step takes those between. Neighbours teach much the same, and a step
-costs two thirds of one with all roots."""
+"""Distance between roots in positions; the next step uses the positions in between. Neighbouring roots have similar
+gradients, and a step takes two thirds of the time of one with all roots."""
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What is to be trained, checked; nothing is loaded yet.
+    """Checked arguments of a training, before a model is loaded.
 
-    recipe: of the pictures that the target draws. prompts: of each picture, with the suffix, held-out pictures first.
-    paths: of the pictures' files; None if the target draws them.
+    Attributes:
+        data: Training data.
+        training: Hyperparameters.
+        files: Output files.
+        recipe: Recipe of the generated images.
+        prompts: Prompt of each image, with the suffix, held-out images first.
+        paths: Image files, None if the target generates the images.
+        device: Device of the models.
     """
 
-    lessons: TrainingDataArgs
+    data: TrainingDataArgs
     training: TrainingArgs
     files: TrainingOutputArgs
     recipe: Recipe
@@ -78,21 +85,22 @@ class TrainingPlan:
 
     @property
     def folder(self) -> Path:
-        """What a run resumes from."""
+        """Folder of the internal state."""
         return self.files.output / "training"
 
     @property
     def minutes(self) -> float | None:
-        """Of the training, where they end it."""
+        """Budget of time in minutes, if any."""
         return 60.0 if self.training.steps is None and self.training.minutes is None else self.training.minutes
 
     @property
     def settings(self) -> dict:
-        """What can't change when the run is resumed, in JSON's types."""
-        lessons, training = self.lessons.flat(), self.training.flat()
+        """Settings that must not change when the run is resumed, in JSON types."""
+        data = self.data.flat()
+        training = self.training.flat()
         given = {
             **self.recipe.loading.flat(),
-            **{name: lessons[name] for name in ("prompts", "images", "pictures", "held_out")},
+            **{name: data[name] for name in ("prompts", "images", "pictures", "held_out")},
             **{name: training[name] for name in ("start", "passes", "batch", "accumulate", "learning_rate")},
         }
         plain = {name: x if isinstance(x, int | float | None) else str(x) for name, x in given.items()}
@@ -100,40 +108,50 @@ class TrainingPlan:
 
 
 def plan(
-    lessons: TrainingDataArgs,
+    data: TrainingDataArgs,
     training: TrainingArgs,
     files: TrainingOutputArgs,
     given: Mapping[str, Any],
     device: str,
     texts: Sequence[str] = (),
 ) -> TrainingPlan:
-    """Check what can be checked before a model is loaded, and that ``output`` is new or ours. Raises AdtError.
+    """Check the arguments before a model is loaded.
 
-    texts: prompts, where ``lessons`` names no file.
+    Args:
+        data: Training data.
+        training: Hyperparameters.
+        files: Output files.
+        given: Settings of the recipe, by option name.
+        device: "auto", "cpu" or "cuda".
+        texts: Prompts if `data` names no file.
+
+    Raises:
+        AdtError: If they are invalid, or the output folder contains something other than a run with these arguments.
     """
-    Sampling.of(given)  # what is given makes sense, whatever the model
-    prompts, paths = find_training_images(lessons, training.batch, given.get("seed", 0), texts)
+    Sampling.of(given)  # check these values first: they do not depend on the model
+    prompts, paths = find_training_images(data, training.batch, given.get("seed", 0), texts)
     model = given.get("model", BUNDLED)
     recipe = complete(given, device)
     prompts = [suffixed(prompt, recipe.suffix) for prompt in prompts]
-    made = TrainingPlan(lessons, training, files, recipe, prompts, paths, choose_device(device))
-    _check_output(made)
-    read = [
+    result = TrainingPlan(data, training, files, recipe, prompts, paths, choose_device(device))
+    _check_output(result)
+    inputs = [
         *models_of(model, files.compare or JACOBI, "compare"),
         *models_of(model, training.start or JACOBI, "start"),
-        *named(lessons, "prompts"),
+        *named(data, "prompts"),
     ]
-    read += [("images", file) for path in paths or () for file in (path, caption_file(path))]
-    check_outputs([("output", files.output / name) for name in FILES], read)
-    return made
+    inputs += [("images", file) for path in paths or () for file in (path, caption_file(path))]
+    check_outputs([("output", files.output / name) for name in FILES], inputs)
+    return result
 
 
 def _check_output(plan: TrainingPlan) -> None:
-    """AdtError if ``output`` is no folder, or holds something else than a run of this plan."""
-    folder, settings = plan.files.output, plan.folder / "settings.json"
+    """Raise AdtError if the output is not a folder, or contains something other than a run of this plan."""
+    folder = plan.files.output
+    settings = plan.folder / "settings.json"
     if folder.exists() and not folder.is_dir():
         raise AdtError(f"`output`: '{folder}' is a file; choose a folder.")
-    if plan.lessons.images and folder.resolve() == plan.lessons.images.resolve():
+    if plan.data.images and folder.resolve() == plan.data.images.resolve():
         raise AdtError(
             "`output` is the folder of `images`, where the next run would use its chart as an image; choose another."
         )
@@ -151,7 +169,7 @@ def _check_output(plan: TrainingPlan) -> None:
     except AdtError as error:
         raise AdtError(f"`output`: '{settings}' is damaged; choose another folder, or delete this one.") from error
     for name, now in plan.settings.items():
-        if before.get(name, now) != now:  # an earlier version wrote down fewer options
+        if before.get(name, now) != now:  # earlier versions saved fewer options
             what = "other captions" if name == "captions" else f"{name} {before[name]}, but now it is {now}"
             raise AdtError(
                 f"`output`: '{folder}' was started with {what}; use the same options to resume it, "
@@ -160,10 +178,17 @@ def _check_output(plan: TrainingPlan) -> None:
 
 
 def make_drafter(target: Target, start: EagleDrafter | None = None) -> EagleDrafter:
-    """A new drafter in float32, with the weights of ``start``, or seeded random ones that at first pass the feature on.
+    """Create a drafter in float32.
 
-    Its embedding is the target's, as a plain tensor: not trained, not averaged, not in checkpoints. AdtError if
-    ``start`` has another shape.
+    Random weights are initialised so that the output is close to the input feature. The embedding is the target's, as a
+    plain tensor that is not trained, averaged or saved in checkpoints.
+
+    Args:
+        target: Target to draft for.
+        start: Drafter whose weights are copied, None for random weights with a fixed seed.
+
+    Raises:
+        AdtError: If `start` has another architecture.
     """
     decoder = target.decoder
     config = new_config(decoder.config)
@@ -178,7 +203,7 @@ def make_drafter(target: Target, start: EagleDrafter | None = None) -> EagleDraf
 
 
 def _copy(start: EagleDrafter, drafter: EagleDrafter) -> None:
-    """Put the weights of ``start``, but its embedding, into ``drafter``. AdtError if it has another shape."""
+    """Copy all weights except the embedding. Raise AdtError if `start` has another architecture."""
     weights = {name: value.float() for name, value in start.state_dict().items() if name != "embedding"}
     shapes = {name: value.shape for name, value in drafter.state_dict().items()}
     if {name: value.shape for name, value in weights.items()} != shapes or any(start.pairing):
@@ -187,33 +212,51 @@ def _copy(start: EagleDrafter, drafter: EagleDrafter) -> None:
 
 
 def run(plan: TrainingPlan) -> str:
-    """Make the pictures, train, write. Returns what to tell the user."""
-    files, passes = plan.files, plan.training.passes
+    """Run a training.
+
+    Args:
+        plan: Checked arguments.
+
+    Returns:
+        Summary for the user.
+
+    Raises:
+        AdtError: If a model cannot be loaded, or the disk has too little space.
+    """
     target = open_target(plan.recipe.loading, plan.device)
-    other = _network("compare", files.compare, target)
+    other = _load_network("compare", plan.files.compare, target)
     with closing(ProgressBars()) as bars:
         trainer = train(plan, target, bars)
-    news = trainer.news
-    if other is not None:
-        news += f"\n{files.compare}: {sentence(trainer.measure(other.float()), passes)}"
-    return news
+    if other is None:
+        return trainer.summary
+    metrics = sentence(trainer.measure(other.float()), plan.training.passes)
+    return f"{trainer.summary}\n{plan.files.compare}: {metrics}"
 
 
-def train(plan: TrainingPlan, target: Target, watch: TrainingCallback) -> Trainer:
-    """Do what is still to be done of a plan. Raises AdtError, and what ``watch.check`` raises."""
-    drafter = make_drafter(target, _network("start", plan.training.start, target))
+def train(plan: TrainingPlan, target: Target, callback: TrainingCallback) -> Trainer:
+    """Complete a training with a loaded target.
+
+    Args:
+        plan: Checked arguments.
+        target: The target.
+        callback: Progress callback.
+
+    Raises:
+        AdtError: If the disk has too little space.
+    """
+    drafter = make_drafter(target, _load_network("start", plan.training.start, target))
     write_in(plan.folder, "settings.json", to_json(plan.settings))
-    pictures = TrainingImages(plan.folder / "codes.npy", plan.prompts, target.length, len(target.decoder.image_ids))
-    trainer = Trainer(target, pictures, plan, drafter)
+    images = TrainingImages(plan.folder / "codes.npy", plan.prompts, target.length, len(target.decoder.image_ids))
+    trainer = Trainer(target, images, plan, drafter)
     if trainer.run.fraction < 1:
-        watch.expects(trainer.needs(watch.check))
-    trainer.make_pictures(watch)
-    trainer.train(watch)
+        callback.on_estimate(trainer.estimate(callback.check))
+    trainer.create_images(callback)
+    trainer.train(callback)
     return trainer
 
 
-def _network(name: str, path: str | None, target: Target) -> EagleDrafter | None:
-    """The drafter that the setting ``name`` gives, if it gives one. AdtError if that is no EAGLE drafter."""
+def _load_network(name: str, path: str | None, target: Target) -> EagleDrafter | None:
+    """Load the drafter of an option, if given. Raise AdtError if it is not an EAGLE drafter."""
     if not path:
         return None
     if not is_network(path):
@@ -223,108 +266,147 @@ def _network(name: str, path: str | None, target: Target) -> EagleDrafter | None
 
 
 class Trainer:
-    """One training run on the pictures of one target."""
+    """Training run of a drafter.
 
-    def __init__(self, target: Target, pictures: TrainingImages, plan: TrainingPlan, drafter: EagleDrafter):
-        self.target, self.pictures = target, pictures
-        self.plan, self.training = plan, plan.training
-        self.drafter, self.sampling = drafter, plan.recipe.sampling
+    Args:
+        target: The target.
+        images: Training images.
+        plan: Checked arguments.
+        drafter: Drafter to train.
+    """
+
+    def __init__(self, target: Target, images: TrainingImages, plan: TrainingPlan, drafter: EagleDrafter):
+        self.target = target
+        self.images = images
+        self.plan = plan
+        self.training = plan.training
+        self.drafter = drafter
+        self.sampling = plan.recipe.sampling
         self._warm_up = 0.0 if self.training.start else WARM_UP
         self._config = Checkpoint(resolve(plan.recipe.loading.model, "target")).config
         self._features = Features(plan.folder / "features", self.training.features_gb * 2**30)
         self._encode = cache(target.encode_prompt)
         half = autocast_dtype(plan.device, self.training.autocast)
         self._autocast = torch.autocast(plan.device.type, half, enabled=half is not None)
-        rate, scaled = self.training.learning_rate, half is torch.float16
+        rate = self.training.learning_rate
         optimisers = muon_and_adam(self.drafter, muon_lr=rate, adam_lr=rate / 5, not_muon=("norm",))
         path = plan.folder / "checkpoint.pt"
-        self.run = Run(path, self.drafter, optimisers, plan.minutes, 0.98, self.training.steps, scaled)
-        self._shipped = make_drafter(target)
-        self._shipped.embedding = self.drafter.embedding
-        self._shipped.load_state_dict(self.run.average, assign=True)  # the averages themselves, which training changes
+        is_scaled = half is torch.float16
+        self.run = Run(path, self.drafter, optimisers, plan.minutes, 0.98, self.training.steps, is_scaled)
+        self._averaged = make_drafter(target)
+        self._averaged.embedding = self.drafter.embedding
+        self._averaged.load_state_dict(self.run.average, assign=True)  # shares memory with the averages
         self.log: list[dict] = list(self.run.state.get("log", []))
 
     @property
-    def news(self) -> str:
-        """What came of it, for people."""
+    def summary(self) -> str:
+        """Summary of the last measurement."""
         last = self.log[-1]
-        figures = sentence(last, self.training.passes)
-        return f"{self.plan.files.output}: {last['step']} steps in {last['seconds'] / 60:.1f} min; {figures}"
+        metrics = sentence(last, self.training.passes)
+        return f"{self.plan.files.output}: {last['step']} steps in {last['seconds'] / 60:.1f} min; {metrics}"
 
-    def needs(self, check: Check) -> TrainingEstimate:
-        """What is left to do takes: a few rounds of drawing and a step are tried. AdtError for too small a disk."""
-        decoder, drafter = self.target.decoder, self.drafter
-        drawing, working = self._try_drawing(check)
-        learning, kept, features = self._try_learning()
+    def estimate(self, check: Check) -> TrainingEstimate:
+        """Estimate the resources for the rest of the run from a few decoding rounds and a training step.
+
+        Args:
+            check: Cancellation callback.
+
+        Raises:
+            AdtError: If the disk has too little space.
+        """
+        decoder = self.target.decoder
+        drafter = self.drafter
+        drawing, working = self._time_images(check)
+        learning, activations, features = self._time_training()
         network = num_bytes(*drafter.parameters())
         copied = 0 if drafter.embedding.dtype is decoder.dtype else num_bytes(drafter.embedding)
-        # The network four times: its weights, their average, their gradients, and what the optimisers keep.
-        memory = num_bytes(*decoder.parameters()) + copied + 4 * network + max(working, kept)
-        # A checkpoint, of three such, twice: the one before stays until the next is whole. And what ships, in halves.
+        # Four copies of the network: weights, their average, gradients, and the state of the optimisers.
+        memory = num_bytes(*decoder.parameters()) + copied + 4 * network + max(working, activations)
+        # A checkpoint has three copies, and exists twice while it is replaced. Exported numbers have two bytes.
         disk = features + 6 * network + (network + num_bytes(drafter.embedding)) // 2
-        needs = TrainingEstimate(drawing, learning, memory, disk)
-        check_disk(needs, self.plan.folder)
-        return needs
+        estimate = TrainingEstimate(drawing, learning, memory, disk)
+        check_disk(estimate, self.plan.folder)
+        return estimate
 
-    def _try_drawing(self, check: Check) -> tuple[float, int]:
-        """Seconds for the pictures that are missing, and bytes of memory beside the weights."""
-        missing, paths = self.pictures.missing, self.plan.paths
+    def _time_images(self, check: Check) -> tuple[float, int]:
+        """Return seconds for the missing images, and bytes of memory in addition to the weights."""
+        missing = self.images.missing
+        paths = self.plan.paths
         if not missing:
             return 0.0, 0
         if paths:
             began = time.monotonic()
             encode(self.target, [paths[missing[0]]])
             return (time.monotonic() - began) * len(missing), 0
-        together = missing[: self.plan.lessons.draw_batch]
-        decoding = self.plain_decoding(together, check)
-        seconds = seconds_of_round(decoding) * decoding.length * len(missing) / len(together)
+        batch = missing[: self.plan.data.draw_batch]
+        decoding = self.decoding(batch, check)
+        seconds = seconds_of_round(decoding) * decoding.length * len(missing) / len(batch)
         return seconds, decoding.memory_required()
 
-    def _try_learning(self) -> tuple[float, int, int]:
-        """Seconds for the steps that are left; bytes that one keeps for gradients; bytes of the features to be kept."""
-        run, training, kept = self.run, self.training, SavedTensorCounter()
-        self.trial()  # the first is slow
-        with kept:
+    def _time_training(self) -> tuple[float, int, int]:
+        """Return seconds for the remaining steps, bytes of activations per step, and bytes of cached features."""
+        run = self.run
+        training = self.training
+        activations = SavedTensorCounter()
+        self.trial()  # the first call is slow
+        with activations:
             began = time.monotonic()
             features = self.trial() * len(self.plan.prompts)
             seconds = time.monotonic() - began
-        parts = training.accumulate + math.ceil(self.plan.lessons.held_out / training.batch) / self.plan.files.every
+        parts = training.accumulate + math.ceil(self.plan.data.held_out / training.batch) / self.plan.files.every
         by_steps = math.inf if run.steps is None else (run.steps - run.step) * parts * seconds
         by_time = math.inf if run.minutes is None else 60 * run.minutes - run.elapsed
-        return min(by_steps, by_time), kept.bytes, min(features, int(training.features_gb * GB))
+        return min(by_steps, by_time), activations.bytes, min(features, int(training.features_gb * GB))
 
-    def plain_decoding(self, numbers: list[int], check: Check | None) -> Decoding:
-        """The decoding that draws some pictures."""
+    def decoding(self, numbers: list[int], check: Check | None) -> Decoding:
+        """Return a decoding of some images.
+
+        Args:
+            numbers: Indices of the images.
+            check: Cancellation callback.
+        """
         return plain_decoding(self.target, [self.plan.prompts[i] for i in numbers], numbers, self.sampling, check)
 
-    def make_pictures(self, watch: TrainingCallback) -> None:
-        """Draw the missing pictures, or encode their files."""
-        paths, total = self.plan.paths, len(self.plan.prompts)
+    def create_images(self, callback: TrainingCallback) -> None:
+        """Generate the missing images, or encode their files.
+
+        Args:
+            callback: Progress callback.
+        """
+        paths = self.plan.paths
+        total = len(self.plan.prompts)
 
         def codes_of(numbers: list[int], done: int) -> Tensor:
-            watch.check()
-            watch.draws(done, total)
+            callback.check()
+            callback.on_images(done, total)
             if paths:
                 return encode(self.target, [paths[i] for i in numbers])
-            decoding = self.plain_decoding(numbers, watch.check)
+            decoding = self.decoding(numbers, callback.check)
             for _ in rounds(decoding):
-                watch.draws(done + decoding.done_tokens / decoding.length, total)
+                callback.on_images(done + decoding.done_tokens / decoding.length, total)
             return decoding.codes
 
-        self.pictures.make(codes_of, self.plan.lessons.draw_batch)
+        self.images.fill(codes_of, self.plan.data.draw_batch)
 
-    def train(self, watch: TrainingCallback) -> None:
-        """Train until the budget is spent; every so often measure, save and write. A run that is stopped is saved."""
-        run, losses = self.run, []
+    def train(self, callback: TrainingCallback) -> None:
+        """Train until the budget is exhausted, with a measurement and a checkpoint at regular intervals.
+
+        An exception of the callback stops the training after a checkpoint.
+
+        Args:
+            callback: Progress callback.
+        """
+        run = self.run
+        losses: list[Tensor] = []
         run.begin()
         while run.fraction < 1:
-            losses.append(self._step())
+            losses.append(self._train_step())
             if run.step % self.plan.files.every == 0:
                 self._save(losses)
                 losses = []
             try:
-                watch.learns(run, self.log)
-                watch.check()
+                callback.on_step(run, self.log)
+                callback.check()
             except BaseException:
                 run.save(log=self.log)
                 raise
@@ -332,71 +414,94 @@ class Trainer:
             self._save(losses)
 
     def _save(self, losses: list[Tensor]) -> None:
-        """Measure the averaged weights; write the checkpoint, the drafter and the log. losses: since the last time."""
-        folder, shipped = self.plan.files.output, self._shipped
+        """Measure the averaged weights, and write the checkpoint, the drafter and the log.
+
+        Args:
+            losses: Losses since the last call.
+        """
+        folder = self.plan.files.output
+        drafter = self._averaged
         loss = torch.stack(losses).mean().item()
         row = {"step": self.run.step, "seconds": round(self.run.elapsed, 1), "loss": round(loss, 5)}
-        self.log.append({**row, **self.measure(shipped)})
+        self.log.append({**row, **self.measure(drafter)})
         self.run.save(log=self.log)
         dtype = torch.bfloat16 if self.target.decoder.dtype is torch.bfloat16 else torch.float16
-        write_checkpoint(folder, drafter_tensors(shipped), {**self._config, **config_fields(shipped.config)}, dtype)
+        write_checkpoint(folder, drafter_tensors(drafter), {**self._config, **config_fields(drafter.config)}, dtype)
         write_log(folder, self.log, self.training.passes)
 
-    def _step(self) -> Tensor:
-        """Make one optimisation step. Returns its loss, a scalar."""
-        training, step = self.training, self.run.step
+    def _train_step(self) -> Tensor:
+        """Run one optimisation step and return its loss, a scalar."""
+        training = self.training
+        step = self.run.step
         sampling = self.sampling if step % 2 else replace(self.sampling, temperature=SECOND_TEMPERATURE)
         losses = []
         passes = 1 if self.run.fraction < self._warm_up else training.passes
         for part in range(training.accumulate):
             numbers = self._numbers(step * training.accumulate + part)
-            reading = self._read(numbers, self.pictures.codes(numbers), self._features, sampling)
-            losses.append(self._learn(reading, step, passes))
+            outputs = self._read(numbers, self.images.codes(numbers), self._features, sampling)
+            losses.append(self._backward(outputs, step, passes))
         self.run.apply()
         return torch.stack(losses).sum()
 
-    def _learn(self, reading: TargetOutputs, step: int, passes: int) -> Tensor:
-        """Add the gradients of a part of a step. Returns its loss, a scalar."""
-        roots = torch.arange(step % STRIDE, reading.z.shape[1] - passes + 1, STRIDE, device=reading.z.device)
+    def _backward(self, outputs: TargetOutputs, step: int, passes: int) -> Tensor:
+        """Accumulate the gradients of a part of a step and return its loss, a scalar."""
+        roots = torch.arange(step % STRIDE, outputs.z.shape[1] - passes + 1, STRIDE, device=outputs.z.device)
         with self._autocast:
-            loss = training_loss(self.drafter, reading, roots, passes) / self.training.accumulate
+            loss = training_loss(self.drafter, outputs, roots, passes) / self.training.accumulate
         self.run.backward(loss)
         return loss.detach()
 
     def trial(self) -> int:
-        """A part of a step on tokens at random, of which nothing is learned. Returns a picture's bytes of features."""
-        numbers, tokens = self._numbers(0), len(self.target.decoder.image_ids)
+        """Run a part of a step on random tokens without changing weights.
+
+        Returns:
+            Bytes of cached features per image.
+        """
+        numbers = self._numbers(0)
+        tokens = len(self.target.decoder.image_ids)
         shape = len(numbers), self.target.length
         codes = torch.randint(tokens, shape, generator=torch.Generator().manual_seed(0))
-        reading = self._read(numbers, codes, None)
-        self._learn(reading, 0, self.training.passes).item()
+        outputs = self._read(numbers, codes, None)
+        self._backward(outputs, 0, self.training.passes).item()
         for weight in self.drafter.parameters():
             weight.grad = None
-        return 2 * reading.features.numel() // len(numbers)
+        return 2 * outputs.features.numel() // len(numbers)
 
     def _read(
         self, numbers: list[int], codes: Tensor, stored: Features | None, sampling: Sampling | None = None
     ) -> TargetOutputs:
-        """Some pictures as the target reads them. A prompt is encoded once: some targets have a large text encoder.
+        """Return the target's outputs for some images. Prompts are encoded once, because text encoders can be large.
 
-        sampling: with what the target would draw them; None for the run's own.
+        Args:
+            numbers: Indices of the images.
+            codes: Their tokens.
+            stored: Feature cache, or None.
+            sampling: Sampling settings of the logits, by default the run's.
         """
-        prompts = [self._encode(self.pictures.prompts[number]) for number in numbers]
+        prompts = [self._encode(self.images.prompts[number]) for number in numbers]
         return read(self.target, prompts, codes, numbers, sampling or self.sampling, stored)
 
     def _numbers(self, index: int) -> list[int]:
-        """Pictures of batch ``index``. Each epoch has an order of its own, fixed by the seed, and leaves out what does
-        not fill its last batch."""
-        held_out, size = self.plan.lessons.held_out, self.training.batch
-        count = len(self.pictures.prompts) - held_out
+        """Return the images of a batch.
+
+        Each epoch has its own order, which depends on the seed, and drops an incomplete last batch.
+        """
+        held_out = self.plan.data.held_out
+        size = self.training.batch
+        count = len(self.images.prompts) - held_out
         epoch, place = divmod(index, count // size)
         order = np.random.default_rng([self.sampling.seed, epoch]).permutation(count) + held_out
         return order[place * size : (place + 1) * size].tolist()
 
     def measure(self, drafter: EagleDrafter) -> dict[str, float]:
-        """Acceptance on the held-out pictures, by the names of the log's columns."""
-        batches = [batch.tolist() for batch in torch.arange(self.plan.lessons.held_out).split(self.training.batch)]
-        readings = (self._read(batch, self.pictures.codes(batch), self._features) for batch in batches)
-        rows = [acceptance(drafter, reading.paired(drafter.pairing), self.training.passes) for reading in readings]
+        """Return the acceptance on the held-out images, by column of the log.
+
+        Args:
+            drafter: Drafter to measure.
+        """
+        held_out = self.plan.data.held_out
+        batches = [batch.tolist() for batch in torch.arange(held_out).split(self.training.batch)]
+        outputs = (self._read(batch, self.images.codes(batch), self._features) for batch in batches)
+        rows = [acceptance(drafter, one.paired(drafter.pairing), self.training.passes) for one in outputs]
         sums = {name: sum(len(batch) * row[name] for batch, row in zip(batches, rows)) for name in rows[0]}
-        return {name: round(value / self.plan.lessons.held_out, 4) for name, value in sums.items()}
+        return {name: round(value / held_out, 4) for name, value in sums.items()}

@@ -1,4 +1,4 @@
-"""What a training takes of time, memory and disk space. It is measured before anything is made."""
+"""Estimate of the time, memory and disk space of a training run, measured before it starts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,22 @@ from ...engine.decoding import Decoding
 from ...errors import AdtError
 from ...messages import Message, message
 
-FIRST, TIMED = 3, 5
-"""Rounds of drawing that are thrown away, because the first are slow, and those whose time is taken."""
+WARM_UP_ROUNDS = 3
+"""Rounds to discard before timing, because the first calls are slow."""
+TIMED_ROUNDS = 5
 GB = 2**30
 
 
 @dataclass(frozen=True)
 class TrainingEstimate:
-    """What is still to be done takes. drawing, learning: seconds. memory, disk: bytes."""
+    """Resources for the remaining part of a training run.
+
+    Attributes:
+        drawing: Seconds to generate or encode images.
+        learning: Seconds to train.
+        memory: Bytes of memory.
+        disk: Bytes of disk space.
+    """
 
     drawing: float
     learning: float
@@ -33,8 +41,8 @@ class TrainingEstimate:
 
     @property
     def minutes(self) -> str:
-        """Of both."""
-        return _short((self.drawing + self.learning) / 60)
+        """Total time in minutes, formatted."""
+        return _format((self.drawing + self.learning) / 60)
 
     @property
     def message(self) -> Message:
@@ -42,44 +50,58 @@ class TrainingEstimate:
         return message(
             "training.estimate",
             minutes=self.minutes,
-            drawing=_short(self.drawing / 60),
-            learning=_short(self.learning / 60),
-            memory=_short(self.memory / GB),
-            disk=_short(self.disk / GB),
+            drawing=_format(self.drawing / 60),
+            learning=_format(self.learning / 60),
+            memory=_format(self.memory / GB),
+            disk=_format(self.disk / GB),
         )
 
 
-def _short(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{max(value, 0.1):.1f}"
 
 
 def seconds_of_round(decoding: Decoding) -> float:
-    """Of the first rounds, but for those that are slow because they are the first."""
+    """Measure the mean duration of the first rounds after a warm-up.
+
+    Args:
+        decoding: Decoding that has not begun.
+    """
     with closing(rounds(decoding)) as running:
-        for _ in islice(running, FIRST):
+        for _ in islice(running, WARM_UP_ROUNDS):
             pass
         began = time.monotonic()
-        count = sum(1 for _ in islice(running, TIMED))
+        count = sum(1 for _ in islice(running, TIMED_ROUNDS))
         return (time.monotonic() - began) / max(1, count)
 
 
 def num_bytes(*tensors: Tensor) -> int:
+    """Return the total size of tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def check_disk(needs: TrainingEstimate, folder: Path) -> None:
-    """AdtError if the disk of ``folder`` has no room for what is not there yet."""
-    free, there = shutil.disk_usage(folder).free, sum(path.stat().st_size for path in folder.rglob("*"))
-    if needs.disk > free + there:
-        needed, left = (f"{size / 2**20:.0f} MB" for size in (needs.disk, free))
+def check_disk(estimate: TrainingEstimate, folder: Path) -> None:
+    """Check that the disk has enough space.
+
+    Args:
+        estimate: Required resources.
+        folder: Folder of the training run. Its existing files count as available space.
+
+    Raises:
+        AdtError: If it has not.
+    """
+    free = shutil.disk_usage(folder).free
+    existing = sum(path.stat().st_size for path in folder.rglob("*"))
+    if estimate.disk > free + existing:
+        needed, available = (f"{size / 2**20:.0f} MB" for size in (estimate.disk, free))
         raise AdtError(
-            f"`output`: the training needs {needed} of disk space, but only {left} are free for '{folder}'; "
+            f"`output`: the training needs {needed} of disk space, but only {available} are free for '{folder}'; "
             "free some space, or lower `features_gb`."
         )
 
 
 class SavedTensorCounter(torch.autograd.graph.saved_tensors_hooks):
-    """Counts the ``bytes`` that are kept for gradients in the block. Tensors that share memory count once."""
+    """Counter of the memory that autograd keeps for gradients in a block. Shared storage counts once."""
 
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}
@@ -92,4 +114,5 @@ class SavedTensorCounter(torch.autograd.graph.saved_tensors_hooks):
 
     @property
     def bytes(self) -> int:
+        """Total size in bytes."""
         return sum(self._sizes.values())

@@ -1,4 +1,4 @@
-"""The log of a training run: a table, a curve, and lines for people."""
+"""Log of a training run: a CSV table, a chart, and a summary."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from PIL import Image, ImageDraw, ImageFont
 from ...files import write_in
 from .unroll import CHILDREN
 
-WIDTH, HEIGHT, COLOUR = 640, 400, "#1f77b4"
+WIDTH = 640
+HEIGHT = 400
+COLOUR = "#1f77b4"
 
 
 def sentence(row: dict, passes: int) -> str:
-    """What :func:`acceptance` found, in words."""
+    """Return a summary of the acceptance on held-out images.
+
+    Args:
+        row: Result of `acceptance`.
+        passes: Number of draft depths.
+    """
     depths = (
         " / ".join(f"{row[f'depth {depth} of {count}']:.3f}" for count in CHILDREN) + f" at depth {depth}"
         for depth in range(1, passes + 1)
@@ -27,7 +34,13 @@ def sentence(row: dict, passes: int) -> str:
 
 
 def write_log(folder: Path, rows: list[dict], passes: int) -> None:
-    """``log.csv`` and ``log.png``. Rows: step, seconds, mean loss, acceptance."""
+    """Write `log.csv` and `log.png`.
+
+    Args:
+        folder: Output folder.
+        rows: Step, seconds, mean loss and acceptance of each measurement.
+        passes: Number of draft depths.
+    """
     text = io.StringIO()
     table = csv.DictWriter(text, rows[0])
     table.writeheader()
@@ -39,10 +52,15 @@ def write_log(folder: Path, rows: list[dict], passes: int) -> None:
 
 
 def curve(rows: list[dict], passes: int) -> Image.Image:
-    """The held-out tokens a pass over the steps, as a picture of WIDTH x HEIGHT pixels. A chain of ``passes`` drafts
-    brings 1 to ``passes + 1``."""
-    picture = Image.new("RGB", (WIDTH, HEIGHT), "white")
-    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(18)
+    """Draw tokens per target pass on held-out images over the steps, as an image of WIDTH x HEIGHT pixels.
+
+    Args:
+        rows: Rows of the log.
+        passes: Number of drafts of the chain, which yields 1 to `passes + 1` tokens.
+    """
+    image = Image.new("RGB", (WIDTH, HEIGHT), "white")
+    draw = ImageDraw.Draw(image)
+    font = ImageFont.load_default(18)
     left, top, right, bottom = 50, 50, WIDTH - 30, HEIGHT - 50
 
     def place(step: float, tau: float) -> tuple[float, float]:
@@ -59,4 +77,4 @@ def curve(rows: list[dict], passes: int) -> Image.Image:
     draw.text((left, top - 20), title, "black", font, "ls")
     draw.text((left, bottom + 16), "0", "black", font, "mt")
     draw.text((right, bottom + 16), f"{rows[-1]['step']} steps", "black", font, "rt")
-    return picture
+    return image

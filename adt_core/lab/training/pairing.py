@@ -1,9 +1,9 @@
-"""``python adt.py check-drafter``: which tokens a drafter's features were paired with when it was trained.
+"""Command `python adt.py check-drafter`: find out which tokens a drafter's features were paired with in training.
 
-EAGLE pairs a feature with the token after it, as inference must. The training code that was published for Anole and
-Lumina-mGPT pairs it with its own token and leaves the offset out of image ids. Nobody has said how the published
-drafters were trained. So it is measured on pictures that the target draws: the pairing under which the drafter's first
-child is most often the target's token is recorded beside the drafter.
+EAGLE pairs the feature of a token with the next token, as inference does. The published training code of Anole and
+Lumina-mGPT pairs it with the same token, and uses codebook indices instead of token ids. How the published drafters
+were trained is not documented. This command measures each pairing on images that the target generates, and saves the
+one with which the drafter's first child is most often the target's token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ from .unroll import CHILDREN, acceptance, read
 
 
 class PairingPlan(NamedTuple):
-    """What is measured; nothing is loaded yet. file: where the result is recorded; None for the bundled drafter."""
+    """Checked arguments, before a model is loaded.
+
+    Attributes:
+        recipe: Recipe of the test images.
+        prompts: Prompts of the test images.
+        device: Device of the models.
+        file: File for the result, None for the bundled drafter.
+    """
 
     recipe: Recipe
     prompts: list[str]
@@ -43,22 +50,42 @@ class PairingPlan(NamedTuple):
     file: Path | None
 
 
-def plan(order: CheckDrafterArgs, given: Mapping[str, Any], device: str) -> PairingPlan:
-    """Check what can be checked before a model is loaded. AdtError if the drafter is no network."""
+def plan(args: CheckDrafterArgs, given: Mapping[str, Any], device: str) -> PairingPlan:
+    """Check the arguments before a model is loaded.
+
+    Args:
+        args: Test images.
+        given: Settings of the recipe, by option name.
+        device: "auto", "cpu" or "cuda".
+
+    Raises:
+        AdtError: If they are invalid, or the drafter is not a network.
+    """
     recipe = complete(given, device)
     drafter = recipe.drafter or JACOBI
     if not is_network(drafter):
         raise AdtError(f"`drafter`: {drafter!r} is not a drafter network; choose the folder of one.")
-    prompts = read_prompts(order.prompts or BUNDLED_CAPTIONS)
-    prompts = sample(prompts, order.count, recipe.sampling.seed)
-    file = None if drafter == BUNDLED else _record_of(drafter)
-    check_outputs([("drafter", file)] if file else [], named(order, "prompts"))
+    prompts = read_prompts(args.prompts or BUNDLED_CAPTIONS)
+    prompts = sample(prompts, args.count, recipe.sampling.seed)
+    file = None if drafter == BUNDLED else _result_file(drafter)
+    check_outputs([("drafter", file)] if file else [], named(args, "prompts"))
     return PairingPlan(recipe, prompts, choose_device(device), file)
 
 
 def run(plan: PairingPlan) -> str:
-    """Draw, measure, record. Returns what to tell the user. Raises AdtError."""
-    recipe, file = plan.recipe, plan.file
+    """Generate the test images, measure every pairing, and save the best.
+
+    Args:
+        plan: Checked arguments.
+
+    Returns:
+        Table of the results.
+
+    Raises:
+        AdtError: If a model cannot be loaded.
+    """
+    recipe = plan.recipe
+    file = plan.file
     target = open_target(recipe.loading, plan.device)
     prompts = [suffixed(prompt, recipe.suffix) for prompt in plan.prompts]
     path = recipe.drafter or BUNDLED
@@ -69,8 +96,8 @@ def run(plan: PairingPlan) -> str:
     children = ", ".join(map(str, CHILDREN))
     lines = [f"Share of target tokens among the first {children} children, {len(prompts)} images of {target.name}:"]
     for pairing, hits in shares.items():
-        fed = "their own token" if pairing.late else "the token after them"
-        words = f"features with {fed}, image tokens by {'code' if pairing.codes else 'id'}"
+        token = "their own token" if pairing.late else "the token after them"
+        words = f"features with {token}, image tokens by {'code' if pairing.codes else 'id'}"
         figures = " / ".join(f"{share:.3f}" for share in hits)
         lines.append(f"{words:62} {figures}{' <- best' if pairing == best else ''}")
     if file is not None:
@@ -80,8 +107,7 @@ def run(plan: PairingPlan) -> str:
     return "\n".join(lines)
 
 
-def _record_of(drafter: str) -> Path:
-    """Where the pairing of a drafter is recorded."""
+def _result_file(drafter: str) -> Path:
     place = resolve(drafter, "drafter")
     return (place if place.is_dir() else place.parent) / PAIRING_FILE
 
@@ -90,15 +116,23 @@ def _record_of(drafter: str) -> Path:
 def measure(
     target: Target, drafter: EagleDrafter, prompts: list[str], sampling: Sampling
 ) -> dict[Pairing, list[float]]:
-    """By pairing, the shares of tokens that are among the drafter's first children, for each number in CHILDREN.
+    """Measure the acceptance of a drafter with every pairing.
 
-    They are taken on pictures of the prompts, which the target draws plainly.
+    Args:
+        target: Target that generates the test images.
+        drafter: Drafter to measure.
+        prompts: Prompts of the test images.
+        sampling: Sampling settings.
+
+    Returns:
+        By pairing, the shares of tokens among the drafter's first children, for each number in `CHILDREN`.
     """
     numbers = list(range(len(prompts)))
     codes = decode(plain_decoding(target, prompts, numbers, sampling)).codes
-    reading = read(target, [target.encode_prompt(prompt) for prompt in prompts], codes, numbers, sampling, None)
-    drafter, shares = drafter.to(reading.features.dtype), {}
+    outputs = read(target, [target.encode_prompt(prompt) for prompt in prompts], codes, numbers, sampling, None)
+    drafter = drafter.to(outputs.features.dtype)
+    shares = {}
     for pairing in starmap(Pairing, product((False, True), repeat=2)):
-        hits = acceptance(drafter, reading.paired(pairing), passes=1)
+        hits = acceptance(drafter, outputs.paired(pairing), passes=1)
         shares[pairing] = [hits[f"depth 1 of {count}"] for count in CHILDREN]
     return shares

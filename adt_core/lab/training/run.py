@@ -1,4 +1,4 @@
-"""What every training shares: optimisers, a budget of time or steps, and checkpoints to resume from."""
+"""Training loop parts that all trainings share: optimisers, a budget of time or steps, and checkpoints."""
 
 from __future__ import annotations
 
@@ -17,15 +17,24 @@ from ...files import opened, write_in
 
 
 def cosine(fraction: float, warmup: float) -> float:
-    """Factor of the learning rate: up during a share ``warmup`` of the budget, then down a cosine to 0.02."""
+    """Return the factor of the learning rate: linear warm-up, then cosine decay to 0.02.
+
+    Args:
+        fraction: Completed share of the budget, 0 to 1.
+        warmup: Share of the budget for the warm-up.
+    """
     if fraction < warmup:
         return max(fraction / warmup, 0.01)
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (fraction - warmup) / (1 - warmup)))
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum with orthogonalised updates (Jordan et al., 2024), for matrices [in, out] and convolutions, which are
-    flattened to [out, in * k * k]."""
+    """Muon optimiser: momentum with orthogonalised updates (Jordan et al., 2024).
+
+    Args:
+        parameters: Matrices [in, out], and convolutions, which are flattened to [out, in * k * k].
+        lr: Learning rate.
+    """
 
     def __init__(self, parameters: list[nn.Parameter], lr: float):
         super().__init__(parameters, {"lr": lr, "momentum": 0.95, "weight_decay": 0.01})
@@ -47,20 +56,29 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    """Roughly the nearest semi-orthogonal matrix, by Newton-Schulz iteration of degree 5."""
+    """Approximate the nearest semi-orthogonal matrix by Newton-Schulz iteration of degree 5.
+
+    Args:
+        matrix: [m, n].
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
     x = x / (x.norm() + 1e-7)
-    for _ in range(3):  # on a CPU, more steps cost more than they bring
+    for _ in range(3):  # on a CPU, the time of more steps outweighs their benefit
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.T if tall else x
 
 
 def initialise(module: nn.Module, generator: torch.Generator, depth: int) -> None:
-    """Draw matrices from Normal(0, 0.02), output projections smaller in a module of ``depth`` layers; vectors and norms
-    stay as they are."""
+    """Initialise matrices from Normal(0, 0.02). Vectors and norms are not changed.
+
+    Args:
+        module: Module to initialise.
+        generator: Source of random numbers.
+        depth: Number of layers, by which the scale of output projections is reduced.
+    """
     for name, p in module.named_parameters():
         if p.ndim >= 2 and "norm" not in name:
             std = 0.02 / (2 * depth) ** 0.5 if name.endswith((".out", ".down")) else 0.02
@@ -70,8 +88,14 @@ def initialise(module: nn.Module, generator: torch.Generator, depth: int) -> Non
 def muon_and_adam(
     model: nn.Module, muon_lr: float, adam_lr: float, not_muon: tuple[str, ...] = ()
 ) -> list[torch.optim.Optimizer]:
-    """Muon for the hidden matrices; AdamW for vectors, embeddings and parameters with a part of ``not_muon`` in their
-    names."""
+    """Return Muon for hidden matrices, and AdamW for other parameters.
+
+    Args:
+        model: Model to train.
+        muon_lr: Learning rate of Muon.
+        adam_lr: Learning rate of AdamW.
+        not_muon: Parts of names of matrices, in addition to embeddings, that AdamW optimises.
+    """
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, p in model.named_parameters():
@@ -85,10 +109,15 @@ def muon_and_adam(
     return optimisers
 
 
-def autocast_dtype(device: torch.device, wish: str) -> torch.dtype | None:
-    """Of the matrix products in training; None is float32. ``auto`` is the half that the GPU is fast in."""
-    if wish != "auto":
-        return None if wish == "float32" else getattr(torch, wish)
+def autocast_dtype(device: torch.device, name: str) -> torch.dtype | None:
+    """Return the dtype of matrix products in training, None for float32.
+
+    Args:
+        device: Device of the training.
+        name: Name of the dtype, or "auto" for the half precision that the GPU supports natively.
+    """
+    if name != "auto":
+        return None if name == "float32" else getattr(torch, name)
     if device.type != "cuda":
         return None
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
@@ -96,12 +125,20 @@ def autocast_dtype(device: torch.device, wish: str) -> torch.dtype | None:
 
 @dataclass
 class Run:
-    """A training run that can be stopped and resumed: weights, their moving average, optimisers, step and time spent.
+    """Training run that can be stopped and resumed.
 
-    It resumes from the checkpoint at ``path`` if there is one; ``state`` is what that held. minutes, steps: the budget,
-    which sets the learning rate; with both, the one that is used up first. decay: of ``average``, the exponential
-    moving average of the weights, which is what ships. half: gradients come from float16, so losses are scaled, and
-    steps that overflow are left out.
+    Attributes:
+        path: Checkpoint, from which the run resumes if it exists.
+        model: Model to train.
+        optimisers: Optimisers of its parameters.
+        minutes: Budget of time, which determines the learning rate. With two budgets, the first to be exhausted ends
+            the run.
+        decay: Decay of the exponential moving average of the weights.
+        steps: Budget of steps.
+        half: Whether gradients are float16. If so, losses are scaled, and steps that overflow are skipped.
+        average: Exponential moving average of the weights, which is exported.
+        state: Content of the checkpoint.
+        step: Number of finished steps.
     """
 
     path: Path
@@ -128,40 +165,48 @@ class Run:
         self.begin()
 
     def _resume(self, device: torch.device) -> None:
-        """Go on where the checkpoint was written. Raises errors of all kinds for another one."""
+        """Load the checkpoint. Raise various exceptions if it is damaged or belongs to another run."""
         with opened(self.path) as file:
             self.state = torch.load(file, map_location=device, weights_only=True)
         self.model.load_state_dict(self.state["model"])
         self.average = {name: self.state["average"][name] for name in self.average}
         for optimiser, saved in zip(self.optimisers, self.state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
-        if self.state.get("scaler"):  # empty where losses were not scaled
+        if self.state.get("scaler"):  # empty if losses were not scaled
             self.scaler.load_state_dict(self.state["scaler"])
         self.state |= {"step": int(self.state["step"]), "elapsed": float(self.state["elapsed"])}
 
     def begin(self) -> None:
-        """The clock runs from now on: what was done since this object was made does not count."""
+        """Start the clock. Time since the construction of this object does not count."""
         self._start = time.monotonic() - self.state["elapsed"]
 
     @property
     def elapsed(self) -> float:
-        """Seconds spent, those before a restart included."""
+        """Seconds of training, including earlier runs."""
         return time.monotonic() - self._start
 
     @property
     def fraction(self) -> float:
-        """Share of the budget that is spent; at 1 the run is over."""
+        """Completed share of the budget, 0 to 1."""
         by_time = self.elapsed / (60 * self.minutes) if self.minutes else 0.0
         by_steps = self.step / self.steps if self.steps else 0.0
         return min(1.0, max(by_time, by_steps))
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of ``loss``, one of the parts of a step."""
+        """Accumulate the gradients of a part of a step.
+
+        Args:
+            loss: Scalar.
+        """
         self.scaler.scale(loss).backward()
 
     @torch.no_grad()
     def apply(self, warmup: float = 0.02) -> None:
-        """One optimisation step with the gradients that were added. warmup: as for :func:`cosine`."""
+        """Update the weights and their average with the accumulated gradients.
+
+        Args:
+            warmup: Share of the budget for the warm-up of the learning rate.
+        """
         factor = cosine(self.fraction, warmup)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
@@ -176,7 +221,11 @@ class Run:
         self.step += 1
 
     def save(self, **more) -> None:
-        """Write a checkpoint with ``more`` entries; one that is cut short leaves the one before intact."""
+        """Write a checkpoint atomically.
+
+        Args:
+            **more: Additional entries.
+        """
         state = {
             "model": self.model.state_dict(),
             "average": self.average,
@@ -185,6 +234,6 @@ class Run:
             "step": self.step,
             "elapsed": self.elapsed,
         }
-        buffer = io.BytesIO()  # torch says nothing of a full disk
+        buffer = io.BytesIO()  # writing to a file, torch does not report a full disk
         torch.save({**state, **more}, buffer)
         write_in(self.path.parent, self.path.name, buffer.getbuffer())

@@ -1,4 +1,4 @@
-"""Trained weights in the published layouts."""
+"""Export of trained weights in the published checkpoint formats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from ...models.reading.layout import head_order, reorder_heads
 
 
 def layer_tensors(layer: Layer, prefix: str) -> dict[str, Tensor]:
-    """A layer's fused parameters under their Hugging Face names."""
+    """Split a layer's fused parameters, with Hugging Face names.
+
+    Args:
+        layer: Trained layer.
+        prefix: Prefix of the names.
+    """
     c = layer.config
     kv = c.num_kv_heads * c.head_dim
     q, k, v = layer.qkv.T.split([c.query_width, kv, kv])
@@ -44,13 +49,24 @@ def layer_tensors(layer: Layer, prefix: str) -> dict[str, Tensor]:
 
 
 def drafter_tensors(drafter: EagleDrafter) -> dict[str, Tensor]:
-    """A drafter's parameters under the names of ``jadohu/anole_drafter``."""
+    """Return a drafter's parameters with the names of `jadohu/anole_drafter`.
+
+    Args:
+        drafter: Trained drafter.
+    """
     tensors = {"embed_tokens.weight": drafter.embedding, "fc.weight": drafter.fc.T, "fc.bias": drafter.fc_bias}
     return tensors | layer_tensors(drafter.layer, "layers.0")
 
 
 def write_checkpoint(folder: Path, tensors: dict[str, Tensor], config: dict, dtype: torch.dtype) -> None:
-    """``config.json`` and ``model.safetensors``, each whole or not at all."""
+    """Write `config.json` and `model.safetensors` atomically.
+
+    Args:
+        folder: Output folder.
+        tensors: Weights by name.
+        config: Content of `config.json`.
+        dtype: Precision of the stored weights.
+    """
     stored = {name: value.detach().to("cpu", dtype).contiguous() for name, value in tensors.items()}
     write_in(folder, "model.safetensors", save(stored, {"format": "pt"}))
     write_in(folder, "config.json", (json.dumps(config, indent=1) + "\n").encode())

@@ -68,9 +68,9 @@ def test_it_is_cancelled_and_goes_on(pack, train, monkeypatch):
             patch.setattr(module._NodeWatch, method, cancel)
             train("stopped")
 
-    cancels("draws", lambda done, total: done > 3)
-    cancels("learns", lambda run, log: run.step == 1)
-    cancels("learns", lambda run, log: run.step == 3 and len(log) == 1)
+    cancels("on_images", lambda done, total: done > 3)
+    cancels("on_step", lambda run, log: run.step == 1)
+    cancels("on_step", lambda run, log: run.step == 3 and len(log) == 1)
     train("stopped")
     assert weights(pack, "stopped") == weights(pack, "whole")
 
