@@ -77,12 +77,15 @@ def lines(text: str, size: int, width: int, most: int) -> str:
 def token_image(draw: ImageDraw.ImageDraw, box: tuple[int, int, int], seed: str) -> None:
     """Draw an image as its acceptance map: tokens in runs of one color, other ones for every seed."""
     left, top, side = box
-    chance, cell, place = random.Random(seed), side // GRID, 0
+    chance = random.Random(seed)
+    cell = side // GRID
+    place = 0
     while place < GRID * GRID:
         tokens = chance.choice((1, 2, 3, 4, 6, 9, 12))
         color = VIRIDIS[min(tokens // 2, len(VIRIDIS) - 1)]
         for at in range(place, min(place + tokens, GRID * GRID)):
-            x, y = left + at % GRID * cell, top + at // GRID * cell
+            x = left + at % GRID * cell
+            y = top + at // GRID * cell
             draw.rectangle((x, y, x + cell - 2, y + cell - 2), fill=color)
         place += tokens
 
@@ -107,7 +110,8 @@ def card(title: str, workflow: Workflow) -> Image.Image:
     draw.text((EDGE, 30), title, font=font(46), fill="white")
     taken = "Image and prompt" if workflow.source else "Prompt"
     draw.text((EDGE, 92), f"{taken} to image", font=font(25), fill=VIRIDIS[4])
-    top, bottom = 146, 386
+    top = 146
+    bottom = 386
     prompt = top + 96 if workflow.source else top
     if workflow.source:
         source_image(draw, (EDGE, top, EDGE + 180, prompt - 10))

@@ -51,7 +51,8 @@ class Painter:
 
     def decode(self, caption: str, seed: int, **options) -> adt_core.Decoding:
         """A decoding that has ended."""
-        prompt, own = self.target.encode_prompt(caption), self.target.published
+        prompt = self.target.encode_prompt(caption)
+        own = self.target.published
         sampling = adt_core.Sampling(seed, own.temperature, guidance=own.guidance)
         decoding = adt_core.Decoding(self.target, [prompt], sampling=sampling, drafter=self.drafter, **options)
         for _ in decoding:

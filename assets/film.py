@@ -124,7 +124,8 @@ def record(tab: ComfyPage) -> tuple[list[Frame], Image.Image]:
         tab.finished(sampler)
         tab.page.wait_for_function(_SAVED, arg=image)
         tab.page.wait_for_timeout(1500)
-        nodes, shown = box(tab, ".lg-node"), box(tab, ".adt-map", image)
+        nodes = box(tab, ".lg-node")
+        shown = box(tab, ".adt-map", image)
         last = screenshot(tab, nodes)
         frames.append(Frame(time.time(), screenshot(tab, (0, 0, *VIEW.values())), HELD))
         tab.map(sampler, "panel.replay.button.click()")
@@ -143,7 +144,8 @@ def animate(frames: list[Frame], path: Path) -> None:
     changed = [b for a, b in zip([None, *frames[:last]], frames) if a is None or b.held or a.picture != b.picture]
     times = [frame.time for frame in changed]
     durations = [frame.held or min(PAUSE, end - frame.time) for frame, end in zip(changed, times[1:] + [0.0])]
-    durations, changed = durations[-1:] + durations[:-1], changed[-1:] + changed[:-1]
+    durations = durations[-1:] + durations[:-1]
+    changed = changed[-1:] + changed[:-1]
     first, *others = [frame.picture for frame in changed]
     milliseconds = [round(1000 * seconds) for seconds in durations]
     options = {"quality": 80, "method": 6, "minimize_size": True, "loop": 0}

@@ -161,7 +161,9 @@ def evaluate_scorer(codec: VQModel, count: int, seed: int) -> dict[str, dict[str
         For objects and each region: "n", the number of attributes, and the share that is recognised in "rendered",
         "codec" and "shuffled" images, and by "chance".
     """
-    prompts, rendered, coded = [], [], []
+    prompts = []
+    rendered = []
+    coded = []
     for i in range(count):
         rng = np.random.default_rng([seed, i])
         scene = sample_wide_scene(rng)

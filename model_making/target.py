@@ -263,7 +263,9 @@ def evaluate(model: TrainingModel, sequences: Sequences, columns: np.ndarray, co
         accuracy of layout and background, as text.
     """
     losses = {True: [], False: []}
-    plan_correct, layout_correct, background_correct = [], [], []
+    plan_correct = []
+    layout_correct = []
+    background_correct = []
     for start in range(len(sequences.codes) - count, len(sequences.codes), 16):
         indices = np.arange(start, start + 16)
         for conditional in losses:

@@ -244,8 +244,10 @@ def _draw(
         The drawn images by prompt and seed, and the remark on the device's precision, or "".
     """
     made = dict[tuple, SavedImage]()
-    missed, shown = "", 0.0
-    length, count = model.target.length, len(before) + len(missing)
+    missed = ""
+    shown = 0.0
+    length = model.target.length
+    count = len(before) + len(missing)
     progress = Progress(count * length, node_id, None)
     for stretch in split(len(missing), chunk_size):
         items = missing[stretch.start : stretch.stop]

@@ -49,7 +49,8 @@ class ADTTreeCollector(io.ComfyNode):
         pictures = [to_picture(image) for image in results.images]
         labels = [_LABELS[label].format(**row) for row in results.rows]
         sheet = contact_sheet(pictures, labels, columns, thumbnail, remark(results.rows))
-        own, what = own_name(results.folder, name, results.rows), (results.rows, results.settings, sheet)
+        own = own_name(results.folder, name, results.rows)
+        what = (results.rows, results.settings, sheet)
         *_, path = write_report(*what, results.folder, own, metadata(cls.hidden), results.left_out)
         if own != name:
             tell(f"'{name}' is the report of another list, and stays. This list's is '{own}', in the same folder.")

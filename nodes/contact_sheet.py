@@ -138,10 +138,12 @@ def contact_sheet(
     size = max(8, min(12, width // 8))
     letters = Lettering(size)
     texts = [letters.readable(label) for label in labels]
-    rows, caption = -(-len(pictures) // columns), _LINES * (size + 4) if any(texts) else 0
+    rows = -(-len(pictures) // columns)
+    caption = _LINES * (size + 4) if any(texts) else 0
     notes = [line for line in (remark, NOTE if any(MISSING in text for text in texts) else "") if line]
     note = (size + 2 * _GAP) * len(notes)
-    ratio, room = pictures[0].height / pictures[0].width, LONGEST_SIDE - _GAP
+    ratio = pictures[0].height / pictures[0].width
+    room = LONGEST_SIDE - _GAP
     width = max(8, min(width, room // columns - _GAP, int(((room - note) // rows - _GAP - caption) / ratio)))
     shape = (width, max(1, round(width * ratio)))
     height = rows * (shape[1] + _GAP + caption) + _GAP

@@ -129,8 +129,10 @@ def open_drafter(model: LoadedModel, path: str, window: bool = False) -> LoadedD
     drafter = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
     patcher = None
     if drafter.network is not None:
-        title, remedy = f"The drafter '{Path(path).name}'", f"choose '{JACOBI}' in the Drafter Loader"
+        title = f"The drafter '{Path(path).name}'"
+        remedy = f"choose '{JACOBI}' in the Drafter Loader"
         patcher = manage(drafter.network, title, remedy, model.target.decoder)
     if window and patcher is not None:
-        drafter, path = with_window(drafter), path + WITH_WINDOW
+        drafter = with_window(drafter)
+        path = path + WITH_WINDOW
     return LoadedDrafter(drafter, patcher, model.target, path)

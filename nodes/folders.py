@@ -83,7 +83,8 @@ def plain(name: str) -> str:
 
 def installed(name: str) -> str | None:
     """Return the path of a model by its name in the list or in a template, or None if it is not installed."""
-    paths, own = models(), plain(name)
+    paths = models()
+    own = plain(name)
     return paths.get(own) or next((path for path in paths.values() if name_of(Path(path)) == own), None)
 
 

@@ -70,7 +70,8 @@ class ADTTreeGLMDecoderLoader(io.ComfyNode):
         glm_pixels.diffusers()
         if if_missing == DOWNLOAD and transformer == PUBLISHED and _transformer(transformer) is None:
             fetch(FAMILY.published[0], folders.home(), cls.hidden.unique_id)
-        path, device = _transformer(transformer), mm.get_torch_device()
+        path = _transformer(transformer)
+        device = mm.get_torch_device()
         if path is None:
             tell(message("model.missing", model=transformer))
             raise AdtError(f"transformer: {folders.missing(GLM.folder)}")
@@ -139,7 +140,8 @@ class ADTTreeGLMDecode(io.ComfyNode):
         source_images: Tensor | None = None,
     ) -> io.NodeOutput:
         _check(model, decoder)
-        prompt, grids = read_prompt(positive, "positive").text, read_codes(samples, model, "samples")
+        prompt = read_prompt(positive, "positive").text
+        grids = read_codes(samples, model, "samples")
         sources = _sources(positive, source_images, model)
         expected: list[Tensor] = []
         progress = Progress(len(grids) * steps, cls.hidden.unique_id, lambda: _preview(decoder, expected[-1]))
@@ -157,7 +159,8 @@ class ADTTreeGLMDecode(io.ComfyNode):
 
 def _check(model: LoadedModel, decoder: GlmDecoder) -> None:
     """Raise AdtError if the decoder cannot read the model's tokens."""
-    target, known = model.target, decoder.pipeline.transformer.config.prior_vq_quantizer_codebook_size
+    target = model.target
+    known = decoder.pipeline.transformer.config.prior_vq_quantizer_codebook_size
     if target.family != FAMILY.name or len(target.codec.codebook) != known:
         raise AdtError(
             f"model: this decoder reads the {known} codes of GLM-Image, and {target.name} draws with other ones; "
@@ -181,7 +184,8 @@ def _decode(decoder: GlmDecoder, tokens: Tensor, prompt: str, sources: list[Sour
 
     The VAE is loaded after denoising, so ComfyUI can unload the transformer first if memory is short.
     """
-    pipeline, size = decoder.pipeline, tokens.numel() * PIXELS**2
+    pipeline = decoder.pipeline
+    size = tokens.numel() * PIXELS**2
     with loaded([decoder.patcher, decoder.vae], glm_pixels.denoising_bytes(pipeline, size, sources)):
         latents = glm_pixels.denoise(pipeline, tokens, prompt, sources=sources, check=check_cancelled, **options)
     with loaded([decoder.vae], glm_pixels.decoding_bytes(pipeline, size)):

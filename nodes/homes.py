@@ -25,7 +25,8 @@ def announce(request: dict) -> dict:
         The request, with a `prompt_id`.
     """
     with decorating("where maps belong"):
-        tab, places = request.get("client_id"), homes(request)
+        tab = request.get("client_id")
+        places = homes(request)
         if isinstance(tab, str) and places is not None:
             if request.get("prompt_id") is None:
                 request["prompt_id"] = str(uuid4())

@@ -53,7 +53,8 @@ def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
     Raises:
         AdtError: If another model made the LATENT.
     """
-    samples, codec = latent.get("samples"), model.target.codec
+    samples = latent.get("samples")
+    codec = model.target.codec
     channels = codec.codebook.shape[1]
     if not isinstance(samples, Tensor):
         raise AdtError(f"{name}: it holds no samples; make it with VAE Encode, or with an ADT-Tree Sampler.")

@@ -46,20 +46,25 @@ class LiveMap:
     _INTERVAL = 0.1
 
     def __init__(self, trace: Trace, model: str, hidden: Any, part: int = 0, parts: int = 1):
-        self._trace, self._model = trace, model
+        self._trace = trace
+        self._model = model
         self._prompt = prompt_id()
         self._node = PromptServer.instance.last_node_id  # the id that the page uses, also inside a loop
-        self._part, self._parts = part, parts
+        self._part = part
+        self._parts = parts
         self._interval = self._INTERVAL * parts
         self._id = secrets.token_hex(8)
         workflow = (workflow_of(hidden) or {}).get("id")
         self._workflow = workflow if isinstance(workflow, str) else None
-        self._hidden, self._inputs = hidden, _values(hidden)
-        self._sent, self._next = 0, 0.0
+        self._hidden = hidden
+        self._inputs = _values(hidden)
+        self._sent = 0
+        self._next = 0.0
 
     def update(self) -> None:
         """Send the rounds since the last message, if the interval has passed."""
-        tab, now = watched(), time.monotonic()
+        tab = watched()
+        now = time.monotonic()
         if tab is None or now < self._next:
             return
         self._next = math.inf  # no further attempt after a failure
@@ -89,7 +94,8 @@ class LiveMap:
         return {**self._header(), **own}
 
     def _take_pictures(self, picture: Callable, budget: float, pictures: list[dict], thumbnails: list[str]) -> None:
-        started, seconds = time.monotonic(), self._trace.report()["seconds"]
+        started = time.monotonic()
+        seconds = self._trace.report()["seconds"]
         for image in range(self._trace.images if watched() is not None else 0):
             made = picture(image)
             pictures.append(_keep(made))
@@ -98,8 +104,10 @@ class LiveMap:
                 break
 
     def _header(self) -> dict:
-        trace, settings = self._trace, self._trace.settings
-        precision, guided = settings["weights"] or settings["dtype"], settings["sampling"]["guidance"] != 1
+        trace = self._trace
+        settings = self._trace.settings
+        precision = settings["weights"] or settings["dtype"]
+        guided = settings["sampling"]["guidance"] != 1
         return {
             "id": self._id,
             "prompt": self._prompt,

@@ -39,7 +39,8 @@ def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
         return torch.bfloat16
     if weights is not None or not mm.should_use_fp16(device):
         return torch.float32
-    needed, room = inspect(path)[0]["memory"]["float32"], mm.get_total_memory(device)
+    needed = inspect(path)[0]["memory"]["float32"]
+    room = mm.get_total_memory(device)
     if needed <= room:
         return torch.float32
     tell(

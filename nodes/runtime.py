@@ -103,7 +103,8 @@ class ADTTreeWeights(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.Module):
         super().__init__()
         self.module = module
-        self.title, self.remedy = title, remedy
+        self.title = title
+        self.remedy = remedy
         self.decoder = [decoder]  # in a list, so that it is not registered as a submodule
         # The engine's caches refer to the weights. Without the finalizer, weights that ComfyUI drops would stay on the
         # device until the next run of the garbage collector.
@@ -143,7 +144,8 @@ def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.M
         remedy: Advice in the error message if memory is too small, in the imperative.
         decoder: Decoder of the target, which owns the engine's caches that depend on these weights. Default: `module`.
     """
-    device, offload = mm.get_torch_device(), mm.unet_offload_device()
+    device = mm.get_torch_device()
+    offload = mm.unet_offload_device()
     weights = ADTTreeWeights(module, title, remedy, decoder or module)
     return WeightsPatcher(weights, load_device=device, offload_device=offload)
 
@@ -230,7 +232,8 @@ def loaded(
 
 def _too_large(patcher: ModelPatcher, needed: int, words: str) -> AdtError:
     """Return the error for weights that need more memory than the device has; `words` is the end of the sentence."""
-    device, weights = patcher.load_device, patcher.model
+    device = patcher.load_device
+    weights = patcher.model
     rest = words.format(total=mm.get_total_memory(device) / 2**30, remedy=weights.remedy)
     return AdtError(f"{weights.title} needs {needed / 2**30:.1f} GB with its working memory, and {device} {rest}.")
 
@@ -264,7 +267,8 @@ class Progress:
     _SHARE = 50.0  # minimum time between previews, as a multiple of the time that the last preview took
 
     def __init__(self, total: int, node_id: str, preview: Callable[[], Image.Image | None] | None):
-        self.total, self._node_id = total, node_id
+        self.total = total
+        self._node_id = node_id
         self._bar = comfy.utils.ProgressBar(total)
         self._next_bar = 0.0
         self._began = time.monotonic()
@@ -303,7 +307,8 @@ class Progress:
 
     def _picture(self) -> Image.Image | None:
         """Make a preview, or return None after an error and make no further previews."""
-        make, self._preview = self._preview, None
+        make = self._preview
+        self._preview = None
         with decorating("the preview"):
             picture = make() if make else None
             self._preview = make

@@ -198,7 +198,8 @@ def homes(request: dict) -> dict[str, str] | None:
 
 def _parts(request: dict) -> tuple[dict | None, dict | None, list[str]]:
     """Return the prompt and the workflow of a request, each None if missing, and the ids of nodes with maps."""
-    prompt, workflow = _entry(request, "prompt"), _entry(_entry(request.get("extra_data"), "extra_pnginfo"), "workflow")
+    prompt = _entry(request, "prompt")
+    workflow = _entry(_entry(request.get("extra_data"), "extra_pnginfo"), "workflow")
     nodes = (prompt or {}).items()
     return prompt, workflow, [key for key, node in nodes if isinstance(node, dict) and node.get("class_type") in NODES]
 

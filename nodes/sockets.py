@@ -116,7 +116,8 @@ def checked(function: Callable) -> Callable:
     hints = get_type_hints(function).items()
     kinds = {name: get_args(kind) if isinstance(kind, UnionType) else (kind,) for name, kind in hints}
     parameters = signature(function).parameters
-    names, needed = {*parameters}, {name for name, this in parameters.items() if this.default is this.empty}
+    names = {*parameters}
+    needed = {name for name, this in parameters.items() if this.default is this.empty}
     names |= Sampling.fields().keys() if "sampling" in names else set()
 
     @wraps(function)

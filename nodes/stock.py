@@ -96,7 +96,8 @@ def text_encoder(model: LoadedModel) -> AbstractContextManager:
 class TextEncoder(_Stock):
     """CLIP for `CLIP Text Encode`. In most families it has no weights, because the model reads the tokens."""
 
-    kind, use = "CLIP", "the CLIP Text Encode (Prompt) node"
+    kind = "CLIP"
+    use = "the CLIP Text Encode (Prompt) node"
 
     def __init__(self, model: LoadedModel):
         self.model = model
@@ -164,10 +165,12 @@ class ImageTokenizer(_Stock):
         downsample: Pixels per side of a token.
     """
 
-    kind, use = "VAE", "the VAE Decode and VAE Encode nodes, tiled or not"
+    kind = "VAE"
+    use = "the VAE Decode and VAE Encode nodes, tiled or not"
 
     def __init__(self, patcher: ModelPatcher, downsample: int):
-        self.patcher, self.downsample = patcher, downsample
+        self.patcher = patcher
+        self.downsample = downsample
 
     @property
     def latent_channels(self) -> int:
@@ -243,7 +246,8 @@ def cropped(image: Tensor, side: int, name: str) -> Tensor:
             f"{name}: this IMAGE has the shape {list(image.shape)}, but [batch, height, width, 3 or 4 colours] of "
             f"at least {side} by {side} pixels is needed; resize or convert it first."
         )
-    top, left = (image.shape[1] - height) // 2, (image.shape[2] - width) // 2
+    top = (image.shape[1] - height) // 2
+    left = (image.shape[2] - width) // 2
     return image[:, top : top + height, left : left + width, :3]
 
 

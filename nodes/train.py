@@ -56,7 +56,8 @@ def _widget(name: str, options: dict[str, Option], advanced: bool | None = None,
 class ADTTreeTrainDrafter(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        lessons, how = TrainingDataArgs.options(), TrainingArgs.options()
+        lessons = TrainingDataArgs.options()
+        how = TrainingArgs.options()
         _, *numbers = sampling_inputs()
         return schema(
             "ADTTreeTrainDrafter",
@@ -126,7 +127,8 @@ class ADTTreeTrainDrafter(io.ComfyNode):
         if start is not None:
             check_same_model(start, model)
         with _naming_inputs():
-            folder, texts = _folder(name), _texts(prompts)
+            folder = _folder(name)
+            texts = _texts(prompts)
             plan = training.plan(
                 TrainingDataArgs(pictures=pictures, held_out=held_out, draw_batch=draw_batch),
                 TrainingArgs(
@@ -138,7 +140,8 @@ class ADTTreeTrainDrafter(io.ComfyNode):
                 texts,
             )
             news, log = _run(plan, model, cls.hidden.unique_id)
-        last, picture = log[-1], curve(log, plan.training.passes)
+        last = log[-1]
+        picture = curve(log, plan.training.passes)
         tell(
             message("training.done", name=name, tau=f"{last['tau']:.2f}", steps=last["step"]),
             logging.INFO,
@@ -167,7 +170,8 @@ class _NodeWatch(TrainingCallback):
     check = staticmethod(check_cancelled)
 
     def __init__(self, node_id: str, passes: int):
-        self._node_id, self._passes = node_id, passes
+        self._node_id = node_id
+        self._passes = passes
         self._log: list[dict] = []
         self._bars: dict[str, Progress] = {}
         self._total = ""

@@ -77,7 +77,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if white is None:
         return image.convert("RGB")
     values = np.asarray(image)
-    low, high = values.min(), values.max()
+    low = values.min()
+    high = values.max()
     if not -0.5 <= low * (255 / white) <= high * (255 / white) < 255.5:  # false for NaN, too
         found = f"its grey values are from {low:g} to {high:g}, but 0 to {white} was expected"
         raise OSError(errno.EDOM, f"{found}: save it with 8 bits per channel")

@@ -53,7 +53,8 @@ def _size_warning(target: Target) -> str:
     pixels = rows * columns * side**2
     if _TOLERANCE * smallest**2 <= pixels <= largest**2 / _TOLERANCE:
         return ""
-    least, most = f"{smallest}x{smallest}", f"{largest}x{largest}"
+    least = f"{smallest}x{smallest}"
+    most = f"{largest}x{largest}"
     size = f"{columns * side}x{rows * side}"
     if largest > smallest:
         return message("size.untrained_range", model=target.name, smallest=least, largest=most, size=size)

@@ -112,7 +112,8 @@ class ImageQueue:
             cache_length: Positions of the KV cache (default: enough for the prompts, for slots that will be copied).
         """
         started = time.perf_counter()
-        images, self._waiting = self._waiting[:count], self._waiting[count:]
+        images = self._waiting[:count]
+        self._waiting = self._waiting[count:]
         request = self._request
         slots = self._new_slots(images, cache_length)
         rows = slots.rows
@@ -132,8 +133,10 @@ class ImageQueue:
 
     def _new_slots(self, images: list[int], cache_length: int | None) -> Slots:
         """Make slots for images whose prompts are not read yet."""
-        request, rows = self._request, self._rows(images)
-        decoder, before = request.target.decoder, request.start - 1
+        request = self._request
+        rows = self._rows(images)
+        decoder = request.target.decoder
+        before = request.start - 1
         cache = KVCache(decoder.config, rows.count, cache_length or rows.length, decoder.embedding, request.check)
         noise = None if request.sampling.greedy else self._noise(images, rows.device)
         roots = Roots.all_at(torch.zeros(len(images), dtype=torch.long, device=rows.device), before)
@@ -143,7 +146,8 @@ class ImageQueue:
 
     def _noise(self, images: list[int], device: torch.device) -> Noise:
         """Make the noise of images, with the row of their first token."""
-        request, target = self._request, self._request.target
+        request = self._request
+        target = self._request.target
         like = torch.empty(0, dtype=target.decoder.wide_dtype, device=device)
         self._kind = self._kind or self._noise_kind(like)
         keys = [request.keys[image] for image in images]
@@ -153,7 +157,8 @@ class ImageQueue:
 
     def _noise_kind(self, like: Tensor) -> Kind:
         """Return the generator of the noise of all images, in the dtype and on the device of `like`."""
-        request, target = self._request, self._request.target
+        request = self._request
+        target = self._request.target
         if request.sampling.noise != UPSTREAM:
             return Own(target.num_tokens, like)
         kept = Noise.held(target.length, target.num_tokens, request.noise_ahead) if request.images > 1 else 0
@@ -167,7 +172,9 @@ class ImageQueue:
 
     def _rows(self, images: list[int]) -> BatchRows:
         """Return the rows of images, prefixes included."""
-        request, decoder, start = self._request, self._request.target.decoder, self._request.start
+        request = self._request
+        decoder = self._request.target.decoder
+        start = self._request.start
         prompts = [
             request.prompts[group * request.images + image] for group in range(request.groups) for image in images
         ]

@@ -113,7 +113,8 @@ class Request:
         """
         if not prompts:
             raise AdtError("batch size is 0; it must be 1 or more.")
-        sampling, images = job.recipe.sampling, len(prompts)
+        sampling = job.recipe.sampling
+        images = len(prompts)
         rows = _with_negatives(prompts, negatives, job.target) if sampling.guidance != 1 else prompts
         indices = image_indices if image_indices is not None else [0] * images
         keys = list(zip(seeds if seeds is not None else [sampling.seed] * images, indices, strict=True))
@@ -312,7 +313,8 @@ def _prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor
         shape = list(prefix.shape)
         raise AdtError(f"prefix has the shape {shape}; it must be [{images} images, at most {most} codes].")
     if prefix.numel():
-        low, high = int(prefix.min()), int(prefix.max())
+        low = int(prefix.min())
+        high = int(prefix.max())
         if low < 0 or high >= target.num_codes:
             last = target.num_codes - 1
             raise AdtError(f"prefix has codes from {low} to {high}, but {target.name} has only codes 0 to {last}.")

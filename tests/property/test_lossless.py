@@ -17,7 +17,8 @@ class RandomModel:
     """A random function from prefixes to logits; ``emit`` is the keyed-noise token that follows a prefix."""
 
     def __init__(self, seed: int, sharpness: float):
-        self.seed, self.sharpness = seed, sharpness
+        self.seed = seed
+        self.sharpness = sharpness
         self.noise = torch.from_numpy(keyed_gumbel(seed, 0, range(LENGTH + 1), VOCABULARY))
 
     def emit(self, prefix: tuple[int, ...]) -> int:
@@ -38,7 +39,9 @@ def random_tree(
     model: RandomModel, prefix: list[int], draw: torch.Generator, nodes: int, skill: float
 ) -> tuple[DraftTree, list[tuple[int, ...]]]:
     """Random parents and distinct sibling tokens; with probability ``skill`` a node gets the right token."""
-    paths, parents, tokens = [tuple(prefix)], [0], [prefix[-1]]
+    paths = [tuple(prefix)]
+    parents = [0]
+    tokens = [prefix[-1]]
     for _ in range(nodes):
         parent = int(torch.randint(len(paths), (), generator=draw))
         taken = {tokens[i] for i in range(1, len(paths)) if parents[i] == parent}
@@ -59,9 +62,11 @@ def random_tree(
 
 @given(seed=st.integers(0, 10**6), nodes=st.integers(0, 12), skill=st.floats(0, 1), sharpness=st.floats(0, 4))
 def test_random_trees_over_random_models_reproduce_plain_decoding(seed, nodes, skill, sharpness):
-    model, draw = RandomModel(seed, sharpness), torch.Generator().manual_seed(seed)
+    model = RandomModel(seed, sharpness)
+    draw = torch.Generator().manual_seed(seed)
     truth = model.plain()
-    tokens, rounds = [model.emit(())], 0
+    tokens = [model.emit(())]
+    rounds = 0
     while len(tokens) < LENGTH:
         tree, paths = random_tree(model, tokens, draw, nodes, skill)
         emitted = torch.tensor([[model.emit(path) for path in paths]])

@@ -120,7 +120,8 @@ def test_every_file_class_and_function_can_be_read_at_once():
         for node in ast.walk(tree):
             if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
-            length, most = node.end_lineno - node.lineno + 1, CLASS if isinstance(node, ast.ClassDef) else FUNCTION
+            length = node.end_lineno - node.lineno + 1
+            most = CLASS if isinstance(node, ast.ClassDef) else FUNCTION
             wrong += [f"{path}:{node.lineno} {node.name} has {length} lines, at most {most}"] * (length > most)
     assert not wrong, "\n".join(wrong)
 

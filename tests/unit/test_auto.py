@@ -70,8 +70,11 @@ def draw(policy: Auto, accepts, image=0) -> tuple[float, list[int]]:
     """Draw an image of which ``accepts(position)`` drafts pass at most: plain steps that it took, drafts of all rounds.
 
     Rounds cost what the profile says, and as much as plain steps once nothing is drafted any more."""
-    profile, length = policy.context.profile, policy.context.remaining
-    position, steps, sizes = 0, 0.0, []
+    profile = policy.context.profile
+    length = policy.context.remaining
+    position = 0
+    steps = 0.0
+    sizes = []
     while position < length - 1:
         shape = chosen(policy, position, image) if policy.drafts else NO_DRAFTS
         steps += cost_of(profile, shape) if policy.drafts else 1.0
@@ -111,7 +114,8 @@ def test_nothing_is_drafted_where_nothing_is_accepted_and_it_is_tried_again_afte
 def test_a_source_that_does_worse_than_usual_in_an_image_gives_way_to_another():
     """A round that is easy for one is easy for the others, so they are held against each other, and not each alone."""
     policy = started_policy(costs("chain", "both", once=0.5, each=0.02), length=4096)
-    first, sources = chosen(policy).mode, []
+    first = chosen(policy).mode
+    sources = []
     for _ in range(40):
         shape = chosen(policy)
         tell(policy, 1 if shape.mode == first else min(12, shape.depth), shape)
@@ -148,7 +152,8 @@ def test_the_first_round_of_an_image_has_no_drafts():
 
 def test_where_nodes_are_free_trees_are_large():
     free = profile_of(dict.fromkeys(CPU, (1.02, 0.2, 0.003)))
-    best, second = chosen_second(new_policy(free)), chosen_second(new_policy(free, modes=(CHAIN, WINDOW)))
+    best = chosen_second(new_policy(free))
+    second = chosen_second(new_policy(free, modes=(CHAIN, WINDOW)))
     assert best.nodes == second.nodes == SIZES[-1] and best.mode == "both"
 
 
@@ -203,7 +208,8 @@ def test_a_hard_part_of_an_image_is_passed_plainly_and_drafting_comes_back():
 def rounds_of_two(policy: Auto, accepts, rounds=80) -> tuple[list[list[Shape]], float]:
     """Rounds in which so many drafts of image 0 and image 1 pass at most. Returns the shapes of each, and how many
     plain steps more than its tokens image 1 has cost."""
-    lost, every = 0.0, []
+    lost = 0.0
+    every = []
     for number in range(rounds):
         shapes = policy.choose([Slot(0, number), Slot(1, number)])
         every.append(shapes)
@@ -239,7 +245,8 @@ def test_drafting_ends_before_the_hardest_image_has_lost_too_much():
 
 
 def test_what_is_decided_does_not_depend_on_the_clock():
-    quick, slow = new_policy(profile_of(CPU)), new_policy(profile_of(CPU))
+    quick = new_policy(profile_of(CPU))
+    slow = new_policy(profile_of(CPU))
     for number in range(50):
         assert chosen(quick, 16 + number) == (shape := chosen(slow, 16 + number))
         for policy, seconds in ((quick, 1e-6), (slow, 1e3)):
@@ -249,7 +256,8 @@ def test_what_is_decided_does_not_depend_on_the_clock():
 
 
 def test_images_that_begin_anew_remember_nothing():
-    policy, fresh = new_policy(profile_of(CPU)), new_policy(profile_of(CPU))
+    policy = new_policy(profile_of(CPU))
+    fresh = new_policy(profile_of(CPU))
     draw(policy, lambda at: 0)
     policy.begin()
     assert policy.drafts and chosen(policy) == chosen(fresh)

@@ -33,7 +33,8 @@ def generate(tiny, tmp_path, monkeypatch):
 @pytest.mark.parametrize("relaxed", [{}, {"lantern_delta": 0.3, "lantern_k": 8}], ids=["exact", "lantern"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_png_carries_the_profile_that_its_trees_followed(generate, monkeypatch, relaxed, dtype):
-    options, profile = {"prompt": "a cat", "method": "auto", "dtype": dtype, **relaxed}, costs("both")
+    options = {"prompt": "a cat", "method": "auto", "dtype": dtype, **relaxed}
+    profile = costs("both")
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(profiles, "find", lambda *_: profile)
         drawn = generate(**options)

@@ -38,7 +38,8 @@ def run(
 ) -> list[str]:
     """Make what is missing, ``chunk`` at once; ``stop`` after so many images. Returns the prompts whose images were
     made."""
-    made, batch = [], BatchFolder(make, folder, texts or {})
+    made = []
+    batch = BatchFolder(make, folder, texts or {})
     todo = [prompt for prompt in prompts if batch.find(prompt) is None]
     for stretch in split(len(todo), chunk):
         decoding = new_decoding(make, [todo[number] for number in stretch], at_once=chunk)
@@ -60,7 +61,8 @@ def test_images_are_those_of_their_prompts_alone(make, tmp_path):
         decoding = decode(new_decoding(make, [prompt], at_once=1))
         assert torch.equal(found, decoding.grid_codes()[0])
         picture = BatchFolder(make, tmp_path).find(prompt)
-        figures, expected = picture.figures, decoding.trace.report()
+        figures = picture.figures
+        expected = decoding.trace.report()
         assert {name: figures[name] for name in ("tau", "mean_depth", "target_forwards", "tokens", "seed")} == {
             name: expected[name] for name in ("tau", "mean_depth", "target_forwards", "tokens", "seed")
         }
@@ -136,7 +138,8 @@ def test_a_network_that_was_replaced_counts_under_lantern(make, tiny):
 
 def test_prompts_may_have_seeds_of_their_own(make, tmp_path):
     """The same prompt with two seeds is two images, each the one that its seed gives alone."""
-    batch, seeds = BatchFolder(make, tmp_path), [3, 8, 2**64 - 1]
+    batch = BatchFolder(make, tmp_path)
+    seeds = [3, 8, 2**64 - 1]
     decoding = decode(new_decoding(make, ["a cat"] * 3, seeds=seeds, at_once=2))
     for image, seed in enumerate(seeds):
         batch.save(decoding, image, "a cat", seed, f"{image + 1}-id")
@@ -152,7 +155,8 @@ def test_prompts_may_have_seeds_of_their_own(make, tmp_path):
 
 def test_an_image_keeps_its_name(make, tmp_path):
     """Another list, in which it has another place, finds the same file."""
-    batch, decoding = BatchFolder(make, tmp_path), decode(new_decoding(make, ["a cat"]))
+    batch = BatchFolder(make, tmp_path)
+    decoding = decode(new_decoding(make, ["a cat"]))
     first = batch.save(decoding, 0, "a cat", place="1-x")
     assert BatchFolder(make, tmp_path).save(decoding, 0, "a cat", place="2-y").path == first.path
     assert list(tmp_path.iterdir()) == [first.path]
@@ -176,7 +180,8 @@ def black(picture: SavedImage) -> torch.Tensor:
 def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
     run(make, PROMPTS[:1], tmp_path, chunk=1)
     (path,) = tmp_path.iterdir()
-    whole, sound = path.read_bytes(), BatchFolder(make, tmp_path).find(PROMPTS[0])
+    whole = path.read_bytes()
+    sound = BatchFolder(make, tmp_path).find(PROMPTS[0])
     if damage.startswith("cut"):
         path.write_bytes(whole[: len(whole) // 4 if damage == "cut" else -100])
     elif damage == "empty":
@@ -204,7 +209,8 @@ def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
 def test_an_image_that_somebody_has_poisoned_is_made_anew(make, tmp_path, tokens, figures):
     run(make, PROMPTS[:1], tmp_path, chunk=1)
     (path,) = tmp_path.iterdir()
-    settings, sound = read_settings(path), BatchFolder(make, tmp_path).find(PROMPTS[0])
+    settings = read_settings(path)
+    sound = BatchFolder(make, tmp_path).find(PROMPTS[0])
     settings["tokens"][0][0] = settings["tokens"][0][0] if tokens == 0 and type(tokens) is int else tokens
     settings["figures"] = settings["figures"] | figures if isinstance(figures, dict) else figures
     path.write_bytes(to_png(black(sound), settings))

@@ -51,7 +51,8 @@ def test_every_method_and_every_column(run, tmp_path, methods):
         assert row["low"] <= row["speedup"] <= row["high"] and row["seconds"] > 0
         if "lantern" not in row["method"]:
             assert row["identical"] == 3 and row["agreement"] == 1 and row["substitution_rate"] == 0
-    plain, relaxed = results["summary"][0], results["summary"][-1]
+    plain = results["summary"][0]
+    relaxed = results["summary"][-1]
     assert plain["speedup"] == 1 and plain["tau"] == 1 and relaxed["substitution_rate"] > 0 and relaxed["agreement"] < 1
     with (tmp_path / "out" / "results.csv").open(newline="", encoding="utf-8") as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["autoregressive", *methods]
@@ -145,7 +146,8 @@ def test_a_picture_is_made_again_from_its_png(run, tmp_path):
     folders = {path.parent.name: path for path in tmp_path.glob("out/images/*/*.png")}
     assert {"autoregressive", "jacobi+lantern", "adt-tree+lantern"} <= set(folders)
     for name, path in folders.items():
-        again, said = tmp_path / "again.png", read_settings(path)
+        again = tmp_path / "again.png"
+        said = read_settings(path)
         models = [f"--{role}={said[role]}" for role in ("model", "drafter") if said[role]]
         assert cli.main(["generate", "--from-png", str(path), *models, "--output", str(again)]) == 0, name
         with Image.open(path) as one, Image.open(again) as two:

@@ -37,7 +37,9 @@ def test_inspect_describes_a_complete_checkpoint(written, layout, grid, pixels, 
 
 
 def test_inspect_lists_missing_misshapen_and_unused_tensors(copied):
-    path, norms, misshapen = copied("chameleon"), "model.layers.0.self_attn.q_norm.bias", "model.layers.1.mlp.down_proj"
+    path = copied("chameleon")
+    norms = "model.layers.0.self_attn.q_norm.bias"
+    misshapen = "model.layers.1.mlp.down_proj"
 
     def spoil(tensors):
         tensors["unknown"] = tensors.pop(norms)
@@ -219,7 +221,8 @@ WRONG = {
 
 @pytest.mark.parametrize("layout, wrong", [(layout, wrong) for layout in WRONG for wrong in WRONG[layout]])
 def test_errors_name_the_problem_of_a_checkpoint(copied, layout, wrong):
-    path, (change, said) = copied(layout), WRONG[layout][wrong]
+    path = copied(layout)
+    (change, said) = WRONG[layout][wrong]
     change(path)
     with pytest.raises(AdtError, match=said):
         load_target(path)
@@ -239,7 +242,8 @@ def test_chameleon_reads_the_image_decoder_from_metas_file(copied, place):
     The file is found in the checkpoint's folder or in the one above, but not in other folders.
     """
     path = copied("chameleon")
-    whole, stored = load_target(path), load_file(path / "model.safetensors")
+    whole = load_target(path)
+    stored = load_file(path / "model.safetensors")
     codec = {name[len("model.vqmodel.") :]: value for name, value in stored.items() if ".vqmodel." in name}
     edit_tensors(path, lambda tensors: [tensors.pop(name) for name in stored if ".vqmodel.decoder." in name])
     file = path.parent / place / "vqgan.ckpt"

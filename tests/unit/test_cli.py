@@ -314,7 +314,8 @@ class Malice:
 @pytest.mark.parametrize("role", ["target", "drafter"])
 @pytest.mark.parametrize("torch_file", [True, False])
 def test_a_pickle_that_would_run_code(generate, models, tmp_path, role, torch_file, capsys):
-    proof, folder = tmp_path / "proof", tmp_path / "malicious"
+    proof = tmp_path / "proof"
+    folder = tmp_path / "malicious"
     folder.mkdir()
     (folder / "config.json").write_bytes((models / role / "config.json").read_bytes())
     content = {"fc.weight": Malice(proof)}

@@ -167,7 +167,9 @@ def test_other_modes_are_converted_as_pillow_does(mode):
 class Painter:
     """A target that takes source pictures. The code of a cell is its brightness, from 0 to 8."""
 
-    downsample, num_codes, codec = 128, 9, None
+    downsample = 128
+    num_codes = 9
+    codec = None
 
     def __init__(self):
         self.codec = self

@@ -29,7 +29,8 @@ class StubDrafter(RepeatDrafter):
     """
 
     def __init__(self, truth, right):
-        self.truth, self.right = truth, right
+        self.truth = truth
+        self.right = right
 
     def proposer(self, context, rows, noise):
         return StubProposer(context, rows, noise, self)
@@ -40,7 +41,8 @@ class StubProposer(Proposer):
 
     def __init__(self, context, rows, noise, stub):
         super().__init__(context, rows, noise)
-        self.truth, self.right = stub.truth, stub.right
+        self.truth = stub.truth
+        self.right = stub.right
 
     def propose(self, roots, shapes):
         last = self.truth.shape[1] - 1
@@ -119,7 +121,8 @@ def test_where_memory_runs_out_fewer_images_go_on(models, monkeypatch, caplog, a
     room."""
     target, drafter = models
     roomy = run(target, drafter, FIVE, drafting=TREE)
-    forward, calls = type(target.decoder).forward, []
+    forward = type(target.decoder).forward
+    calls = []
 
     def crowded(self, ids, *rest, **named):
         calls.append(len(ids))
@@ -140,7 +143,9 @@ def test_memory_may_run_out_when_the_last_image_enters(models, monkeypatch, draf
     """Then more slots are free than images wait."""
     target, drafter = models
     options = {"prompts": FIVE, "drafter": drafter, "drafting": drafting, "sampling": Sampling(5, guidance=guidance)}
-    roomy, forward, entered = run(target, **options), type(target.decoder).forward, []
+    roomy = run(target, **options)
+    forward = type(target.decoder).forward
+    entered = []
 
     def crowded(self, ids, step, *rest, **named):
         if isinstance(step.cache_position, slice) and step.cache_position.start == 0:
@@ -216,7 +221,8 @@ def test_callers_are_not_left_in_inference_mode(models):
 
 def test_a_policy_is_told_where_the_weights_are_when_images_begin(models, monkeypatch):
     """ComfyUI brings the weights to the GPU after a node has made its decoding; here they change their dtype."""
-    target, told = copy.deepcopy(models[0]), []
+    target = copy.deepcopy(models[0])
+    told = []
 
     class Listening(POLICIES["eagle2"]):
         chooses = True

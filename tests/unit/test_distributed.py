@@ -133,7 +133,8 @@ def test_prompt_of_a_killed_worker_is_drawn_again(ray, run, folder, monkeypatch)
     for name in names[: 2 * len(PROMPTS)]:
         with Image.open(f"alone/{name}") as one, Image.open(f"spread/{name}") as two:
             assert one.tobytes() == two.tobytes() and one.text == two.text
-    alone, spread = load("alone/report.json"), load("spread/report.json")
+    alone = load("alone/report.json")
+    spread = load("spread/report.json")
     assert spread["workers"] == 2 and spread["elapsed_seconds"] > 0
     for counted in ("tokens", "images", "tau", "mean_depth", "target_forwards", "verified_nodes"):
         assert alone[counted] == spread[counted]
@@ -144,7 +145,8 @@ COUNTED = "tokens tau target_forwards agreement acceptance substitution_rate pic
 
 def assert_same_results(prompts):
     """Compare the results of a benchmark in one process with those of two workers."""
-    alone, spread = load("alone/results.json"), load("spread/results.json")
+    alone = load("alone/results.json")
+    spread = load("spread/results.json")
     assert [record["text"] for record in spread["records"]] == prompts and spread["settings"]["workers"] == 2
     for one, two in zip(alone["records"], spread["records"]):
         assert one["prompt"] == two["prompt"]

@@ -115,7 +115,8 @@ def test_a_file_that_exists_and_differs_is_never_replaced(hub, get, tmp_path):
 
 
 def test_a_connection_that_breaks_is_resumed_where_it_broke(hub, get, tmp_path):
-    hub.cut, hub.cuts["model.safetensors"] = {"model.safetensors": 400_000}, 2
+    hub.cut = {"model.safetensors": 400_000}
+    hub.cuts["model.safetensors"] = 2
     get()
     assert models_of(tmp_path) == WHOLE
     assert len(WEIGHTS) <= hub.sent["model.safetensors"] < len(WEIGHTS) + 2 * 2**18, "less than a chunk is lost"

@@ -160,7 +160,8 @@ def test_emu3_in_its_authors_layout(tmp_path):
 
 
 def test_a_quantised_repository(tmp_path):
-    folder, stated = write_tiny_checkpoint(tmp_path / "target"), {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    folder = write_tiny_checkpoint(tmp_path / "target")
+    stated = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     edit_config(folder, lambda config: config.update(quantization_config=stated))
     assert "is quantised by 'bitsandbytes'" in said(folder) and "use the original weights" in said(folder)
 

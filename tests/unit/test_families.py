@@ -33,7 +33,8 @@ def models(written, tmp_path_factory):
 def test_janus_prompt_is_the_published_conversation(models):
     """The unconditional row keeps the first and the last token, with padding between them."""
     target, _ = models("janus")
-    prompt, ids = target.encode_prompt("  a cat\n"), target.prompter.vocabulary
+    prompt = target.encode_prompt("  a cat\n")
+    ids = target.prompter.vocabulary
     said = f"{janus.BOS}<|User|>:acat\n\n<|Assistant|>:{janus.BEGIN_IMAGE}"
     assert spelled(target, prompt).replace(" ", "") == said
     assert target.prompter.tokenizer.token_to_id("<|User|>") in prompt
@@ -52,7 +53,8 @@ def test_emu3_prompt_contains_the_grid(models):
 def test_lumina_prompt_contains_the_size(models):
     """Height and width are in steps of 32 pixels; the unconditional row consists of the last three tokens."""
     target, _ = models("lumina")
-    prompt, ids = target.encode_prompt("a cat"), target.prompter.vocabulary
+    prompt = target.encode_prompt("a cat")
+    ids = target.prompter.vocabulary
     header = [ids["<racm3:break>"], ids["<reserved08802>"], ids["<reserved08803>"]]
     assert prompt[0] == ids["<s>"] and prompt[-4:] == [ids["<reserved08706>"], *header]
     assert spelled(target, prompt[1:-4]) == "Generate an image of 96x64 according to the following prompt:\na cat"
@@ -116,7 +118,8 @@ def test_rows_end_correctly_under_relaxed_acceptance(models, family, drafter):
     target, network = models(family)
     how = {"lantern": Lantern(neighbours=39, delta=1.0), "drafting": Drafting("adt-tree")} if drafter else {}
     drawn = run(target, drafter and load_drafter(drafter.replace("network", str(network)), target), **how)
-    (rows, columns), cells = target.grid, drawn.grid_codes()
+    (rows, columns) = target.grid
+    cells = drawn.grid_codes()
     assert drawn.codes.shape == (2, target.length) and target.columns == columns + target.row_end
     assert target.row_end is (family in ("lumina", "lumina-mgpt-2", "emu3"))
     assert (0 <= cells).all() and (cells < 40).all()
@@ -135,7 +138,8 @@ def test_kept_tokens_are_counted_in_codes(models):
 
 
 def test_emu3_codec_works_after_cancellation(models):
-    codec, calls = models("emu3")[0].codec, []
+    codec = models("emu3")[0].codec
+    calls = []
 
     def check():
         calls.append(None)
@@ -160,7 +164,8 @@ def test_a_model_in_one_file(written, tmp_path, family):
     """Configuration and tokenizer are tensors of bytes in the file."""
     folder = written(family)
     file = write_one_file(folder, folder / "tokenizer.json", tmp_path / "one.safetensors")
-    one, whole = load_target(file), load_target(folder)
+    one = load_target(file)
+    whole = load_target(folder)
     assert one.family == family and one.encode_prompt("a cat") == whole.encode_prompt("a cat")
     for part in ("decoder", "codec"):
         pairs = zip(getattr(one, part).state_dict().values(), getattr(whole, part).state_dict().values(), strict=True)

@@ -88,7 +88,8 @@ def test_dtypes_that_are_not_weights(target, kind):
     """They must neither load silently, such as float8_e8m0, nor raise unexpected errors."""
     name = "model.layers.0.mlp.up_proj.weight"
     tensors = {key: (value.shape, value.numpy().tobytes()) for key, value in load_file(target / WEIGHTS).items()}
-    header, content = {}, b""
+    header = {}
+    content = b""
     for key, (shape, numbers) in tensors.items():
         bits = {"F4": 4, "F6_E2M3": 6, "C64": 64}.get(kind, 8)
         numbers = bytes(shape.numel() * bits // 8) if key == name else numbers
@@ -162,7 +163,8 @@ def test_swapped_channels_of_a_codec(target, fields, said):
 
 def test_a_file_is_rarely_opened_again(monkeypatch, tiny):
     """Opening a file with 200,000 tensors in its header takes a second."""
-    opened, usual = [], files.safe_open
+    opened = []
+    usual = files.safe_open
     monkeypatch.setattr(files, "safe_open", lambda *given: opened.append(given) or usual(*given))
     load_target(tiny)
     assert len(opened) == 2, "for the header, and for all tensors"

@@ -72,7 +72,8 @@ def test_every_class_learns_from_its_own_positions_up_to_the_first_miss():
     calibration = Calibration(3, torch.zeros((), dtype=torch.float64))
     tokens = torch.tensor([[9, 1, 2, 3], [9, 4, 5, 6], [9, 4, 5, 6]])
     following = torch.tensor([[1, 2, 7], [8, 0, 0], [4, 0, 0]])
-    classes, codes = torch.tensor([[2, 5, 2], [5, 1, 1], [2, 2, 2]]), torch.tensor([[1, 0, 7], [8, 5, 6], [4, 5, 6]])
+    classes = torch.tensor([[2, 5, 2], [5, 1, 1], [2, 2, 2]])
+    codes = torch.tensor([[1, 0, 7], [8, 5, 6], [4, 5, 6]])
     predicted = torch.tensor([[0.9, 0.5, 0.25], [0.75, 0.1, 0.1], [0.5, 0.5, 0.5]], dtype=torch.float64)
     rates = torch.tensor((*HIT_RATES, *NETWORK_HIT_RATES), dtype=torch.float64)
     before = [temperature(calibration, one) for one in range(len(rates))]
@@ -86,7 +87,8 @@ def test_every_class_learns_from_its_own_positions_up_to_the_first_miss():
             acceptance=SimpleNamespace(accepted=torch.tensor([2, 0, 0])),
         ),
     )
-    hits, seen = [{2: 2}, {5: 1}, {}], [{2: 2, 5: 1}, {5: 1}, {}]
+    hits = [{2: 2}, {5: 1}, {}]
+    seen = [{2: 2, 5: 1}, {5: 1}, {}]
     error = [{2: 0.9 + 0.25 - 2, 5: 0.5}, {5: 0.75 - 1}, {}]
     for image in range(3):
         for one, rate in enumerate(rates.tolist()):

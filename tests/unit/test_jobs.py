@@ -21,7 +21,8 @@ def job(models):
 
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_every_image_is_announced_once_when_it_is_whole(job, at_once):
-    decoding, announced = new_decoding(job, PROMPTS, at_once=at_once), []
+    decoding = new_decoding(job, PROMPTS, at_once=at_once)
+    announced = []
     with drawing(decoding) as running:
         for finished in running:
             for image in finished:

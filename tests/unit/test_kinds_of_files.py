@@ -262,7 +262,8 @@ def test_a_file_below_a_dangling_link(target):
 
 @needs_links
 def test_a_drafter_with_a_dangling_link(target, drafter):
-    model, expected = load_target(target), break_link(drafter / WEIGHTS)
+    model = load_target(target)
+    expected = break_link(drafter / WEIGHTS)
     with pytest.raises(AdtError) as raised:
         load_drafter(drafter, model)
     assert expected in str(raised.value)

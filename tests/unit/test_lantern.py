@@ -23,7 +23,8 @@ def star(children: list[int]) -> DraftTree:
 
 def relaxed(tree: DraftTree, y: int, z: torch.Tensor, neighbours: Neighbours, lantern: Lantern, greedy: bool = False):
     """:func:`relaxed_agreement` where the target emits ``y`` behind every node, and no cap holds."""
-    emitted, width = torch.full((1, tree.size), y), tree.size - 1
+    emitted = torch.full((1, tree.size), y)
+    width = tree.size - 1
     return relaxed_agreement(tree, emitted, z, neighbours, lantern, greedy=greedy, width=width, allowed=UNLIMITED)
 
 
@@ -125,7 +126,8 @@ def test_relaxing_accepts_more_and_says_how_much_it_changed(models, source):
 @pytest.mark.parametrize("cap", [0.0, 0.1, 0.3])
 def test_the_cap_holds_for_every_image_at_every_time(models, cap):
     decoding = relaxed_run(models, "jacobi", Lantern(39, 1.0, max_substitution=cap))
-    emitted, substituted = [1] * 3, [0] * 3
+    emitted = [1] * 3
+    substituted = [0] * 3
     for share in (share for round in decoding.trace.rounds for share in round.images):
         emitted[share.image] += share.accepted + 1
         substituted[share.image] += share.substituted

@@ -31,7 +31,8 @@ def forwards(network, check=None, tokens=5):
         extra = () if hasattr(network, "head") else (features,)
         return network(ids, *extra, step=step, cache=cache, rope=rope, **more)
 
-    cache, rope = KVCache(network.config, 2, 16, like), rope_tables(network.config, like)
+    cache = KVCache(network.config, 2, 16, like)
+    rope = rope_tables(network.config, like)
     first = run(rows.ids, rows.prefill())
     step = rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 0), tokens)
     return first, run(torch.arange(2 * tokens).view(2, -1), step)
@@ -48,7 +49,9 @@ def grouped(tmp_path_factory):
 
 @pytest.mark.parametrize("before", [True, False])
 def test_cudnn_is_off_during_a_forward_and_afterwards_as_it_was(models, before):
-    enabled, set_enabled, seen = torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp, []
+    enabled = torch.backends.cuda.cudnn_sdp_enabled
+    set_enabled = torch.backends.cuda.enable_cudnn_sdp
+    seen = []
 
     def interrupt():
         raise KeyboardInterrupt
@@ -70,7 +73,8 @@ def test_grouped_heads_become_queries_of_one_head(grouped, monkeypatch):
 
     They get as many query heads as key heads, and one mask for all layers.
     """
-    calls, attention = [], F.scaled_dot_product_attention
+    calls = []
+    attention = F.scaled_dot_product_attention
 
     def watched(query, key, value, mask):
         calls.append((query.shape, key.shape, mask))
@@ -108,10 +112,12 @@ def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
     """On a GPU each operation is a launch, which takes as long as the work of a small model's layer."""
     monkeypatch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
     decoder = models[0].decoder
-    rows, cache = BatchRows([[1, 2], [3]], 16, decoder.embedding), KVCache(decoder.config, 2, 16, decoder.embedding)
+    rows = BatchRows([[1, 2], [3]], 16, decoder.embedding)
+    cache = KVCache(decoder.config, 2, 16, decoder.embedding)
     step = rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 0), tokens)
     config = replace(decoder.config, num_layers=32)
-    x, rope = torch.randn(2 * tokens, config.hidden_size, dtype=decoder.dtype), rope_tables(config, decoder.embedding)
+    x = torch.randn(2 * tokens, config.hidden_size, dtype=decoder.dtype)
+    rope = rope_tables(config, decoder.embedding)
     frame = LayerContext.of(step, rope, config)
     assert frame.rotation.matrices is not None
     with Operations() as operations:
@@ -127,8 +133,10 @@ def test_a_batch_invariant_layer_has_few_more_operations(tiny, monkeypatch, near
     monkeypatch.setitem(batch_invariance.TILE, "cpu", 8)
     monkeypatch.setattr(layers, "supports_half_matmul", lambda dtype: True)  # as a GPU has
     decoder = load_target(tiny / "target", dtype=torch.bfloat16).decoder
-    rows, cache = BatchRows([[1, 2], [3]], 16, decoder.embedding), KVCache(decoder.config, 2, 16, decoder.embedding)
-    config, heads = replace(decoder.config, num_layers=32), decoder.config.num_heads
+    rows = BatchRows([[1, 2], [3]], 16, decoder.embedding)
+    cache = KVCache(decoder.config, 2, 16, decoder.embedding)
+    config = replace(decoder.config, num_layers=32)
+    heads = decoder.config.num_heads
     seen = torch.zeros(2, heads, 3, config.head_dim, dtype=decoder.dtype), torch.zeros(2, heads, 3)
     monkeypatch.setattr(layers, "far_attention", lambda *_: seen)
     step = rows.split_near_keys(rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 4), 3), 6, near)

@@ -11,7 +11,8 @@ SIZES = iter(size + 0.5 for size in range(12, 100))
 
 def with_fonts(monkeypatch, size, *fonts):
     """The letters of a machine that has these fonts, and Pillow's own, of English letters."""
-    there, usual = iter(fonts), ImageFont.truetype
+    there = iter(fonts)
+    usual = ImageFont.truetype
 
     def find(name, size, **how):
         if not isinstance(name, str):  # Pillow's own, which it reads from memory
@@ -60,7 +61,8 @@ def test_what_a_system_s_fonts_have_is_drawn():
 
 def test_a_letter_is_taken_from_the_first_font_that_has_it(monkeypatch):
     size = next(SIZES)
-    small, large = ImageFont.load_default(size), ImageFont.load_default(3 * size)
+    small = ImageFont.load_default(size)
+    large = ImageFont.load_default(3 * size)
     known = small.getmask
     small.getmask = lambda text, *how: known(text.replace("B", "\U0010fffe"), *how)  # drawn as a missing letter is
     letters = with_fonts(monkeypatch, size, small, large)

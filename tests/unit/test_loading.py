@@ -49,9 +49,12 @@ def write_hollow(folder: Path, shape: dict, shards: int) -> int:
     (folder / "config.json").write_text(json.dumps(shape | others), encoding="utf-8")
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     sizes = anoles_tensors(shape)
-    names, total, files = list(sizes), 0, {}
+    names = list(sizes)
+    total = 0
+    files = {}
     for shard in range(shards):
-        file, own = f"model-{shard + 1:05}-of-{shards:05}.safetensors", names[shard::shards]
+        file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        own = names[shard::shards]
         total += write_holes(folder / file, {name: sizes[name] for name in own})
         files |= dict.fromkeys(own, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}), encoding="utf-8")
@@ -74,8 +77,10 @@ def anoles_vocabulary() -> dict[str, int]:
 
 def anoles_tensors(shape: dict) -> dict[str, tuple[int, ...]]:
     """Sizes of the tensors of a model of this shape, by name."""
-    h, wide = shape["hidden_size"], shape["intermediate_size"]
-    heads, words = shape["num_attention_heads"], shape["vocab_size"]
+    h = shape["hidden_size"]
+    wide = shape["intermediate_size"]
+    heads = shape["num_attention_heads"]
+    words = shape["vocab_size"]
     tensors = {"model.embed_tokens.weight": (words, h), "lm_head.weight": (words, h), "model.norm.weight": (h,)}
     for i in range(shape["num_hidden_layers"]):
         layer = f"model.layers.{i}"
@@ -94,9 +99,11 @@ def anoles_tensors(shape: dict) -> dict[str, tuple[int, ...]]:
 
 def write_holes(file: Path, sizes: dict[str, tuple[int, ...]]) -> int:
     """Write a safetensors file of tensors of zeros, and return how many bytes they are."""
-    end, header = 0, {}
+    end = 0
+    header = {}
     for name, size in sizes.items():
-        start, end = end, end + 2 * torch.Size(size).numel()
+        start = end
+        end = end + 2 * torch.Size(size).numel()
         header[name] = {"dtype": "BF16", "shape": size, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

@@ -26,7 +26,9 @@ def test_a_mark_is_the_mean_colours_of_the_file():
 
 def test_a_map_gets_a_mark_of_each_image_that_is_decoded():
     """In whatever order, also by two maps of the same images; an image alone needs none."""
-    saved, other, alone = {"images": 3}, {"images": 3}, {"images": 1}
+    saved = {"images": 3}
+    other = {"images": 3}
+    alone = {"images": 1}
     marks.expect(VECTORS, saved)
     marks.expect(VECTORS, other)
     marks.expect(VECTORS[:1], alone)

@@ -57,7 +57,8 @@ class Watched(EagleProposer):
 @pytest.fixture
 def checked(monkeypatch):
     """Every network is watched. The list has one entry a round: by how many different steps its images advanced."""
-    steps, observe = [], MergedProposer.on_verified
+    steps = []
+    observe = MergedProposer.on_verified
 
     def observe_and_follow(proposer, verified):
         proposer._network.follow(verified)
@@ -85,8 +86,10 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, checked, monkeypa
 
 def test_each_call_reads_the_guesses_of_the_one_before(models, monkeypatch):
     target, network = models
-    windows, fed = [], []
-    replace, read_ahead = Window.replace, EagleProposer.read_ahead
+    windows = []
+    fed = []
+    replace = Window.replace
+    read_ahead = EagleProposer.read_ahead
 
     def replaced(window, *guesses):
         replace(window, *guesses)
@@ -108,7 +111,8 @@ def test_each_call_reads_the_guesses_of_the_one_before(models, monkeypatch):
 @pytest.mark.parametrize("depth", [1, 2, 12])
 def test_a_round_has_the_calls_that_its_spine_asks_for(models, monkeypatch, depth):
     target, network = models
-    forwards, propose = {}, MergedProposer.propose
+    forwards = {}
+    propose = MergedProposer.propose
 
     def counted(proposer, roots, shapes):
         before = proposer.forwards
@@ -127,8 +131,10 @@ def test_longer_spines_have_more_calls():
 
 def test_where_the_target_has_read_nothing_the_network_goes_on_over_what_it_expected(models, monkeypatch):
     target, network = models
-    called, never_read = [], []
-    unread, read_ahead = Window.unread, EagleProposer.read_ahead
+    called = []
+    never_read = []
+    unread = Window.unread
+    read_ahead = EagleProposer.read_ahead
 
     def asked(window):
         never_read.append((window.distance == NEVER)[0, 1:-1])
@@ -144,7 +150,9 @@ def test_where_the_target_has_read_nothing_the_network_goes_on_over_what_it_expe
     later = [i for i in range(len(called)) if i % LEAST_CALLS and never_read[i].any()]
     assert later
     for i in later:
-        (fed, _), (_, expected), at = called[i], called[i - 1], never_read[i]
+        (fed, _) = called[i]
+        (_, expected) = called[i - 1]
+        at = never_read[i]
         assert torch.equal(fed[:, at], expected[:, :-1][:, at])
 
 

@@ -60,10 +60,13 @@ def holds(made: Noise, roots, whole: torch.Tensor, ahead=None) -> bool:
 
 @given(st.integers(1, 70), st.integers(1, 20), st.integers(1, 12), st.integers(0, 40), st.integers(0, 2**32))
 def test_images_that_walk_on_by_random_steps_find_the_noise_of_the_whole_image(ahead, chunk, stride, start, seed):
-    steps, indices = random.Random(seed), (0, 3, 1)
+    steps = random.Random(seed)
+    indices = (0, 3, 1)
     with pytest.MonkeyPatch.context() as patch:
         in_chunks_of(chunk, patch)
-        walked, whole, roots = made(indices, ahead), table(indices), [start] * len(indices)
+        walked = made(indices, ahead)
+        whole = table(indices)
+        roots = [start] * len(indices)
         memory = walked.ring.data_ptr()
         walked.prepare([start - 1] * len(indices), ahead=1)
         assert holds(walked, roots, whole, ahead=0), "the first token's"
@@ -127,7 +130,8 @@ def test_making_noise_can_be_cancelled_and_gone_on_with(monkeypatch):
 
 
 def test_what_was_not_made_is_finite_and_positions_behind_the_image_get_its_last_row():
-    walked, last = made([0, 1], ahead=LENGTH), torch.tensor([[LENGTH - 1, LENGTH, 10**6]] * 2)
+    walked = made([0, 1], ahead=LENGTH)
+    last = torch.tensor([[LENGTH - 1, LENGTH, 10**6]] * 2)
     assert walked.at(last).isfinite().all()
     walked.prepare([0, 0])
     assert torch.equal(walked.at(last), table([0, 1])[:, -1:].expand(-1, 3, -1))
@@ -135,7 +139,9 @@ def test_what_was_not_made_is_finite_and_positions_behind_the_image_get_its_last
 
 def test_memory_for_emu3_at_720_pixels_is_far_below_the_whole_noise():
     """90 rows of 90 codes and an end of row, 32,768 codes and that end; the deepest tree that settings allow, twice."""
-    length, codes, ahead = 90 * 91, 32769, 2 * 257
+    length = 90 * 91
+    codes = 32769
+    ahead = 2 * 257
     needed = Noise.num_bytes(1, length, codes, ahead)
     assert needed == (ahead + 1) * codes * 4 < 256 * 2**20 < length * codes * 4
     assert Noise.num_bytes(3, length, codes, ahead) == 3 * needed
@@ -145,7 +151,8 @@ def test_memory_for_emu3_at_720_pixels_is_far_below_the_whole_noise():
 
 def test_global_generators_are_left_alone():
     torch.manual_seed(1)
-    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    before = torch.get_rng_state()
+    numpy_before = np.random.get_state()[1].copy()
     walked = made([0, 1], ahead=8)
     walked.prepare([0, 0])
     walked.at(torch.zeros(2, 1, dtype=torch.long))

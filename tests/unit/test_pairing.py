@@ -56,7 +56,8 @@ def plant(counter, folder, pairing):
 
     def look_up(tensors):
         silenced(tensors)
-        embedding, width = tensors["embed_tokens.weight"], len(tensors["fc.bias"])
+        embedding = tensors["embed_tokens.weight"]
+        width = len(tensors["fc.bias"])
         codes = embedding[codes_in(counter)].clone()
         embedding.zero_()
         place = slice(CODES) if pairing.codes else codes_in(counter)
@@ -116,7 +117,8 @@ def test_the_pairing_is_followed_beside_a_window_too(counter, tmp_path, planted)
 @pytest.mark.parametrize("planted", PAIRINGS)
 def test_a_drafter_is_compared_as_it_was_trained(counter, tmp_path, capsys, planted):
     """``train-drafter --compare`` feeds it by its record, as drafting does."""
-    drafter, prompts = plant(counter, tmp_path / "drafter", planted), tmp_path / "prompts.txt"
+    drafter = plant(counter, tmp_path / "drafter", planted)
+    prompts = tmp_path / "prompts.txt"
     record(drafter, planted)
     prompts.write_text("one\ntwo\nthree", encoding="utf-8")
     files = {"model": counter, "prompts": prompts, "output": tmp_path / "out", "compare": drafter}

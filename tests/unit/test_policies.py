@@ -167,7 +167,8 @@ def test_plain_decoding_drafts_nothing():
 @pytest.mark.parametrize("method", POLICIES)
 def test_no_shape_is_larger_than_the_largest(method):
     """Memory is set aside for that one."""
-    p, settings = policy(method), Drafting(method).settings
+    p = policy(method)
+    settings = Drafting(method).settings
     largest = POLICIES[method].largest(settings)
     for position in range(40):
         for shape in p.choose([Slot(0, position)]):

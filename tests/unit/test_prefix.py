@@ -121,6 +121,7 @@ def test_a_prefix_that_does_not_fit(models, prefix, words):
 
 def test_memory_of_a_long_prefill_is_counted(models):
     target, _ = models
-    row, plain = [target.encode_prompt("x")], Drafting(PLAIN)
+    row = [target.encode_prompt("x")]
+    plain = Drafting(PLAIN)
     short, long = (Decoding(target, row, drafting=plain, prefix=strangers_codes(1, count)) for count in (0, 15))
     assert long.memory_required() > short.memory_required()

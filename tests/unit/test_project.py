@@ -54,7 +54,8 @@ def test_changes_are_told_of_this_version():
 
 
 def test_the_registry_gets_what_it_asks_for():
-    name, comfy = PROJECT["name"], PYPROJECT["tool"]["comfy"]
+    name = PROJECT["name"]
+    comfy = PYPROJECT["tool"]["comfy"]
     assert name.isascii() and len(name) < 100 and name[0].isalpha() and "comfyui" not in name.lower()
     assert re.fullmatch(r"\d+\.\d+\.\d+", PROJECT["version"]) and PROJECT["description"]
     assert (ROOT / PROJECT["license"]["file"]).is_file()
@@ -110,7 +111,8 @@ def ran(dev, tmp_path, monkeypatch):
 
 def test_the_environment_is_set_up_once(dev, ran, tmp_path):
     """Later runs do nothing, until more packages are wanted."""
-    first, more = tmp_path / "first.txt", tmp_path / "more.txt"
+    first = tmp_path / "first.txt"
+    more = tmp_path / "more.txt"
     first.write_text("numpy\n", encoding="utf-8")
     more.write_text("pytest\n", encoding="utf-8")
     dev.VENV.mkdir()

@@ -70,7 +70,8 @@ def test_clip_score_and_aesthetic_are_what_the_model_says(clip, predictor):
     from transformers import CLIPModel, CLIPProcessor
 
     metric = quality.clip_metric(clip, "clip", "CLIP score", CPU, predictor)
-    model, processor = CLIPModel.from_pretrained(clip).eval(), CLIPProcessor.from_pretrained(clip)
+    model = CLIPModel.from_pretrained(clip).eval()
+    processor = CLIPProcessor.from_pretrained(clip)
     layers = {name: value.double() for name, value in load_file(predictor).items()}
     for seed in range(6):
         with torch.inference_mode():
@@ -98,7 +99,8 @@ def test_columns_add_sums_and_counts():
 def test_the_benchmark_measures_every_picture_and_reuses_those_of_plain_decoding(
     tiny, tmp_path, clip, predictor, capsys, monkeypatch
 ):
-    calls, make = [], quality.clip_metric
+    calls = []
+    make = quality.clip_metric
 
     def counted(*args):
         metric = make(*args)

@@ -133,7 +133,8 @@ def test_records_whose_settings_are_damaged_stay_in_the_file_and_count_for_nothi
 
 
 def test_of_two_that_begin_a_file_the_first_decides_what_it_is_for(tmp_path, monkeypatch):
-    add, others = records.append, SETTINGS | {"prompts": ["a cat"]}
+    add = records.append
+    others = SETTINGS | {"prompts": ["a cat"]}
 
     def late(folder, content):
         add(folder, {"settings": others})  # another process, since this one has looked

@@ -25,7 +25,8 @@ def changed(node: str, **inputs) -> dict:
 
 def test_90_by_90_tokens_in_two_thousand_rounds_are_tens_of_kilobytes():
     draw = random.Random(1)
-    rounds, position = [], 0
+    rounds = []
+    position = 0
     for index in range(2000):
         depth = draw.randint(2, 12)
         levels = tuple(draw.randint(1, 6) for _ in range(depth))

@@ -20,7 +20,8 @@ SHAPES = {
 
 def by_hand(weight, scale):
     """Return the product, computed number by number."""
-    made, (n, m) = torch.empty(weight.shape), weight.shape
+    made = torch.empty(weight.shape)
+    (n, m) = weight.shape
     for row in range(n):
         for column in range(m):
             at = {0: (), 1: (row if len(scale) == n else 0,) if scale.ndim else (), 2: None}.get(scale.ndim)
@@ -42,8 +43,10 @@ def model(tmp_path):
     ["weight_scale", *(pytest.param(name, marks=pytest.mark.long) for name in ("scale_weight", "weight_scale_inv"))],
 )
 def test_loaded_weights_are_the_product(model, tmp_path, name, shape):
-    tensors, generator = load_file(model / "model.safetensors"), torch.Generator().manual_seed(1)
-    true, scaled = dict(tensors), dict(tensors)
+    tensors = load_file(model / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    true = dict(tensors)
+    scaled = dict(tensors)
     for part in ("mlp.down_proj", "self_attn.k_proj"):
         key = f"model.layers.1.{part}.weight"
         scale = torch.rand(SHAPES[shape](*tensors[key].shape), generator=generator) + 0.5

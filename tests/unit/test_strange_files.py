@@ -130,7 +130,8 @@ def test_a_junction_counts_as_a_link(ours, monkeypatch):
     """On Windows, lstat marks a junction, but it is not a symbolic link."""
 
     class Junction:
-        st_mode, st_reparse_tag = 0o040777, 0xA0000003
+        st_mode = 0o040777
+        st_reparse_tag = 0xA0000003
 
     (ours / "key").mkdir()
     assert inside(ours, "key") == ours / "key"

@@ -62,7 +62,8 @@ def unigram() -> Tokenizer:
 
 def published() -> dict[str, Tokenizer]:
     """Return tokenizers of the kinds that the families publish."""
-    digits, chinese = pre_tokenizers.Digits(individual_digits=True), "[一-龥ࠀ-一가-퟿]+"
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    chinese = "[一-龥ࠀ-一가-퟿]+"
     deepseek = [split(x) for x in ("[\r\n]", LETTERS, "\\s?[!-/:-~！-／：-～‘-‟　-。]+", "\\s+$", chinese)]
     marks = [split(x) for x in ("<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", "([\\t\\n]|    |  )")]
     return {

@@ -168,7 +168,9 @@ def test_training_sees_what_inference_sees(models, tmp_path):
     same positions, same sight."""
     target, drafter = models
     codes = torch.randint(0, target.num_codes, (2, 16), generator=torch.Generator().manual_seed(0))
-    prompts, root, passes = [target.encode_prompt(text) for text in ("a house", "a much longer prompt")], 3, 3
+    prompts = [target.encode_prompt(text) for text in ("a house", "a much longer prompt")]
+    root = 3
+    passes = 3
     reading = read(target, prompts, codes, [0, 1], Sampling(), Features(tmp_path, 0))
     outs = [out[:, root] for out in unroll(drafter, reading, torch.arange(12), passes)]
 
@@ -205,7 +207,8 @@ def test_pictures_are_drawn_as_generate_draws_them(train, tiny, tmp_path):
 
 def test_every_other_step_learns_at_temperature_1(train, monkeypatch):
     """What the loss compares with is the target's distribution there, on the same pictures."""
-    seen, learn = [], command.Trainer._backward
+    seen = []
+    learn = command.Trainer._backward
 
     def watched(self, reading, step, passes):
         seen.append((step, reading.sampling.temperature, reading.z))
@@ -245,7 +248,8 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(train, tmp_path, monk
             stop_after(patch, count, owner, name)
             assert train(steps=6, every=2)[0] == 1
     assert train(steps=6, every=2)[0] == 0
-    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "out")
+    whole = weights(tmp_path / "whole")
+    resumed = weights(tmp_path / "out")
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert [row["step"] for row in table(tmp_path / "out")] == ["2", "4", "6"]
     written = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("whole", "out")]
@@ -253,7 +257,8 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(train, tmp_path, monk
 
 
 def test_a_finished_run_says_its_figures_again(train):
-    first, second = train(), train()
+    first = train()
+    second = train()
     assert first[0] == second[0] == 0 and first[1] == second[1]
 
 
@@ -272,7 +277,8 @@ def test_kept_features_change_nothing(train, tmp_path):
     """A run that finds its features on disk, and one that makes them every time."""
     for name, room in (("kept", 1), ("made", 0)):
         assert train(tmp_path / name, features_gb=room, steps=9)[0] == 0
-    kept, made = weights(tmp_path / "kept"), weights(tmp_path / "made")
+    kept = weights(tmp_path / "kept")
+    made = weights(tmp_path / "made")
     assert list((tmp_path / "kept" / "training" / "features").iterdir())
     assert not (tmp_path / "made" / "training" / "features").exists()
     assert all(torch.allclose(kept[name], made[name], atol=1e-3) for name in kept)
@@ -363,7 +369,8 @@ def test_an_output_that_is_something_else(train, tiny, tmp_path):
 def test_a_drafter_for_every_family(train, tmp_path, layout):
     """Ends of rows, captions of a text encoder, grid rotation, a head with a hidden layer: what is written fits, and
     drafts from what it learned."""
-    model, size = LAYOUTS[layout](tmp_path), SIZES.get(layout)
+    model = LAYOUTS[layout](tmp_path)
+    size = SIZES.get(layout)
     code, _, err = train(model=model, steps=24, every=12, size=size and "x".join(map(str, size)))
     assert code == 0, err
     rows = table(tmp_path / "out")

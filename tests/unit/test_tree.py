@@ -13,7 +13,8 @@ from adt_core.rules.tree import CandidatePool
 def grow(depth: int, width: int, logp: torch.Tensor) -> CandidatePool:
     """A pool expanded the EAGLE-2 way with the same child log-probabilities everywhere."""
     pool = CandidatePool()
-    beam_scores, parents = torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.long)
+    beam_scores = torch.zeros(1, 1)
+    parents = torch.zeros(1, 1, dtype=torch.long)
     for _ in range(depth):
         scores = logp[:width].expand(1, beam_scores.shape[1], -1) + beam_scores[..., None]
         tokens = torch.arange(width).expand_as(scores)
@@ -41,13 +42,15 @@ def test_flat_drafts_make_wide_trees_shallow():
 def test_kept_nodes_form_a_tree(depth, width, nodes, seed, flat):
     logp = torch.randn(5, generator=torch.Generator().manual_seed(seed)).log_softmax(0).sort(descending=True).values
     tree = grow(depth, width, torch.zeros(5) if flat else logp).rerank(torch.tensor([3]), nodes)
-    parents, depths = tree.parents[0], tree.depths[0]
+    parents = tree.parents[0]
+    depths = tree.depths[0]
     assert tree.size <= nodes + 1 and tree.tokens[0, 0] == 3 and parents[0] == 0
     for node in range(1, tree.size):
         parent = int(parents[node])
         assert parent < node and depths[node] == depths[parent] + 1
         assert tree.scores[0, node] <= tree.scores[0, parent]
-        lineage, at = {node}, node
+        lineage = {node}
+        at = node
         while at:
             at = int(parents[at])
             lineage.add(at)

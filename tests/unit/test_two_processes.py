@@ -38,7 +38,8 @@ def writer(tmp_path):
 def test_files_and_lines_of_several_processes(writer, tmp_path):
     """One of three is killed, and another one is started in its place."""
     processes = {name: writer(name) for name in "abk"}
-    killed, said = processes.pop("k"), []
+    killed = processes.pop("k")
+    said = []
     for line in killed.stdout:
         said.append(int(line))
         if len(said) == 40:

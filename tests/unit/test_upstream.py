@@ -64,16 +64,20 @@ def test_torchs_exponential_numbers_are_taken_themselves_where_they_are_made_oth
 
 @pytest.mark.parametrize("kept", [0, 2, 100])
 def test_images_of_a_batch_are_rows_of_the_same_calls_however_far_each_is(kept):
-    kind, whole = Upstream(WIDTH, COLUMNS, 3, kept=kept), calls(together=3)
+    kind = Upstream(WIDTH, COLUMNS, 3, kept=kept)
+    whole = calls(together=3)
     rows = {index: kind((SEED, index)) for index in (2, 0, 1)}
     for index, positions in [(2, range(4)), (0, range(4)), (2, range(4, 9)), (1, range(4)), (0, range(4, 9))]:
         assert torch.equal(rows[index](positions), whole[positions.start : positions.stop, index])
 
 
 def test_what_is_kept_for_other_images_is_drawn_once(monkeypatch):
-    kind, drawn, draw = Upstream(WIDTH, COLUMNS, 2, kept=8), [], Upstream._draw
+    kind = Upstream(WIDTH, COLUMNS, 2, kept=8)
+    drawn = []
+    draw = Upstream._draw
     monkeypatch.setattr(Upstream, "_draw", lambda *given: drawn.append(given[2]) or draw(*given))
-    one, other = kind((SEED, 0)), kind((SEED, 1))
+    one = kind((SEED, 0))
+    other = kind((SEED, 1))
     for ahead in (one, other):
         for first in (0, 4):
             ahead(range(first, first + 4))
@@ -128,7 +132,8 @@ def test_images_are_the_same_however_many_are_at_work(models, at_once):
 
 def test_each_prompt_of_a_decoding_is_drawn_as_if_alone(models):
     target, drafter = models
-    prompts, seeds = ("a cat", "a dog", "a cat"), [3, 3, 4]
+    prompts = ("a cat", "a dog", "a cat")
+    seeds = [3, 3, 4]
     drawn = run(target, drafter, prompts, sampling=UPSTREAM, seeds=seeds, drafting=Drafting("adt-tree")).codes
     for prompt, seed, codes in zip(prompts, seeds, drawn):
         assert torch.equal(run(target, None, (prompt,), sampling=replace(UPSTREAM, seed=seed)).codes[0], codes)

@@ -184,7 +184,8 @@ def test_a_file_of_another_model_is_ignored_with_an_index(tmp_path):
 
 
 def test_another_file_next_to_a_drafter_is_ignored(target, tmp_path):
-    folder, model = write_tiny_drafter(tmp_path / "drafter", target), load_target(target)
+    folder = write_tiny_drafter(tmp_path / "drafter", target)
+    model = load_target(target)
     before = load_drafter(folder, model).fc
     other_model(folder / "zzz.safetensors", folder / "model.safetensors")
     assert torch.equal(load_drafter(folder, model).fc, before)
