@@ -148,7 +148,7 @@ _SUPPORTED: dict[str, tuple] = {
     **dict.fromkeys(("logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier"), _ONE),
     "partial_rotary_factor": _ONE,
 }
-"""Fields that change what a decoder computes, with the values that :mod:`..layers` implements."""
+"""Fields that change the computation of a decoder, with the values that :mod:`..layers` implements."""
 
 
 def check_supported(config: dict, source: ConfigSource) -> None:

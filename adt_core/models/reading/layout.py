@@ -268,8 +268,8 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
     codes = {name: name[len(begin) : -len(end)].translate(digits) for name in names}
     ids = {int(code): vocabulary[name] for name, code in codes.items() if re.fullmatch("[0-9]{1,9}", code)}
     if not ids or sorted(ids) != list(range(len(ids))):
-        problem = f"does not name image tokens 0 to n - 1 as {begin}...{end}; this is not an {model} checkpoint"
-        raise AdtError(f"config.json's vocabulary_map {problem}.")
+        problem = f"does not name image tokens 0 to n - 1 as {begin}...{end}, as {model} checkpoints do"
+        raise AdtError(f"config.json's vocabulary_map {problem}; use the checkpoint's own config.json.")
     return [ids[code] for code in range(len(ids))]
 
 
