@@ -244,11 +244,11 @@ def _draw(
         The drawn images by prompt and seed, and the remark on the device's precision, or "".
     """
     made = dict[tuple, SavedImage]()
-    missed = ""
+    remark = ""
     shown = 0.0
-    length = model.target.length
     count = len(before) + len(missing)
-    progress = Progress(count * length, node_id, None)
+    total = count * model.target.length
+    progress = Progress(total, node_id, None)
     for stretch in split(len(missing), chunk_size):
         items = missing[stretch.start : stretch.stop]
         seeds = [item.seed for item in items]
@@ -262,15 +262,14 @@ def _draw(
                     if finished and time.monotonic() - shown > _SHOWN_EVERY:
                         show_images(node_id, _saved(pictures[-_SHOWN:], batch.folder))
                         shown = time.monotonic()
-                    done = (len(before) + stretch.start) * length + decoding.done_tokens
-                    numbers = {"done": len(pictures), "count": count, "tokens": done, "total": count * length}
-                    line = message("batch.progress", **numbers)
+                    done = (len(before) + stretch.start) * model.target.length + decoding.done_tokens
+                    line = message("batch.progress", done=len(pictures), count=count, tokens=done, total=total)
                     progress.update(done, join((line, _relaxed(batch.job, pictures)), ""))
             decoding.measure_costs()
-        missed = decoding.exact.remark
+        remark = decoding.exact.remark
     line = message("batch.done", count=count, earlier=len(before), folder=f"output/{FOLDER}/{batch.folder.name}")
     progress.say(join((line, _relaxed(batch.job, [*before, *made.values()])), ""))
-    return made, missed
+    return made, remark
 
 
 def _relaxed(job: Job, pictures: list[SavedImage]) -> str:

@@ -142,10 +142,7 @@ class ADTTreeTrainDrafter(io.ComfyNode):
             news, log = _run(plan, model, cls.hidden.unique_id)
         last = log[-1]
         picture = curve(log, plan.training.passes)
-        tell(
-            message("training.done", name=name, tau=f"{last['tau']:.2f}", steps=last["step"]),
-            logging.INFO,
-        )
+        tell(message("training.done", name=name, tau=f"{last['tau']:.2f}", steps=last["step"]), logging.INFO)
         image = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)[None]
         shown = ui.SavedImages([_saved(picture, f"adt_tree_{name}_{last['step']}.png")])
         return io.NodeOutput(open_drafter(model, str(folder)), image, news, ui=shown)

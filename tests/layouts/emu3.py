@@ -68,6 +68,23 @@ def write_emu3(
     tokenizer = tokenizer_with(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = _config(tokenizer.get_vocab(), hidden, layers, heads, kv_heads, max_positions, rope_theta)
+    config.save_pretrained(folder)
+    tensors = _random_tensors(config, scale, seed)
+    if names == "first":
+        tensors = {_first_name(name): value for name, value in tensors.items()}
+        _write_first_config(folder)
+    save_shards(folder, tensors, shards)
+    return folder
+
+
+def _write_first_config(folder: Path) -> None:
+    written = read_config(folder)
+    text = written["text_config"]
+    text |= {"rope_theta": text.pop("rope_parameters")["rope_theta"], "rope_scaling": None}
+    (folder / "config.json").write_text(json.dumps(written), encoding="utf-8")
+
+
+def _random_tensors(config: Emu3Config, scale: float, seed: int) -> dict[str, torch.Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Emu3ForConditionalGeneration(config).eval()
@@ -76,16 +93,7 @@ def write_emu3(
         for name, buffer in model.model.vqmodel.named_buffers():  # statistics of the batch norms
             if name.endswith(("running_mean", "running_var")):
                 buffer.uniform_(0.5, 1.5)
-    config.save_pretrained(folder)
-    tensors = model.state_dict()
-    if names == "first":
-        tensors = {_first_name(name): value for name, value in tensors.items()}
-        written = read_config(folder)
-        text = written["text_config"]
-        text |= {"rope_theta": text.pop("rope_parameters")["rope_theta"], "rope_scaling": None}
-        (folder / "config.json").write_text(json.dumps(written), encoding="utf-8")
-    save_shards(folder, tensors, shards)
-    return folder
+    return model.state_dict()
 
 
 def _config(

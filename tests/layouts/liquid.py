@@ -39,7 +39,24 @@ def write_liquid(
         seed: Seed of the weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config = {
+    config = _config(hidden, heads, kv_heads)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = GemmaForCausalLM(GemmaConfig(**config))
+        codec = VQModel(CODEC)
+        randomise(model)
+        model.model.embed_tokens.weight.data.normal_(std=scale * hidden**-0.5)
+    tensors = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    save_shards(folder, tensors, 2)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    _tokenizer().save(str(folder / "tokenizer.json"))
+    stored = {**codec.state_dict(), "loss.discriminator.main.0.weight": torch.zeros(4, 3, 4, 4)}
+    torch.save({"state_dict": stored}, folder.parent / "vqgan.ckpt")
+    return folder
+
+
+def _config(hidden: int, heads: int, kv_heads: int) -> dict:
+    return {
         "architectures": ["GemmaForCausalLM"],
         "attention_bias": False,
         "bos_token_id": 2,
@@ -60,19 +77,6 @@ def write_liquid(
         "rope_theta": 10000.0,
         "vocab_size": FIRST_CODE + 8192,
     }
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = GemmaForCausalLM(GemmaConfig(**config))
-        codec = VQModel(CODEC)
-        randomise(model)
-        model.model.embed_tokens.weight.data.normal_(std=scale * hidden**-0.5)
-    tensors = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
-    save_shards(folder, tensors, 2)
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    _tokenizer().save(str(folder / "tokenizer.json"))
-    stored = {**codec.state_dict(), "loss.discriminator.main.0.weight": torch.zeros(4, 3, 4, 4)}
-    torch.save({"state_dict": stored}, folder.parent / "vqgan.ckpt")
-    return folder
 
 
 def _tokenizer() -> Tokenizer:
