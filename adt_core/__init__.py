@@ -26,9 +26,12 @@ _HOME = {
     "load_drafter": "app.checkpoints",
 }
 __all__ = [*_HOME]
+_RENAMED = {"Prompt": "EncodedPrompt"}
+"""Names of version 0.1 that still work."""
 
 
 def __getattr__(name: str):
+    name = _RENAMED.get(name, name)
     if name in _HOME:
         return getattr(import_module(f".{_HOME[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

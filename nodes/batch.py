@@ -238,10 +238,9 @@ def _draw(
     chunk_size: int,
     node_id: str,
 ) -> tuple[dict[tuple, SavedImage], str]:
-    """Draw the missing images, and write each as soon as it is finished; `before` are images of earlier runs.
+    """Draw and write the missing images. Return them by prompt and seed, and the remark on the device or "".
 
-    Returns:
-        The drawn images by prompt and seed, and the remark on the device's precision, or "".
+    `before` are images of earlier runs, which progress and preview include.
     """
     made = dict[tuple, SavedImage]()
     remark = ""
