@@ -70,7 +70,7 @@ def comparison(presets: dict[str, Preset], prompts: list[str], recipe: Recipe = 
         recipe: Settings that all methods share.
     """
     known = PRESETS | {name: preset for name, preset in presets.items() if not name.endswith(RELAXED)}
-    return Benchmark(prompts, list(presets), recipe, known=known)
+    return Benchmark(prompts, list(presets), recipe, available=known)
 
 
 def compared(

@@ -1,8 +1,8 @@
-"""Several methods on the same prompts, side by side: what ``python adt.py benchmark`` runs.
+"""Command `python adt.py benchmark`: compare methods on the same prompts, side by side.
 
-Methods take turns on every prompt, in an order drawn anew for each, so that their ratios survive a machine whose speed
-drifts. A prompt is written to ``runs.jsonl`` when all its methods are done; an interrupted benchmark goes on with the
-next one. Pictures are in ``images/METHOD``; a method that drew plain decoding's tokens has plain decoding's picture.
+Methods alternate on every prompt, in random order, so that changes in the machine's speed do not affect their ratios.
+A prompt is written to `runs.jsonl` when all methods have finished it, and an interrupted benchmark resumes after it.
+Images are in `images/METHOD`. A method with the same tokens as plain decoding shares its image.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ from .records import RUNS, append, open_records
 RELAXED = "+lantern"
 NETWORK = "network"
 WARM_UP = 8
-"""Rounds of each method before anything is measured."""
+"""Rounds of each method before the measurements."""
 
 
 class Preset(NamedTuple):
-    """A method of the benchmark.
+    """Method of the benchmark.
 
-    source: what drafts: "network" stands for the drafter that was asked for, "network+jacobi" for both in one tree, ""
-    is none. lantern: its acceptance rule; None for the exact one.
+    Attributes:
+        drafting: Drafting settings.
+        source: Drafter: "network" for the chosen drafter, "network+jacobi" for both in one tree, "" for none.
+        lantern: Relaxed acceptance, None for exact acceptance.
     """
 
     drafting: Drafting
@@ -64,14 +66,14 @@ _LONG = _WINDOW.replace(depth=42, width=5, nodes=64)
 _PRUNED = Drafting("eagle2", depth=8, width=3, nodes=8, expand_above=0.6, keep_above=0.05)
 
 
-def _of_policies() -> dict[str, Preset]:
-    """Every method in the table of policies, with its defaults; plain decoding first."""
+def _policy_presets() -> dict[str, Preset]:
+    """Return a preset for every policy with its default settings, plain decoding first."""
     methods = sorted(POLICIES, key=lambda name: name != PLAIN)
     return {name: Preset(Drafting(name), NETWORK if POLICIES[name].needs_drafter else "") for name in methods}
 
 
 PRESETS = {
-    **_of_policies(),
+    **_policy_presets(),
     "eagle2-top-k": Preset(Drafting("eagle2", proposal="top-k")),
     "eagle2-pruned": Preset(_PRUNED),
     "adt-tree-vertical": Preset(Drafting("adt-tree", init="vertical")),
@@ -85,14 +87,19 @@ PRESETS = {
     "merged-64": Preset(_LONG, NETWORK + WITH_WINDOW),
     "auto-jacobi": Preset(Drafting("auto"), JACOBI),
 }
-"""What a benchmark can compare; each but the first also with ``+lantern`` behind its name."""
+"""Available methods. All except the first can also have the suffix `+lantern`."""
 COMPARED = "eagle2,adt-tree,jacobi,merged,auto,adt-tree+lantern,merged+lantern"
+"""Default methods with a drafter network."""
 COMPARED_WITHOUT_NETWORK = "jacobi-chain,jacobi,auto-jacobi,jacobi+lantern"
-"""What is set against plain decoding unless told otherwise, with a drafter network and without one."""
+"""Default methods without a drafter network."""
 
 
 def drafters_by_name(drafter: Drafter | None) -> dict[str, Drafter]:
-    """What can draft, by source: drafters without files, and the network of ``drafter`` without and with a window."""
+    """Return the drafters that presets name: those without files, and the network without and with a Jacobi window.
+
+    Args:
+        drafter: Drafter with a network, or None.
+    """
     drafters = {name: make() for name, make in DRAFTERS.items()}
     network = without_window(drafter) if drafter is not None else None
     if network is not None:
@@ -102,31 +109,35 @@ def drafters_by_name(drafter: Drafter | None) -> dict[str, Drafter]:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What is compared.
+    """Prompts and methods to compare.
 
-    recipe: of all methods, but for their drafting; its LANTERN is that of the methods that end in ``+lantern``, and its
-    drafter the network of the methods that need one. metrics: what is measured of every picture, by a name that goes
-    into the settings. known: what the names of methods stand for.
+    Attributes:
+        prompts: Prompts, one image each.
+        methods: Names of methods, apart from plain decoding, which is always measured.
+        recipe: Settings of all methods. Its drafter is the network of the methods that need one, and its LANTERN
+            settings apply to methods with the suffix `+lantern`.
+        metrics: Metrics of single images by name.
+        available: Presets by name.
     """
 
     prompts: list[str]
     methods: list[str]
     recipe: Recipe
     metrics: dict[str, quality.ImageMetric] = field(default_factory=dict)
-    known: dict[str, Preset] = field(default_factory=lambda: _of_policies() | PRESETS)
+    available: dict[str, Preset] = field(default_factory=lambda: _policy_presets() | PRESETS)
 
     def __post_init__(self) -> None:
         for name in self.methods:
-            if name.removesuffix(RELAXED) not in self.known or name == PLAIN + RELAXED:
+            if name.removesuffix(RELAXED) not in self.available or name == PLAIN + RELAXED:
                 raise AdtError(
-                    f"`methods`: {name!r} is unknown; choose from {', '.join(self.known)} "
+                    f"`methods`: {name!r} is unknown; choose from {', '.join(self.available)} "
                     f"(all except the first also with {RELAXED} at the end)."
                 )
 
     @property
     def presets(self) -> dict[str, Preset]:
-        """What every method's name stands for; plain decoding first, since everything is measured against it."""
-        presets = {name: self.known[name.removesuffix(RELAXED)] for name in (PLAIN, *self.methods)}
+        """Presets of the methods by name, plain decoding first."""
+        presets = {name: self.available[name.removesuffix(RELAXED)] for name in (PLAIN, *self.methods)}
         lantern = self.recipe.lantern
         return {
             name: preset._replace(lantern=lantern) if name.endswith(RELAXED) else preset
@@ -134,26 +145,44 @@ class Benchmark:
         }
 
     def files(self, folder: Path) -> list[Path]:
-        """What is written into the benchmark's folder; of pictures, those that are there."""
-        pictures = (path for method in self.presets for path in (folder / _pictures(method)).glob("*.png"))
-        return [*(folder / name for name in (RUNS, *report.FILES)), *pictures]
+        """Return the output files in a folder, including the images that exist.
+
+        Args:
+            folder: Folder of the benchmark.
+        """
+        images = (path for method in self.presets for path in (folder / _image_folder(method)).glob("*.png"))
+        return [*(folder / name for name in (RUNS, *report.FILES)), *images]
 
     def jobs(self, target: Target, drafter: Drafter | None) -> dict[str, Job]:
-        """How every method makes its images. AdtError if a method needs a network and ``drafter`` has none."""
-        drafters, jobs = drafters_by_name(drafter), {}
+        """Return the jobs by method.
+
+        Args:
+            target: The target.
+            drafter: Drafter, or None if no method needs one.
+
+        Raises:
+            AdtError: If a method needs a drafter network and `drafter` is not one.
+        """
+        drafters = drafters_by_name(drafter)
         network = (self.recipe.drafter or JACOBI).removesuffix(WITH_WINDOW)
+        jobs = {}
         for name, (drafting, source, lantern) in self.presets.items():
             if source and source not in drafters:
-                needs = f"the method {name!r} needs a drafter network"
-                raise AdtError(f"`drafter`: {needs}; choose one, or remove the method.")
+                problem = f"the method {name!r} needs a drafter network"
+                raise AdtError(f"`drafter`: {problem}; choose one, or remove the method.")
             path = source.replace(NETWORK, network) or None
             recipe = replace(self.recipe, drafting=drafting, lantern=lantern, drafter=path)
             jobs[name] = Job(target, recipe, drafters.get(source))
         return jobs
 
     def settings(self, target: Target) -> dict:
-        """Everything that the figures depend on. Runs with other settings are never mixed with these."""
-        decoder, shared = target.decoder, Job(target, self.recipe).loaded.sections()
+        """Return everything that affects the results. Results with different settings are never mixed.
+
+        Args:
+            target: The target.
+        """
+        decoder = target.decoder
+        shared = Job(target, self.recipe).loaded.sections()
         cpu = platform.processor() or platform.machine()
         methods = {
             name: {**drafting.flat(), "source": source, "lantern": lantern and asdict(lantern)}
@@ -178,7 +207,7 @@ class Benchmark:
 
 
 def _commit() -> str | None:
-    """The commit of this pack, if it is a git checkout itself, and not only lies in one."""
+    """Return the commit of this pack, or None if its folder is not the root of a git checkout."""
     pack = Path(__file__).parents[2]
     if not (pack / ".git").exists():
         return None
@@ -190,72 +219,117 @@ def _commit() -> str | None:
         return None
 
 
-def _pictures(method: str) -> str:
-    """Where a method's pictures lie, in the benchmark's folder."""
+def _image_folder(method: str) -> str:
+    """Return the folder of a method's images, relative to the benchmark's folder."""
     return f"images/{method.replace(':', '-')}"
 
 
 Measured = dict[str, tuple[dict, bytes | None]]
-"""What methods made of a prompt: the figures of each, and its picture, a PNG. Plain decoding comes first; a method that
-wrote its tokens has no picture."""
+"""Results of a prompt by method, plain decoding first: run statistics, and the PNG, None if the tokens equal plain
+decoding's."""
 
 
 class BenchmarkWorker:
-    """A benchmark's models in memory; measures prompts. facts: the settings that the figures depend on."""
+    """Loaded models that measure prompts.
+
+    Args:
+        benchmark: Prompts and methods.
+        jobs: Jobs by method.
+        check: Cancellation callback.
+
+    Attributes:
+        facts: Settings of the benchmark.
+    """
 
     def __init__(self, benchmark: Benchmark, jobs: dict[str, Job], check: Check | None = None):
-        self._prompts, self._jobs = benchmark.prompts, jobs
-        self._check, self._warm = check, False
+        self._prompts = benchmark.prompts
+        self._jobs = jobs
+        self._check = check
+        self._is_warm = False
         self.facts = benchmark.settings(jobs[PLAIN].target)
 
     def __call__(self, number: int) -> Iterator[tuple[int, Measured]]:
-        """Decode the prompt of this number by all methods, in an order that the number fixes."""
-        if not self._warm:  # first calls are slow
+        """Decode a prompt by all methods, in an order that depends on its index.
+
+        Args:
+            number: Index of the prompt.
+
+        Yields:
+            The index and the results.
+        """
+        if not self._is_warm:  # the first calls are slow
             for job in self._jobs.values():
                 warm_up(new_decoding(job, self._prompts[:1], check=self._check), WARM_UP)
-        self._warm, prompt = True, self._prompts[number]
+        self._is_warm = True
+        prompt = self._prompts[number]
         rng = np.random.Generator(np.random.Philox(key=np.array([number, 1], dtype=np.uint64)))
         order = map(str, rng.permutation(list(self._jobs)))
         decodings = {name: decode(new_decoding(self._jobs[name], [prompt], check=self._check)) for name in order}
-        plain, measured = decodings[PLAIN].grid_codes(), Measured()
+        plain = decodings[PLAIN].grid_codes()
+        measured = Measured()
         for name, job in self._jobs.items():
-            decoding, png = decodings[name], None
-            codes, trace = decoding.grid_codes(), decoding.trace
+            decoding = decodings[name]
+            codes = decoding.grid_codes()
             agreement = (codes == plain).double().mean().item()
+            png = None
             if name == PLAIN or agreement < 1:
                 settings = job.settings(prompt, 0, conditions(decoding, 0)) | {"benchmark_method": name}
                 png = to_png(job.pixels(codes, self._check)[0], settings)
-            figures = {**trace.report(), "agreement": agreement, "acceptance": trace.acceptance_map()}
-            measured[name] = figures, png
+            acceptance = decoding.trace.acceptance_map()
+            measured[name] = {**decoding.trace.report(), "agreement": agreement, "acceptance": acceptance}, png
         yield number, measured
 
 
 def load(benchmark: Benchmark, device: str) -> BenchmarkWorker:
-    """The models of a benchmark. given: what its recipe was made of. Raises AdtError for files and prompts that don't
-    fit."""
+    """Load the models of a benchmark.
+
+    Args:
+        benchmark: Prompts and methods.
+        device: "auto", "cpu" or "cuda".
+
+    Raises:
+        AdtError: If a model cannot be loaded, or a prompt is invalid.
+    """
     target = open_target(benchmark.recipe.loading, choose_device(device))
-    network = any(preset.source.startswith(NETWORK) for preset in benchmark.presets.values())
-    drafter = load_drafter(benchmark.recipe.drafter or JACOBI, target) if network else None
+    needs_network = any(preset.source.startswith(NETWORK) for preset in benchmark.presets.values())
+    drafter = load_drafter(benchmark.recipe.drafter or JACOBI, target) if needs_network else None
     jobs = benchmark.jobs(target, drafter)
     jobs[PLAIN].check(benchmark.prompts)
     return BenchmarkWorker(benchmark, jobs)
 
 
 def measure(benchmark: Benchmark, jobs: dict[str, Job], folder: Path, check: Check | None = None) -> Iterator[dict]:
-    """Run what is missing in ``folder``, and yield every prompt's record, finished ones included.
+    """Measure the missing prompts in this process.
 
-    jobs: what :meth:`Benchmark.jobs` gives. A record has ``prompt``, ``text`` and ``runs``: for each method its report,
-    with ``agreement`` (share of tokens equal to plain decoding's), ``acceptance`` (the acceptance map), ``picture``
-    (its path in ``folder``) and ``quality`` (what the metrics gave). check: called often; may raise to cancel.
+    Args:
+        benchmark: Prompts and methods.
+        jobs: Result of `Benchmark.jobs`.
+        folder: Folder of the benchmark.
+        check: Cancellation callback.
+
+    Yields:
+        The record of every prompt, including earlier ones, with `prompt` (index), `text` and `runs`: by method, the
+        report with `agreement` (share of tokens that equal plain decoding's), `acceptance` (the acceptance map),
+        `picture` (path of the image in `folder`) and `quality` (scores of the image).
     """
-    engine = BenchmarkWorker(benchmark, jobs, check)
-    return collect(benchmark, engine.facts, folder, lambda numbers: chain.from_iterable(map(engine, numbers)))
+    worker = BenchmarkWorker(benchmark, jobs, check)
+    return collect(benchmark, worker.facts, folder, lambda numbers: chain.from_iterable(map(worker, numbers)))
 
 
 def collect(
     benchmark: Benchmark, settings: dict, folder: Path, mapped: Callable[[list[int]], Iterable[tuple[int, Measured]]]
 ) -> Iterator[dict]:
-    """The same, where ``mapped`` measures the prompts whose numbers it is given, in any order."""
+    """Measure the missing prompts, and write their images and records.
+
+    Args:
+        benchmark: Prompts and methods.
+        settings: Settings of the benchmark.
+        folder: Folder of the benchmark.
+        mapped: Measures the prompts of some indices, and returns the results in any order.
+
+    Yields:
+        The record of every prompt, as `measure` does.
+    """
     done = open_records(folder, settings)
     yield from done
     missing = set(range(len(benchmark.prompts))) - {record["prompt"] for record in done}
@@ -264,68 +338,103 @@ def collect(
 
 
 def _save(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -> dict:
-    """Write the pictures of a prompt and score them, then its record."""
-    prompt, runs = benchmark.prompts[number], {}
+    """Write and score the images of a prompt, and append its record."""
+    prompt = benchmark.prompts[number]
+    runs = {}
     plain: dict = {}
     for name, (figures, png) in measured.items():
-        shown = plain
+        result = plain
         if png is not None:
-            path = f"{_pictures(name)}/{number + 1:04}.png"
+            path = f"{_image_folder(name)}/{number + 1:04}.png"
             write_in(folder, path, png)
-            with open_image(BytesIO(png)) as picture:
-                by_metric = [metric(picture, prompt) for metric in benchmark.metrics.values()]
+            with open_image(BytesIO(png)) as image:
+                by_metric = [metric(image, prompt) for metric in benchmark.metrics.values()]
             scores = {column: score for columns in by_metric for column, score in columns.items()}
-            shown = {"picture": path, "quality": scores}
-        plain = plain or shown
-        runs[name] = {**figures, **shown}
+            result = {"picture": path, "quality": scores}
+        plain = plain or result
+        runs[name] = {**figures, **result}
     record = {"prompt": number, "text": prompt, "runs": runs}
     append(folder, record)
     return record
 
 
-def _alike(settings: dict, others: list[dict]) -> dict:
-    """The settings of all machines that measure. AdtError if they differ."""
+def _common_settings(settings: dict, others: list[dict]) -> dict:
+    """Return the settings of all machines. Raise AdtError if they differ."""
     pairs = [(name, value, other[name]) for other in others for name, value in settings.items()]
-    unlike = [f"{name} ({here}, {there})" for name, here, there in pairs if here != there]
-    if unlike:
+    differing = [f"{name} ({here}, {there})" for name, here, there in pairs if here != there]
+    if differing:
         raise AdtError(
-            f"`ray_address`: the machines differ in {', '.join(unlike)}; use identical machines for one benchmark."
+            f"`ray_address`: the machines differ in {', '.join(differing)}; use identical machines for one benchmark."
         )
     return settings
 
 
-def plan(order: BenchmarkArgs, engines: WorkerArgs, given: Mapping[str, Any], device: str) -> Benchmark:
-    """The benchmark that is asked for, without its metrics. Raises AdtError for what makes no sense."""
-    distributed.check_args(engines, order.prompts)
+def plan(args: BenchmarkArgs, parallel: WorkerArgs, given: Mapping[str, Any], device: str) -> Benchmark:
+    """Check the arguments before a model is loaded.
+
+    Args:
+        args: Prompts and methods.
+        parallel: Worker processes.
+        given: Settings of the recipe, by option name.
+        device: "auto", "cpu" or "cuda".
+
+    Returns:
+        The benchmark, without metrics.
+
+    Raises:
+        AdtError: If they are invalid.
+    """
+    distributed.check_args(parallel, args.prompts)
     recipe = complete(given, device)
     recipe = replace(recipe, lantern=recipe.lantern or Lantern.of(given))
-    methods = order.methods or (COMPARED if recipe.drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
-    prompts = read_prompts(BUNDLED_CAPTIONS if order.prompts == BUNDLED else order.prompts, order.caption)
-    prompts = sample(prompts, order.count, order.sample_seed) if order.count else prompts
+    methods = args.methods or (COMPARED if recipe.drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
+    prompts = read_prompts(BUNDLED_CAPTIONS if args.prompts == BUNDLED else args.prompts, args.caption)
+    prompts = sample(prompts, args.count, args.sample_seed) if args.count else prompts
     return Benchmark(prompts, methods.split(","), recipe)
 
 
-def run(order: BenchmarkArgs, scores: QualityArgs, engines: WorkerArgs, given: Mapping[str, Any], device: str) -> str:
-    """What the command does: measure, write the results, and say where they are. Raises AdtError."""
-    benchmark, folder = plan(order, engines, given, device), order.output
+def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: Mapping[str, Any], device: str) -> str:
+    """Run a benchmark and write its report.
+
+    Args:
+        args: Prompts and methods.
+        scores: Weights of quality metrics.
+        parallel: Worker processes.
+        given: Settings of the recipe, by option name.
+        device: "auto", "cpu" or "cuda".
+
+    Returns:
+        The report in Markdown and the paths of the files.
+
+    Raises:
+        AdtError: If an argument is invalid, a model cannot be loaded, or a file cannot be written.
+    """
+    benchmark = plan(args, parallel, given, device)
+    folder = args.output
     weights = {name: getattr(scores, name) for name in scores.fields()}
-    read = models_of(benchmark.recipe.loading.model, benchmark.recipe.drafter or JACOBI)
-    read += [*named(order, "prompts"), *named(scores, *weights)]
-    read += [(option, file) for option, path in read if path.is_dir() for file in path.rglob("*")]
-    check_outputs([("output", path) for path in benchmark.files(folder)], read)  # before the model is loaded
-    scoring = choose_device(device if engines.ray_address is None else "auto")
-    metrics = quality.choose(**weights, count=len(benchmark.prompts), device=scoring)
-    count, build = len(benchmark.prompts), partial(load, benchmark, device)
-    benchmark = replace(benchmark, metrics=metrics.pictures)  # here alone: pictures are scored where they are kept
-    with distributed.start_workers(build, engines, device, count) as ((first, *others), mapped):
-        settings = _alike(first, others) | {"metrics": list(metrics.pictures)}
-        settings |= {"workers": engines.workers} if engines.uses_ray else {}
+    _check_files(benchmark, args, scores)
+    scoring = choose_device(device if parallel.ray_address is None else "auto")
+    count = len(benchmark.prompts)
+    metrics = quality.choose(**weights, count=count, device=scoring)
+    build = partial(load, benchmark, device)
+    benchmark = replace(benchmark, metrics=metrics.images)  # only this process scores images
+    with distributed.start_workers(build, parallel, device, count) as ((first, *others), mapped):
+        settings = _common_settings(first, others) | {"metrics": list(metrics.images)}
+        settings |= {"workers": parallel.workers} if parallel.uses_ray else {}
         running = collect(benchmark, settings, folder, mapped)
         records = list(tqdm(running, total=count, unit=" prompts", leave=False))
     records.sort(key=lambda record: record["prompt"])
-    pictures = {name: [folder / record["runs"][name]["picture"] for record in records] for name in benchmark.presets}
-    sets = metrics.sets(pictures) if metrics.sets else {}
+    images = {name: [folder / record["runs"][name]["picture"] for record in records] for name in benchmark.presets}
+    sets = metrics.sets(images) if metrics.sets else {}
     table, paths = report.write(records, settings, folder, sets, metrics.note)
-    plots = any(path.suffix == ".png" for path in paths)
-    remedy = "" if plots else f"\nThe plots need matplotlib: {pip_install('matplotlib')}, then run this again."
+    has_plots = any(path.suffix == ".png" for path in paths)
+    remedy = "" if has_plots else f"\nThe plots need matplotlib: {pip_install('matplotlib')}, then run this again."
     return table + "\n" + ", ".join(map(str, paths)) + remedy
+
+
+def _check_files(benchmark: Benchmark, args: BenchmarkArgs, scores: QualityArgs) -> None:
+    """Raise AdtError if an output cannot be written or would replace an input."""
+    inputs = models_of(benchmark.recipe.loading.model, benchmark.recipe.drafter or JACOBI)
+    inputs += [*named(args, "prompts"), *named(scores, *scores.fields())]
+    inputs += [(option, file) for option, path in inputs if path.is_dir() for file in path.rglob("*")]
+    check_outputs([("output", path) for path in benchmark.files(args.output)], inputs)

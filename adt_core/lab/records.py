@@ -1,6 +1,6 @@
-"""The records of a benchmark: a file of JSON lines that is only ever added to.
+"""Records of a benchmark in a JSON Lines file, to which records are only appended.
 
-So no interruption loses more than the record that was being written, and several processes can share the file.
+An interruption therefore loses at most the current record, and several processes can share the file.
 """
 
 from __future__ import annotations
@@ -21,62 +21,76 @@ from .report import COLUMNS, MEANS
 
 RUNS = "runs.jsonl"
 FIGURES = ("seconds", "verified_nodes", *MEANS)
-"""Figures that the report reads of a run."""
-LARGEST = 4096
-"""MiB of the file that is read."""
-LONGEST = 100
-"""Characters of a column's name."""
+"""Statistics of a run that the report needs."""
+MAX_FILE_MIB = 4096
+"""Maximum size of the file."""
+MAX_COLUMN_LENGTH = 100
+"""Maximum length of a column's name in characters."""
 _log = logging.getLogger(__name__)
 
 
 def open_records(folder: Path, settings: dict) -> list[dict]:
-    """The records in ``folder``, the first of every prompt; begins the file if there is none.
+    """Return the valid records in a folder, the first of every prompt. Create the file if it does not exist.
 
-    Damaged lines stay in the file and count for nothing, as do records before the first line that holds settings.
-    AdtError if these are other settings.
+    Damaged lines, and records before the first line with settings, are ignored but stay in the file.
+
+    Args:
+        folder: Folder of the benchmark.
+        settings: Settings of the benchmark.
+
+    Raises:
+        AdtError: If the file belongs to other settings, or cannot be read.
     """
     path = folder / RUNS
-    begun, records = _read(path)
-    if begun is None:
+    saved, records = _read(path)
+    if saved is None:
         if path.exists():
             _log.warning("'%s' is damaged and can't be read; the benchmark starts again.", path)
         append(folder, {"settings": settings})
-        begun, records = _read(path)  # another process may have been first
-    if begun != settings:
+        saved, records = _read(path)  # another process may have written its settings first
+    if saved != settings:
         raise AdtError(
             f"`output`: '{folder}' contains a benchmark with other settings; choose another folder, or delete {path}."
         )
-    sound: dict[int, dict] = {}
+    valid: dict[int, dict] = {}
     for record in records:
         if _is_record(record, settings, folder):
-            sound.setdefault(record["prompt"], record)
-    unsound = {str(record.get("text")) for record in records if "runs" in record}
-    unsound -= {record["text"] for record in sound.values()}
-    if unsound:
-        _log.warning("'%s' has invalid results for %d prompts, which are measured again.", path, len(unsound))
-    return list(sound.values())
+            valid.setdefault(record["prompt"], record)
+    invalid = {str(record.get("text")) for record in records if "runs" in record}
+    invalid -= {record["text"] for record in valid.values()}
+    if invalid:
+        _log.warning("'%s' has invalid results for %d prompts, which are measured again.", path, len(invalid))
+    return list(valid.values())
 
 
 def append(folder: Path, record: dict) -> None:
-    """Add a record; it is on the disk when this returns. AdtError if it can't be written."""
+    """Append a record and flush it to the disk.
+
+    Args:
+        folder: Folder of the benchmark.
+        record: Record in JSON types.
+
+    Raises:
+        AdtError: If it cannot be written.
+    """
     add_line(folder / RUNS, json.dumps(record))
 
 
 def _read(path: Path) -> tuple[dict | None, list[dict]]:
-    """The first settings in a file, None if there are none, and all objects behind them."""
+    """Return the first settings in a file, None if there are none, and all objects after them."""
     try:
-        text = read_text(path, LARGEST, errors="replace") if path.exists() else ""
+        text = read_text(path, MAX_FILE_MIB, errors="replace") if path.exists() else ""
     except OSError as error:
         raise AdtError(
             f"`output`: '{path}' can't be read ({reason(error)}); delete it, or choose another folder."
         ) from error
-    lines = map(_object, text.split("\n"))
+    lines = map(_parse_object, text.split("\n"))
     settings = next((line["settings"] for line in lines if isinstance(line.get("settings"), dict)), None)
     return settings, list(lines)
 
 
-def _object(line: str) -> dict[str, Any]:
-    """The JSON object of a line; {} if it is none."""
+def _parse_object(line: str) -> dict[str, Any]:
+    """Return the JSON object in a line, or {} if it is invalid."""
     try:
         value = parse_json(line)
     except ValueError:
@@ -85,8 +99,10 @@ def _object(line: str) -> dict[str, Any]:
 
 
 def _is_record(record: dict, settings: dict, folder: Path) -> bool:
-    """Is it of a prompt and of all methods of these settings, with figures, and pictures that are in the folder?"""
-    number, runs, prompts = record.get("prompt"), record.get("runs"), settings["prompts"]
+    """Return whether a record has valid runs of all methods, and images in the folder, for a prompt of the settings."""
+    number = record.get("prompt")
+    runs = record.get("runs")
+    prompts = settings["prompts"]
     if type(number) is not int or not 0 <= number < len(prompts) or record.get("text") != prompts[number]:
         return False
     if not isinstance(runs, dict) or set(runs) != set(settings["methods"]):
@@ -95,29 +111,32 @@ def _is_record(record: dict, settings: dict, folder: Path) -> bool:
 
 
 def _is_run(run: object, settings: dict) -> TypeGuard[dict]:
-    """Has it all that the report reads of a method's run?"""
+    """Return whether a run has everything that the report needs."""
     if not run_stats.are_run_stats(run, FIGURES) or not _is_map(run.get("acceptance"), settings["grid"]):
         return False
     scores = run.get("quality")
-    are_ours = _are_scores(scores) and bool(scores) == bool(settings["metrics"]) and scores.keys().isdisjoint(COLUMNS)
-    return are_ours and _is_inside(run.get("picture"))
+    has_scores = _are_scores(scores) and bool(scores) == bool(settings["metrics"])
+    return has_scores and scores.keys().isdisjoint(COLUMNS) and _is_inside(run.get("picture"))
 
 
 def _is_map(value: object, grid: Sequence[int]) -> bool:
-    """Is it a figure of each cell of a grid, row by row?"""
+    """Return whether a value has one number per cell of a grid, row by row."""
     rows, columns = grid
     return list_of(list_of(run_stats.FIGURE, columns, columns), rows, rows).fits(value)
 
 
 _LARGEST = run_stats.LARGEST
 _SCORES = mapping(
-    untrusted.text(0, LONGEST), row(untrusted.number(-_LARGEST, _LARGEST), untrusted.number(0.5, _LARGEST)), 0, _LARGEST
+    untrusted.text(0, MAX_COLUMN_LENGTH),
+    row(untrusted.number(-_LARGEST, _LARGEST), untrusted.number(0.5, _LARGEST)),
+    0,
+    _LARGEST,
 )
-"""Scores by column, each a sum and how many there are of it."""
+"""Scores by column, each as a pair (sum, count)."""
 
 
 def _are_scores(value: object) -> TypeGuard[dict]:
-    """Are they scores whose columns can be printed?"""
+    """Return whether a value has valid scores with printable column names."""
     return isinstance(value, dict) and _SCORES.fits(value) and all(map(str.isprintable, value))
 
 

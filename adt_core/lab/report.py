@@ -1,4 +1,4 @@
-"""The table of a benchmark: ratios to plain decoding with their intervals, as Markdown, CSV, JSON and two plots."""
+"""Report of a benchmark: speed-ups over plain decoding with intervals, as Markdown, CSV, JSON and two plots."""
 
 from __future__ import annotations
 
@@ -29,40 +29,56 @@ COLUMNS = {
     "agreement": "identical tokens",
     "substitution_rate": "replaced tokens",
 }
-"""Name of a column in CSV and JSON -> its heading. Those of image quality follow, under their metrics' names."""
+"""Headings by column name in CSV and JSON. Columns of image quality follow, with the names of the metrics."""
 MEANS = ("tau", "mean_depth", "target_forwards", "drafter_forwards", "seconds", "agreement", "substitution_rate")
-"""Columns that are means of a run's figures of the same name."""
-_FORMS = {
+"""Columns that are means of the run statistics of the same name."""
+_FORMATS = {
     **dict.fromkeys(COLUMNS, "{:.2f}"),
     **dict.fromkeys(("target_forwards", "drafter_forwards"), "{:.0f}"),
     **dict.fromkeys(("agreement", "substitution_rate"), "{:.1%}"),
     "method": "{}",
     "identical": "{} of {images}",
 }
-"""How the table writes a column; others have four digits."""
+"""Number formats of columns in Markdown; others have four significant digits."""
 FILES = ("results.md", "results.csv", "results.json", "speedup.png", "regions.png")
-"""What is written."""
+"""Output files."""
 
 
 def median_interval(values: np.ndarray) -> tuple[float, float]:
-    """95 % bootstrap interval of the median of ``values`` [n], with a generator of its own."""
+    """Return the 95 % bootstrap interval of a median, with a fixed seed.
+
+    Args:
+        values: [n].
+    """
     rng = np.random.Generator(np.random.Philox(key=0))
     medians = np.median(rng.choice(values, (4000, len(values))), axis=1)
     return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
 
 
 def ratios(records: list[dict], of: str, to: str) -> np.ndarray:
-    """Seconds of ``of`` / seconds of ``to``, prompt by prompt: above 1, ``to`` is faster."""
+    """Return the ratio of the times of two methods for each prompt. Above 1, `to` is faster.
+
+    Args:
+        records: Records of the benchmark.
+        of: Method in the numerator.
+        to: Method in the denominator.
+    """
     return np.array([record["runs"][of]["seconds"] / record["runs"][to]["seconds"] for record in records])
 
 
 def summary(records: list[dict], sets: dict[str, dict[str, float]] | None = None) -> list[dict]:
-    """A row per method, by the names of COLUMNS and of metrics. The speed-up is the median of the prompts' ratios.
+    """Summarise a benchmark. The speed-up is the median of the ratios of all prompts.
 
-    sets: by method, columns that belong to all of its pictures together.
+    Args:
+        records: Records of the benchmark.
+        sets: By method, scores of all of its images together, such as FID.
+
+    Returns:
+        One row per method, by the names of `COLUMNS` and of the metrics.
     """
-    rows, every = [], [run.get("quality", {}) for record in records for run in record["runs"].values()]
-    shared = [name for name in every[0] if all(name in scores for scores in every)]
+    rows = []
+    qualities = [run.get("quality", {}) for record in records for run in record["runs"].values()]
+    shared = [name for name in qualities[0] if all(name in scores for scores in qualities)]
     for name in records[0]["runs"]:
         runs = [record["runs"][name] for record in records]
         speedups = ratios(records, PLAIN, name)
@@ -83,37 +99,64 @@ def _headings(rows: list[dict]) -> dict[str, str]:
 
 
 def table(rows: list[dict], images: int, columns: Sequence[str] | None = None) -> str:
-    """Rows of :func:`summary` as Markdown; the ``columns`` of these names, or all."""
+    """Format a summary as a Markdown table.
+
+    Args:
+        rows: Rows of `summary`.
+        images: Number of images per method.
+        columns: Names of the columns to include, by default all.
+    """
     headings = {key: heading for key, heading in _headings(rows).items() if columns is None or key in columns}
-    cells = [[_FORMS.get(key, "{:.4g}").format(row[key], images=images) for key in headings] for row in rows]
+    cells = [[_FORMATS.get(key, "{:.4g}").format(row[key], images=images) for key in headings] for row in rows]
     lines = ["| " + " | ".join(line) + " |" for line in (headings.values(), *cells)]
     return "\n".join([lines[0], "|" + "---|" * len(headings), *lines[1:]])
 
 
 def markdown(rows: list[dict], settings: dict, note: str) -> str:
-    """The table, what it was measured with, and ``note``."""
+    """Format a summary with its settings as Markdown.
+
+    Args:
+        rows: Rows of `summary`.
+        settings: Settings of the benchmark.
+        note: Line below the table, or "".
+    """
     images = len(settings["prompts"])
     sampling = ", ".join(f"{key} {value}" for key, value in settings["sampling"].items())
     named = ("model", "drafter", "engine", "commit", "torch", "device", "threads", "dtype")
     run = ", ".join(f"{key} {settings[key]}" for key in named)
-    below = f"{images} prompts, one image each. {sampling}. {run}.\n"
-    return f"{table(rows, images)}\n\n{below}" + (f"{note}\n" if note else "")
+    footer = f"{images} prompts, one image each. {sampling}. {run}.\n"
+    return f"{table(rows, images)}\n\n{footer}" + (f"{note}\n" if note else "")
 
 
 def write(
     records: list[dict], settings: dict, folder: Path, sets: dict[str, dict[str, float]] | None = None, note: str = ""
 ) -> tuple[str, list[Path]]:
-    """Write ``results.md``, ``.csv``, ``.json`` and, with matplotlib, the plots. Returns the table, and all paths."""
-    rows, paths = summary(records, sets), [folder / name for name in FILES[:3]]
-    shown = markdown(rows, settings, note)
-    whole = to_json({"settings": settings, "summary": rows, "records": records})
-    for path, content in zip(paths, (shown.encode(), to_csv(list(_headings(rows)), rows), whole)):
+    """Write the report, and the plots if matplotlib is installed.
+
+    Args:
+        records: Records of the benchmark.
+        settings: Settings of the benchmark.
+        folder: Output folder.
+        sets: Scores of all images of a method together.
+        note: Line below the table, or "".
+
+    Returns:
+        The report in Markdown, and the paths of all files.
+
+    Raises:
+        AdtError: If a file cannot be written.
+    """
+    rows = summary(records, sets)
+    paths = [folder / name for name in FILES[:3]]
+    text = markdown(rows, settings, note)
+    data = to_json({"settings": settings, "summary": rows, "records": records})
+    for path, content in zip(paths, (text.encode(), to_csv(list(_headings(rows)), rows), data)):
         write_in(folder, path.name, content)
-    return shown, [*paths, *_plots(rows, records, folder)]
+    return text, [*paths, *_plots(rows, records, folder)]
 
 
 def _draw_speed(path: Path, rows: list[dict]) -> None:
-    """Write a chart of the speed-ups with their intervals, the first on top. ImportError without matplotlib."""
+    """Write a chart of the speed-ups with intervals, the first method at the top."""
     from matplotlib.figure import Figure
 
     figure = Figure((7, 0.3 * len(rows) + 1), layout="constrained")
@@ -134,7 +177,7 @@ def _save(figure: Any, path: Path, dpi: int) -> None:
 
 
 def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:
-    """Write the speed-ups, and the acceptance map of every method that drafts; nothing without matplotlib."""
+    """Write the charts of speed-ups and of acceptance maps, if matplotlib is installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

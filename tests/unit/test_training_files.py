@@ -1,5 +1,4 @@
-"""Files of a training: what it reads when it goes on may be damaged or somebody else's, which is one sentence; what it
-writes is what it trained."""
+"""Files of a training: damaged or foreign files are reported, and exported weights equal the trained ones."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,28 +18,29 @@ from adt_core.lab.training.run import Run, initialise
 from adt_core.lab.training.save import drafter_tensors, write_checkpoint
 from adt_core.models.config import DecoderConfig
 
-SHAPE, KINDS = (2, 4), 8
+SHAPE = (2, 4)
+NUM_CODES = 8
 CODES = {
     "one dimension": np.zeros(5, np.int32),
     "none": np.int32(5),
     "texts": np.full(SHAPE, "abc"),
     "fields": np.zeros(SHAPE, [("a", "i4")]),
     "fractions": np.full(SHAPE, np.nan),
-    "tokens that there are not": np.full(SHAPE, KINDS, np.int32),
+    "invalid tokens": np.full(SHAPE, NUM_CODES, np.int32),
 }
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_codes_of_pictures(tmp_path, name):
+def test_codes_of_images(tmp_path, name):
     path = tmp_path / "codes.npy"
     np.save(path, CODES[name])
     with pytest.raises(AdtError, match="codes.npy holds .*; delete it, or choose another output"):
-        TrainingImages(path, ["a cat", "a dog"], SHAPE[1], KINDS)
-    np.save(path, np.full(SHAPE, KINDS - 1, np.int32))
-    assert (TrainingImages(path, ["a cat", "a dog"], SHAPE[1], KINDS).codes([0, 1]) == KINDS - 1).all()
+        TrainingImages(path, ["a cat", "a dog"], SHAPE[1], NUM_CODES)
+    np.save(path, np.full(SHAPE, NUM_CODES - 1, np.int32))
+    assert (TrainingImages(path, ["a cat", "a dog"], SHAPE[1], NUM_CODES).codes([0, 1]) == NUM_CODES - 1).all()
 
 
-def begun(path) -> Run:
+def new_run(path) -> Run:
     model = nn.Linear(2, 3)
     return Run(path, model, [torch.optim.AdamW(model.parameters())], minutes=None, decay=0.9, steps=4)
 
@@ -49,22 +49,22 @@ def begun(path) -> Run:
     "odd",
     [b"", b"x" * 99, [1], {}, {"model": {}}, {"average": {}}, {"optimisers": []}, {"step": "x"}, {"elapsed": None}],
 )
-def test_a_checkpoint_of_training(tmp_path, odd):
+def test_damaged_checkpoints(tmp_path, odd):
     path = tmp_path / "checkpoint.pt"
-    begun(path).save()
-    sound = torch.load(path, weights_only=True)
-    assert begun(path).step == 0
+    new_run(path).save()
+    valid = torch.load(path, weights_only=True)
+    assert new_run(path).step == 0
     if isinstance(odd, bytes):
         path.write_bytes(odd)
     else:
-        torch.save({**sound, **odd} if odd and isinstance(odd, dict) else odd, path)
+        torch.save({**valid, **odd} if odd and isinstance(odd, dict) else odd, path)
     with pytest.raises(
         AdtError, match="checkpoint.pt' is damaged, or belongs to another run .*; delete it to start again"
     ):
-        begun(path)
+        new_run(path)
 
 
-def test_kept_features(tmp_path):
+def test_cached_features(tmp_path):
     save_file({"0": torch.zeros(4, 8, dtype=torch.float16)}, tmp_path / "0.safetensors")
     (tmp_path / "1.safetensors").write_bytes(b"x" * 99)
     features = Features(tmp_path, 0)
@@ -75,15 +75,15 @@ def test_kept_features(tmp_path):
 
 
 @pytest.mark.parametrize("grid", [None, (119, 16)])
-def test_what_is_written_is_what_was_trained(tmp_path, grid):
-    """Through the file and back, also where rotary pairs are laid out in another way."""
+def test_exported_weights_equal_the_trained_ones(tmp_path, grid):
+    """Also with another layout of rotary pairs."""
     config = DecoderConfig(40, 128, 96, 1, 2, 2, 1e-5, 1e4, 400, qk_norm=False, grid_rope=grid)
     drafter = EagleDrafter(config, input_norm=True)
     initialise(drafter, torch.Generator().manual_seed(1), 1)
     fields = config_fields(drafter.config)
     tmp_path.joinpath("drafter").mkdir()
     write_checkpoint(tmp_path / "drafter", drafter_tensors(drafter), fields, torch.float32)
-    of_target = replace(config, grid_rope=grid and (grid[0] + 1, grid[1]))
-    decoder = SimpleNamespace(config=of_target, dtype=torch.float32, embedding=drafter.embedding)
-    again = load_eagle(tmp_path / "drafter", SimpleNamespace(name="a target", decoder=decoder))
-    assert all(torch.equal(a, b) for a, b in zip(drafter.state_dict().values(), again.state_dict().values()))
+    target_config = replace(config, grid_rope=grid and (grid[0] + 1, grid[1]))
+    decoder = SimpleNamespace(config=target_config, dtype=torch.float32, embedding=drafter.embedding)
+    loaded = load_eagle(tmp_path / "drafter", SimpleNamespace(name="a target", decoder=decoder))
+    assert all(torch.equal(a, b) for a, b in zip(drafter.state_dict().values(), loaded.state_dict().values()))
