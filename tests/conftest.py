@@ -1,11 +1,11 @@
-"""What tests can import from this repository, by name: ``adt_core``, ``adt_core.lab``, and what stands beside them.
+"""Import paths and fixtures for all tests.
 
-ComfyUI has a top-level module of its own called ``nodes``. With the repository root on ``sys.path``, ``import nodes``
-would find our folder of that name instead. So the root is taken off the path (``python -m pytest`` puts it there), and
-the packages that are meant to be used alone are found by name.
+ComfyUI has a top-level module called ``nodes``. With the repository root on ``sys.path``, ``import nodes`` would find
+our folder of that name instead. ``python -m pytest`` adds the root, so this file removes it and installs a finder for
+the packages that work without ComfyUI.
 
-A few modules of our ``nodes/`` need no ComfyUI. Tests import them as ``adt_tree_pack.nodes.<module>``: in ComfyUI, too,
-the pack's root is a package, named after its folder. The ``__init__.py`` of the two folders are not run.
+A few modules of our ``nodes/`` need no ComfyUI. Tests import them as ``adt_tree_pack.nodes.<module>``, because ComfyUI
+also imports the pack as a package named after its folder. The ``__init__.py`` files of the two folders do not run.
 """
 
 import sys
@@ -20,15 +20,15 @@ ROOT = Path(__file__).resolve().parents[1]
 pytest_plugins = ["tests.tiers"]
 
 
-class _Ours:
-    """A meta-path finder for the packages of this repository that tests import."""
+class _PackFinder:
+    """Meta-path finder for the packages of this repository that tests import."""
 
     NAMES = {"adt_core", "model_making", "benchmarks", "tests"}
     FOLDERS = {"adt_tree_pack": ROOT, "adt_tree_pack.nodes": ROOT / "nodes"}
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name in cls.FOLDERS:  # a package that is a folder and nothing else
+        if name in cls.FOLDERS:  # a package without an ``__init__.py``
             spec = ModuleSpec(name, None, is_package=True)
             spec.submodule_search_locations = [str(cls.FOLDERS[name])]
             return spec
@@ -37,7 +37,7 @@ class _Ours:
 
 @pytest.fixture(scope="session")
 def meter(request):
-    """The processor time of this session; see :class:`tests.tiers.Meter`."""
+    """Processor time of this session; see :class:`tests.tiers.Meter`."""
     from tests.tiers import METER
 
     return request.config.stash[METER]
@@ -45,10 +45,11 @@ def meter(request):
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory, meter):
-    """A function that returns a running ComfyUI of a release that serves the page of a frontend (None: its own).
+    """Return a function that starts ComfyUI and returns its server.
 
-    Each is started once and stopped at the end. Beside the bundled model it has small random ones: ``small``, and
-    ``tiny`` of 12 x 12 tokens.
+    Its arguments are a release of ComfyUI and a frontend, which replaces the frontend of the release unless it is None.
+    Each server starts once and stops after the session. In addition to the bundled model it has two small random ones:
+    ``small``, and ``tiny`` with 12 x 12 tokens.
     """
     from comfy_server import PACKS, Comfy, page
     from small import write_picture, write_small, write_tiny, write_upscaler
@@ -73,7 +74,10 @@ def served(tmp_path_factory, meter):
 
 @pytest.fixture(scope="session", autouse=True)
 def safe_pickles():
-    """The first torch that reads pickles of strangers. The tests write their own, and any torch reads those."""
+    """Allow every torch version to read pickles, because the tests write their own.
+
+    Yields the first torch version that the loader accepts for pickles of unknown origin.
+    """
     from adt_core.models.reading import checkpoint
 
     before = checkpoint.SAFE_PICKLES
@@ -83,8 +87,8 @@ def safe_pickles():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_cache_of_the_user(tmp_path_factory):
-    """What rounds cost is neither read from the user's cache folder nor written there; servers inherit this."""
+def isolated_cache_folder(tmp_path_factory):
+    """Use an empty folder for cost profiles instead of the user's cache folder; servers inherit it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ADT_TREE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -101,7 +105,7 @@ def runtime():
 
 @pytest.fixture(scope="session", autouse=True)
 def costs_measured_once():
-    """What rounds cost is measured with one reading of each size: the tests ask that it is, and not how precisely."""
+    """Take one reading of each size when costs are measured: no test depends on their precision."""
     from adt_core.engine.device import measuring
 
     with pytest.MonkeyPatch.context() as patch:
@@ -110,4 +114,4 @@ def costs_measured_once():
 
 
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
-sys.meta_path.insert(0, _Ours)
+sys.meta_path.insert(0, _PackFinder)

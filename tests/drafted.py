@@ -1,4 +1,4 @@
-"""Every way of drafting that needs no published drafter, for tests of a family of targets."""
+"""Draft modes that need no published drafter, for tests of a model family."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ METHODS = {
     "auto, jacobi": ("jacobi", dict(method="auto")),
     "auto, merged": ("network", dict(method="auto")),
 }
-"""Name -> source (``network`` stands for a folder) and drafting."""
+"""Name -> drafter (``network`` is replaced by a folder) and draft settings."""
 
 
 def write_drafter(folder: Path, target: Target, *, seed: int = 4) -> Path:
-    """A random EAGLE drafter for ``target``, which shares its embedding."""
+    """Write a random EAGLE drafter for ``target``, which shares its embedding."""
     folder.mkdir(parents=True, exist_ok=True)
-    c, generator = target.decoder.config, torch.Generator().manual_seed(seed)
+    c = target.decoder.config
+    generator = torch.Generator().manual_seed(seed)
     h = c.hidden_size
     tensors = {
         "embed_tokens.weight": target.decoder.embedding.float(),
@@ -69,14 +70,21 @@ def write_drafter(folder: Path, target: Target, *, seed: int = 4) -> Path:
 
 
 def costs(*sources: str, once: float = 0.0, each: float = 0.0, idle: float = 1.0, images: int = 1) -> CostProfile:
-    """A device on which drafts of these sources alone can be had, and cost nothing unless told. idle: plain steps of a
-    round without drafts. once: what drafts add to it. each: what every one of them adds."""
+    """Return the cost profile of a device that supports only these draft modes.
+
+    Args:
+        sources: Draft modes.
+        once: Cost of drafting in a round, independent of the number of drafts. Unit: one plain step.
+        each: Cost of each draft token, in plain steps.
+        idle: Cost of a round without drafts, in plain steps.
+        images: Batch size of the profile.
+    """
     curve = (0, idle), (1, idle + once + each), (64, idle + once + 64 * each)
     return CostProfile("a test's device", images, dict.fromkeys(sources, curve))
 
 
 def run(target: Target, drafter=None, prompts: tuple[str, ...] = ("a cat", "three small dogs"), **options) -> Decoding:
-    """A finished decoding, plain unless something else is asked for."""
+    """Return a finished decoding, without drafts unless ``options`` set ``drafting``."""
     decoding = Decoding(
         target,
         [target.encode_prompt(prompt) for prompt in prompts],

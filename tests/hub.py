@@ -1,7 +1,7 @@
-"""A small Hugging Face Hub for the tests: the part of its API that a download uses, on the loopback address.
+"""Small Hugging Face Hub for the tests: the part of its API that a download uses, on the loopback address.
 
-Large files are redirected to another path, as the Hub redirects them to its storage. What goes wrong on networks can be
-asked for: see :class:`Hub`.
+The server redirects large files to another path, as the Hub redirects them to its storage. Attributes of :class:`Hub`
+simulate network failures.
 """
 
 from __future__ import annotations
@@ -18,34 +18,36 @@ from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = 4096
-"""Bytes from which a file is "LFS": its hash is SHA-256, and it is redirected."""
+"""Minimum size in bytes of an "LFS" file, which has a SHA-256 hash and is redirected."""
 
 
 def blob_id(content: bytes) -> str:
-    """The hash by which git knows a file."""
+    """Return the hash that git computes for a file."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """The files below a folder, by their paths."""
+    """Return the contents of all files below a folder, by relative path."""
     return {f.relative_to(folder).as_posix(): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
 class Hub:
-    """A server of repositories.
+    """Server of repositories.
 
     Attributes:
         repositories: "owner/name" -> path -> content.
-        private, gated: Repositories that need a token, and whose terms have to be accepted.
-        token: What is then accepted.
-        cut: Path -> bytes after which the connection breaks, so many times as ``cuts`` says.
-        damaged: Paths whose content is not that of the published hash.
-        rate: Bytes per second and connection; None for as fast as possible.
+        private: Repositories that need a token.
+        gated: Repositories whose terms must be accepted; they need a token too.
+        token: The token that grants access to both.
+        cut: Path -> bytes after which the connection breaks.
+        cuts: Path -> number of connections that break.
+        damaged: Paths whose content does not match the published hash.
+        rate: Bytes per second and connection; None sends as fast as possible.
         stalled: Large files stop after half their bytes, until the event is set.
-        requests: (method, path) of everything that was asked for.
-        sent: Path -> bytes of content that were sent.
-        starts: Path -> first byte that was asked for, of the latest request.
-        most: Large files that were sent at the same time.
+        requests: (method, path) of every request.
+        sent: Path -> number of content bytes sent.
+        starts: Path -> first requested byte, of the latest request.
+        most: Largest number of large files sent at the same time.
     """
 
     def __init__(self) -> None:
@@ -83,11 +85,11 @@ class Hub:
 
     @property
     def address(self) -> str:
-        """For ``HF_ENDPOINT``."""
+        """Value for ``HF_ENDPOINT``."""
         return f"http://127.0.0.1:{self.server.server_port}"
 
     def fetched(self) -> list[str]:
-        """Paths of the repositories whose content was asked for."""
+        """Return the paths whose content was requested."""
         return sorted({path for method, path in self.requests if method == "GET" and "/resolve/" in path})
 
 
@@ -122,11 +124,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def _refused(self, repository: str) -> bool:
-        """Answer for a repository that may not be read. Whether it was refused."""
-        hub, given = self.owner, self.headers.get("Authorization") == f"Bearer {self.owner.token}"
-        if repository in hub.gated and not given:
+        """Answer requests that are not allowed to read the repository, and return whether this one was refused."""
+        hub = self.owner
+        authorized = self.headers.get("Authorization") == f"Bearer {hub.token}"
+        if repository in hub.gated and not authorized:
             self._answer(403, X_Error_Code="GatedRepo", X_Error_Message="accept the terms")
-        elif repository in hub.private and not given:
+        elif repository in hub.private and not authorized:
             self._answer(401, X_Error_Code="RepoNotFound")
         elif repository not in hub.repositories:
             self._answer(404, X_Error_Code="RepoNotFound")

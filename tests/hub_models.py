@@ -1,4 +1,4 @@
-"""Small random models on the small Hub (tests/hub.py), under the names of published ones."""
+"""Small random models on the small Hub (tests/hub.py), under the names of published models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def publish(hub: Hub, folder: Path) -> None:
 
 
 def _in_two_files(t5: dict[str, bytes]) -> dict[str, bytes]:
-    """The files of a text encoder as it is published: two of weights and an index."""
+    """Split the weights of a text encoder into two files with an index, as they are published."""
     tensors = load(t5["model.safetensors"])
     names = sorted(tensors)
     shards = {f"model-0000{n + 1}-of-00002.safetensors": names[n::2] for n in range(2)}

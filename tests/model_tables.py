@@ -1,4 +1,4 @@
-"""The tables of docs/models.md: what they say stands in the families of models. Tests compare."""
+"""Tables of docs/models.md, generated from the model families; tests compare them with the document."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adt_core.models.load import FAMILIES
 
 
 def models_table() -> str:
-    """The table of docs/models.md, in Markdown."""
+    """Return the table of models in Markdown."""
     head = ("model", "download from Hugging Face", "size", "licence", "pixels", "memory bf16 / int8")
     return _table(head, map(_row, published()))
 
@@ -28,12 +28,12 @@ def _row(row: Published) -> tuple[str, ...]:
 
 
 def sampling_table() -> str:
-    """The table of what the authors draw with, in docs/models.md."""
+    """Return the table of the authors' sampling settings in Markdown."""
     head = ("family", "guidance", "temperature", "top-k", "top-p", "behind every prompt", "from")
     rows = [(f.title, *(f"`{x}`" if isinstance(x, str) and x else f"{x}" for x in f.sampling)) for f in FAMILIES]
     return _table(head, rows)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Format a table in Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))

@@ -1,4 +1,7 @@
-"""Few rows of many axes, in which every two values of two axes meet: most mistakes need no more than two causes."""
+"""Pairwise test plans: few rows in which any two values of two axes occur together.
+
+Most errors depend on at most two values.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,29 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations, product
 
 Choice = tuple[str, str]
-"""An axis, and one of its values."""
+"""Axis and one of its values."""
 
 
 def all_pairs(axes: Mapping[str, Sequence[str]]) -> list[tuple[Choice, Choice]]:
-    """Every value of an axis with every value of each axis behind it."""
+    """Return all pairs of values of two different axes, in the order of the axes."""
     return [((one, a), (other, b)) for one, other in combinations(axes, 2) for a, b in product(axes[one], axes[other])]
 
 
 def pairwise(
     axes: Mapping[str, Sequence[str]], excluded: Collection[tuple[Choice, Choice]] = ()
 ) -> list[dict[str, str]]:
-    """Rows, a value of every axis each. ``excluded``: pairs of :func:`all_pairs` that are in no row.
+    """Return rows, each with a value of every axis, that together contain all pairs.
 
-    Greedy, and always the same: a row begins with the first pair that has not met, and the other axes get in turn the
-    value that meets most of the others for the first time.
+    The algorithm is greedy and deterministic: a row starts with the first pair that is not covered yet. Each other axis
+    gets the value that covers most uncovered pairs.
+
+    Args:
+        axes: Axis -> its values.
+        excluded: Pairs of :func:`all_pairs` that no row may contain.
     """
     missing = {pair: None for pair in all_pairs(axes) if pair not in excluded}
-    order, rows = list(axes), []
+    order = list(axes)
+    rows = []
 
     def pairs_with(row: dict[str, str], choice: Choice) -> list[tuple[Choice, Choice]]:
         return [tuple(sorted((other, choice), key=lambda one: order.index(one[0]))) for other in row.items()]
@@ -42,8 +50,9 @@ def pairwise(
 
 
 def each_once(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Return few of the rows, in which every choice of all rows occurs. Greedy, and always the same."""
-    missing, chosen = {choice for row in rows for choice in row.items()}, []
+    """Return a subset of the rows that contains every choice of all rows; greedy and deterministic."""
+    missing = {choice for row in rows for choice in row.items()}
+    chosen = []
     while missing:
         chosen.append(max(rows, key=lambda row: len(missing & row.items())))
         missing -= chosen[-1].items()

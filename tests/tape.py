@@ -83,7 +83,7 @@ def _run_again(operations: list[tuple]) -> None:
 
 
 class Ledger(TorchDispatchMode):
-    """Counts launches outside of replays, uploads to the device, and reads from it."""
+    """Counter of launches outside of replays, uploads to the device, and reads from it."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()

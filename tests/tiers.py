@@ -61,7 +61,7 @@ class Meter:
 
 
 def _total(process: psutil.Process) -> float:
-    """User and system seconds of a process and of its children that have ended (where the platform counts them)."""
+    """Return user and system seconds of a process, with its finished children if the platform counts them."""
     try:
         return sum(process.cpu_times()[:4])
     except psutil.Error:
@@ -78,7 +78,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[METER] = Meter()
     if not config.getoption("--reruns"):
-        config.option.reruns, config.option.only_rerun = 1, [TOO_LONG]
+        config.option.reruns = 1
+        config.option.only_rerun = [TOO_LONG]
     config.stash[LEFT_OUT] = 0
     for name, examples in EXAMPLES.items():
         settings.register_profile(name, max_examples=examples, deadline=None)
@@ -110,7 +111,8 @@ def group_of(nodeid: str, everything: bool) -> str:
 
     All smoke tests share one server; with ``--all`` each version of ComfyUI and of its page has its own group.
     """
-    folder, version = Path(nodeid.split("::")[0]).parent.name, re.search(r"\[.*?(\d+\.\d+\.\d+)", nodeid)
+    folder = Path(nodeid.split("::")[0]).parent.name
+    version = re.search(r"\[.*?(\d+\.\d+\.\d+)", nodeid)
     if folder not in WITH_CHILDREN or version is None or "test_inside.py" in nodeid:
         return nodeid
     return f"{folder} {version[1]}" if everything else "smoke"
@@ -140,7 +142,8 @@ def pytest_runtest_call(item: pytest.Item):
     """Fail a test of the default tier that takes too much processor time."""
     with _metered(item):
         result = yield
-    spent, limit = item.stash[SPENT], item.config.getoption("--limit")
+    spent = item.stash[SPENT]
+    limit = item.config.getoption("--limit")
     limited = not item.config.getoption("--all") and not item.get_closest_marker("runner")
     if spent > limit and limited:
         pytest.fail(
@@ -153,8 +156,9 @@ def pytest_runtest_call(item: pytest.Item):
 
 @contextmanager
 def _metered(item: pytest.Item) -> Iterator[None]:
-    """Add the processor time of a phase to the test's."""
-    meter, children = item.config.stash[METER], item.path.parent.name in WITH_CHILDREN
+    """Add the processor time of the enclosed phase to the test's total."""
+    meter = item.config.stash[METER]
+    children = item.path.parent.name in WITH_CHILDREN
     before = meter.seconds(children)
     try:
         yield
@@ -172,14 +176,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell the controlling process of pytest-xdist how many tests this worker left out."""
+    """Send the number of tests that this worker left out to the controlling process of pytest-xdist."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = session.config.stash[LEFT_OUT]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node, error) -> None:
-    """Every worker collects the same tests, so any worker's count will do."""
+    """Store how many tests a worker left out; all workers collect the same tests, so their counts agree."""
     stash = node.config.stash
     stash[LEFT_OUT] = max(stash[LEFT_OUT], getattr(node, "workeroutput", {}).get("left_out", 0))
 

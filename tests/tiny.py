@@ -1,4 +1,4 @@
-"""Writes tiny random-weight checkpoints in exactly the published layouts, for tests that need no trained model."""
+"""Tiny random-weight checkpoints in the published layouts, for tests that need no trained model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from model_making.sequences import build_vocabulary
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Every prompt is tokenised, byte by byte."""
+    """Return a tokenizer that encodes any prompt byte by byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
@@ -39,7 +39,10 @@ def write_tiny_checkpoint(
     seed: int = 0,
     downsample: int = 8,
 ) -> Path:
-    """A random target with a (resolution / downsample) square token grid. ``scale`` sharpens its distributions."""
+    """Write a random target with a square grid of ``resolution / downsample`` tokens per side.
+
+    A larger ``scale`` sharpens its distributions.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_tokenizer()
     vocabulary = build_vocabulary(tokenizer.get_vocab(), codes)
@@ -65,7 +68,7 @@ def write_tiny_checkpoint(
 def chameleon_config(
     words: int, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, max_positions: int
 ) -> dict:
-    """What config.json says of Chameleon's decoder. ``words``: entries of its vocabulary."""
+    """Return the config.json of a Chameleon decoder with a vocabulary of ``words`` entries."""
     return {
         "architectures": ["ChameleonForConditionalGeneration"],
         "model_type": "chameleon",
@@ -101,7 +104,7 @@ def _vq_config(codes: int, resolution: int, downsample: int) -> dict:
 
 
 def write_tiny_drafter(folder: Path, target: Path, *, seed: int = 1, hidden: int | None = None) -> Path:
-    """A random EAGLE drafter whose embedding is its target's; ``hidden`` of another width makes a misfit."""
+    """Write a random EAGLE drafter with the embedding of its target; another ``hidden`` size makes a mismatch."""
     from safetensors.torch import load_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +126,7 @@ def write_tiny_drafter(folder: Path, target: Path, *, seed: int = 1, hidden: int
 
 
 def _save(folder: Path, config: dict, tensors: dict[str, torch.Tensor]) -> None:
-    """A checkpoint in one file, and its config.json."""
+    """Write a checkpoint in one file and its config.json."""
     save_file(
         {name: value.contiguous() for name, value in tensors.items()},
         folder / "model.safetensors",
@@ -133,8 +136,9 @@ def _save(folder: Path, config: dict, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def chameleon_tensors(config: dict, scale: float, seed: int) -> dict[str, torch.Tensor]:
-    """Random tensors of Chameleon's decoder, by its config.json. ``scale`` sharpens its distributions."""
-    words, hidden = config["vocab_size"], config["hidden_size"]
+    """Return random tensors of a Chameleon decoder; a larger ``scale`` sharpens its distributions."""
+    words = config["vocab_size"]
+    hidden = config["hidden_size"]
     generator = torch.Generator().manual_seed(seed)
     tensors = {
         "model.embed_tokens.weight": _normal(generator, words, hidden),
@@ -145,7 +149,7 @@ def chameleon_tensors(config: dict, scale: float, seed: int) -> dict[str, torch.
 
 
 def _layers(generator: torch.Generator, prefix: str, config: dict) -> dict[str, torch.Tensor]:
-    """Random tensors of all decoder layers of a config.json."""
+    """Return random tensors of all decoder layers of a config.json."""
     sizes = "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"
     shape = [config[name] for name in sizes]
     tensors = {}
@@ -157,7 +161,10 @@ def _layers(generator: torch.Generator, prefix: str, config: dict) -> dict[str, 
 def layer_tensors(
     generator: torch.Generator, prefix: str, hidden: int, intermediate: int, heads: int, kv_heads: int, dim: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Random tensors of one Chameleon decoder layer under Hugging Face names. dim: of a head, if not the usual one."""
+    """Return random tensors of one Chameleon decoder layer, by their Hugging Face names.
+
+    ``dim`` is the size of a head if it is not ``hidden // heads``.
+    """
     dim = dim or hidden // heads
     sizes = {
         "self_attn.q_proj": (heads * dim, hidden),

@@ -1,4 +1,4 @@
-"""Draft trees of one image, written down by hand."""
+"""Draft trees of one image, written by hand."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ from adt_core.rules.tree import DraftTree, ancestor_matrix
 
 
 def tree_of(tokens: Sequence[int], parents: Sequence[int], valid: Sequence[bool] | None = None) -> DraftTree:
-    """Node 0 is the root; parents stand before their children. Nodes that are not valid are padding behind the root."""
+    """Return a draft tree whose node 0 is the root.
+
+    Args:
+        tokens: Token id of each node.
+        parents: Parent of each node; parents come before their children.
+        valid: False for padding nodes, which follow the root.
+    """
     valid = valid or [True] * len(tokens)
-    depths, ranks = [0], [0]
+    depths = [0]
+    ranks = [0]
     for node, parent in enumerate(parents[1:], 1):
         depths.append((depths[parent] + 1) if valid[node] else 0)
         ranks.append(list(parents[1:node]).count(parent))
-    row, height = torch.tensor([parents]), max(1, *depths)
+    row = torch.tensor([parents])
+    height = max(1, *depths)
     return DraftTree(
         torch.tensor([tokens]),
         row,

@@ -11,7 +11,7 @@ from transformers import Emu3ForConditionalGeneration
 
 from adt_core import load_target
 from tests.layouts.emu3 import CODES, write_emu3
-from tests.reading import logits_behind
+from tests.reading import logits_after
 
 TOLERANCE = 1e-4
 GUIDANCE = 3.0
@@ -41,7 +41,7 @@ def test_logits_of_prompt_and_rows(models, guidance):
     codes = torch.randint(CODES, (12,), generator=torch.Generator().manual_seed(1))
     codes[5::6] = CODES
     ids = decoder.image_ids[codes].tolist()
-    for found, prompt in zip(logits_behind(target, TEXTS, codes, guidance), map(target.encode_prompt, TEXTS)):
+    for found, prompt in zip(logits_after(target, TEXTS, codes, guidance), map(target.encode_prompt, TEXTS)):
         logits = [
             model(input_ids=torch.tensor([[*row, *ids]])).logits[0, -13:, decoder.image_ids[:CODES]]
             for row in (prompt, target.unconditional(prompt))

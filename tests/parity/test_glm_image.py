@@ -22,7 +22,7 @@ from adt_core.models.families.glm_image import BEGIN_GRID, END_GRID  # noqa: E40
 from tests.drafted import METHODS, run, write_drafter  # noqa: E402
 from tests.layouts.edits import write_one_file  # noqa: E402
 from tests.layouts.glm_image import CODES, IMAGE, their_logits, write_glm_image  # noqa: E402
-from tests.reading import logits_behind  # noqa: E402
+from tests.reading import logits_after  # noqa: E402
 from tests.tiny import write_tiny_checkpoint  # noqa: E402
 
 TOLERANCE = 1e-4
@@ -93,7 +93,7 @@ def test_prompt_and_grids_equal_the_processors(target, processor, width, height)
 def test_logits_of_prompt_and_both_grids(target, theirs, processor):
     """Compares one forward over prompts of two lengths, and one over all tokens of the small grid and the image."""
     codes = torch.randint(CODES, (target.length - 1,), generator=torch.Generator().manual_seed(1))
-    for found, text in zip(logits_behind(target, TEXTS, codes), TEXTS):
+    for found, text in zip(logits_after(target, TEXTS, codes), TEXTS):
         expected = their_logits(theirs, process(processor, text), codes.tolist())
         assert (found - expected[:, :CODES]).abs().max() < TOLERANCE
 

@@ -9,7 +9,7 @@ from transformers import JanusForConditionalGeneration
 
 from adt_core import load_target
 from tests.layouts.janus import deepseek_name, random_model, write_janus
-from tests.reading import logits_behind
+from tests.reading import logits_after
 
 TOLERANCE = 1e-4
 GUIDANCE = 5.0
@@ -67,7 +67,7 @@ def test_logits_of_prompt_and_image(models, guidance):
     """Compares one forward over prompts of two lengths, and one over a part of the image."""
     target, model = models
     codes = torch.randint(target.num_codes, (5,), generator=torch.Generator().manual_seed(1))
-    for found, prompt in zip(logits_behind(target, TEXTS, codes, guidance), map(target.encode_prompt, TEXTS)):
+    for found, prompt in zip(logits_after(target, TEXTS, codes, guidance), map(target.encode_prompt, TEXTS)):
         conditional, unconditional = (
             reference_logits(model, row, codes.tolist())[-6:] for row in (prompt, target.unconditional(prompt))
         )

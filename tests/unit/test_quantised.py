@@ -13,7 +13,7 @@ from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.models import layers, quantised, quantised_matmul
 from adt_core.models.layers import MATRICES, product
 from tests.drafted import run
-from tests.reading import logits_behind
+from tests.reading import logits_after
 
 KINDS = ["int8", "fp8"]
 PROMPT = "A red house in a grassy field under a clear blue sky."
@@ -21,7 +21,7 @@ PROMPT = "A red house in a grassy field under a clear blue sky."
 
 def teacher_forced(target, codes):
     """Return the guided logits [T, V] after every token of an image."""
-    return logits_behind(target, [PROMPT], codes, BUNDLED_SAMPLING.guidance)[0, :-1]
+    return logits_after(target, [PROMPT], codes, BUNDLED_SAMPLING.guidance)[0, :-1]
 
 
 @pytest.fixture(scope="module")

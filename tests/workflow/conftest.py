@@ -1,8 +1,7 @@
-"""One running ComfyUI per supported end of the version range, shared by all tests of this folder, and for the tests
-that ask for it one with every model that templates name.
+"""Fixtures with one running ComfyUI for each end of the supported version range, shared by all tests of this folder.
 
-Of the tests that need a server, the default tier runs those marked ``smoke``, on the newest ComfyUI. With ``--all``
-both run every test.
+Tests that request it get a second server, with every model that templates name. The default tier runs the tests marked
+``smoke`` on the newest ComfyUI; ``--all`` runs every test on both.
 """
 
 import shutil
@@ -21,11 +20,11 @@ from small import with_small_models, write_picture, write_small, write_upscaler 
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "small_models: the graph is of the small models, see small.py")
+    config.addinivalue_line("markers", "small_models: use the small models instead of the bundled ones, see small.py")
 
 
 def pytest_itemcollected(item):
-    """Of the tests that need a server, only those marked ``smoke`` are in the default tier."""
+    """Mark tests that need a server as ``long``, except those marked ``smoke`` on the newest ComfyUI."""
     release = item.callspec.params.get("release") if hasattr(item, "callspec") else None
     if release is not None and (release != NEWEST or not item.get_closest_marker("smoke")):
         item.add_marker("long")
@@ -38,16 +37,16 @@ def release(request):
 
 @pytest.fixture(scope="session")
 def comfy(release, served):
-    """A server that sends previews. The test fails, and is not skipped, if there cannot be one."""
+    """Server that sends previews. If it cannot start, the test fails instead of being skipped."""
     return served(release, NEWEST_FRONTEND if release == NEWEST else None)
 
 
 @pytest.fixture(scope="session")
 def stocked(release, tmp_path_factory, meter):
-    """A server with a model and a drafter wherever users have them: small random ones of every published model, under
-    its name, and the bundled one in the user's own folders.
+    """Server with a model and a drafter in every place where users have them.
 
-    Its weights move as they do where there is a GPU, and it writes no metadata into images.
+    It has a small random copy of every published model under its name, and the bundled model in the user's own folders.
+    Its weights move as they do with a GPU, and it writes no metadata into images.
     """
     from adt_core import load_target
     from tests.drafted import write_drafter
@@ -55,7 +54,8 @@ def stocked(release, tmp_path_factory, meter):
     from tests.layouts.published import LUMINA, write_published
 
     base, extra = (tmp_path_factory.mktemp(f"{name}-{release.version}") for name in ("stocked", "extra"))
-    models, bundled = base / "models", ROOT / "adt_core" / "bundled"
+    models = base / "models"
+    bundled = ROOT / "adt_core" / "bundled"
     write_published(models / "ar_image")
     write_upstream(models / "ar_image")
     write_drafter(models / "ar_image_drafters" / f"LANTERN-{LUMINA}", load_target(models / "ar_image" / LUMINA))
@@ -88,14 +88,14 @@ def object_info(comfy):
 
 @pytest.fixture
 def graph(request):
-    """A prompt whose nodes can be reached by type. Tests may set its sampling's numbers."""
+    """Prompt whose nodes can be found by type."""
     small = request.node.get_closest_marker("small_models")
     return with_small_models(text_to_image()) if small else text_to_image()
 
 
 @pytest.fixture(scope="session")
 def template(object_info):
-    """A function: a shipped workflow as a prompt."""
+    """Return a function that loads a workflow of the pack as a prompt."""
     from test_workflows import prompt_of
 
     return lambda name: prompt_of(name, object_info)

@@ -1,8 +1,7 @@
-"""Turns a workflow as the browser saves it into the prompt that the server runs, and checks it on the way;
-short ways to change such a prompt, and the prompt that most tests begin with.
+"""Conversion of a saved workflow into the prompt that the server runs, and helpers to change such prompts.
 
-The browser does this with the node definitions of ``/object_info``. Here every assumption is an assertion: a
-workflow that the browser would quietly repair, or run with shifted widget values, fails.
+The browser converts with the node definitions of ``/object_info``. Here every assumption is an assertion: a workflow
+that the browser would silently repair, or run with shifted widget values, fails.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ _CONTROLS = {"fixed", "increment", "decrement", "randomize"}
 
 
 def to_prompt(workflow: dict, object_info: dict[str, dict]) -> dict[str, dict]:
-    """UI format 0.4 -> API format ``{node id: {"class_type", "inputs"}}``."""
+    """Convert UI format 0.4 to API format ``{node id: {"class_type", "inputs"}}``."""
     assert workflow["version"] == 0.4
     nodes = {node["id"]: node for node in workflow["nodes"]}
     links = {link[0]: link for link in workflow["links"]}
     assert len(nodes) == len(workflow["nodes"]) <= workflow["last_node_id"]
     assert len(links) == len(workflow["links"]) and max(links) <= workflow["last_link_id"]
-    used, prompt = set(), {}
+    used = set()
+    prompt = {}
     for node in nodes.values():
         if node["type"] in _NOT_RUN:
             continue
@@ -41,7 +41,7 @@ def to_prompt(workflow: dict, object_info: dict[str, dict]) -> dict[str, dict]:
 
 
 def _options(definition: dict) -> dict[str, list]:
-    """Input name -> [type, options], in the order in which the browser makes the widgets."""
+    """Return the type and options of each input, in the order in which the browser creates the widgets."""
     sections = definition["input"]
     return {
         name: sections[section][name]
@@ -51,7 +51,8 @@ def _options(definition: dict) -> dict[str, list]:
 
 
 def _widget_values(node: dict, definition: dict) -> dict[str, Any]:
-    values, inputs = list(node.get("widgets_values", ())), {}
+    values = list(node.get("widgets_values", ()))
+    inputs = {}
     for name, (kind, *rest) in _options(definition).items():
         options = rest[0] if rest else {}
         if options.get("forceInput") or not (isinstance(kind, list) or kind in _WIDGETS):
@@ -82,7 +83,7 @@ def _origin(link: list, nodes: dict, node: dict, slot: int, socket: dict, object
     source = nodes[source_id]
     output = source["outputs"][source_slot]
     assert (target_id, target_slot) == (node["id"], slot), f"link {link_id} does not end where it is used"
-    assert link_id in output["links"], f"link {link_id} is not known to where it starts"
+    assert link_id in output["links"], f"link {link_id} is not listed in the output where it starts"
     expected = _options(object_info[node["type"]])[socket["name"]][0]
     given = object_info[source["type"]]["output"][source_slot]
     assert kind == given == output["type"] and expected == socket["type"] and expected in (given, "*"), (
@@ -92,7 +93,7 @@ def _origin(link: list, nodes: dict, node: dict, slot: int, socket: dict, object
 
 
 class Graph:
-    """A prompt in API format, with short ways to change it."""
+    """Prompt in API format, with methods to change it."""
 
     def __init__(self, prompt: dict):
         self.prompt = prompt
@@ -113,7 +114,7 @@ class Graph:
         return self
 
     def add(self, class_type: str, **inputs) -> list:
-        """Add a node; returns a link to its first output."""
+        """Add a node, and return a link to its first output."""
         key = str(max(map(int, self.prompt)) + 1)
         self.prompt[key] = {"class_type": class_type, "inputs": inputs}
         return [key, 0]
@@ -123,8 +124,10 @@ class Graph:
 
 
 def text_to_image() -> Graph:
-    """A prompt in which everything that drafts is connected to the sampler. It saves under a new name: older versions
-    do not name the files of an output that they have cached."""
+    """Return a prompt whose sampler has a prompt, a negative prompt, a drafter and settings.
+
+    It saves under a new name, because older versions of ComfyUI do not list the files of a cached output.
+    """
     graph = Graph({"1": {"class_type": "ADTTreeModelLoader", "inputs": {"model": "bundled", "dtype": "auto"}}})
     model, clip, vae = (graph.link("ADTTreeModelLoader", output) for output in range(3))
     sockets = {

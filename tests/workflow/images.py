@@ -1,4 +1,4 @@
-"""Files that a server made, as arrays."""
+"""Images that a server made, as arrays."""
 
 import io
 
@@ -8,6 +8,6 @@ from PIL import Image
 
 
 def images(comfy: Comfy, outputs: dict, *nodes: str) -> list[np.ndarray]:
-    """The pictures [H, W, 3] that a prompt's outputs name: those of these nodes, or all."""
+    """Return the images [H, W, 3] that a prompt's outputs name: those of the given nodes, or all."""
     chosen = {node: outputs[node] for node in nodes or outputs}
     return [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in comfy.files(chosen)]

@@ -1,4 +1,4 @@
-"""What the engine gives without ComfyUI."""
+"""Images that the engine makes without ComfyUI, cached because many tests compare with them."""
 
 import json
 from functools import cache
@@ -11,13 +11,13 @@ import adt_core
 
 @cache
 def _models(model: str, network: str) -> tuple:
-    """The target and its drafter."""
+    """Return the target and its drafter."""
     target = adt_core.load_target(model)
     return target, adt_core.load_drafter(network, target)
 
 
 def draw(**asked) -> dict[str, np.ndarray]:
-    """What :func:`_draw` gives, which many tests compare with: it is drawn once."""
+    """Return the result of :func:`_draw` for these arguments, from a cache if possible."""
     return _drawn(json.dumps(asked, sort_keys=True))
 
 
@@ -36,9 +36,10 @@ def _draw(
     model: str = "bundled",
     network: str = "bundled",
 ) -> dict[str, np.ndarray]:
-    """The codebook vectors (``samples``, [B, C, h, w]) and the pixels as uint8 (``images``, [B, H, W, 3]).
+    """Return codebook vectors ``samples`` [B, C, h, w] and pixels ``images`` [B, H, W, 3] as uint8.
 
-    Without ``drafting`` they are of plain decoding."""
+    Without ``drafting`` the engine decodes plainly.
+    """
     target, drafter = _models(model, network)
     with torch.inference_mode():
         decoding = adt_core.Decoding(
@@ -57,5 +58,5 @@ def _draw(
         pixels = torch.cat([target.codec.decode(one) for one in codes.split(1)])
         images = (pixels.float().movedim(1, -1) / 2 + 0.5).clamp(0, 1).numpy()
         samples = target.codec.lookup(codes).float().numpy()
-    # The last step as the stock Save Image node does it.
+    # Round as the stock Save Image node does.
     return {"samples": samples, "images": np.clip(images * 255.0, 0, 255).astype(np.uint8)}

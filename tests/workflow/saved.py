@@ -1,4 +1,4 @@
-"""Reads saved maps without the pack's own code."""
+"""Reader of saved maps that does not use the pack's code."""
 
 import base64
 import io
@@ -8,11 +8,11 @@ import zlib
 from PIL import Image
 
 EVENT = "adt_tree.map"
-"""What a map is told in, while it is drawn."""
+"""Name of the messages that update a map while its image is drawn."""
 
 
 def unpack(saved: dict) -> list:
-    """The rounds of a saved map, in the form of the live messages."""
+    """Return the rounds of a saved map, in the format of the live messages."""
     numbers = _varints(zlib.decompress(base64.b64decode(saved["data"])))
 
     def column(length: int) -> list[int]:
@@ -48,6 +48,6 @@ def _varints(data: bytes):
             number = shift = 0
 
 
-def travelled(png: bytes) -> dict:
-    """The maps in the workflow of a PNG, by node."""
+def maps_in_png(png: bytes) -> dict:
+    """Return the maps in the workflow of a PNG, by node."""
     return json.loads(Image.open(io.BytesIO(png)).text["workflow"])["extra"]["adt_tree_maps"]

@@ -1,5 +1,7 @@
-"""A random model and its network in place of the bundled ones. Its pictures are as large, and take a fifth of the time:
-for tests of what nodes do with any model. And an upscaler."""
+"""Small random models that replace the bundled ones in tests, an upscaler, and an input picture.
+
+Images of the small model have the same size as those of the bundled one and take a fifth of the time.
+"""
 
 from pathlib import Path
 
@@ -10,15 +12,15 @@ from safetensors.torch import save_file
 
 SMALL = "small"
 TINY = "tiny"
-"""The same model with images of 12 x 12 tokens; the small network fits it, too."""
+"""Model with images of 12 x 12 tokens; the drafter of the small model fits it."""
 UPSCALER = "RealESRGAN_x4plus.safetensors"
 LESSONS = "\n".join(f"a {colour} {thing}" for colour in ("red", "green", "blue") for thing in ("house", "ball", "car"))
 QUICK = {"prompts": LESSONS, "pictures": 4, "held_out": 2, "batch": 2, "draw_batch": 3, "minutes": 60.0, "steps": 10}
-"""Inputs of a training that takes seconds."""
+"""Inputs of a training that lasts a few seconds."""
 
 
 def write_small(models: Path, side: int = 128) -> None:
-    """Into the ``models`` of a server, both under this name. side: of its pictures, in pixels."""
+    """Write the small model and its drafter, both called ``SMALL``; ``side`` is the size of its images in pixels."""
     from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
     target = write_tiny_checkpoint(models / "ar_image" / SMALL, scale=3.0, resolution=side, max_positions=512)
@@ -26,21 +28,21 @@ def write_small(models: Path, side: int = 128) -> None:
 
 
 def write_tiny(models: Path) -> None:
-    """The tiny model into the ``models`` of a server."""
+    """Write the tiny model."""
     from tests.tiny import write_tiny_checkpoint
 
     write_tiny_checkpoint(models / "ar_image" / TINY, scale=3.0, resolution=96, max_positions=512)
 
 
 def with_small_models(graph: Graph) -> Graph:
-    """With them wherever it has the bundled ones."""
+    """Replace the bundled model and drafter by the small ones."""
     for node in graph.prompt.values():
         node["inputs"] |= {name: SMALL for name in ("model", "drafter") if node["inputs"].get(name) == "bundled"}
     return graph
 
 
 def write_upscaler(folder: Path) -> None:
-    """The smallest upscaler of a kind that stock nodes read (SRVGGNet, here of random weights), by its shipped name."""
+    """Write a small upscaler with random weights (SRVGGNet, which stock nodes read) under a published name."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(0)
     sizes = {"body.0": (8, 3, 3, 3), "body.2": (8, 8, 3, 3), "body.4": (48, 8, 3, 3)}
@@ -51,7 +53,7 @@ def write_upscaler(folder: Path) -> None:
 
 
 def write_picture(base: Path) -> None:
-    """The picture that ComfyUI's own templates begin with, here of noise, into the ``input`` of a server."""
+    """Write noise as the input picture that ComfyUI's own templates use."""
     (base / "input").mkdir(parents=True, exist_ok=True)
     values = torch.randint(256, (512, 512, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     Image.fromarray(values.numpy()).save(base / "input" / "example.png")

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from saved import EVENT, travelled, unpack
+from saved import EVENT, maps_in_png, unpack
 
 pytestmark = pytest.mark.small_models
 SHARE = (
@@ -86,7 +86,7 @@ def saved_with(comfy, graph, **extra) -> dict:
     """Run the graph as a page queues it; the maps in the image that it saves, by node."""
     workflow = {"id": "a workflow", "nodes": [], **extra}
     outputs, _ = comfy.watch(graph.prompt, extra_pnginfo={"workflow": workflow})
-    return travelled(comfy.files({0: outputs[graph.id("SaveImage")]})[0])
+    return maps_in_png(comfy.files({0: outputs[graph.id("SaveImage")]})[0])
 
 
 @pytest.mark.parametrize(
@@ -155,5 +155,5 @@ def test_a_relaxed_run_is_called_relaxed_although_nothing_was_replaced(comfy, tr
     )
     outputs = comfy.run(traced.prompt, extra_pnginfo={"workflow": {"nodes": []}})
     (kept,) = outputs[sampler]["adt_tree_map"]
-    (saved,) = travelled(comfy.files({0: outputs[traced.id("SaveImage")]})[0])[sampler]["parts"]
+    (saved,) = maps_in_png(comfy.files({0: outputs[traced.id("SaveImage")]})[0])[sampler]["parts"]
     assert kept["relaxed"] is saved["relaxed"] is True
