@@ -102,7 +102,7 @@ def _serve(connection: Connection, method: str, dtype: str, lantern: bool) -> No
         connection.send((decoding.trace.report()["seconds"], hashes))
 
 
-class Worker:
+class MethodWorker:
     """Process of a method, idle except during a call.
 
     Args:
@@ -137,12 +137,12 @@ def empty_profile_cache() -> Iterator[None]:
 
 
 @contextmanager
-def workers(methods: list[str], dtype: str = "float32", lantern: bool = False) -> Iterator[dict[str, Worker]]:
+def workers(methods: list[str], dtype: str = "float32", lantern: bool = False) -> Iterator[dict[str, MethodWorker]]:
     """Start a process for every method, with an empty cache of cost profiles; end them at the end of the block."""
     with empty_profile_cache(), ExitStack() as stack:
         started = {}
         for method in methods:
-            started[method] = Worker(method, dtype, lantern)
+            started[method] = MethodWorker(method, dtype, lantern)
             stack.callback(started[method].close)
         yield started
 
@@ -170,7 +170,7 @@ def speedup(plain: np.ndarray, method: np.ndarray) -> tuple[float, float, float]
     return plain.sum() / method.sum(), float(low), float(high)
 
 
-def measure(methods: dict[str, Worker], kind: str, batch_size: int, images: int, repeats: int = 1) -> list[dict]:
+def measure(methods: dict[str, MethodWorker], kind: str, batch_size: int, images: int, repeats: int = 1) -> list[dict]:
     """Measure all methods on one set of prompts.
 
     Args:

@@ -20,7 +20,7 @@ from itertools import permutations, product
 import numpy as np
 
 from .prompts import ObjectSpec, PromptSpec
-from .scenes import PLACES, WORDS, Item, Scene, describe, sample_wide_scene
+from .scenes import PLACES, WORDS, Scene, SceneItem, describe, sample_wide_scene
 
 UNKNOWN = "<unk>"
 
@@ -62,7 +62,7 @@ class CaptionWord:
     """
 
     text: str
-    item: Item | None = None
+    item: SceneItem | None = None
     expected: tuple[ObjectSpec | str, ...] = ()
 
 
@@ -181,7 +181,7 @@ def _grammar_caption(scene: Scene, rng: np.random.Generator) -> list[CaptionWord
     return [*words[:-1], replace(words[-1], expected=(*objects, *background))]
 
 
-def _words(phrase: str, item: Item | None = None, *expected: ObjectSpec | str) -> list[CaptionWord]:
+def _words(phrase: str, item: SceneItem | None = None, *expected: ObjectSpec | str) -> list[CaptionWord]:
     """Split a phrase into words; the last one carries `item` and `expected`."""
     texts = phrase.replace(",", " ").split()
     words = [CaptionWord(text) for text in texts]
@@ -238,7 +238,7 @@ def default_places(places: Sequence[str | None]) -> list[str]:
     return [place or next(remaining) for place in places]
 
 
-def _object_phrases(items: list[Item], rng: np.random.Generator) -> list[list[CaptionWord]]:
+def _object_phrases(items: list[SceneItem], rng: np.random.Generator) -> list[list[CaptionWord]]:
     """Return phrases for objects, in an order and with named places that determine the place of each object.
 
     Seven of ten captions name as few places as possible.
@@ -268,10 +268,10 @@ def _interleave(
     return [next(remaining[kinds[i]]) for i in rng.permutation(len(kinds))]
 
 
-def _object_phrase(item: Item, rng: np.random.Generator, names_place: bool) -> list[CaptionWord]:
+def _object_phrase(item: SceneItem, rng: np.random.Generator, names_place: bool) -> list[CaptionWord]:
     """Return a phrase for an object, with or without article and colour."""
     colour = item.colour if rng.random() < 0.85 else None
-    named_item = Item(item.kind, colour, item.place)
+    named_item = SceneItem(item.kind, colour, item.place)
     name = _pick(OBJECT_NAMES[item.kind], rng)
     kinds = tuple(kind for kind, names in OBJECT_NAMES.items() if name in names)
     if rng.random() < 0.05:
@@ -295,7 +295,7 @@ def _object_phrase(item: Item, rng: np.random.Generator, names_place: bool) -> l
     return words + _words(place, named_item)
 
 
-def _relative_phrase(items: list[Item], rng: np.random.Generator) -> list[list[CaptionWord]]:
+def _relative_phrase(items: list[SceneItem], rng: np.random.Generator) -> list[list[CaptionWord]]:
     """Return one phrase for two objects, with the place of the first relative to the second."""
     first, second = items
     side = "left" if PLACES[first.place] < PLACES[second.place] else "right"

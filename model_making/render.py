@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from .objects import HEIGHTS, Colour, paint, shade
-from .scenes import AIR_OBJECTS, COLOURS, PLACES, Item, Scene
+from .scenes import AIR_OBJECTS, COLOURS, PLACES, Scene, SceneItem
 
 SIZE = 128
 Light = tuple[float, float, float]
@@ -217,7 +217,7 @@ def _paint_ground(draw: ImageDraw.ImageDraw, scene: Scene, horizon: int, rng: np
 # ---- images --------------------------------------------------------------------------------
 
 
-def _place_item(draw: ImageDraw.ImageDraw, item: Item, foot: float, light, rng: np.random.Generator) -> None:
+def _place_item(draw: ImageDraw.ImageDraw, item: SceneItem, foot: float, light, rng: np.random.Generator) -> None:
     u = HEIGHTS[item.kind]
     x = _sample_on_grid(PLACES[item.place] * _S - 12, PLACES[item.place] * _S + 12, rng)
     y = _sample_on_grid(foot - 12, foot + 12, rng)

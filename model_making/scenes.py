@@ -61,7 +61,7 @@ _CLASHES = {
 
 
 @dataclass(frozen=True)
-class Item:
+class SceneItem:
     """Object of a scene.
 
     Attributes:
@@ -87,7 +87,7 @@ class Scene:
         wall: One of :data:`WALLS`.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[SceneItem, ...]
     ground: str | None = None
     sky: str | None = None
     backdrop: str = "none"
@@ -104,11 +104,13 @@ def _contrasting_colour(rng: np.random.Generator, *background: str, used: tuple[
     return str(rng.choice([name for name in COLOURS if name not in banned]))
 
 
-def _outdoor_item(rng: np.random.Generator, ground: str, sky: str, place: str, used: tuple[str | None, ...]) -> Item:
+def _outdoor_item(
+    rng: np.random.Generator, ground: str, sky: str, place: str, used: tuple[str | None, ...]
+) -> SceneItem:
     if rng.random() < 0.2:
-        return Item(str(rng.choice(AIR_OBJECTS)), _contrasting_colour(rng, sky, used=used), place)
+        return SceneItem(str(rng.choice(AIR_OBJECTS)), _contrasting_colour(rng, sky, used=used), place)
     kinds = WATER_OBJECTS if ground == "water" else LAND_OBJECTS
-    return Item(str(rng.choice(kinds)), _contrasting_colour(rng, ground, sky, used=used), place)
+    return SceneItem(str(rng.choice(kinds)), _contrasting_colour(rng, ground, sky, used=used), place)
 
 
 def sample_scene(rng: np.random.Generator) -> Scene:
@@ -116,18 +118,18 @@ def sample_scene(rng: np.random.Generator) -> Scene:
     places = [str(p) for p in rng.permutation(list(PLACES))]
     if rng.random() < 0.2:
         wall = str(rng.choice(WALLS))
-        first = Item(str(rng.choice(TABLE_OBJECTS)), _contrasting_colour(rng, wall, "table"), places[0])
+        first = SceneItem(str(rng.choice(TABLE_OBJECTS)), _contrasting_colour(rng, wall, "table"), places[0])
         items = [first]
         if rng.random() < 0.5:
             kind = str(rng.choice([k for k in TABLE_OBJECTS if k != first.kind]))
-            items.append(Item(kind, _contrasting_colour(rng, wall, "table", used=(first.colour,)), places[1]))
+            items.append(SceneItem(kind, _contrasting_colour(rng, wall, "table", used=(first.colour,)), places[1]))
         return Scene(tuple(items), wall=wall)
     ground = str(rng.choice(GROUNDS))
     sky = str(rng.choice(SKIES))
     items = [_outdoor_item(rng, ground, sky, places[0], ())]
     if rng.random() < 0.55:
         if ground != "water" and rng.random() < 0.4:
-            items.append(Item(str(rng.choice(PLANTS)), None, places[1]))
+            items.append(SceneItem(str(rng.choice(PLANTS)), None, places[1]))
         else:
             other = _outdoor_item(rng, ground, sky, places[1], (items[0].colour,))
             if other.kind != items[0].kind:
@@ -166,9 +168,9 @@ def _wide_kinds(rng: np.random.Generator, count: int, common: tuple[str, ...], r
 
 def _wide_items(
     rng: np.random.Generator, kinds: list[str], places: list[str], background: tuple[str, ...]
-) -> tuple[Item, ...]:
+) -> tuple[SceneItem, ...]:
     """Return objects at their places. One colour in three is arbitrary, the others contrast with the background."""
-    items: list[Item] = []
+    items: list[SceneItem] = []
     for kind, place in zip(kinds, places):
         if kind in PLANTS:
             colour = None
@@ -176,14 +178,14 @@ def _wide_items(
             colour = str(rng.choice(list(COLOURS)))
         else:
             colour = _contrasting_colour(rng, *background, used=tuple(item.colour for item in items))
-        items.append(Item(kind, colour, place))
+        items.append(SceneItem(kind, colour, place))
     return tuple(items)
 
 
 _NAMES = {"balloon": "hot air balloon", "pine": "pine tree", "bowl": "bowl of fruit", "vase": "vase of flowers"}
 
 
-def _name(item: Item) -> str:
+def _name(item: SceneItem) -> str:
     words = " ".join(part for part in (item.colour, _NAMES.get(item.kind, item.kind)) if part)
     return ("an " if words[0] in "aeiou" else "a ") + words
 

@@ -37,7 +37,7 @@ from adt_core.lab.training.run import initialise, muon_and_adam
 from adt_core.models.config import DecoderConfig
 from adt_core.models.layers import Decoder
 
-from .scenes import BACKDROPS, COLOURED_OBJECTS, COLOURS, GROUNDS, PLACES, PLANTS, SKIES, WALLS, Item, Scene
+from .scenes import BACKDROPS, COLOURED_OBJECTS, COLOURS, GROUNDS, PLACES, PLANTS, SKIES, WALLS, Scene, SceneItem
 from .sequences import IGNORE_INDEX, Batch, Sequences, build_vocabulary, final_features, image_token, run_layers
 from .timed_run import TimedRun, is_main_process, rank, run_in_processes
 
@@ -100,7 +100,7 @@ def open_sequences(data: Path, tokens: Path) -> Sequences:
 def read_scene(line: str) -> Scene:
     """Parse a line of ``scenes.jsonl``."""
     values = json.loads(line)
-    return Scene(**values | {"items": tuple(Item(**item) for item in values["items"])})
+    return Scene(**values | {"items": tuple(SceneItem(**item) for item in values["items"])})
 
 
 def vocabulary(tokens: Path) -> dict[str, int]:

@@ -23,7 +23,7 @@ from ..adt_core.engine.job import Job
 from ..adt_core.errors import AdtError
 from ..adt_core.messages import join, message
 from ..adt_core.rules.settings import Lantern
-from .batch_list import SAME, STEPPED, Item, news, read_items
+from .batch_list import SAME, STEPPED, BatchItem, news, read_items
 from .drafting import AUTO, choose_drafting, speed_input
 from .prompts import NO_SEED
 from .runtime import Progress, check_cancelled, loaded, show_images, tell
@@ -132,7 +132,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
         return io.NodeOutput(results.images, ids, results, ui=ui.SavedImages(_saved(made, folder)))
 
 
-def _row(item: Item, picture: SavedImage, relaxed: bool) -> dict:
+def _row(item: BatchItem, picture: SavedImage, relaxed: bool) -> dict:
     """Return the report's row of an image; `relaxed` means that LANTERN may have changed the image."""
     whole = {"caption": item.caption} if item.caption != item.prompt else {}
     own = {"file": picture.path.name, "note": item.note, "relaxed": relaxed}
@@ -212,7 +212,7 @@ def _make(
     batch: BatchFolder,
     model: LoadedModel,
     drafter: LoadedDrafter | None,
-    items: list[Item],
+    items: list[BatchItem],
     chunk_size: int,
     node_id: str,
 ) -> tuple[list[SavedImage], str]:
@@ -233,7 +233,7 @@ def _draw(
     batch: BatchFolder,
     model: LoadedModel,
     drafter: LoadedDrafter | None,
-    missing: list[Item],
+    missing: list[BatchItem],
     before: list[SavedImage],
     chunk_size: int,
     node_id: str,

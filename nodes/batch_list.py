@@ -15,7 +15,7 @@ SAME, STEPPED = "same", "increment"
 """Rules for the seeds of a list's images."""
 
 
-class Item(NamedTuple):
+class BatchItem(NamedTuple):
     """Image to draw.
 
     Attributes:
@@ -51,7 +51,7 @@ def read_items(
     job: Job,
     seed_of_each: str = SAME,
     unfit_prompts: str = RAISE,
-) -> tuple[list[Item], list[LeftOut]]:
+) -> tuple[list[BatchItem], list[LeftOut]]:
     """Return the images to draw and the prompts that are not drawn.
 
     Prompts without an id are numbered. A seed of `NO_SEED` selects the job's seed by `seed_of_each`.
@@ -63,7 +63,7 @@ def read_items(
     ids = [str(number) for number in range(1, len(prompts) + 1)] if ids is None else [str(id) for id in ids]
     seeds = seeds if seeds is not None else [NO_SEED] * len(prompts)
     _check_lengths(prompts, ids=ids, seeds=seeds)
-    items: list[Item] = []
+    items: list[BatchItem] = []
     left_out: list[LeftOut] = []
     for number, (prompt, id, seed, place) in enumerate(zip(prompts, ids, seeds, file_prefixes(ids))):
         try:
@@ -76,7 +76,7 @@ def read_items(
         if text is None:
             left_out.append(LeftOut(id, prompt, note))
         else:
-            items.append(Item(text, seed, place, id, prompt, note))
+            items.append(BatchItem(text, seed, place, id, prompt, note))
     if not items:
         first = left_out[0]
         raise AdtError(
@@ -85,10 +85,10 @@ def read_items(
     return items, left_out
 
 
-def news(items: list[Item], left_out: list[LeftOut]) -> str:
+def news(items: list[BatchItem], left_out: list[LeftOut]) -> str:
     """Return a line about truncated, skipped and duplicate prompts, or ""."""
     noted = [item for item in items if item.note]
-    kinds: list[tuple[Sequence[Item | LeftOut], str]] = [(noted, "truncated"), (left_out, "left out")]
+    kinds: list[tuple[Sequence[BatchItem | LeftOut], str]] = [(noted, "truncated"), (left_out, "left out")]
     total = len(items) + len(left_out)
     lines = [
         f"{len(some)} of {total} prompts are {what}. The first, '{some[0].id}': {some[0].note.removesuffix('.')}."
@@ -98,7 +98,7 @@ def news(items: list[Item], left_out: list[LeftOut]) -> str:
     return join([*lines, _duplicates(items)])
 
 
-def _duplicates(items: list[Item]) -> str:
+def _duplicates(items: list[BatchItem]) -> str:
     """Return a sentence if images of the list share prompt and seed, which are generated once."""
     count = len(items) - len({(item.prompt, item.seed) for item in items})
     return message("batch.duplicates" if count > 1 else "batch.duplicate", count=count) if count else ""

@@ -29,11 +29,11 @@ from adt_core.files import write
 
 from ..auto import empty_profile_cache
 from . import generate, methods, others, rounds
-from .parts import Part
+from .parts import FigurePart
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "docs" / "figures.json"
-PARTS: dict[str, Part] = {**generate.PARTS, **methods.PARTS, **others.PARTS, **rounds.PARTS}
+PARTS: dict[str, FigurePart] = {**generate.PARTS, **methods.PARTS, **others.PARTS, **rounds.PARTS}
 MARKED = re.compile(r"<!-- figures: (\w+) -->(?:(?!<!-- ).)*<!-- /figures -->", re.DOTALL)
 DIGITS = 6
 """Significant digits of a stored float."""

@@ -17,7 +17,7 @@ from ..gpu.device import seconds_of
 from ..harness import SAMPLING, bundled, captions, comparison
 from ..interleaving import format_interval, interleave, median_with_interval, table
 from ..upstream import chameleon, generate
-from .parts import Part
+from .parts import FigurePart
 
 FIRST_CAPTION = 3700  # number of the first held-out caption of this part
 TRANSFORMERS = "transformers"
@@ -73,4 +73,4 @@ def tables(lines: list[dict]) -> dict[str, str]:
     return {"transformers": table(columns, rows)}
 
 
-PARTS = {"transformers": Part(6, measure, tables)}
+PARTS = {"transformers": FigurePart(6, measure, tables)}

@@ -15,7 +15,7 @@ from adt_core.policies import PLAIN
 
 from ..harness import BUNDLED, RECIPE, SAMPLING, SCENES, bundled, captions, compared, comparison
 from ..interleaving import table
-from .parts import Part
+from .parts import FigurePart
 
 RELAXABLE = ("adt-tree", "merged")
 FIXED = {f"eagle2 d{depth} k2 N6": Preset(Drafting("eagle2", depth=depth, width=2, nodes=6)) for depth in (4, 5)}
@@ -187,8 +187,8 @@ def tables_of_changes(lines: list[list]) -> dict[str, str]:
 
 
 PARTS = {
-    "methods": Part(8, measure_methods, tables_of_methods),
-    "lantern": Part(4, measure_lantern, tables_of_lantern),
-    "greedy": Part(4, measure_greedy, tables_of_greedy),
-    "changes": Part(6, measure_changes, tables_of_changes),
+    "methods": FigurePart(8, measure_methods, tables_of_methods),
+    "lantern": FigurePart(4, measure_lantern, tables_of_lantern),
+    "greedy": FigurePart(4, measure_greedy, tables_of_greedy),
+    "changes": FigurePart(6, measure_changes, tables_of_changes),
 }

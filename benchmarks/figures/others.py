@@ -19,7 +19,7 @@ from adt_core.policies.recipe import Recipe
 from ..auto import METHODS, cells, measure, workers
 from ..harness import SAMPLING, bundled, captions, comparison
 from ..interleaving import format_interval, format_median, interleave, median_with_interval, table
-from .parts import Part
+from .parts import FigurePart
 
 SETS = {"grammar": "captions", "ordinary": "ordinary prompts"}
 
@@ -238,8 +238,8 @@ def tables_of_regions(figures: dict[str, list]) -> dict[str, str]:
 
 
 PARTS = {
-    "auto": Part(6, measure_auto, tables_of_auto),
-    "together": Part(8, measure_together, tables_of_together),
-    "half": Part(3, measure_half, tables_of_half),
-    "regions": Part(16, measure_regions, tables_of_regions),
+    "auto": FigurePart(6, measure_auto, tables_of_auto),
+    "together": FigurePart(8, measure_together, tables_of_together),
+    "half": FigurePart(3, measure_half, tables_of_half),
+    "regions": FigurePart(16, measure_regions, tables_of_regions),
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
-class Part(NamedTuple):
+class FigurePart(NamedTuple):
     """Figures that are measured together.
 
     Attributes:

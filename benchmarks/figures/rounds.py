@@ -31,7 +31,7 @@ from adt_core.policies import PLAIN
 from ..gpu.device import seconds_of, spread
 from ..harness import bundled, captions, comparison
 from ..interleaving import interleave, table
-from .parts import Part
+from .parts import FigurePart
 
 NODES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 METHODS = {
@@ -187,4 +187,4 @@ def tables(data: dict) -> dict[str, str]:
     }
 
 
-PARTS = {"rounds": Part(4, measure, tables)}
+PARTS = {"rounds": FigurePart(4, measure, tables)}

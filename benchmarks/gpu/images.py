@@ -36,7 +36,7 @@ from .models import (
     SHAPES,
     TITLES,
     WINDOW,
-    Shape,
+    ModelShape,
     Stream,
     decode_rounds,
     job_of,
@@ -56,7 +56,7 @@ TRANSFORMERS = "transformers"
 LANTERN_CODE = "LANTERN's public code"
 
 
-class Trace(NamedTuple):
+class TreeCase(NamedTuple):
     """Tokens per round of a method.
 
     Attributes:
@@ -75,15 +75,15 @@ class Trace(NamedTuple):
 
 
 PAPER = (
-    Trace("ADT-Tree", ADT_TREE, "paper", 3.40, (4, 10, 58)),
-    Trace("ADT-Tree", ADT_TREE, "paper, PartiPrompts", 3.97, (4, 10, 58)),
-    Trace("ADT-Tree, LANTERN", ADT_TREE, "paper", 4.86, (5, 10, 58)),
+    TreeCase("ADT-Tree", ADT_TREE, "paper", 3.40, (4, 10, 58)),
+    TreeCase("ADT-Tree", ADT_TREE, "paper, PartiPrompts", 3.97, (4, 10, 58)),
+    TreeCase("ADT-Tree, LANTERN", ADT_TREE, "paper", 4.86, (5, 10, 58)),
 )
 """Depths are the rounded mean depths of the paper (3.86, 4.31, 5.15), widths and drafts are from its public code."""
 
 
 @cache
-def traces(rehearse: bool) -> tuple[Trace, ...]:
+def traces(rehearse: bool) -> tuple[TreeCase, ...]:
     """Measure the tokens per round of each method with the bundled model on this device."""
     dtype = torch.bfloat16 if the_device().type == "cuda" else torch.float32
     found = []
@@ -96,18 +96,18 @@ def traces(rehearse: bool) -> tuple[Trace, ...]:
         tree = None
         if method == ADT_TREE:
             tree = (max(1, round(report["mean_depth"])), 2, max(1, round(report["mean_nodes"])))
-        found.append(Trace(TITLES[method], method, "bundled model", report["tau"], tree))
+        found.append(TreeCase(TITLES[method], method, "bundled model", report["tau"], tree))
     return tuple(found)
 
 
-def _job(trace: Trace, target: Target, network: Drafter, guidance: float) -> Job:
+def _job(trace: TreeCase, target: Target, network: Drafter, guidance: float) -> Job:
     """Return a job whose rounds have the size that belongs to a trace."""
     if trace.tree is not None:
         return tree_job(target, network, *trace.tree, guidance=guidance)
     return job_of(target, network, trace.method, guidance=guidance)
 
 
-def _row(shape: str, engine: str, trace: Trace, seconds: list[float], prefill: float, length: int) -> dict:
+def _row(shape: str, engine: str, trace: TreeCase, seconds: list[float], prefill: float, length: int) -> dict:
     rounds = 1 + (length - 1) / trace.tau
     return {
         "table": "Seconds an image, computed",
@@ -130,7 +130,7 @@ def _prefill_seconds(job: Job) -> float:
     return decoding.trace.prefill_seconds
 
 
-def _other_engines(name: str, shape: Shape, length: int) -> tuple[dict[str, Step], dict[str, str]]:
+def _other_engines(name: str, shape: ModelShape, length: int) -> tuple[dict[str, Step], dict[str, str]]:
     """Return plain decoding by other engines, and the errors of those that failed, by engine."""
     makers: dict[str, Callable[[], Step]] = {}
     steps: dict[str, Step] = {}
@@ -173,7 +173,7 @@ def _measure(name: str, rehearse: bool) -> Iterator[dict]:
     for (key, job), trace in zip(jobs.items(), chosen):
         if key in times:
             rows.append(_row(name, OURS, trace, times[key], _prefill_seconds(job), length))
-    plain = Trace(TITLES[PLAIN], PLAIN, "1 by definition", 1.0)
+    plain = TreeCase(TITLES[PLAIN], PLAIN, "1 by definition", 1.0)
     rows += [_row(name, key, plain, times[key], others[key].prefill, length) for key in others if key in times]
     yield from with_speedups(rows)
     yield from ({"what": f"{name}, {key}", "error": error} for key, error in (failed | more_failed).items())

@@ -53,8 +53,8 @@ TITLES = {
 """Titles of the compared methods by their name in `PRESETS`."""
 
 
-class Shape(NamedTuple):
-    """Shape of a published model.
+class ModelShape(NamedTuple):
+    """ModelShape of a published model.
 
     Attributes:
         config: Configuration of the decoder.
@@ -74,7 +74,7 @@ class Shape(NamedTuple):
     guided: int = 2
     guidance: float = 3.0
 
-    def small(self) -> Shape:
+    def small(self) -> ModelShape:
         """Return a small shape with the same features, whose forward takes a millisecond on a CPU."""
         c = self.config
         side = 8
@@ -90,11 +90,11 @@ _LLAMAGEN = DecoderConfig(16384, 1280, 3584, 36, 20, 20, 1e-5, 1e4, 2048, qk_nor
 _JANUS = DecoderConfig(118784, 2048, 5632, 24, 16, 16, 1e-6, 1e4, 16384, qk_norm=False, head_hidden_size=2048)
 _EMU3 = DecoderConfig(184622, 4096, 14336, 32, 32, 8, 1e-5, 1e6, 9216, qk_norm=False)
 SHAPES = {
-    "Anole-7B": Shape(_CHAMELEON, 8192, (32, 32)),
-    "LlamaGen-XL": Shape(_LLAMAGEN, 16384, (32, 32), prompt=120, guided=120, guidance=7.5),
-    "Janus-Pro-1B": Shape(_JANUS, 16384, (24, 24), guided=24, guidance=5.0),
-    "Lumina-mGPT-7B": Shape(_CHAMELEON, 8192, (48, 48), row_end=True, prompt=48, guided=4),
-    "Emu3-Gen": Shape(_EMU3, 32768, (90, 90), row_end=True, prompt=48, guided=48),
+    "Anole-7B": ModelShape(_CHAMELEON, 8192, (32, 32)),
+    "LlamaGen-XL": ModelShape(_LLAMAGEN, 16384, (32, 32), prompt=120, guided=120, guidance=7.5),
+    "Janus-Pro-1B": ModelShape(_JANUS, 16384, (24, 24), guided=24, guidance=5.0),
+    "Lumina-mGPT-7B": ModelShape(_CHAMELEON, 8192, (48, 48), row_end=True, prompt=48, guided=4),
+    "Emu3-Gen": ModelShape(_EMU3, 32768, (90, 90), row_end=True, prompt=48, guided=48),
 }
 """Layers, heads, widths and grids of published models."""
 LONGEST_STEP = 32
@@ -102,7 +102,7 @@ LONGEST_STEP = 32
 SEVEN_B = "Anole-7B"
 
 
-def shape_of(name: str, rehearse: bool) -> Shape:
+def shape_of(name: str, rehearse: bool) -> ModelShape:
     """Return a shape of `SHAPES`, made small for a rehearsal."""
     return SHAPES[name].small() if rehearse else SHAPES[name]
 
@@ -113,7 +113,7 @@ def shape_of(name: str, rehearse: bool) -> Shape:
 class _FixedLengthPrompter(Prompter):
     """Prompter that returns token ids 1, 2, 3, ... in the lengths of a shape, whatever the text."""
 
-    def __init__(self, shape: Shape):
+    def __init__(self, shape: ModelShape):
         self._shape = shape
 
     def encode(self, text: str, grid: tuple[int, int]) -> EncodedPrompt:
@@ -143,12 +143,12 @@ def _allocate_and_randomise(network: nn.Module, device: torch.device) -> None:
     _randomise(network)
 
 
-def random_target(name: str, shape: Shape, dtype: torch.dtype, weights: str | None = None) -> Target:
+def random_target(name: str, shape: ModelShape, dtype: torch.dtype, weights: str | None = None) -> Target:
     """Create a target with random weights on the device, and with a small codec instead of the model's own.
 
     Args:
         name: Name of the target.
-        shape: Shape of the decoder.
+        shape: ModelShape of the decoder.
         dtype: Data type of the weights.
         weights: Quantisation, "int8" or "fp8"; None for none.
     """

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .device import seconds_of, the_device
-from .models import Shape
+from .models import ModelShape
 
 
 class Step(NamedTuple):
@@ -28,7 +28,7 @@ class Step(NamedTuple):
     prefill: float
 
 
-def transformers_model(shape: Shape):
+def transformers_model(shape: ModelShape):
     """Create a transformers model with random weights: a Chameleon if the shape has its norms, else a LLaMA.
 
     If the shape has a separate head for image tokens, the LLaMA's vocabulary has the size of this head.
@@ -85,7 +85,7 @@ def _sample(logits: Tensor, guidance: float) -> Tensor:
     return torch.multinomial(guided.softmax(-1)[0], 1).expand(2, 1)
 
 
-def transformers_step(model, shape: Shape, length: int, kind: str) -> Step:
+def transformers_step(model, shape: ModelShape, length: int, kind: str) -> Step:
     """Prepare steps of transformers from the middle of an image on.
 
     Args:
@@ -115,7 +115,7 @@ def transformers_step(model, shape: Shape, length: int, kind: str) -> Step:
     return Step(step, prefill)
 
 
-def _lantern_module_and_config(repository: Path, shape: Shape):
+def _lantern_module_and_config(repository: Path, shape: ModelShape):
     """Import the module of LANTERN's Anole and create its configuration for this shape.
 
     The package is imported without its ``__init__``, which requires an old version of transformers.
@@ -137,12 +137,12 @@ def _lantern_module_and_config(repository: Path, shape: Shape):
     return import_module("models.kv_variants.modeling_anole_kv"), lantern_config
 
 
-def lantern_step(repository: Path, shape: Shape, length: int) -> Step:
+def lantern_step(repository: Path, shape: ModelShape, length: int) -> Step:
     """Prepare plain steps of the Anole in LANTERN's public code, with its own cache.
 
     Args:
         repository: Checkout of LANTERN's public code.
-        shape: Shape of the model.
+        shape: ModelShape of the model.
         length: Tokens of the image.
     """
     module, config = _lantern_module_and_config(repository, shape)

@@ -16,7 +16,7 @@ from model_making.data import example
 from model_making.detector import detect_objects
 from model_making.prompts import ObjectSpec, PromptSpec
 from model_making.render import render
-from model_making.scenes import COLOURED_OBJECTS, COLOURS, PLACES, PLANTS, SKIES, Item, Scene
+from model_making.scenes import COLOURED_OBJECTS, COLOURS, PLACES, PLANTS, SKIES, Scene, SceneItem
 from model_making.scoring import (
     analyse_image,
     evaluate_scorer,
@@ -31,7 +31,7 @@ KINDS = (*COLOURED_OBJECTS, *PLANTS)
 SEED = 4
 
 
-def render_scene(*items: Item, **background: str) -> np.ndarray:
+def render_scene(*items: SceneItem, **background: str) -> np.ndarray:
     """Render objects on a background, by default on snow: [128, 128, 3] uint8."""
     scene = Scene(items, **(background or {"ground": "snow", "sky": "clear"}))
     return np.array(render(scene, np.random.default_rng(8)))
@@ -46,7 +46,7 @@ def detected(image: np.ndarray) -> list[tuple[str, str | None, str]]:
 def test_each_kind_is_detected(kind):
     colour = None if kind in PLANTS else "purple"
     for background in ({"ground": "grass", "sky": "rain", "backdrop": "hills"}, {"ground": "sand", "sky": "night"}):
-        assert detected(render_scene(Item(kind, colour, "right"), **background)) == [(kind, colour, "right")]
+        assert detected(render_scene(SceneItem(kind, colour, "right"), **background)) == [(kind, colour, "right")]
 
 
 def test_accuracy_on_rendered_and_decoded_images():
@@ -61,7 +61,7 @@ def test_accuracy_on_rendered_and_decoded_images():
 
 
 def test_two_objects_of_one_kind_are_detected_separately():
-    houses = [Item("house", "red", "left"), Item("house", "red", "right")]
+    houses = [SceneItem("house", "red", "left"), SceneItem("house", "red", "right")]
     assert detected(render_scene(*houses)) == [("house", "red", "left"), ("house", "red", "right")]
     prompt = PromptSpec("", "", (ObjectSpec(("house",), "red"),))
     two = score_prompt(analyse_image(render_scene(*houses)), prompt)
@@ -72,7 +72,11 @@ def test_two_objects_of_one_kind_are_detected_separately():
 
 
 def test_a_partly_covered_object_is_detected():
-    items = [Item("tent", "yellow", "middle"), Item("house", "blue", "left"), Item("pine", None, "right")]
+    items = [
+        SceneItem("tent", "yellow", "middle"),
+        SceneItem("house", "blue", "left"),
+        SceneItem("pine", None, "right"),
+    ]
     expected = sorted(((item.kind, item.colour, item.place) for item in items), key=str)
     assert detected(render_scene(*items)) == expected
 
@@ -92,7 +96,7 @@ def test_no_object_is_detected_in_a_black_image():
 
 
 def test_scores_cover_only_named_attributes():
-    image = render_scene(Item("sailboat", "red", "left"), ground="water", sky="night", backdrop="none")
+    image = render_scene(SceneItem("sailboat", "red", "left"), ground="water", sky="night", backdrop="none")
     contents = analyse_image(image)
     right = PromptSpec("", "", (ObjectSpec(("rowboat", "sailboat"), None, "left"),), sky=("sunset", "night"))
     assert score_prompt(contents, right).named == {"object:rowboat/sailboat left": True, "sky:sunset/night": True}
@@ -133,8 +137,8 @@ def test_one_altered_word_lowers_the_score():
 
 
 def test_scene_spec_has_the_attributes_of_the_caption():
-    outdoors = Scene((Item("kite", "red", "left"), Item("pine", None, "right")), "snow", "night", "hills")
-    indoors = Scene((Item("mug", "blue", "middle"),), wall="tiled")
+    outdoors = Scene((SceneItem("kite", "red", "left"), SceneItem("pine", None, "right")), "snow", "night", "hills")
+    indoors = Scene((SceneItem("mug", "blue", "middle"),), wall="tiled")
     black = analyse_image(np.zeros((128, 128, 3), np.uint8))
     labels = ["object:red kite left", "object:pine right", "sky:night", "ground:snow"]
     assert score_prompt(black, scene_spec(outdoors)).named == dict.fromkeys(labels, False)

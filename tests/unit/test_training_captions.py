@@ -15,12 +15,15 @@ from model_making.captions import (
     write_caption,
 )
 from model_making.render import render
-from model_making.scenes import COLOURED_OBJECTS, COLOURS, PLACES, Item, Scene, sample_wide_scene
+from model_making.scenes import COLOURED_OBJECTS, COLOURS, PLACES, Scene, SceneItem, sample_wide_scene
 from model_making.scoring import analyse_image, score_prompt
 from model_making.tokenise import make_tokenizer
 
 SCENE = Scene(
-    (Item("house", "red", "left"), Item("kite", "yellow", "right")), ground="snow", sky="night", backdrop="forest"
+    (SceneItem("house", "red", "left"), SceneItem("kite", "yellow", "right")),
+    ground="snow",
+    sky="night",
+    backdrop="forest",
 )
 
 
@@ -123,7 +126,7 @@ def test_caption_spec_omits_unnamed_contents():
 @pytest.mark.parametrize("places", [("middle",), ("right",), ("left", "middle"), ("middle", "right"), tuple(PLACES)])
 def test_default_places_recovers_unnamed_places(places):
     place_of = dict(zip(("house", "kite", "flower"), places))
-    scene = Scene(tuple(Item(kind, "red", place) for kind, place in place_of.items()), ground="snow", sky="rain")
+    scene = Scene(tuple(SceneItem(kind, "red", place) for kind, place in place_of.items()), ground="snow", sky="rain")
     by_caption = [caption_spec(caption).objects for caption in sample_captions(scene=scene)]
     for objects in filter(None, by_caption):
         assert default_places([one.place for one in objects]) == [place_of[one.kinds[0]] for one in objects]
@@ -141,6 +144,6 @@ def test_relative_places():
 
 
 def test_an_ambiguous_name_accepts_both_kinds():
-    scene = Scene((Item("rowboat", "red", "left"),), ground="water", sky="clear")
+    scene = Scene((SceneItem("rowboat", "red", "left"),), ground="water", sky="clear")
     kinds = {one.kinds for caption in sample_captions(scene=scene) for one in caption_spec(caption).objects}
     assert kinds == {("rowboat",), ("sailboat", "rowboat")}
