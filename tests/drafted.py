@@ -23,7 +23,6 @@ METHODS = {
     "jacobi, a chain": ("jacobi", dict(method="eagle2", depth=8, width=1, nodes=8)),
     "jacobi, adt-tree": ("jacobi", dict(method="adt-tree")),
     "merged": ("network+jacobi", dict(method="eagle2", depth=12, width=3, nodes=16)),
-    "repeat": ("repeat", dict(method="eagle2", depth=3, width=1, nodes=3)),
     "auto, jacobi": ("jacobi", dict(method="auto")),
     "auto, merged": ("network", dict(method="auto")),
 }

@@ -1,4 +1,4 @@
-"""Where drafts come from. :mod:`.repeat` is the worked example; :mod:`.table` knows them all."""
+"""Drafters, which propose the tokens that the target verifies. :mod:`.table` lists them."""
 
 from .base import Drafter, Prefill, Proposer, Shapes, Verified
 from .eagle_files import fits
@@ -16,5 +16,5 @@ from .table import (
 
 __all__ = [
     "DRAFTERS", "JACOBI", "WITH_WINDOW", "Drafter", "Prefill", "Proposer", "Shapes", "Verified",
-    "drafter_defaults", "fits", "is_network", "load_drafter", "default_options", "with_window", "without_window",
+    "default_options", "drafter_defaults", "fits", "is_network", "load_drafter", "with_window", "without_window",
 ]  # fmt: skip

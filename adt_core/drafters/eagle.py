@@ -1,13 +1,15 @@
-"""The EAGLE feature drafter: one decoder layer that extrapolates the target's final feature.
+"""EAGLE drafter: one decoder layer that predicts the target's next final feature.
 
-Layout of ``jadohu/anole_drafter`` (LANTERN, arXiv 2410.03355; EAGLE, arXiv 2401.15077): stream element i is the pair
-(target feature of token i, embedding of token i + 1), fused by a linear layer. The target's head reads the output.
-LANTERN's drafters for LlamaGen (``jadohu/llamagen_drafter``, ``jadohu/llamagen2_drafter``) are rotated by the grid cell
-of the pair's token and attend to all pairs of the condition, padding included.
+Layout of `jadohu/anole_drafter` (LANTERN, arXiv 2410.03355; EAGLE, arXiv 2401.15077): element i of the input is the
+pair (target feature of token i, embedding of token i + 1), combined by a linear layer. The target's head reads the
+output. LANTERN's drafters for LlamaGen (`jadohu/llamagen_drafter`, `jadohu/llamagen2_drafter`) use the rotary position
+of the grid cell of the pair's token, and attend to all pairs of the condition, padding included.
 """
 
 from __future__ import annotations
 
+import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -19,20 +21,25 @@ from ..models.config import DecoderConfig
 from ..models.layers import Decoder, Layer, LayerContext, product, without_cudnn
 from ..models.rotary import Rope, rope_tables
 from ..models.rows import AttentionMetadata, BatchRows, Roots
-from ..models.target import guidance_at
+from ..models.target import grammar_at, guidance_at
 from ..policies import Context, Shape
+from ..policies.fixed import STATIC_TREES
 from ..rules.noise import Noise
+from ..rules.sampling import process_logits
 from ..rules.settings import Sampling
 from ..rules.tree import CandidatePool, DraftTree, chain
 from .base import Drafter, Prefill, Proposer, Shapes, Verified
-from .limits import Limits, PublishedTree
 
 
 class Pairing(NamedTuple):
-    """What a feature is fed with. late: its own token, not the next one. codes: codes as ids of image tokens.
+    """Token ids that features are paired with.
 
-    EAGLE feeds the next token. The public training code for Anole and Lumina-mGPT pairs a feature with its own token,
-    and forgets the offset of image ids.
+    EAGLE pairs a feature with the next token. The public training code for Anole and Lumina-mGPT pairs it with its own
+    token, and omits the offset of image token ids.
+
+    Attributes:
+        late: Whether a feature is paired with its own token.
+        codes: Whether codes are used as token ids.
     """
 
     late: bool = False
@@ -40,12 +47,18 @@ class Pairing(NamedTuple):
 
 
 class EagleDrafter(nn.Module, Drafter):
-    """``out = layer(fc(concat(embedding[token], feature)))``, without a final norm."""
+    """Drafter network: `out = layer(fc(concat(embedding[token], feature)))`, without a final norm."""
 
     pairing = Pairing()
     gpu_defaults = {"depth": 5, "width": 4, "nodes": 31, "depth_min": 2, "depth_max": 8, "width_max": 8}
 
     def __init__(self, config: DecoderConfig, input_norm: bool):
+        """Make the network without weights.
+
+        Args:
+            config: Shape of the decoder layer.
+            input_norm: Whether there is a norm before the attention.
+        """
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
@@ -58,7 +71,18 @@ class EagleDrafter(nn.Module, Drafter):
         return self
 
     def forward(self, ids: Tensor, features: Tensor, step: AttentionMetadata, cache: KVCache, rope: Rope) -> Tensor:
-        """ids [R, n], features [R, n, h] -> extrapolated features [R, n, h]."""
+        """Predict the next features.
+
+        Args:
+            ids: [R, n], token ids that the features are paired with.
+            features: [R, n, h].
+            step: Positions and attention mask.
+            cache: KV cache of the drafter, which is written.
+            rope: Rotary tables.
+
+        Returns:
+            [R, n, h] features.
+        """
         x = torch.cat([F.embedding(ids, self.embedding), features.to(self.embedding.dtype)], -1)
         x = product(x, self.fc) + self.fc_bias
         with without_cudnn():
@@ -68,14 +92,20 @@ class EagleDrafter(nn.Module, Drafter):
         return EagleProposer(self, context, rows, noise)
 
     def uncommitted(self, largest: Shape) -> int:
-        return largest.depth * largest.width  # every level feeds at most ``width`` nodes
+        return largest.depth * largest.width  # each level runs the network on at most `width` nodes
 
     def cache_bytes(self, rows: int, cache_length: int, itemsize: int) -> int:
         return KVCache.num_bytes(self.config, rows, cache_length, itemsize)
 
 
 def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
-    """Ids [R, n] that n features are fed with. ids: [R, n + 1], of their tokens and of the one behind the last."""
+    """Return the token ids [R, n] that n features are paired with.
+
+    Args:
+        pairing: Pairing of the drafter.
+        ids: [R, n + 1], ids of the features' tokens and of the token after the last.
+        image_ids: [V], token id of each code.
+    """
     ids = ids[:, :-1] if pairing.late else ids[:, 1:]
     if not pairing.codes:
         return ids
@@ -84,100 +114,127 @@ def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
 
 
 def draft_logits(
-    decoder: Decoder, out: Tensor, sampling: Sampling, plus: Tensor | None, guidance: Tensor | float
+    decoder: Decoder, out: Tensor, sampling: Sampling, bias: Tensor | None, guidance: Tensor | float
 ) -> Tensor:
-    """Outputs [R, m, h] of a drafter -> the logits [B, m, V] that rank drafts: guided, over the temperature, none cut.
+    """Return the logits that rank drafts. Top-k and top-p are not applied, because they change no order.
 
-    decoder: the target's. plus: [B, m or 1, V], added to them: the grammar of their positions and, in drafting, noise.
-    guidance: its scale there, [..., 1] or one for all.
+    Args:
+        decoder: Decoder of the target, whose head is used.
+        out: [R, m, h], outputs of the drafter.
+        sampling: Settings; temperature is used.
+        bias: [B, m or 1, V], added to the logits: the grammar at their positions, and for drafting their noise.
+        guidance: Guidance scale, [..., 1] or one number for all.
+
+    Returns:
+        [B, m, V].
     """
-    z = decoder.logits(out.to(decoder.wide_dtype), guidance)
-    if sampling.temperature not in (0, 1):
-        z = z / sampling.temperature
-    if plus is None:
-        return z
-    return (z if z.shape[-1] == plus.shape[-1] else F.pad(z, (0, 1))) + plus  # a grammar has the end of a row
+    return process_logits(decoder.logits(out.to(decoder.wide_dtype), guidance), sampling, bias, filters=False)
 
 
 class EagleProposer(Proposer):
-    """Grows one draft tree per round and image: EAGLE-2's expansion (arXiv 2406.16858) over keyed noise.
+    """Grows one draft tree per round and image by EAGLE-2's expansion (arXiv 2406.16858), with keyed noise.
 
-    ``root_feature`` [R, 1, h] is the feature that the network expects of the next root. It has read all pairs before.
+    State:
+        root_feature: [R, 1, h], the network's prediction for the next root, after all pairs before it.
+        _cache: KV cache of the network.
     """
 
     by_row = ("root_feature", "_cache")
     root_feature: Tensor
 
     def __init__(self, drafter: EagleDrafter, context: Context, rows: BatchRows, noise: Noise | None):
+        target = context.target
         self._drafter = drafter
-        self._decoder = context.target.decoder
+        self._decoder = target.decoder
         self._sees_padding = drafter.config.grid_rope is not None
-        super().__init__(context, rows, noise)
-        if context.settings.proposal != "coupled":
-            self.noise = None
+        super().__init__(context, rows, noise if context.settings.proposal == "coupled" else None)
         like = torch.empty(0, dtype=self._decoder.wide_dtype, device=self._decoder.embedding.device)
-        self._grammar, self._length = context.target.grammar(like), context.target.length
-        # of the last position, which nearly all others have, too: what is drafted is checked with their own
-        self._guidance = guidance_at(context.target.guidance(context.sampling.guidance, like), torch.tensor([-1]))
+        self._grammar = target.grammar(like)
+        # The guidance of the last position, which nearly all positions share. Verification uses the exact one.
+        self._guidance = guidance_at(target.guidance(context.sampling.guidance, like), torch.tensor([-1]))
         self._cache = KVCache(drafter.config, self.rows.count, len(self.rows.columns), drafter.embedding)
         self._rope = rope_tables(drafter.config, drafter.embedding)
 
     def set_rows(self, rows: BatchRows) -> None:
         super().set_rows(rows.unhidden() if self._sees_padding else rows)
 
-    # ---- what the target has read -----------------------------------------------------------
+    # ---- reading what the target has read ---------------------------------------------------
 
     def begin(self, prefill: Prefill) -> None:
-        """Pair the feature of every token that was read with the token after it."""
+        """Read the pairs of the prompts and prefixes."""
         step = self.rows.prefill() if self._sees_padding else prefill.step
         ids = torch.cat([self.rows.ids[:, :1], prefill.ids], 1)
         ids = paired_ids(self._drafter.pairing, ids, self._decoder.image_ids)
         self.root_feature = self._run(ids, prefill.features, step)[:, -1:].clone()
 
     def on_verified(self, verified: Verified) -> None:
-        """Pair the features of the accepted path with the tokens that follow them."""
+        """Read the pairs of the accepted path."""
         tokens = torch.cat([verified.tree.tokens[:, :1], verified.following], 1)
         features = self.rows.gather(verified.features, verified.acceptance.path)
         out = self.read_ahead(tokens, features, self.step_ahead(verified.roots, features.shape[1]))
         self.root_feature.copy_(self.rows.gather(out, verified.acceptance.accepted[:, None]))
 
     def catch_up(self, tokens: Tensor, features: Tensor, first: Roots, counts: Tensor) -> None:
-        """Read pairs that are late, ``counts`` [B, 1] of each image. tokens, features: as for :meth:`read_ahead`.
+        """Read pairs that were decided in earlier rounds.
 
-        first: where the first pairs are.
+        Args:
+            tokens: [B, m + 1] codes, as for :meth:`read_ahead`.
+            features: [R, m, h], as for :meth:`read_ahead`.
+            first: Position of the first pair of each image.
+            counts: [B, 1], number of pairs of each image.
         """
         out = self.read_ahead(tokens, features, self.step_ahead(first, features.shape[1]))
         out = self.rows.gather(out, (counts - 1).clamp_min(0))
-        late = self.rows.spread(counts > 0)[..., None]
-        self.root_feature.copy_(torch.where(late, out, self.root_feature))
+        has_pairs = self.rows.spread(counts > 0)[..., None]
+        self.root_feature.copy_(torch.where(has_pairs, out, self.root_feature))
 
     def step_ahead(self, roots: Roots, count: int) -> AttentionMetadata:
-        """A forward of so many successive tokens from the roots on."""
+        """Return the metadata of a forward pass over `count` successive tokens from the roots on."""
         return self.rows.causal_step(roots, count)
 
     def read_ahead(self, tokens: Tensor, features: Tensor, step: AttentionMetadata) -> Tensor:
-        """Feed features [R, m, h] of successive tokens, by a :meth:`step_ahead`. Returns outputs [R, m, h].
+        """Read pairs of successive tokens.
 
-        tokens: [B, m + 1], these tokens and the one behind the last.
+        Args:
+            tokens: [B, m + 1], codes of these tokens and of the one after the last.
+            features: [R, m, h], their features.
+            step: Result of :meth:`step_ahead`.
+
+        Returns:
+            Outputs [R, m, h].
         """
-        return self._run(self._fed(tokens[:, 1:], tokens[:, :-1]), features, step)
+        return self._run(self._input_ids(tokens[:, 1:], tokens[:, :-1]), features, step)
 
     def read_tree(self, verified: Verified) -> Tensor:
-        """Feed the pairs of all drafts of a verified tree, and that of the new root; keep those of the accepted paths.
+        """Read the pairs of all drafts and of the new root, and keep the keys of the accepted path.
 
-        Returns the features [R, N + 1, h] that the network expected of the tree's nodes.
+        Args:
+            verified: The verified tree.
+
+        Returns:
+            [R, N + 1, h], the network's predictions of the features of all nodes.
         """
-        tree, acceptance = verified.tree, verified.acceptance
-        accepted, last = acceptance.accepted[:, None], acceptance.last[:, None]
+        # The pair of node i combines its token and its parent's feature; its position is the parent's. The last pair
+        # is that of the new root, whose parent is the last accepted node. For the tree 7 -> (3 -> 9, 5) with the
+        # accepted path 7, 3 and the new root 4:
+        #
+        #     pair               3  5  9  4
+        #     feature of         7  7  3  3
+        #     offset to root     0  0  1  1
+        #     attends to pairs   3; 5; 3, 9; 3, 4
+        tree = verified.tree
+        acceptance = verified.acceptance
+        accepted = acceptance.accepted[:, None]
+        last = acceptance.last[:, None]
         parents = torch.cat([tree.parents[:, 1:], last], 1)
         lineage = tree.ancestors.gather(1, last[..., None].expand(-1, -1, tree.size))[..., 1:]
-        own = F.pad(torch.cat([tree.ancestors[:, 1:, 1:], lineage], 1), (0, 1))
-        own[:, -1, -1] = True
+        mask = F.pad(torch.cat([tree.ancestors[:, 1:, 1:], lineage], 1), (0, 1))
+        mask[:, -1, -1] = True
         offsets = torch.cat([(tree.depths[:, 1:] - 1).clamp_min(0), accepted], 1)
         following = torch.cat([tree.tokens[:, 1:], acceptance.next_root[:, None]], 1)
-        ids = self._fed(following, tree.tokens.gather(1, parents))
-        pairs = self.rows.gather(verified.features, parents)
-        out = self._run(ids, pairs, self.rows.step(verified.roots, 0, offsets, own))
+        ids = self._input_ids(following, tree.tokens.gather(1, parents))
+        features = self.rows.gather(verified.features, parents)
+        out = self._run(ids, features, self.rows.step(verified.roots, 0, offsets, mask))
         path = F.pad((acceptance.path[:, 1:] - 1).clamp_min(0), (0, 1)).scatter(1, accepted, tree.size - 1)
         starts = self.rows.spread(verified.roots.at) + self.rows.cache_offset
         self._cache.compact(starts, self.rows.spread(path))
@@ -185,8 +242,13 @@ class EagleProposer(Proposer):
         self.root_feature.copy_(out[:, -1:])
         return expected
 
-    def _fed(self, codes: Tensor, before: Tensor) -> Tensor:
-        """Ids [R, n] that features are fed with: the ``codes`` [B, n] after them, or their own, those ``before``."""
+    def _input_ids(self, codes: Tensor, before: Tensor) -> Tensor:
+        """Return the token ids [R, n] that features are paired with.
+
+        Args:
+            codes: [B, n], codes after the features.
+            before: [B, n], codes of the features themselves.
+        """
         codes = before if self._drafter.pairing.late else codes
         return self.rows.spread(codes if self._drafter.pairing.codes else self._decoder.image_ids[codes])
 
@@ -196,74 +258,187 @@ class EagleProposer(Proposer):
 
     # ---- growing a tree ---------------------------------------------------------------------
 
-    def children(self, out: Tensor, noise: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
-        """Scores and codes [B, m, width] of the best children of m nodes, whose noise is [B, m or 1, V].
+    def children(self, out: Tensor, bias: Tensor | None, width: int) -> tuple[Tensor, Tensor]:
+        """Return the best children of m nodes.
 
-        Scores are log-softmax of the logits that rank them. With noise on these, they are nearly calibrated acceptance
-        probabilities.
+        Args:
+            out: [R, m, h], outputs of the network for the nodes.
+            bias: [B, m or 1, V], result of :meth:`logit_bias` at the children's positions.
+            width: Number of children.
+
+        Returns:
+            Scores and codes [B, m, width]. The scores are log-softmax of the logits that rank drafts; with noise, they
+            are close to calibrated acceptance probabilities.
         """
-        z = draft_logits(self._decoder, out, self.context.sampling, noise, self._guidance)
+        z = draft_logits(self._decoder, out, self.context.sampling, bias, self._guidance)
         scores, codes = z.log_softmax(-1).topk(min(width, z.shape[-1]), -1)
         return scores, codes
 
-    def noise_ahead(self, roots: Roots, depth: int) -> Tensor | None:
-        """Noise and grammar of the ``depth`` positions after each root, [B, depth, V], to be added to logits."""
+    def logit_bias(self, roots: Roots, depth: int) -> Tensor | None:
+        """Return noise plus grammar of the `depth` positions after each root, [B, depth, V]; None without both."""
         if self._grammar is None and self.noise is None:
             return None
-        at = (roots.at + 1 + torch.arange(depth, device=roots.at.device)).clamp_max(self._length - 1)
+        at = (roots.at + 1 + torch.arange(depth, device=roots.at.device)).clamp_max(self.context.target.length - 1)
         noise = torch.zeros((), device=at.device) if self.noise is None else self.noise.at(at)
-        return noise if self._grammar is None else noise + self._grammar[at % len(self._grammar)]
+        grammar = grammar_at(self._grammar, at)
+        return noise if grammar is None else noise + grammar
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
         if shapes.depth == 0:
             return chain(roots.codes[:, None], self.root_feature.new_zeros(len(roots.codes), 0))
-        noise = self.noise_ahead(roots, shapes.depth)
-        by_level: list[Tensor | None] = [None] * shapes.depth if noise is None else [*noise.split(1, 1)]
+        bias = self.logit_bias(roots, shapes.depth)
+        by_level: list[Tensor | None] = [None] * shapes.depth if bias is None else [*bias.split(1, 1)]
         if shapes.tree:
             return self._grow_tree(roots, by_level, PublishedTree(shapes, self.context), shapes)
-        limits = Limits(shapes, self.context)
+        growth = Growth(shapes, self.context)
         if shapes.width == 1:
-            return self._grow_chain(roots, by_level[: shapes.nodes], limits)
-        return self._grow_tree(roots, by_level, limits, shapes)
+            return self._grow_chain(roots, by_level[: shapes.nodes], growth)
+        return self._grow_tree(roots, by_level, growth, shapes)
 
-    def _grow_chain(self, roots: Roots, noise: list[Tensor | None], limits: Limits) -> DraftTree:
-        """Width 1: no beam, no candidates to rank, no mask to build."""
-        out, tokens = self.root_feature, [roots.codes[:, None]]
+    def _grow_chain(self, roots: Roots, biases: list[Tensor | None], growth: Growth) -> DraftTree:
+        """Grow a tree of width 1, which needs no beam, ranking or mask."""
+        out = self.root_feature
+        tokens = [roots.codes[:, None]]
         scores: list[Tensor] = []
         total: Tensor | None = None
-        for level, perturbation in enumerate(noise, start=1):
-            score, token = self.children(out, perturbation, 1)
-            total = limits.candidates(score if total is None else score + total, level)
+        for level, bias in enumerate(biases, start=1):
+            score, token = self.children(out, bias, 1)
+            total = growth.candidates(score if total is None else score + total, level)
             tokens.append(token[:, 0])
             scores.append(total[:, 0])
-            if level == len(noise) or limits.end(total):
+            if level == len(biases) or growth.has_ended(total):
                 break
             step = self.rows.step(roots, level - 1, level - 1, None)
-            out = self._run(self._fed(tokens[-1], tokens[-2]), out, step)
+            out = self._run(self._input_ids(tokens[-1], tokens[-2]), out, step)
         return chain(torch.cat(tokens, 1), torch.cat(scores, 1))
 
-    def _grow_tree(self, roots: Roots, noise: list[Tensor | None], limits: Limits, shapes: Shapes) -> DraftTree:
-        """Level by level: the nodes of a beam get ``width`` children each. Then the best nodes of all are kept."""
-        pool, out = CandidatePool(), self.root_feature
-        fed, beam_scores = roots.codes[:, None], None
+    def _grow_tree(self, roots: Roots, biases: list[Tensor | None], growth: Growth, shapes: Shapes) -> DraftTree:
+        """Grow a tree level by level, each node of a beam getting `width` children; then keep the best nodes."""
+        pool = CandidatePool()
+        out = self.root_feature
+        fed = roots.codes[:, None]
+        beam_scores: Tensor | None = None
         parents = torch.zeros_like(fed)
         batch = torch.arange(len(fed), device=fed.device)[:, None]
-        seen = torch.zeros(len(fed), 1, 0, dtype=torch.bool, device=fed.device)  # uncommitted slots that each node sees
-        for level, perturbation in enumerate(noise, start=1):
-            scores, tokens = self.children(out, perturbation, shapes.width)
-            scores = limits.candidates(scores if beam_scores is None else scores + beam_scores[..., None], level)
+        visible = torch.zeros(len(fed), 1, 0, dtype=torch.bool, device=fed.device)  # drafted keys that each node sees
+        for level, bias in enumerate(biases, start=1):
+            scores, tokens = self.children(out, bias, shapes.width)
+            scores = growth.candidates(scores if beam_scores is None else scores + beam_scores[..., None], level)
             first = pool.add(tokens, scores, parents)
-            if level == len(noise):
+            if level == len(biases):
                 break
-            beam_scores, beam = limits.beam(scores.flatten(1), level, pool)
+            beam_scores, beam = growth.beam(scores.flatten(1), level, pool)
             count = beam.shape[1]
             if count == 0:
                 break
-            parents, parent = beam + first, beam // scores.shape[-1]
-            self_sight = torch.eye(count, dtype=torch.bool, device=fed.device).expand(len(fed), -1, -1)
-            seen = torch.cat([seen[batch, parent], self_sight], -1)
-            step = self.rows.step(roots, seen.shape[-1] - count, level - 1, seen)
-            before, fed = fed.gather(1, parent), tokens.flatten(1).gather(1, beam)
-            out = self._run(self._fed(fed, before), self.rows.gather(out, parent), step)
+            parents = beam + first
+            parent = beam // scores.shape[-1]
+            itself = torch.eye(count, dtype=torch.bool, device=fed.device).expand(len(fed), -1, -1)
+            visible = torch.cat([visible[batch, parent], itself], -1)
+            step = self.rows.step(roots, visible.shape[-1] - count, level - 1, visible)
+            before = fed.gather(1, parent)
+            fed = tokens.flatten(1).gather(1, beam)
+            out = self._run(self._input_ids(fed, before), self.rows.gather(out, parent), step)
         nodes = self.context.size(pool.usable, min(shapes.nodes, pool.count))
         return pool.rerank(roots.codes, nodes, shapes.budgets)
+
+
+class Growth:
+    """Rules by which a tree grows: the shape of each image's tree, and confidence pruning."""
+
+    def __init__(self, shapes: Shapes, context: Context):
+        self._shapes = shapes
+        self._context = context
+        self._keep = _log(context.settings.keep_above)
+        self._expand = _log(context.settings.expand_above)
+
+    def candidates(self, scores: Tensor, level: int) -> Tensor:
+        """Exclude candidates of a level.
+
+        Args:
+            scores: [B, m, k], cumulative log-probabilities of k children for each of m nodes.
+            level: Number of the level, 1 for the root's children.
+
+        Returns:
+            The scores, with -inf for excluded candidates.
+        """
+        if not self._shapes.alike:
+            rank = torch.arange(scores.shape[-1], device=scores.device)
+            beyond = (rank >= self._shapes.widths[..., None]) | (level > self._shapes.lengths[..., None])
+            scores = scores.masked_fill(beyond, -math.inf)
+        return scores if self._keep == -math.inf else scores.masked_fill(scores < self._keep, -math.inf)
+
+    def has_ended(self, scores: Tensor) -> bool:
+        """Return whether all chains end with the candidates that have these scores."""
+        can_end = self._keep > -math.inf or self._expand > -math.inf
+        return can_end and self._context.size(lambda: scores > self._expand, 1) == 0
+
+    def beam(self, scores: Tensor, level: int, pool: CandidatePool) -> tuple[Tensor, Tensor]:
+        """Select the candidates of a level that get children.
+
+        Candidates whose children would all rank below the last kept node are left out where the host knows them.
+
+        Args:
+            scores: [B, n], cumulative log-probabilities of the level's candidates.
+            level: Number of the level, 1 for the root's children.
+            pool: Candidates of all levels so far.
+
+        Returns:
+            Scores and indices of the selected candidates, [B, m] each.
+        """
+        best, beam = scores.topk(min(self._shapes.width, scores.shape[1]), 1)
+        if not self._shapes.alike:
+            rank = torch.arange(best.shape[1], device=scores.device)
+            best = best.masked_fill(rank >= self._shapes.widths, -math.inf)
+        if self._expand > -math.inf:
+            best = best.masked_fill(best < self._expand, -math.inf)
+        nodes = self._shapes.nodes
+        count = self._context.size(lambda: (best > pool.threshold(nodes)).sum(1), best.shape[1])
+        return best[:, :count], beam[:, :count]
+
+
+class PublishedTree(Growth):
+    """Growth of a published tree, whose nodes are fixed and not pruned."""
+
+    def __init__(self, shapes: Shapes, context: Context):
+        super().__init__(shapes, context)
+        self._levels = _tree_levels(shapes.tree, context.target.decoder.embedding.device)
+
+    def candidates(self, scores: Tensor, level: int) -> Tensor:
+        absent, _ = self._levels[level - 1]
+        return scores.masked_fill(absent | (level > self._shapes.lengths[..., None]), -math.inf)
+
+    def beam(self, scores: Tensor, level: int, pool: CandidatePool) -> tuple[Tensor, Tensor]:
+        _, parents = self._levels[level - 1]
+        return scores[:, parents], parents.expand(len(scores), -1)
+
+
+def _log(probability: float) -> float:
+    return math.log(probability) if probability > 0 else -math.inf
+
+
+@cache
+def _tree_levels(name: str, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """Return the levels of a published tree.
+
+    Args:
+        name: Key of STATIC_TREES.
+        device: Device of the tensors.
+
+    Returns:
+        For each level with k candidates for each of m parents: [m, k] bool, which of them are not nodes of the tree,
+        and the flat indices of the nodes that have children.
+    """
+    # Example: the root has 2 children, only the first of them has children, and there are 2 of these. Then k = 2, and
+    # the levels are ([[False, False]], [0]) and ([[False, False]], []).
+    levels = []
+    parents = [""]
+    children = STATIC_TREES[name]
+    width = children[""]
+    while parents:
+        absent = [[rank >= children[parent] for rank in range(width)] for parent in parents]
+        nodes = [parent + str(rank) for parent in parents for rank in range(width)]
+        parents = [node for node in nodes if node in children]
+        indices = [nodes.index(node) for node in parents]
+        levels.append((torch.tensor(absent, device=device), torch.tensor(indices, device=device)))
+    return levels

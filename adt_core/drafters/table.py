@@ -1,4 +1,4 @@
-"""The table of drafters, and drafters by the names that users give."""
+"""Table of drafters, and drafters by the names that users give."""
 
 from __future__ import annotations
 
@@ -15,21 +15,31 @@ from .eagle import EagleDrafter
 from .eagle_files import load_eagle
 from .jacobi import JacobiDrafter
 from .merged import MergedDrafter
-from .repeat import RepeatDrafter
 
-JACOBI, WITH_WINDOW = "jacobi", "+jacobi"
-"""The window's name, and what stands behind the name of a network for network and window in one tree."""
-DRAFTERS: dict[str, Callable[[], Drafter]] = {JACOBI: JacobiDrafter, "repeat": RepeatDrafter}
-"""Drafters that need no files, by name. Any other name is the path of a network. A new drafter is a line here."""
+JACOBI = "jacobi"
+"""Name of the Jacobi window."""
+WITH_WINDOW = "+jacobi"
+"""Suffix of the name of a drafter network that is combined with the Jacobi window."""
+DRAFTERS: dict[str, Callable[[], Drafter]] = {JACOBI: JacobiDrafter}
+"""Drafters without files, by name. Any other name is the path of a drafter network.
+
+To add a drafter, add a line here.
+"""
 
 
 def load_drafter(
     path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None
 ) -> Drafter:
-    """The drafter of this name for ``target``: one of DRAFTERS, or the folder of a network or "bundled".
+    """Load a drafter for a target.
 
-    device: for its weights, if not the target's. Raises AdtError if files are missing or damaged, or if the drafter was
-    made for another target.
+    Args:
+        path: Key of `DRAFTERS`, "bundled" or the folder of a network; the latter two can end in `WITH_WINDOW`.
+        target: Target to draft for.
+        check: Called often; may raise an exception to cancel.
+        device: Device of the weights (default: the target's).
+
+    Raises:
+        AdtError: If files are missing or damaged, or the drafter was made for another target.
     """
     name = str(path)
     if name in DRAFTERS:
@@ -39,28 +49,38 @@ def load_drafter(
 
 
 def drafter_defaults(name: str, device: str) -> Mapping[str, Any]:
-    """What :func:`default_options` says of the drafter of this name."""
+    """Return the default options of drafting with a drafter, without loading it.
+
+    Args:
+        name: Name of the drafter, as for :func:`load_drafter`.
+        device: Kind of device, `cpu` or `cuda`.
+    """
     network = MergedDrafter if name.endswith(WITH_WINDOW) else EagleDrafter
     return default_options(DRAFTERS[name]() if name in DRAFTERS else network, device)
 
 
 def default_options(drafter: Drafter | type[Drafter], device: str) -> Mapping[str, Any]:
-    """Options of drafting where the user asks for nothing else. device: its kind, ``cpu`` or ``cuda``."""
+    """Return the default options of drafting with a drafter.
+
+    Args:
+        drafter: Drafter or its class.
+        device: Kind of device, `cpu` or `cuda`.
+    """
     return drafter.defaults if device == "cpu" else {**drafter.defaults, **drafter.gpu_defaults}
 
 
 def is_network(name: str) -> bool:
-    """Is the drafter of this name a network, without a window?"""
+    """Return whether the drafter of this name is a network without the Jacobi window."""
     return name not in DRAFTERS and not name.endswith(WITH_WINDOW)
 
 
 def with_window(drafter: Drafter) -> Drafter:
-    """Network and window in one tree; a drafter that is no network as it is."""
+    """Combine a network with the Jacobi window; return other drafters unchanged."""
     return MergedDrafter(drafter) if isinstance(drafter, EagleDrafter) else drafter
 
 
 def without_window(drafter: Drafter) -> Drafter | None:
-    """The network alone, of a network with or without a window; None for a drafter that has none."""
+    """Return the network of a drafter without the Jacobi window; None if it has no network."""
     if isinstance(drafter, MergedDrafter):
         return drafter.eagle
     return drafter if drafter.network is not None else None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..models.rows import AttentionMetadata
-from ..models.target import guidance_at, with_grammar
+from ..models.target import grammar_at, guidance_at
 from ..rules.sampling import process_logits
 from .request import PREFIX_CHUNK
 from .slots import Slots
@@ -71,7 +71,7 @@ def prefill(slots: Slots, step: AttentionMetadata) -> Tensor:
 
 
 def logits(slots: Slots, features: Tensor, depths: Tensor | int) -> Tensor:
-    """Return the logits of the tokens after nodes, with guidance, temperature and filters applied.
+    """Return the logits of the tokens after nodes, with guidance, temperature, filters and grammar applied.
 
     Args:
         slots: State of the images.
@@ -85,7 +85,7 @@ def logits(slots: Slots, features: Tensor, depths: Tensor | int) -> Tensor:
     tables = slots.tables
     positions = slots.roots.at + 1 + depths
     z = request.target.decoder.logits(features, guidance_at(tables.guidance, positions))
-    return with_grammar(process_logits(z, request.sampling), tables.grammar, positions)
+    return process_logits(z, request.sampling, grammar_at(tables.grammar, positions))
 
 
 def emitted_codes(scores: Tensor) -> tuple[Tensor, Tensor]:

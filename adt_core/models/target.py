@@ -84,18 +84,17 @@ def suffixed(text: str, suffix: str) -> str:
     return f"{text.rstrip()}{suffix}" if text.strip() else text
 
 
-def with_grammar(z: Tensor, grammar: Tensor | None, positions: Tensor) -> Tensor:
-    """Mask tokens that are impossible at a position.
+def grammar_at(grammar: Tensor | None, positions: Tensor) -> Tensor | None:
+    """Return the mask of impossible tokens at some positions.
 
     Args:
-        z: [B, n, num_codes] logits.
-        grammar: Table of :meth:`Target.grammar`; with None the logits are returned unchanged.
-        positions: [n] or [B, n] int64 raster positions of the logits.
+        grammar: Result of :meth:`Target.grammar`.
+        positions: [n] or [B, n] int64 raster positions.
 
     Returns:
-        [B, n, num_tokens], -inf for impossible tokens.
+        [n, num_tokens] or [B, n, num_tokens], 0 for possible and -inf for impossible tokens; None if all are possible.
     """
-    return z if grammar is None else F.pad(z, (0, 1)) + grammar[positions % len(grammar)]
+    return None if grammar is None else grammar[positions % len(grammar)]
 
 
 def guidance_at(guidance: Tensor | float, positions: Tensor) -> Tensor | float:

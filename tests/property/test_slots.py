@@ -19,7 +19,7 @@ TREES = [
     Drafting(method="eagle2", depth=5, width=2, nodes=8, keep_above=0.05, expand_above=0.1),
     CHAIN,
 ]
-ALONE = [("network", drafting) for drafting in TREES] + [("jacobi", CHAIN), ("repeat", CHAIN)]
+ALONE = [("network", drafting) for drafting in TREES] + [("jacobi", CHAIN)]
 """Drafts that learn nothing from one image for another, so that even the trees are those of the image alone."""
 TOGETHER = [("jacobi", TREES[0]), (BOTH, TREES[0]), (BOTH, TREES[1]), ("jacobi", Drafting(method="auto"))]
 PROMPTS = ["a cat", "x", "three small dogs", "a red house by the sea", "no", "a boat at night"]

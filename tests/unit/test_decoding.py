@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from adt_core import AdtError, Decoding, Drafting, Sampling, load_drafter, load_target
-from adt_core.drafters import Proposer
+from adt_core.drafters import Drafter, Proposer
 from adt_core.drafters.eagle import EagleProposer
-from adt_core.drafters.repeat import RepeatDrafter
 from adt_core.engine.device import profiles
 from adt_core.engine.device.memory import MEMORY_SHARE
 from adt_core.policies import PLAIN, POLICIES, CostProfile
@@ -22,7 +21,7 @@ TREE = Drafting("eagle2", depth=3, width=2, nodes=6)
 FIVE = ("a cat", "three small dogs", "x", "a boat", "no")
 
 
-class StubDrafter(RepeatDrafter):
+class StubDrafter(Drafter):
     """Drafts a chain of the true continuation, with some tokens made wrong on purpose.
 
     truth: [B, T], the images that will be drawn. right: of every raster position, is its draft the true token?

@@ -101,8 +101,7 @@ def test_relaxed_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, 
 
 @pytest.mark.parametrize(
     "name",
-    ["adt-tree", "merged"]
-    + [pytest.param(name, marks=pytest.mark.long) for name in ("eagle2", "static", "jacobi", "repeat")],
+    ["adt-tree", "merged"] + [pytest.param(name, marks=pytest.mark.long) for name in ("eagle2", "static", "jacobi")],
 )
 def test_trees_and_accepted_drafts_are_the_same_with_graphs(target, drafters, as_on_a_gpu, name):
     """Except at the end of an image: positions after it are cut off, or stay in the tree as invalid nodes."""

@@ -10,16 +10,15 @@ import torch
 
 from adt_core import Drafting, Sampling, load_drafter
 from adt_core.drafters import Prefill, Shapes, Verified
-from adt_core.drafters.jacobi import JacobiProposer
-from adt_core.drafters.window import (
-    HIT_RATES,
+from adt_core.drafters.calibration import (
+    INITIAL_HIT_RATES,
+    INITIAL_NETWORK_HIT_RATES,
     LEARNING_RATE,
-    NETWORK_HIT_RATES,
     PRIOR,
     Calibration,
     Forecast,
-    spine_and_branches,
 )
+from adt_core.drafters.jacobi import JacobiProposer, spine_and_branches
 from adt_core.models.rows import BatchRows, Roots
 from adt_core.policies import Context, DraftSettings, Shape
 from adt_core.rules.verify import Acceptance
@@ -75,7 +74,7 @@ def test_every_class_learns_from_its_own_positions_up_to_the_first_miss():
     classes = torch.tensor([[2, 5, 2], [5, 1, 1], [2, 2, 2]])
     codes = torch.tensor([[1, 0, 7], [8, 5, 6], [4, 5, 6]])
     predicted = torch.tensor([[0.9, 0.5, 0.25], [0.75, 0.1, 0.1], [0.5, 0.5, 0.5]], dtype=torch.float64)
-    rates = torch.tensor((*HIT_RATES, *NETWORK_HIT_RATES), dtype=torch.float64)
+    rates = torch.tensor((*INITIAL_HIT_RATES, *INITIAL_NETWORK_HIT_RATES), dtype=torch.float64)
     before = [temperature(calibration, one) for one in range(len(rates))]
     calibration.learn(
         [Forecast(classes, codes, predicted)],
@@ -114,7 +113,7 @@ def window(target):
     z[..., GUESS] = 1
     nothing = torch.empty(0)
     proposer.begin(Prefill(nothing, nothing, None, z, ROOT))
-    opened = proposer.open(roots(7, ROOT), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
+    opened = proposer.open_window(roots(7, ROOT), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
     assert opened.tokens.tolist() == [[7, GUESS, GUESS, GUESS, GUESS]]
     return proposer
 
@@ -137,7 +136,7 @@ def verified(target, tokens, parents):
 
 def read_on(window):
     """The window after code 2 at position 7, from position 8 on."""
-    return window.open(roots(2, 7), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
+    return window.open_window(roots(2, 7), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,7 @@ def test_a_position_is_computed_anew_from_the_node_whose_path_has_changed_least(
     assert at.tolist() == [[target.length, 6, 7, 8, 9]] and tuple(node[0, 3:].tolist()) == nodes
     opened = read_on(window)
     assert opened.tokens[0, :3].tolist() == [2, GUESS, 20 + nodes[1]]
-    assert opened.distance[0, :2].tolist() == staleness
+    assert opened.staleness[0, :2].tolist() == staleness
 
 
 def test_what_was_never_read_is_guessed_by_the_logits_that_are_furthest_ahead(target, window):
@@ -169,7 +168,7 @@ def test_what_was_never_read_is_guessed_by_the_logits_that_are_furthest_ahead(ta
     window.refresh(verified(target, [7, 1, 2, 3, 3], [0, 0, 1, 2, 3]))
     assert read_on(window).tokens.tolist() == [[2, GUESS, GUESS, 24, 24]]
     window.refresh(replace(verified(target, [2, 3, 9], [0, 0, 1]), roots=roots(2, 7)))
-    opened = window.open(roots(2, 9), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
+    opened = window.open_window(roots(2, 9), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
     assert opened.tokens[0, 3:].tolist() == [24, 24]
 
 

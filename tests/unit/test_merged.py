@@ -5,9 +5,10 @@ import torch
 
 from adt_core import AdtError, Drafting
 from adt_core.drafters import with_window
+from adt_core.drafters.calibration import NEVER, STALE_AFTER, staleness_after
 from adt_core.drafters.eagle import EagleDrafter, EagleProposer
-from adt_core.drafters.merged import LEAST_CALLS, MergedProposer, calls
-from adt_core.drafters.window import NEVER, STALE_AFTER, Window, staleness_after
+from adt_core.drafters.jacobi import Window
+from adt_core.drafters.merged import MIN_PASSES, MergedProposer, num_passes
 from adt_core.policies import POLICIES, Shape
 from tests.drafted import run
 
@@ -104,8 +105,8 @@ def test_each_call_reads_the_guesses_of_the_one_before(models, monkeypatch):
     run(target, with_window(network), drafting=Drafting("eagle2", depth=8, width=3, nodes=16))
     assert fed and all(torch.equal(tokens, windows[count - 1][:, :-1]) for count, tokens in fed)
     at = [count for count, _ in fed]
-    assert any(not torch.equal(windows[i], windows[i - 1]) for i in at[::LEAST_CALLS])  # a call made changes
-    assert [i - at[0] for i in at[:LEAST_CALLS]] == list(range(LEAST_CALLS))  # one guess of the window after each
+    assert any(not torch.equal(windows[i], windows[i - 1]) for i in at[::MIN_PASSES])  # a call made changes
+    assert [i - at[0] for i in at[:MIN_PASSES]] == list(range(MIN_PASSES))  # one guess of the window after each
 
 
 @pytest.mark.parametrize("depth", [1, 2, 12])
@@ -122,32 +123,32 @@ def test_a_round_has_the_calls_that_its_spine_asks_for(models, monkeypatch, dept
 
     monkeypatch.setattr(MergedProposer, "propose", counted)
     run(target, with_window(network), drafting=Drafting("eagle2", depth=depth, width=1, nodes=depth))
-    assert forwards[depth] == {calls(depth)}
+    assert forwards[depth] == {num_passes(depth)}
 
 
 def test_longer_spines_have_more_calls():
-    assert [calls(depth) for depth in (0, 1, 2, 18, 19, 27, 28, 42)] == [0, 0, 2, 2, 3, 3, 4, 5]
+    assert [num_passes(depth) for depth in (0, 1, 2, 18, 19, 27, 28, 42)] == [0, 0, 2, 2, 3, 3, 4, 5]
 
 
 def test_where_the_target_has_read_nothing_the_network_goes_on_over_what_it_expected(models, monkeypatch):
     target, network = models
     called = []
     never_read = []
-    unread = Window.unread
+    unread = Window.has_poor_features
     read_ahead = EagleProposer.read_ahead
 
     def asked(window):
-        never_read.append((window.distance == NEVER)[0, 1:-1])
+        never_read.append((window.staleness == NEVER)[0, 1:-1])
         return unread(window)
 
     def read(proposer, tokens, features, roots):
         called.append((features[:, 1:], read_ahead(proposer, tokens, features, roots)))
         return called[-1][1]
 
-    monkeypatch.setattr(Window, "unread", asked)
+    monkeypatch.setattr(Window, "has_poor_features", asked)
     monkeypatch.setattr(EagleProposer, "read_ahead", read)
     run(target, with_window(network), drafting=Drafting("eagle2", depth=8, width=3, nodes=16))
-    later = [i for i in range(len(called)) if i % LEAST_CALLS and never_read[i].any()]
+    later = [i for i in range(len(called)) if i % MIN_PASSES and never_read[i].any()]
     assert later
     for i in later:
         (fed, _) = called[i]
@@ -178,10 +179,10 @@ def test_replaced_guesses_make_what_stands_behind_them_stale():
     )
     window.replace(torch.tensor([[True]]), torch.tensor([[[6, 1]]]), torch.zeros(1, 1, 2))
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]]
-    assert window.distance.tolist() == [[1, 1, 2, NEVER, 2]]
-    assert window.network.tolist() == [[True, False, False, False, False]]
+    assert window.staleness.tolist() == [[1, 1, 2, NEVER, 2]]
+    assert window.from_network.tolist() == [[True, False, False, False, False]]
     # the same token: nothing changes
     window.replace(torch.tensor([[False, False, True]]), torch.tensor([[[8, 8], [8, 8], [3, 1]]]), torch.zeros(1, 3, 2))
-    assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]] and window.distance.tolist() == [[1, 1, 2, NEVER, 2]]
+    assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]] and window.staleness.tolist() == [[1, 1, 2, NEVER, 2]]
     assert staleness_after(torch.tensor([0, 1, 7, NEVER]), torch.tensor([3, 3, 3, 3])).tolist() == [3, 1, 3, NEVER]
     assert STALE_AFTER[-1] == NEVER

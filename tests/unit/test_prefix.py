@@ -40,10 +40,10 @@ def test_a_window_starts_from_the_logits_of_the_first_drawn_token(models):
         """Writes down the logits z [4, V] from which it guesses the first four positions."""
 
         def propose(self, roots, shapes):
-            window = self.open(roots, shapes)
+            window = self.open_window(roots, shapes)
             z = torch.empty_like(window.scores).scatter_(2, window.candidates, window.scores)
             guessed.append(z[0])
-            return self.close(window, shapes)
+            return self.build_tree(window, shapes)
 
     class WatchedDrafter(JacobiDrafter):
         def proposer(self, context, rows, noise):

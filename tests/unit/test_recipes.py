@@ -1,7 +1,7 @@
-"""The two recipes, followed from outside the package: a policy and a drafter that are a class and a line in a table.
+"""The recipes of docs/architecture.md, followed from outside the package.
 
-Neither needs anything else in order to be named on the command line, to be lossless, and to be remembered in the PNG
-and in the report.
+A policy and a drafter are each a class and a line in a table. With that they can be named on the command line, leave
+images unchanged, and are recorded in PNGs and reports.
 """
 
 import json
@@ -38,7 +38,7 @@ class ToySettings(DraftSettings):
 
 
 class ToyPolicy(Policy):
-    """Drafts at every ``stride``-th position."""
+    """Policy that drafts at every `stride`-th position."""
 
     settings_type = ToySettings
     help = "drafts now and then"
@@ -52,10 +52,10 @@ class ToyPolicy(Policy):
         return [NO_DRAFTS if slot.position % self.settings.stride else shape for slot in slots]
 
 
-class Better(Policy):
-    """Of two sources, that of which more drafts were accepted in a round of this decoding, on average."""
+class BetterMode(Policy):
+    """Policy that uses the draft mode with more accepted drafts per round of this decoding, out of two."""
 
-    help = "the better of two sources"
+    help = "the better of two draft modes"
     chooses = True
     largest = Auto.largest
 
@@ -73,17 +73,17 @@ class Better(Policy):
 
 
 @pytest.mark.parametrize("drafter", ["network", "jacobi"])
-def test_a_policy_may_choose_between_sources(models, monkeypatch, drafter):
-    """A network has the window beside it then. Both sources are tried, and the picture is that of plain decoding."""
+def test_a_policy_can_choose_between_draft_modes(models, monkeypatch, drafter):
+    """A network is combined with the Jacobi window for it. Both modes are used, and the image is unchanged."""
     chosen = set()
 
-    class Watched(Better):
+    class Recording(BetterMode):
         def choose(self, slots):
             shapes = super().choose(slots)
             chosen.add(self.chosen.name)
             return shapes
 
-    monkeypatch.setitem(POLICIES, "better", Watched)
+    monkeypatch.setitem(POLICIES, "better", Recording)
     target, network = models
     drafts = network if drafter == "network" else load_drafter("jacobi", target)
     assert run(target, drafts, drafting=Drafting("better")).codes.equal(run(target).codes)
@@ -100,11 +100,32 @@ def test_measured_shapes_fit_into_the_memory_of_the_largest_shape(name, width):
     assert all(max(column) <= limit for column, limit in zip(zip(*shapes), largest[:3]))
 
 
-# ---- a drafter -----------------------------------------------------------------------------------
+# ---- a minimal drafter ---------------------------------------------------------------------------
+
+
+class LastTokenDrafter(Drafter):
+    """Drafter without weights or state, which drafts the last token again."""
+
+    defaults = {"method": "eagle2", "depth": DEPTH, "width": 1, "nodes": DEPTH}
+    modes = (DraftMode("last token", width=1),)
+
+    def proposer(self, context: Context, rows: BatchRows, noise: Noise | None) -> Proposer:
+        return LastTokenProposer(context, rows, noise)
+
+
+class LastTokenProposer(Proposer):
+    def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
+        depth = min(shapes.depth, shapes.nodes)
+        tokens = roots.codes[:, None].expand(-1, depth + 1)  # [B, root and drafts]
+        is_wanted = torch.arange(depth, device=tokens.device) < shapes.lengths  # an image may get fewer than others
+        return chain(tokens, torch.where(is_wanted, 0.0, -torch.inf))
+
+
+# ---- a drafter with state, written without the base class ----------------------------------------
 
 
 class ToyDrafter:
-    """Guesses that the picture goes on as in the row above."""
+    """Drafter that repeats the tokens of the row above."""
 
     defaults = {"method": "eagle2", "depth": DEPTH, "width": 1, "nodes": DEPTH}
     network = None
@@ -123,7 +144,7 @@ class ToyDrafter:
 
 
 class ToyProposer(Proposer):
-    """``_codes`` [B, T + DEPTH + 1]: what was decided since the image has begun; 0 elsewhere."""
+    """State of `ToyDrafter`: `_codes` [B, T + DEPTH + 1], the decided tokens, 0 elsewhere."""
 
     by_image = ("_codes",)
     _codes: Tensor
@@ -133,30 +154,36 @@ class ToyProposer(Proposer):
         self._codes = torch.zeros(self.rows.images, length, dtype=torch.long, device=prefill.z.device)
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
-        above = roots.at + 1 + torch.arange(shapes.depth, device=roots.at.device) - self.context.target.columns
+        above = roots.at + 1 + torch.arange(shapes.depth, device=roots.at.device) - self.context.columns
         drafts = self._codes.gather(1, above.clamp_min(0))
-        wanted = torch.arange(shapes.depth, device=roots.at.device) < shapes.lengths
-        return chain(torch.cat([roots.codes[:, None], drafts], 1), torch.where(wanted, 0.0, -torch.inf))
+        is_wanted = torch.arange(shapes.depth, device=roots.at.device) < shapes.lengths
+        return chain(torch.cat([roots.codes[:, None], drafts], 1), torch.where(is_wanted, 0.0, -torch.inf))
 
     def on_verified(self, verified: Verified) -> None:
         codes = verified.following
         at = verified.roots.at + 1 + torch.arange(codes.shape[1], device=codes.device)
-        self._codes.scatter_(1, at, codes)  # what stands behind the new root is written over in the next rounds
+        self._codes.scatter_(1, at, codes)  # the next rounds overwrite what follows the new root
+
+
+def test_the_toy_has_the_interface_of_a_drafter():
+    toy: Drafter = ToyDrafter()
+    assert {name for name in dir(Drafter) if not name.startswith("_")} <= set(dir(toy))
 
 
 # ---- on the command line -------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
-def entered(monkeypatch):
-    """The line in either table."""
+def table_lines(monkeypatch):
+    """Add the lines to the tables."""
     monkeypatch.setitem(POLICIES, "toy", ToyPolicy)
     monkeypatch.setitem(DRAFTERS, "toy", ToyDrafter)
+    monkeypatch.setitem(DRAFTERS, "last-token", LastTokenDrafter)
 
 
 @pytest.fixture
 def generate(tiny, tmp_path, monkeypatch):
-    """Draw two images with the tiny model; returns their tokens and the report."""
+    """Return a function that generates two images with the tiny model and returns their tokens and the report."""
     monkeypatch.chdir(tmp_path)
 
     def run(name: str, *given: str) -> tuple[list, dict]:
@@ -169,13 +196,13 @@ def generate(tiny, tmp_path, monkeypatch):
 
 
 def drafted_positions() -> list[int]:
-    """Of all roots that had drafts, by the trace of the last run."""
+    """Return the positions of all roots with drafts, from the trace of the last run."""
     (decoding,) = json.loads(Path("trace.json").read_text(encoding="utf-8"))["decodings"]
     return [share["position"] for round in decoding["rounds"] for share in round["images"] if share["depth"]]
 
 
-@pytest.mark.parametrize("drafter", ["toy", "repeat", "jacobi", "network", "network+jacobi"])
-def test_a_new_policy_draws_the_same_picture_with_every_drafter(generate, tiny, drafter):
+@pytest.mark.parametrize("drafter", ["toy", "last-token", "jacobi", "network", "network+jacobi"])
+def test_a_new_policy_draws_the_same_image_with_every_drafter(generate, tiny, drafter):
     plain, _ = generate("plain", "--method", "autoregressive")
     path = drafter.replace("network", str(tiny / "drafter"))
     tokens, report = generate("toy", "--method", "toy", "--stride", "2", "--drafter", path)
@@ -184,20 +211,30 @@ def test_a_new_policy_draws_the_same_picture_with_every_drafter(generate, tiny, 
     assert drafted_positions() and all(position % 2 == 0 for position in drafted_positions())
 
 
+@pytest.mark.parametrize("drafter", ["toy", "last-token"])
 @pytest.mark.parametrize("method", ["toy", "eagle2", "adt-tree", "auto"])
-def test_a_new_drafter_draws_the_same_picture_by_every_policy(generate, method):
+def test_a_new_drafter_draws_the_same_image_with_every_policy(generate, method, drafter):
     plain, _ = generate("plain", "--method", "autoregressive")
-    tokens, report = generate("toy", "--drafter", "toy", "--method", method)
-    assert tokens == plain and report["drafter"] == "toy" and report["method"] == method
+    tokens, report = generate("toy", "--drafter", drafter, "--method", method)
+    assert tokens == plain and report["drafter"] == drafter and report["method"] == method
 
 
-def test_the_drafters_defaults_hold_where_nothing_is_asked_for(generate):
+def test_a_drafters_defaults_are_used_if_nothing_is_given(generate):
     _, report = generate("toy", "--drafter", "toy")
     assert report["method"] == "eagle2" and report["drafting"]["depth"] == DEPTH
 
 
-def test_the_options_are_in_the_png_which_can_be_made_again(generate):
-    tokens, _ = generate("toy", "--method", "toy", "--stride", "2", "--drafter", "toy")
+def test_an_unknown_drafter_is_refused_with_the_valid_names(tiny, tmp_path, monkeypatch, capsys):
+    """`repeat` was a drafter in older versions."""
+    monkeypatch.chdir(tmp_path)
+    command = ["generate", "--model", str(tiny / "target"), "--prompt", "a cat", "--drafter", "repeat"]
+    assert cli.main([*command, "--output", "a.png", "--device", "cpu"]) == 1
+    sentence = "drafter 'repeat' does not exist; give 'bundled', 'jacobi', a folder with config.json and weights"
+    assert sentence in capsys.readouterr().err
+
+
+def test_options_are_saved_in_the_png_which_can_be_reproduced(generate):
+    generate("toy", "--method", "toy", "--stride", "2", "--drafter", "toy")
     saved = read_settings(Path("toy-0001.png"))
     assert (saved["method"], saved["stride"], saved["drafter"]) == ("toy", 2, "toy")
     options = ["--model", saved["model"], "--output", "again.png", "--device", "cpu"]
@@ -209,23 +246,18 @@ def test_the_options_are_in_the_png_which_can_be_made_again(generate):
 def test_the_help_shows_method_and_option(capsys):
     with pytest.raises(SystemExit):
         cli.main(["generate", "--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "toy: drafts now and then" in said and "--stride" in said
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "toy: drafts now and then" in shown and "--stride" in shown
     help = "Drafts where the position is a multiple of this, 25 % of them"
-    assert f"{help} (default: 4, or automatic for drafter and device)" in said
-    assert list(options())[-1] == "stride", "saved workflows name the options before it by their position"
+    assert f"{help} (default: 4, or automatic for drafter and device)" in shown
+    assert list(options())[-1] == "stride", "saved workflows refer to the options before it by position"
 
 
 @pytest.mark.parametrize(
     "given, sentence",
     [(["--stride", "0"], "stride is 0; it must be a whole number from 1 to 9."), (["--method", "tay"], "toy")],
 )
-def test_bad_values_are_refused(capsys, given, sentence, tmp_path, monkeypatch):
+def test_invalid_values_are_refused(capsys, given, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = ["generate", "--prompt", "a cat", "--output", "a.png", "--method", "toy", "--drafter", "toy", *given]
     assert cli.main(command) == 2 and sentence in capsys.readouterr().err
-
-
-def test_the_toy_is_a_drafter():
-    toy: Drafter = ToyDrafter()
-    assert {name for name in dir(Drafter) if not name.startswith("_")} <= set(dir(toy))

@@ -76,8 +76,8 @@ def test_models_of_the_user_are_listed_and_drawn_with(stocked):
     others = {"someone/copy", "deep/er/elsewhere", "small", "t2i_XL_stage1_256.pt", "GLM-Image"}
     assert set(there[1:]) == published | others
     drafters = choices(stocked, "ADTTreeDrafterLoader", "drafter")
-    assert drafters[:4] == ["auto", "bundled", "jacobi", "repeat"]
-    assert set(drafters[4:]) == {"mine", "small", f"LANTERN-{LUMINA}"}
+    assert drafters[:3] == ["auto", "bundled", "jacobi"]
+    assert set(drafters[3:]) == {"mine", "small", f"LANTERN-{LUMINA}"}
     graph = text_to_image()
     (bundled,) = images(stocked, stocked.run(graph.prompt))
     graph.set("ADTTreeModelLoader", model="deep/er/elsewhere").set("ADTTreeDrafterLoader", drafter="mine")

@@ -30,7 +30,7 @@ from ...drafters.eagle import EagleDrafter, Pairing, paired_ids
 from ...models.cache import KVCache
 from ...models.rotary import rope_tables
 from ...models.rows import AttentionMetadata, BatchRows, Roots
-from ...models.target import EncodedPrompt, Target, guidance_at, with_grammar
+from ...models.target import EncodedPrompt, Target, grammar_at, guidance_at
 from ...rules.sampling import noise_table, process_logits
 from ...rules.settings import Sampling
 from .features import Features
@@ -90,8 +90,7 @@ class TargetOutputs:
         Returns:
             [B, m, V].
         """
-        grammar = self.target.grammar(self.z)
-        grammar = None if grammar is None else grammar[positions % len(grammar)]
+        grammar = grammar_at(self.target.grammar(self.z), positions)
         guidance = guidance_at(self.target.guidance(self.sampling.guidance, self.z), positions)
         return eagle.draft_logits(self.target.decoder, out, self.sampling, grammar, guidance)
 
@@ -132,7 +131,7 @@ def read(
     positions = torch.arange(1, length, device=rows.device)
     image_features = features[:, rows.length :].to(decoder.wide_dtype)
     z = decoder.logits(image_features, guidance_at(target.guidance(sampling.guidance, image_features), positions))
-    z = with_grammar(process_logits(z, sampling), target.grammar(z), positions)
+    z = process_logits(z, sampling, grammar_at(target.grammar(z), positions))
     return TargetOutputs(target, sampling, numbers, prompts, features, torch.cat([rows.ids[:, 1:], ids], 1), z)
 
 

@@ -39,7 +39,8 @@ def resolve(path: str | Path, role: str) -> Path:
     place = _BUNDLED_FOLDER / role if str(path) == BUNDLED else Path(os.path.expanduser(path))
     if not place.exists():
         refuse_dangling(place)
-        remedy = "give 'bundled', a folder with config.json and weights, or a weights file"
+        names = "'bundled', 'jacobi'" if role == "drafter" else "'bundled'"
+        remedy = f"give {names}, a folder with config.json and weights, or a weights file"
         bare = str(path).strip("\"'")
         if bare and os.path.exists(os.path.expanduser(bare)):
             remedy = "remove the quotation marks"

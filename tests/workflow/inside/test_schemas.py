@@ -59,7 +59,7 @@ def test_seeds_and_lists_begin_as_they_should(inputs):
     _, models = inputs["ADTTreeModelLoader"]["model"]
     _, drafters = inputs["ADTTreeDrafterLoader"]["drafter"]
     assert models["options"][0] == models["default"] == "bundled"
-    assert drafters["options"][:4] == ["auto", "bundled", "jacobi", "repeat"] and drafters["default"] == "auto"
+    assert drafters["options"][:3] == ["auto", "bundled", "jacobi"] and drafters["default"] == "auto"
 
 
 def test_what_has_a_default_is_optional(pack):
