@@ -54,7 +54,7 @@ TITLES = {
 
 
 class ModelShape(NamedTuple):
-    """ModelShape of a published model.
+    """Shape of a published model.
 
     Attributes:
         config: Configuration of the decoder.
@@ -148,7 +148,7 @@ def random_target(name: str, shape: ModelShape, dtype: torch.dtype, weights: str
 
     Args:
         name: Name of the target.
-        shape: ModelShape of the decoder.
+        shape: Shape of the decoder.
         dtype: Data type of the weights.
         weights: Quantisation, "int8" or "fp8"; None for none.
     """

@@ -142,7 +142,7 @@ def lantern_step(repository: Path, shape: ModelShape, length: int) -> Step:
 
     Args:
         repository: Checkout of LANTERN's public code.
-        shape: ModelShape of the model.
+        shape: Shape of the model.
         length: Tokens of the image.
     """
     module, config = _lantern_module_and_config(repository, shape)
