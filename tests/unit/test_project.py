@@ -41,12 +41,12 @@ def test_version():
 
 def test_the_public_names():
     """The docstring says what each is for; the command line's page names those that a program begins with."""
-    said = set(re.findall(r"``(\w+)``", adt_core.__doc__)) - {"encode_prompt"}
-    assert said == set(adt_core.__all__) and all(hasattr(adt_core, name) for name in said)
+    documented = set(re.findall(r"`(\w+)`", adt_core.__doc__)) - {"encode_prompt"}
+    assert documented == set(adt_core.__all__) and all(hasattr(adt_core, name) for name in documented)
     (page,) = re.findall(
         r"`adt_core` exports ([^;]*);", (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
     )
-    assert set(re.findall(r"`(\w+)`", page)) <= said
+    assert set(re.findall(r"`(\w+)`", page)) <= documented
 
 
 def test_changes_are_told_of_this_version():
