@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: Arguments, by default those of the process.
+        argv: Arguments (default: `sys.argv[1:]`).
 
     Returns:
         Exit code: 0, 1 (failure), 2 (invalid arguments) or 130 (interrupted).

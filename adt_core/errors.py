@@ -20,7 +20,7 @@ _INPUT = re.compile(r"`([a-z_]+)`")
 
 
 class AdtError(ValueError):
-    """Invalid input. The message is one sentence: the input, its value, what was expected, and the remedy.
+    """Invalid input. The message is one sentence: input, value, expectation and remedy.
 
     The message template names inputs by their field in backquotes, such as "`top_k` is -1; ...". `str()` returns the
     message with plain field names, which are the names of the nodes' inputs. The command line writes "--top-k" instead.

@@ -98,7 +98,7 @@ class WorkerArgs(Settings):
 
     @property
     def uses_ray(self) -> bool:
-        """Whether Ray is needed. A single worker on this machine runs without it."""
+        """True if Ray is needed. A single worker on this machine runs without it."""
         return self.workers > 1 or self.ray_address is not None
 
 

@@ -1,6 +1,6 @@
 """Report on how a model runs on this machine, for users and for bug reports.
 
-`diagnostics` measures what the report contains. The report contains no paths and no user names.
+The measurements are in `diagnostics`. The report contains no paths and no user names.
 """
 
 from __future__ import annotations

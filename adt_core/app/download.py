@@ -37,7 +37,7 @@ class DownloadProgress(NamedTuple):
 
     Attributes:
         state: "waiting", "listing", "checking" or "downloading".
-        done: Bytes that are downloaded, including those of earlier runs.
+        done: Downloaded bytes, including earlier runs.
         total: Bytes to download, 0 if not yet known.
         rate: Bytes per second, 0 if not yet known.
     """

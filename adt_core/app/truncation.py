@@ -22,7 +22,7 @@ class FittedPrompt(NamedTuple):
 
     Attributes:
         text: Text to draw, or None if the prompt is skipped.
-        note: What was done with the prompt, or "".
+        note: Remark for the user, or "".
     """
 
     text: str | None
