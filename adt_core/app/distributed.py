@@ -35,7 +35,7 @@ LOAD_NOTICE = 30.0
 """Seconds without a newly loaded worker after which a message explains the delay."""
 
 
-class Worker(Protocol):
+class DistributedWorker(Protocol):
     """Loaded models that process numbers.
 
     Attributes:
@@ -65,7 +65,7 @@ def check_args(args: WorkerArgs, prompts: object) -> None:
 
 @contextmanager
 def start_workers(
-    build: Callable[[], Worker], args: WorkerArgs, device: str, count: int
+    build: Callable[[], DistributedWorker], args: WorkerArgs, device: str, count: int
 ) -> Iterator[tuple[list[Any], Callable[[Iterable[int]], Iterable[Any]]]]:
     """Load the workers, and stop them at the end of the block, together with a cluster that was started here.
 
@@ -104,7 +104,9 @@ def start_workers(
             ray.shutdown()
 
 
-def _start_actors(ray: Any, build: Callable[[], Worker], args: WorkerArgs, device: str, workers: int) -> list:
+def _start_actors(
+    ray: Any, build: Callable[[], DistributedWorker], args: WorkerArgs, device: str, workers: int
+) -> list:
     resources = _resources(ray, device, workers)
     threads = int(ray.cluster_resources().get("CPU", 1)) // workers
     options = {"max_restarts": MAX_RESTARTS, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
@@ -154,14 +156,14 @@ def _print(text: str) -> None:
 class _RayActor:
     """Process of a worker. The worker is created on first use, because Ray hides exceptions of a constructor."""
 
-    def __init__(self, build: Callable[[], Worker], threads: int, folder: str, address: str | None):
+    def __init__(self, build: Callable[[], DistributedWorker], threads: int, folder: str, address: str | None):
         self._build = build
         self._threads = threads
         self._folder = folder
         self._address = address
 
     @cached_property
-    def _worker(self) -> Worker:
+    def _worker(self) -> DistributedWorker:
         torch.set_num_threads(min(self._threads, os.cpu_count() or 1))
         with suppress(OSError):  # only relative paths need the folder, and another machine may lack it
             os.chdir(self._folder)

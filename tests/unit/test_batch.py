@@ -1,4 +1,4 @@
-"""Batches of prompts: every image is what it would be alone, is kept at once, and is never made twice."""
+"""Batch folders: images do not depend on the batch, are saved immediately, and are never generated twice."""
 
 import json
 from dataclasses import replace
@@ -23,21 +23,20 @@ PROMPTS = ["a cat", "a dog on a mat", "a cow", "seven geese", "an owl"]
 
 @pytest.fixture
 def make(models):
-    """A job with a network that drafts."""
+    """Job with a drafter network."""
     target, drafter = models
     return Job(target, Recipe(Sampling(seed=3, guidance=2.0), Drafting("adt-tree"), drafter="somewhere/tiny"), drafter)
 
 
 def changed(job: Job, **settings) -> Job:
-    """The same with another recipe."""
+    """Return the job with other settings."""
     return replace(job, recipe=replace(job.recipe, **settings))
 
 
 def run(
     make: Job, prompts: list[str], folder, chunk: int, stop: int | None = None, texts: dict | None = None
 ) -> list[str]:
-    """Make what is missing, ``chunk`` at once; ``stop`` after so many images. Returns the prompts whose images were
-    made."""
+    """Generate the missing images in chunks, stop after `stop` images, and return their prompts."""
     made = []
     batch = BatchFolder(make, folder, texts or {})
     todo = [prompt for prompt in prompts if batch.find(prompt) is None]
@@ -55,7 +54,7 @@ def codes(make: Job, folder) -> list[torch.Tensor]:
     return [BatchFolder(make, folder).find(prompt).codes for prompt in PROMPTS]
 
 
-def test_images_are_those_of_their_prompts_alone(make, tmp_path):
+def test_images_do_not_depend_on_the_batch(make, tmp_path):
     run(make, PROMPTS, tmp_path, chunk=3)
     for prompt, found in zip(PROMPTS, codes(make, tmp_path)):
         decoding = decode(new_decoding(make, [prompt], at_once=1))
@@ -70,8 +69,8 @@ def test_images_are_those_of_their_prompts_alone(make, tmp_path):
 
 
 @pytest.mark.parametrize("stop", [1, 3])
-def test_a_stopped_batch_goes_on(make, tmp_path, stop):
-    """With other chunks and another drafter, which make the same images."""
+def test_a_stopped_batch_resumes(make, tmp_path, stop):
+    """Also with other chunks and another drafter, which do not change images."""
     first = run(make, PROMPTS, tmp_path, chunk=2, stop=stop)
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert stop <= len(first) == len(kept) < len(PROMPTS)
@@ -79,7 +78,7 @@ def test_a_stopped_batch_goes_on(make, tmp_path, stop):
     other = changed(other, drafting=Drafting.of(drafter_defaults("jacobi", "cpu")))
     assert job_key(other) == job_key(make)
     second = run(other, PROMPTS, tmp_path, chunk=4)
-    assert sorted(first + second) == sorted(PROMPTS), "an image was lost or made twice"
+    assert sorted(first + second) == sorted(PROMPTS), "an image is missing or was generated twice"
     assert {path: path.stat().st_mtime_ns for path in kept} == kept and len(list(tmp_path.iterdir())) == len(PROMPTS)
     run(make, PROMPTS, tmp_path / "whole", chunk=5)
     assert all(torch.equal(a, b) for a, b in zip(codes(make, tmp_path), codes(make, tmp_path / "whole")))
@@ -87,17 +86,17 @@ def test_a_stopped_batch_goes_on(make, tmp_path, stop):
 
 
 @pytest.mark.parametrize("at_once", [len(PROMPTS), 2])
-def test_time_is_shared_by_the_images_at_work(make, at_once):
+def test_time_is_divided_among_active_images(make, at_once):
     decoding = decode(new_decoding(make, PROMPTS, at_once=at_once))
     parts = [decoding.trace.part([image]).report() for image in range(len(PROMPTS))]
-    assert len({part["target_forwards"] for part in parts}) > 1, "images advance unequally, or this tests little"
+    assert len({part["target_forwards"] for part in parts}) > 1, "images must advance unequally for this test"
     whole = decoding.trace.report()
     for name in ("seconds", "tokens", "verified_nodes", "drafting_seconds"):
         assert sum(part[name] for part in parts) == pytest.approx(whole[name]), name
     assert (max(part["target_forwards"] for part in parts) == whole["target_forwards"]) == (at_once == len(PROMPTS))
 
 
-def test_settings_that_change_images_have_a_folder_of_their_own(make, tiny, tmp_path):
+def test_settings_that_change_images_change_the_folder(make, tiny, tmp_path):
     relaxed = changed(make, lantern=Lantern(delta=0.3))
     write_tiny_checkpoint(tmp_path / "target", scale=3.0, seed=5)
     others = [
@@ -127,7 +126,7 @@ def test_settings_that_change_images_have_a_folder_of_their_own(make, tiny, tmp_
     assert {job_key(other) for other in same} == {job_key(make)}
 
 
-def test_a_network_that_was_replaced_counts_under_lantern(make, tiny):
+def test_the_drafter_changes_the_folder_under_lantern(make, tiny):
     relaxed = changed(make, lantern=Lantern())
     other = load_drafter(tiny / "drafter", make.target)
     assert job_key(replace(relaxed, drafter=other)) == job_key(relaxed)
@@ -136,8 +135,8 @@ def test_a_network_that_was_replaced_counts_under_lantern(make, tiny):
     assert job_key(replace(relaxed, drafter=other)) != job_key(relaxed)
 
 
-def test_prompts_may_have_seeds_of_their_own(make, tmp_path):
-    """The same prompt with two seeds is two images, each the one that its seed gives alone."""
+def test_prompts_with_seeds(make, tmp_path):
+    """A prompt with two seeds has two images, each equal to the one of its seed."""
     batch = BatchFolder(make, tmp_path)
     seeds = [3, 8, 2**64 - 1]
     decoding = decode(new_decoding(make, ["a cat"] * 3, seeds=seeds, at_once=2))
@@ -154,7 +153,7 @@ def test_prompts_may_have_seeds_of_their_own(make, tmp_path):
 
 
 def test_an_image_keeps_its_name(make, tmp_path):
-    """Another list, in which it has another place, finds the same file."""
+    """Also in a list in which it has another position."""
     batch = BatchFolder(make, tmp_path)
     decoding = decode(new_decoding(make, ["a cat"]))
     first = batch.save(decoding, 0, "a cat", place="1-x")
@@ -162,7 +161,7 @@ def test_an_image_keeps_its_name(make, tmp_path):
     assert list(tmp_path.iterdir()) == [first.path]
 
 
-def test_an_image_is_the_same_whether_it_was_made_now_or_before(make, tmp_path):
+def test_saved_and_found_images_are_equal(make, tmp_path):
     made = BatchFolder(make, tmp_path).save(decode(new_decoding(make, ["a cat"])), 0, "a cat")
     found = BatchFolder(make, tmp_path).find("a cat")
     with Image.open(made.path) as picture:
@@ -172,12 +171,12 @@ def test_an_image_is_the_same_whether_it_was_made_now_or_before(make, tmp_path):
 
 
 def black(picture: SavedImage) -> torch.Tensor:
-    """Pixels of the picture's size."""
+    """Return black pixels of the image's size."""
     return torch.zeros(3, *picture.pixels.shape[:2])
 
 
 @pytest.mark.parametrize("damage", ["cut", "cut short", "empty", "other grid", "other size", "no settings"])
-def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
+def test_damaged_images_are_generated_again(make, tmp_path, damage):
     run(make, PROMPTS[:1], tmp_path, chunk=1)
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
@@ -206,7 +205,7 @@ def test_a_damaged_image_is_made_anew(make, tmp_path, damage):
         (0, {"file": "../../secret.png"}),
     ],
 )
-def test_an_image_that_somebody_has_poisoned_is_made_anew(make, tmp_path, tokens, figures):
+def test_images_with_invalid_settings_are_generated_again(make, tmp_path, tokens, figures):
     run(make, PROMPTS[:1], tmp_path, chunk=1)
     (path,) = tmp_path.iterdir()
     settings = read_settings(path)
@@ -219,16 +218,16 @@ def test_an_image_that_somebody_has_poisoned_is_made_anew(make, tmp_path, tokens
     assert torch.equal(batch.find(PROMPTS[0]).codes, sound.codes)
 
 
-def test_a_picture_that_would_fill_the_memory_is_made_anew(make, tmp_path, monkeypatch):
+def test_decompression_bombs_are_generated_again(make, tmp_path, monkeypatch):
     run(make, PROMPTS[:1], tmp_path, chunk=1)
     batch = BatchFolder(make, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(Image, "MAX_IMAGE_PIXELS", 8)  # so that this one is a bomb
+        patch.setattr(Image, "MAX_IMAGE_PIXELS", 8)  # so that this image counts as a bomb
         assert batch.find(PROMPTS[0]) is None
     assert batch.find(PROMPTS[0]) is not None
 
 
-def test_a_png_carries_what_made_it_and_is_made_again_from_it(make, tiny, tmp_path):
+def test_images_are_reproduced_from_their_pngs(make, tiny, tmp_path):
     make = changed(
         make,
         lantern=Lantern(neighbours=5, delta=0.3),
@@ -247,8 +246,8 @@ def test_a_png_carries_what_made_it_and_is_made_again_from_it(make, tiny, tmp_pa
         assert image.tobytes() == again.tobytes() and image.info["workflow"] == '{"nodes": []}'
 
 
-def test_other_programs_read_what_made_a_picture(make, tmp_path):
-    """Many read a text chunk "parameters": the prompt, "Negative prompt: ...", and a line that begins with "Steps"."""
+def test_settings_for_other_programs(make, tmp_path):
+    """Text chunk "parameters": the prompt, "Negative prompt: ...", and a line that begins with "Steps"."""
     plain = changed(make, negative="a dog: wet, old", drafting=Drafting(method="autoregressive"))
     make = replace(plain, drafter=None)
     run(changed(make, drafter=None), PROMPTS[1:2], tmp_path, chunk=1)
@@ -260,10 +259,10 @@ def test_other_programs_read_what_made_a_picture(make, tmp_path):
     assert line.startswith(
         f"Steps: {make.target.length}, Sampler: autoregressive, CFG scale: 2.0, Seed: 3, Size: {size}"
     )
-    assert read_settings(path)["prompt"] == "a dog on a mat", "our own settings stay beside it"
+    assert read_settings(path)["prompt"] == "a dog on a mat", "the chunk of this pack is kept"
 
 
-def test_text_of_any_language_and_of_nobody_is_written_for_other_programs():
+def test_texts_for_other_programs():
     settings = {"prompt": "小屋 a\0b", "image_tokens": 4, "image_index": 2, "model_name": "a, b: c"}
     text = parameters_text(settings, 8, 16)
     assert text.startswith('小屋 a b\nSteps: 4, Size: 8x16, Model: "a, b: c", Image index: 2, ')
@@ -271,8 +270,8 @@ def test_text_of_any_language_and_of_nobody_is_written_for_other_programs():
     assert parameters_text({}, 8, 8) == parameters_text({"prompt": None}, 8, 8) == ""
 
 
-def test_names_that_have_no_utf8_cost_no_picture(tmp_path):
-    """As of a model in a folder from another system: the picture was lost once all of it was drawn."""
+def test_names_without_utf8(tmp_path):
+    """A model's folder from another system may have such a name."""
     settings = {"prompt": "a cat", "model": "caf\udce9/model.pt", "model_name": "caf\udce9"}
     (tmp_path / "a.png").write_bytes(to_png(torch.zeros(3, 8, 8), settings))
     assert read_settings(tmp_path / "a.png") == settings
@@ -280,7 +279,7 @@ def test_names_that_have_no_utf8_cost_no_picture(tmp_path):
         assert "Model: caf\\udce9" in picture.info["parameters"]
 
 
-def test_a_relaxed_image_says_so_to_other_programs():
+def test_relaxed_images_are_marked_for_other_programs():
     settings = {"prompt": "a", "method": "auto", "lantern_delta": 0.7, "lantern_lambda": None}
     assert "Sampler: auto, Relaxed: LANTERN, " in parameters_text(settings, 8, 8)
     settings["figures"] = {"substitution_rate": 0.031}
@@ -288,19 +287,19 @@ def test_a_relaxed_image_says_so_to_other_programs():
     assert "Relaxed" not in parameters_text({**settings, "lantern_delta": None}, 8, 8)
 
 
-def test_folders_are_called_by_the_model_and_old_ones_go_on(make, tmp_path):
-    """Folders of earlier versions are called by the key alone."""
+def test_names_of_folders(make, tmp_path):
+    """Folders of version 0.1 have only the key as their name."""
     unique = job_key(make)
     assert batch_folder(tmp_path, make) == tmp_path / f"{make.target.name}-{unique}"
     assert batch_folder(tmp_path, make, "Cats & dogs/2") == tmp_path / f"Cats-dogs-2-{unique}"
-    assert batch_folder(tmp_path, make, "../..") == tmp_path / unique, "of a name nothing may be left"
+    assert batch_folder(tmp_path, make, "../..") == tmp_path / unique, "a name may be reduced to nothing"
     run(make, PROMPTS[:2], tmp_path / unique, chunk=2)
     assert batch_folder(tmp_path, make) == tmp_path / unique
-    assert run(make, PROMPTS[:3], batch_folder(tmp_path, make), chunk=2) == PROMPTS[2:3], "an image was made twice"
-    assert batch_folder(tmp_path, make, "cats") == tmp_path / f"cats-{unique}", "a name asks for a folder of its own"
+    assert run(make, PROMPTS[:3], batch_folder(tmp_path, make), chunk=2) == PROMPTS[2:3], "an image was generated twice"
+    assert batch_folder(tmp_path, make, "cats") == tmp_path / f"cats-{unique}", "a name selects another folder"
 
 
-def test_a_folder_that_cannot_be_written_is_named(make, tmp_path):
+def test_unwritable_folders_are_reported(make, tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(AdtError, match="can't be written.*finished results were kept"):
         run(make, PROMPTS[:1], tmp_path / "file", chunk=1)

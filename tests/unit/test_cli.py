@@ -1,4 +1,4 @@
-"""The command line: what it writes, that an image can be made again, and that bad input is one clear sentence."""
+"""Command line: output files, reproduction of images from their PNGs, and errors for invalid input."""
 
 import json
 import os
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A folder with a tiny target and its drafter."""
+    """Folder with a tiny target and its drafter."""
     folder = tmp_path_factory.mktemp("models")
     target = write_tiny_checkpoint(folder / "target")
     write_tiny_drafter(folder / "drafter", target)
@@ -28,7 +28,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def generate(models, tmp_path, monkeypatch, capsys):
-    """Run ``generate`` with the tiny models, in an empty folder; returns the exit code and both outputs."""
+    """Function that runs `generate` with the tiny models in an empty folder, and returns the exit code and outputs."""
     (tmp_path / "run").mkdir()
     monkeypatch.chdir(tmp_path / "run")
 
@@ -44,10 +44,10 @@ def load(path):
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
-# ---- what it writes --------------------------------------------------------
+# ---- output files --------------------------------------------------------
 
 
-def test_everything_that_generate_writes(generate):
+def test_output_files(generate):
     code, out, err = generate(
         "--compare", seed=2**64 - 1, tokens="t.json", trace="trace.json", report="r.json", output="deep/er/a.png"
     )
@@ -68,7 +68,7 @@ def test_everything_that_generate_writes(generate):
         assert image.size == (32, 32)
 
 
-def test_several_images_are_numbered_and_each_can_be_made_again(generate):
+def test_several_images_are_numbered_and_reproducible(generate):
     Path("list.txt").write_text("\ufeffa red house\n\n  a blue sky \n", encoding="utf-8")
     files = {"prompt": None, "prompts": "list.txt", "output": "x.png", "tokens": "t.json", "report": "r.json"}
     settings = {"seed": 7, "temperature": 0.9, "top_k": 20, "negative": "fog", "method": "eagle2", "depth": 3}
@@ -90,23 +90,23 @@ def test_several_images_are_numbered_and_each_can_be_made_again(generate):
     assert load("again.json")["tokens"] == [tokens[-1]]
 
 
-def test_the_png_of_a_relaxed_image_says_how_much_was_replaced_and_makes_it_again(generate):
+def test_relaxed_images_state_the_share_of_replaced_tokens(generate):
     relaxed = {"method": "adt-tree", "lantern_delta": 1, "lantern_k": 1000}
     assert generate(**relaxed, batch_size=2, output="x.png", report="r.json")[0] == 0
     shares = []
     for name in ("x-0001.png", "x-0002.png"):
         with Image.open(name) as image:
             shares.append(json.loads(image.text["adt_tree"])["figures"]["substitution_rate"])
-            told = image.text["parameters"]
-        assert f"Relaxed: LANTERN ({100 * shares[-1]:.1f} % of the tokens replaced), " in told
+            parameters = image.text["parameters"]
+        assert f"Relaxed: LANTERN ({100 * shares[-1]:.1f} % of the tokens replaced), " in parameters
     assert sum(shares) / 2 == pytest.approx(load("r.json")["substitution_rate"]) != 0
     assert generate(prompt=None, from_png="x-0002.png", output="again.png")[0] == 0
     with Image.open("x-0002.png") as one, Image.open("again.png") as two:
         assert one.tobytes() == two.tobytes() and one.text == two.text
 
 
-def test_prompts_of_a_list_may_be_decoded_together(generate):
-    """The same files, tokens and figures, whoever keeps them company."""
+def test_prompts_of_a_list_can_be_decoded_together(generate):
+    """Files, tokens and statistics do not depend on the other prompts in a batch."""
     Path("list.txt").write_text("\n".join(["a red house", "x", "a boat at night"]), encoding="utf-8")
     shared = {"prompt": None, "prompts": "list.txt", "batch_size": 2, "dtype": "float64", "seed": 4, "method": "eagle2"}
     for at_once in (None, 3, 1):
@@ -123,7 +123,7 @@ def test_prompts_of_a_list_may_be_decoded_together(generate):
     for figure in ("tokens", "images", "tau", "mean_depth", "verified_nodes"):
         assert load("r1.json")[figure] == pytest.approx(load("r3.json")[figure]), figure
     forwards = [load(f"r{at_once}.json")["target_forwards"] for at_once in (1, None, 3)]
-    assert forwards[0] > forwards[1] > forwards[2], "a forward that images share counts once"
+    assert forwards[0] > forwards[1] > forwards[2], "a shared forward pass counts once"
     assert forwards[0] * load("r1.json")["tau"] == pytest.approx(6 * 15)
     accepted = [
         [
@@ -135,18 +135,17 @@ def test_prompts_of_a_list_may_be_decoded_together(generate):
     assert accepted[0] == accepted[1] and len(accepted[0]) == 3
 
 
-def test_a_png_names_everything_that_made_it(generate):
+def test_a_png_contains_all_settings(generate):
     assert generate(seed=3, prompt="a café", method="adt-tree")[0] == 0
     with Image.open("a.png") as image:
         saved = json.loads(image.text["adt_tree"])
-    assert set(Recipe.options()) <= set(saved), "what --from-png reads back"
+    assert set(Recipe.options()) <= set(saved), "settings that --from-png reads"
     assert saved.items() >= {"prompt": "a café", "seed": 3, "image_index": 0, "noise_version": 1}.items()
     assert {"adt-tree", "torch", "numpy"} <= set(saved["versions"])
 
 
-def test_a_picture_is_continued(generate):
-    """What is kept is the picture's own tokens; the rest follows the prompt and the seed; plain decoding agrees, and
-    the PNG can be made again."""
+def test_continued_images(generate):
+    """Kept tokens are unchanged, the others depend on the prompt and the seed, and the PNG is reproducible."""
     assert generate(seed=1, tokens="whole.json")[0] == 0
     with Image.open("a.png") as image:
         image.convert("L").resize((100, 64)).save("odd.png")
@@ -163,7 +162,7 @@ def test_a_picture_is_continued(generate):
     remade = {"prompt": None, "output": "again.png", "tokens": "t.json"}
     Path("a.png").unlink()
     assert generate(**remade, from_png="3.png")[0] == 0
-    assert load("t.json")["tokens"] == [left], "what was kept is in the PNG, so the picture itself is not needed"
+    assert load("t.json")["tokens"] == [left], "the PNG contains the kept tokens, so the input image is not needed"
     assert generate(continue_from="odd.png", batch_size=2, tokens="t.json")[0] == 0
     first, second = load("t.json")["tokens"]
     assert first[:2] == second[:2] and first[2:] != second[2:]
@@ -184,7 +183,7 @@ def test_inspect(models, capsys):
 
 
 def assert_refused(result, *named, code=1):
-    """Exit code, one line that names the input, and an empty folder."""
+    """Check the exit code, that the message is one line with these words, and that no file was written."""
     found, out, err = result
     assert found == code, err
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1, err
@@ -221,11 +220,11 @@ def assert_refused(result, *named, code=1):
         ({"continue_from": ROOT / "docs" / "comfyui.png", "keep_left": 1.5}, ["--keep-left", "1.5"]),
     ],
 )
-def test_wrong_arguments(generate, options, named):
+def test_invalid_arguments(generate, options, named):
     assert_refused(generate(**options), *named, code=2)
 
 
-def test_keeping_everything(generate):
+def test_keeping_all_rows(generate):
     assert_refused(generate(continue_from=ROOT / "docs" / "comfyui.png", keep=0.9), "--keep is 0.9", "all 4 rows")
 
 
@@ -238,24 +237,24 @@ def test_no_cuda(generate):
     assert_refused(generate(device="cuda"), "--device cuda", "--device cpu", code=2)
 
 
-def test_blank_prompts_of_a_list_are_named(generate):
+def test_blank_prompts_are_reported(generate):
     Path("list.txt").write_text("a red house\n\na blue sky\n", encoding="utf-8")
     code, out, err = generate(prompt=None, prompts="list.txt", output="x.png")
     assert code == 0 and len(list(Path().glob("x-*.png"))) == 2, err
     assert "1 of 3 prompts are blank and were left out: '2'." in out
 
 
-@pytest.mark.parametrize("model, told", [pytest.param("bundled", True, marks=pytest.mark.long), (None, False)])
-def test_prompts_that_ask_for_nothing_that_the_bundled_model_knows_are_named(generate, model, told):
+@pytest.mark.parametrize("model, is_reported", [pytest.param("bundled", True, marks=pytest.mark.long), (None, False)])
+def test_prompts_outside_of_the_training_data_are_reported(generate, model, is_reported):
     Path("list.txt").write_text("a red house\na cat\n", encoding="utf-8")
     models = {"model": model, "drafter": model} if model else {}
     begun = {"continue_from": ROOT / "docs" / "comfyui.png", "keep": 0.75}
     code, out, err = generate(prompt=None, prompts="list.txt", output="x.png", at_once=2, **models, **begun)
     assert code == 0, err
-    assert ("drew something else for 1 of 2 prompts: 'a cat'." in out) == told
+    assert ("drew something else for 1 of 2 prompts: 'a cat'." in out) == is_reported
 
 
-def test_a_prompt_of_a_list_that_is_too_long_is_named(generate):
+def test_long_prompts_of_a_list_are_reported(generate):
     Path("list.txt").write_text("a red house\n\na blue sky\n" + "a very long day " * 500, encoding="utf-8")
     refused = generate(prompt=None, prompts="list.txt", output="x.png")
     assert_refused(refused, "--prompts: number 3 of 3, 'a very long day ", "Prompt too long: ")
@@ -267,7 +266,7 @@ def test_empty_list_of_prompts(generate):
     assert_refused(generate(prompt=None, prompts="list.txt"), "--prompts", "list.txt", "empty", code=2)
 
 
-def test_unknown_commands_and_none(capsys):
+def test_unknown_or_missing_command(capsys):
     for arguments in (["paint"], []):
         assert cli.main(arguments) == 2
         assert (arguments or ["COMMAND"])[0] in capsys.readouterr().err
@@ -302,7 +301,7 @@ def test_truncated_safetensors(generate, models, tmp_path, role, kept):
 
 
 class Malice:
-    """Unpickled by a careless reader, it makes a folder."""
+    """Object whose unpickling creates a folder."""
 
     def __init__(self, proof):
         self.proof = proof
@@ -313,7 +312,7 @@ class Malice:
 
 @pytest.mark.parametrize("role", ["target", "drafter"])
 @pytest.mark.parametrize("torch_file", [True, False])
-def test_a_pickle_that_would_run_code(generate, models, tmp_path, role, torch_file, capsys):
+def test_pickles_with_code_are_not_executed(generate, models, tmp_path, role, torch_file, capsys):
     proof = tmp_path / "proof"
     folder = tmp_path / "malicious"
     folder.mkdir()

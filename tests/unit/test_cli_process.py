@@ -1,4 +1,4 @@
-"""The command line as a process of its own: Ctrl-C, streams that can't be written, and what it imports."""
+"""Command line in a separate process: Ctrl-C, unwritable streams, and imports."""
 
 import json
 import os
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(*arguments, **settings):
-    """The real command line, as a process of its own."""
+    """Start the command line in a separate process."""
     return subprocess.Popen(
         [sys.executable, "-m", "adt_core", *map(str, arguments)],
         cwd=ROOT,
@@ -31,8 +31,8 @@ def command(*arguments, **settings):
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 @pytest.mark.parametrize("stderr", ["2>&- >&- <&-", "2>/dev/full"])
-def test_a_standard_error_that_cannot_be_written_costs_no_picture(tiny, tmp_path, stderr):
-    """Nor does anything that libraries say there get into a file that is open."""
+def test_unwritable_standard_error(tiny, tmp_path, stderr):
+    """Images are written, and messages of libraries do not end up in other open files."""
     files = {"model": tiny / "target", "drafter": tiny / "drafter"}
     files |= {"output": tmp_path / "a.png", "report": tmp_path / "r.json"}
     given = " ".join(f"--{name} {shlex.quote(str(path))}" for name, path in files.items()) + " --device cpu --seed 1"
@@ -57,7 +57,7 @@ def quiet(number):
 os.fsync = quiet
 runpy.run_module("adt_core", run_name="__main__")
 """
-"""A script of a shell: the command, while libraries write to standard error whenever a file is open."""
+"""Script that runs the command while libraries write to standard error whenever a file is open."""
 
 
 INTERRUPTED = """
@@ -71,11 +71,11 @@ module = sys.argv.pop(1)
 sys.meta_path.insert(0, Finder)
 runpy.run_module("adt_core", run_name="__main__")
 """
-"""The command, with Ctrl-C when the interpreter looks for the module that is named first."""
+"""Script that runs the command with Ctrl-C during the import of the module in its first argument."""
 
 
 @pytest.mark.parametrize("module", ["adt_core.cli", "numpy", "torch"])
-def test_an_interrupt_while_modules_are_imported(tmp_path, module):
+def test_interrupt_during_imports(tmp_path, module):
     given = ["generate", "--prompt", "a house", "--output", str(tmp_path / "a.png")]
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, module, *given], cwd=ROOT, text=True, capture_output=True)
     assert done.returncode == 130 and "Interrupted" in done.stderr and done.stderr.count("\n") == 1, done.stderr
@@ -86,7 +86,7 @@ def test_an_interrupt_while_modules_are_imported(tmp_path, module):
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_interrupt(tiny, tmp_path):
     (tmp_path / "list.txt").write_text("a red house\n" * 500, encoding="utf-8")
-    # A shell's background job starts with SIGINT ignored, and its children inherit that: Ctrl-C has to work here.
+    # Background jobs of a shell ignore SIGINT, and child processes inherit that.
     line = words("generate", model=tiny / "target", drafter=tiny / "drafter", prompts=tmp_path / "list.txt")
     files = ["--output", tmp_path / "out" / "a.png", "--tokens", tmp_path / "out" / "t.json", "--device", "cpu"]
     process = command(*line, *files, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
@@ -103,9 +103,9 @@ def test_interrupt(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["benchmark"]], ids=" ".join)
-def test_help_does_without_torch(arguments):
-    """It takes a quarter of a second, and with torch several."""
-    told = [sys.executable, "-X", "importtime", "-m", "adt_core", *arguments]
-    lines = subprocess.run(told, cwd=ROOT, text=True, capture_output=True).stderr.splitlines()
+def test_help_does_not_import_torch(arguments):
+    """Importing torch takes several seconds, the help a quarter of a second."""
+    arguments = [sys.executable, "-X", "importtime", "-m", "adt_core", *arguments]
+    lines = subprocess.run(arguments, cwd=ROOT, text=True, capture_output=True).stderr.splitlines()
     imported = {line.rpartition("|")[2].strip() for line in lines}
     assert "adt_core.policies" in imported and "torch" not in imported

@@ -1,4 +1,4 @@
-"""How much of a picture is kept, and how a picture becomes what a codec reads."""
+"""Input images: kept tokens, conversion to pixels, and source images."""
 
 import struct
 import zlib
@@ -35,21 +35,21 @@ def test_shares_are_rounded_to_tokens(keep, left, tokens):
 @pytest.mark.parametrize(
     "keep, left, words", [(float("nan"), 0, "keep is nan"), (1.1, 0, "keep is 1.1"), (0, -0.1, "keep_left is -0.1")]
 )
-def test_shares_that_are_none(keep, left, words):
+def test_invalid_shares(keep, left, words):
     with pytest.raises(AdtError, match=words):
         prefix_length((8, 8), keep, left)
 
 
-def test_a_picture_of_another_shape_is_cropped_evenly_and_resized(tmp_path):
+def test_other_shapes_are_cropped_and_resized(tmp_path):
     wide = Image.new("RGB", (60, 20), "red")
     wide.paste("blue", (20, 0, 40, 20))
     wide.save(tmp_path / "wide.png")
     pixels = to_pixels(open_rgb(tmp_path / "wide.png", "x"), 8, 8)
     assert pixels.shape == (1, 3, 8, 8) and torch.equal(pixels[0, :, 4, 4], torch.tensor([-1.0, -1.0, 1.0]))
-    assert (pixels[0, 2] > 0.5).all(), "the middle, which is blue"
+    assert (pixels[0, 2] > 0.5).all(), "the blue centre"
 
 
-def test_a_picture_of_the_right_size_is_taken_as_it_is(tmp_path):
+def test_an_image_of_the_right_size_is_not_changed(tmp_path):
     values = torch.arange(48).reshape(4, 4, 3).byte()
     Image.fromarray(values.numpy()).save(tmp_path / "small.png")
     pixels = to_pixels(open_rgb(tmp_path / "small.png", "x"), 4, 4)
@@ -63,14 +63,14 @@ def test_transparency_and_orientation(tmp_path):
     )
     lying = Image.new("RGB", (8, 4))
     exif = lying.getexif()
-    exif[0x0112] = 6  # to be turned a quarter
+    exif[0x0112] = 6  # rotate by 90 degrees
     lying.save(tmp_path / "lying.jpg", exif=exif)
     assert open_rgb(tmp_path / "lying.jpg", "x").size == (4, 8)
 
 
-def test_a_picture_whose_orientation_is_odd(tmp_path):
-    """Pillow reads such an EXIF, and fails with errors of all kinds when it turns the picture and writes it anew."""
-    entries = [(0x0112, 3, b"\0\x06\0\0"), (0x0100, 2, b"ab\0\0")]  # to be turned; a width that is a text
+def test_invalid_exif_data(tmp_path):
+    """Pillow reads it, and raises various exceptions when it rotates the image."""
+    entries = [(0x0112, 3, b"\0\x06\0\0"), (0x0100, 2, b"ab\0\0")]  # rotation; a width that is a string
     content = b"".join(struct.pack(">HHI4s", tag, kind, 1, value) for tag, kind, value in entries)
     Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x02" + content + bytes(4))
     with pytest.raises(AdtError, match="images: '.*a.jpg' can't be read as an image"):
@@ -81,7 +81,7 @@ def test_a_picture_whose_orientation_is_odd(tmp_path):
 
 
 def grey(tmp_path, name, values):
-    """A grey picture of one value per pixel, as it is opened again; as an 8-bit value."""
+    """Return the 8-bit value of a uniform grayscale image that is written and opened."""
     Image.fromarray(values).save(tmp_path / name)
     ((_, (red, *others)),) = open_rgb(tmp_path / name, "images").getcolors()
     assert others == [red, red]
@@ -92,14 +92,14 @@ def grey(tmp_path, name, values):
 @pytest.mark.parametrize(
     "name, kind", [("a.png", "<u2"), ("a.tif", "<u2"), ("a.tif", ">u2"), ("a.tif", "<i4")], ids=str
 )
-def test_grey_of_16_bits_is_scaled(tmp_path, name, kind, value, byte):
-    """Pillow's own conversion makes everything from 256 on white."""
+def test_16_bit_grayscale_is_scaled(tmp_path, name, kind, value, byte):
+    """Pillow's conversion clips values above 255 to white."""
     assert grey(tmp_path, name, np.full((4, 6), value, kind)) == byte
 
 
 @pytest.mark.parametrize("value, byte", [(0.0, 0), (0.5, 128), (1.0, 255), (1.0005, 255)])
 def test_floating_point_is_scaled(tmp_path, value, byte):
-    """Pillow's own conversion makes 0.5 black. Rounding errors of other programs are no reason to refuse a picture."""
+    """Pillow's conversion makes 0.5 black. Values slightly out of range are accepted as rounding errors."""
     assert grey(tmp_path, "a.tif", np.full((4, 6), value, np.float32)) == byte
 
 
@@ -114,7 +114,7 @@ def test_floating_point_is_scaled(tmp_path, value, byte):
         (np.array([[-200, 0]], np.int32), "from -200 to 0, but 0 to 65535 was expected"),
     ],
 )
-def test_grey_values_out_of_range_are_named(tmp_path, values, found):
+def test_values_out_of_range_are_reported(tmp_path, values, found):
     Image.fromarray(values).save(tmp_path / "a.tif")
     with pytest.raises(AdtError) as caught:
         open_rgb(tmp_path / "a.tif", "continue_from")
@@ -129,13 +129,13 @@ def test_grey_values_out_of_range_are_named(tmp_path, values, found):
     [(0, [20000], (78, 78, 78)), (2, [20000, 40000, 60000], (78, 156, 234)), (4, [20000, 3], (78, 78, 78))],
 )
 def test_pngs_of_16_bits(tmp_path, colour_type, channels, colour):
-    """Grey, RGB, and grey with alpha, which is dropped as it is with 8 bits."""
+    """Grayscale, RGB, and grayscale with alpha, which is dropped as with 8 bits."""
     write_png16(tmp_path / "a.png", colour_type, channels)
     assert open_rgb(tmp_path / "a.png", "x").getcolors() == [(16, colour)]
 
 
 def write_png16(path, colour_type, channels):
-    """A PNG of 4 x 4 pixels with 16 bits per channel; Pillow writes only grey ones."""
+    """Write a PNG of 4 x 4 pixels with 16 bits per channel, of which Pillow supports only grayscale."""
 
     def chunk(name, content):
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
@@ -146,10 +146,10 @@ def write_png16(path, colour_type, channels):
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + content)
 
 
-def test_a_lying_picture_of_16_bits_is_turned(tmp_path):
+def test_16_bit_images_are_rotated(tmp_path):
     lying = Image.fromarray(np.full((4, 8), 20000, np.uint16))
     exif = lying.getexif()
-    exif[0x0112] = 6  # to be turned a quarter
+    exif[0x0112] = 6  # rotate by 90 degrees
     lying.save(tmp_path / "lying.png", exif=exif)
     opened = open_rgb(tmp_path / "lying.png", "x")
     assert opened.size == (4, 8) and opened.getpixel((0, 0)) == (78, 78, 78)
@@ -161,11 +161,11 @@ def test_other_modes_are_converted_as_pillow_does(mode):
     assert to_rgb(image).tobytes() == image.convert("RGB").tobytes()
 
 
-# ---- source pictures ---------------------------------------------------------------------------------
+# ---- source images ---------------------------------------------------------------------------------
 
 
-class Painter:
-    """A target that takes source pictures. The code of a cell is its brightness, from 0 to 8."""
+class BrightnessTarget:
+    """Target with source images. The code of a cell is its brightness, from 0 to 8."""
 
     downsample = 128
     num_codes = 9
@@ -181,8 +181,7 @@ class Painter:
         return [codes.tolist() for codes in sources]
 
 
-def test_every_source_picture_is_read_in_order(tmp_path):
-    """Only the last one was."""
+def test_all_source_images_are_read_in_order(tmp_path):
     given = []
     for name, size, grey in (("a.png", (512, 512), 0), ("b.png", (1024, 512), 255), ("a.png", (512, 512), 0)):
         Image.new("L", size, grey).save(tmp_path / name)
@@ -190,22 +189,22 @@ def test_every_source_picture_is_read_in_order(tmp_path):
     _, options = cli.parse(["generate", "--prompt", "a cat", "--output", "o.png", *given])
     order = ImageToImageArgs.of(options)
     assert [path.name for path in order.source] == ["a.png", "b.png", "a.png"]
-    flat = source_codes(order, Painter())
-    assert flat == (4, 4, *[0] * 16, 4, 8, *[8] * 32, 4, 4, *[0] * 16), "as a PNG carries them"
-    assert with_sources(Painter(), flat) == [[[0] * 4] * 4, [[8] * 8] * 4, [[0] * 4] * 4]
-    assert with_sources(Painter(), (1, 2, 3, 4)) == [[[3, 4]]], "as earlier versions wrote a single one"
-    assert ImageToImageArgs.of({}).source == () == source_codes(ImageToImageArgs(), Painter())
+    flat = source_codes(order, BrightnessTarget())
+    assert flat == (4, 4, *[0] * 16, 4, 8, *[8] * 32, 4, 4, *[0] * 16), "layout of a PNG's settings"
+    assert with_sources(BrightnessTarget(), flat) == [[[0] * 4] * 4, [[8] * 8] * 4, [[0] * 4] * 4]
+    assert with_sources(BrightnessTarget(), (1, 2, 3, 4)) == [[[3, 4]]], "layout of earlier versions"
+    assert ImageToImageArgs.of({}).source == () == source_codes(ImageToImageArgs(), BrightnessTarget())
 
 
 @pytest.mark.parametrize(
     "flat", [(0,), (1, 1), (0, 5), (5, 0), (1, 1, 9), (1, 1, 3, 1), (1, 1, 3, 1, 2, 4), (1, 1, 3, 0, 0), (2, 2, 1, 1)]
 )
-def test_sources_that_no_picture_wrote_are_refused(flat):
+def test_invalid_sources_are_rejected(flat):
     with pytest.raises(AdtError, match="sources has no images of this model's tokens"):
-        with_sources(Painter(), flat)
+        with_sources(BrightnessTarget(), flat)
 
 
-def test_a_source_picture_that_can_not_be_read_is_named(tmp_path):
+def test_unreadable_source_images_are_reported(tmp_path):
     Image.new("L", (8, 8)).save(tmp_path / "a.png")
     with pytest.raises(AdtError, match="source: '.*b.png' can't be read as an image"):
         check_args(ImageToImageArgs(source=(tmp_path / "a.png", tmp_path / "b.png")))
@@ -213,7 +212,7 @@ def test_a_source_picture_that_can_not_be_read_is_named(tmp_path):
         ImageToImageArgs(source="a.png")
 
 
-def test_no_result_replaces_a_source_picture(tmp_path, capsys):
+def test_outputs_do_not_replace_source_images(tmp_path, capsys):
     names = [str(tmp_path / name) for name in ("a.png", "b.png")]
     for name in names:
         Image.new("L", (8, 8)).save(name)

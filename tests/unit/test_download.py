@@ -1,4 +1,4 @@
-"""Published models are downloaded completely, checked, resumed, and never over files that exist.
+"""Downloads of published models: complete, verified, resumable, and without replacing existing files.
 
 The client is the real huggingface_hub in a process of its own; the Hub is a small server (tests/hub.py).
 """
@@ -42,7 +42,7 @@ def hub(local_hub):
 
 @pytest.fixture
 def get(tmp_path):
-    """Download parts to ``models``; the states that were reported."""
+    """Function that downloads parts to `models` and returns the reported states."""
 
     def run(*parts, check=lambda: None):
         states: list[DownloadProgress] = []
@@ -67,27 +67,27 @@ WHOLE = {
 
 
 def models_of(tmp_path):
-    """The files that a list of models would see."""
+    """Return the files that a list of models includes."""
     found = files_of(tmp_path / "models")
     return {name: content for name, content in found.items() if not name.startswith(STAGING)}
 
 
-def test_everything_that_a_model_needs_and_nothing_else(hub, get, tmp_path):
+def test_only_required_files_are_downloaded(hub, get, tmp_path):
     states = get()
     assert models_of(tmp_path) == WHOLE
     assert not any("pytorch_model.bin" in path or "another.pt" in path for path in hub.fetched())
-    assert [path.name for path in (tmp_path / "models" / STAGING).iterdir()] == ["lock"], "nothing is kept twice"
+    assert [path.name for path in (tmp_path / "models" / STAGING).iterdir()] == ["lock"], "no staged copy is left"
     assert states[0].state == "listing" and states[-1].state == "downloading"
     assert states[-1].total == sum(map(len, WHOLE.values()))
 
 
-def test_parts_go_to_folders_that_do_not_exist_yet(hub, tmp_path):
+def test_folders_are_created(hub, tmp_path):
     homes = tmp_path / "a" / "ar_image", tmp_path / "b" / "drafters"
     download([DownloadPart(MODEL, homes[0]), DownloadPart(CODEC, homes[1])], lambda progress: None, lambda: None)
     assert (homes[0] / "model" / "config.json").exists() and (homes[1] / "codec.pt").exists()
 
 
-def test_what_is_there_is_not_downloaded_again(hub, get, tmp_path):
+def test_existing_files_are_not_downloaded_again(hub, get, tmp_path):
     get()
     hub.requests.clear()
     states = get()
@@ -97,7 +97,7 @@ def test_what_is_there_is_not_downloaded_again(hub, get, tmp_path):
     assert len(hub.fetched()) == 1 and models_of(tmp_path) == WHOLE
 
 
-def test_several_files_at_a_time_with_bytes_and_rate(hub, get):
+def test_parallel_downloads_report_bytes_and_rate(hub, get):
     hub.rate = 500_000
     states = [state for state in get() if state.state == "downloading"]
     assert hub.most >= 2
@@ -105,7 +105,7 @@ def test_several_files_at_a_time_with_bytes_and_rate(hub, get):
     assert any(0.5 * hub.rate < s.rate < 8 * hub.rate for s in states)
 
 
-def test_a_file_that_exists_and_differs_is_never_replaced(hub, get, tmp_path):
+def test_different_existing_files_are_not_replaced(hub, get, tmp_path):
     own = tmp_path / "models" / "model" / "config.json"
     own.parent.mkdir(parents=True)
     own.write_text('{"mine": 1}', encoding="utf-8")
@@ -114,7 +114,7 @@ def test_a_file_that_exists_and_differs_is_never_replaced(hub, get, tmp_path):
     assert own.read_text(encoding="utf-8") == '{"mine": 1}' and hub.fetched() == []
 
 
-def test_a_connection_that_breaks_is_resumed_where_it_broke(hub, get, tmp_path):
+def test_broken_connections_are_resumed(hub, get, tmp_path):
     hub.cut = {"model.safetensors": 400_000}
     hub.cuts["model.safetensors"] = 2
     get()
@@ -122,7 +122,7 @@ def test_a_connection_that_breaks_is_resumed_where_it_broke(hub, get, tmp_path):
     assert len(WEIGHTS) <= hub.sent["model.safetensors"] < len(WEIGHTS) + 2 * 2**18, "less than a chunk is lost"
 
 
-class Cancelled(BaseException):
+class DownloadCancelled(BaseException):
     """As ComfyUI's is in newer versions."""
 
 
@@ -132,7 +132,7 @@ def cancel_after(condition):
     def check():
         if condition():
             began.append(time.monotonic())
-            raise Cancelled
+            raise DownloadCancelled
 
     return check, began
 
@@ -143,7 +143,7 @@ def test_cancel_works_at_once_and_the_next_run_resumes(hub, get, tmp_path):
     large = ("model.safetensors", "second.safetensors", "codec.pt")
     half = {name: len(WHOLE.get(f"model/{name}", WEIGHTS[:9000])) / 2 for name in large}
     check, began = cancel_after(lambda: all(hub.sent[name] > half[name] for name in large))
-    with pytest.raises(Cancelled):
+    with pytest.raises(DownloadCancelled):
         get(check=check)
     assert time.monotonic() - began[0] < 1
     assert models_of(tmp_path) == {}
@@ -188,21 +188,21 @@ def test_two_downloads_of_one_model_are_one(hub, get, tmp_path):
     ],
     ids=["gated", "401", "404", "no file", "no server"],
 )
-def test_one_sentence_for_what_the_hub_refuses(hub, get, tmp_path, prepare, words):
+def test_messages_for_rejected_requests(hub, get, tmp_path, prepare, words):
     prepare(hub)
     with pytest.raises(AdtError, match=words) as raised:
         get()
     assert "\n" not in str(raised.value) and models_of(tmp_path) == {}
 
 
-def test_a_token_opens_a_gated_repository(hub, get, tmp_path, monkeypatch):
+def test_gated_repository_with_a_token(hub, get, tmp_path, monkeypatch):
     hub.gated.add("someone/model")
     monkeypatch.setenv("HF_TOKEN", hub.token)
     get()
     assert models_of(tmp_path) == WHOLE
 
 
-def test_offline_means_offline(hub, get, monkeypatch):
+def test_offline_mode(hub, get, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(AdtError, match="HF_HUB_OFFLINE is set; unset it"):
         get()
@@ -218,8 +218,8 @@ def test_proxies_are_used(hub, get, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo") or not Path("/dev/shm").is_dir(), reason="needs Linux")
-def test_too_little_space_is_said_before_anything_is_downloaded(hub, get, tmp_path):
-    """The published size is a lie of the Hub here, larger than any disk."""
+def test_too_little_disk_space_is_reported_before_the_download(hub, get, tmp_path):
+    """The Hub of this test publishes a size that is larger than any disk."""
     real = hub.repositories["someone/model"]["model.safetensors"]
 
     class Endless(bytes):
@@ -233,7 +233,7 @@ def test_too_little_space_is_said_before_anything_is_downloaded(hub, get, tmp_pa
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a limit of the size of files")
-def test_a_file_that_can_not_be_written_is_one_sentence_and_keeps_what_arrived(hub, get, tmp_path):
+def test_write_errors_keep_the_downloaded_part(hub, get, tmp_path):
     import resource
 
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -249,14 +249,14 @@ def test_a_file_that_can_not_be_written_is_one_sentence_and_keeps_what_arrived(h
 
 
 @pytest.mark.parametrize("name", ["../outside.json", "/etc/x", "a/../../b", "a\\b", "c:x", "nul.json", "a//b"])
-def test_no_file_leads_out_of_the_folder(hub, get, tmp_path, name):
+def test_paths_outside_of_the_folder_are_rejected(hub, get, tmp_path, name):
     hub.repositories["someone/model"][name] = b"{}"
     with pytest.raises(AdtError, match="has a file called .*, which can't be a file in a folder of models"):
         get()
     assert models_of(tmp_path) == {} and hub.fetched() == []
 
 
-def test_links_in_the_folder_are_refused(hub, get, tmp_path):
+def test_links_in_the_folder_are_rejected(hub, get, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "model").symlink_to(tmp_path / "elsewhere")
@@ -266,7 +266,7 @@ def test_links_in_the_folder_are_refused(hub, get, tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="kill has no signal 0 there")
-def test_the_process_ends_with_the_one_that_started_it(hub, tmp_path):
+def test_the_process_ends_with_its_parent(hub, tmp_path):
     hub.stalled = threading.Event()
     code = (
         "from adt_core.app import download as d; from adt_core.models.downloads import Download\n"

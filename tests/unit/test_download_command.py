@@ -1,4 +1,4 @@
-"""The names that can be downloaded, and the command ``python adt.py download``."""
+"""Names of published models, and the command `python adt.py download`."""
 
 import json
 import random
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = random.Random(1).randbytes(1_000_000)
 
 
-def test_only_what_is_published_can_be_named(tmp_path):
+def test_only_published_models_can_be_downloaded(tmp_path):
     for name in (
         "someone/model",
         "../x",
@@ -33,7 +33,7 @@ def test_only_what_is_published_can_be_named(tmp_path):
 
 
 @pytest.mark.parametrize("row", [row for row in published() if row.downloads], ids=lambda row: row.name)
-def test_a_model_comes_with_all_its_parts_and_its_drafter(row, tmp_path):
+def test_parts_of_a_model_include_its_drafter(row, tmp_path):
     found = find_parts(row.name.upper(), tmp_path / "ar_image")
     assert [place.download for place in found[: len(row.downloads)]] == list(row.downloads)
     rest = [(place.download, place.home) for place in found[len(row.downloads) :]]
@@ -56,7 +56,7 @@ def test_progress_is_one_line():
     assert [progress.message for progress in lines] == list(lines.values())
 
 
-def test_sizes_are_written_for_people():
+def test_formatted_sizes():
     assert [in_gigabytes(x) for x in (0.006, 0.3, 1, 4.1, 14.4)] == ["6 MB", "0.3 GB", "1 GB", "4.1 GB", "14 GB"]
 
 
@@ -65,12 +65,12 @@ def test_sizes_are_written_for_people():
 
 @pytest.fixture
 def janus(local_hub):
-    """A published model on the small Hub."""
+    """Published model on the local Hub."""
     local_hub.repositories["deepseek-community/Janus-Pro-1B"] = {"config.json": b"{}", "model.safetensors": WEIGHTS}
     return local_hub
 
 
-def test_the_command_downloads_with_a_bar_and_says_where_it_is(janus, tmp_path, capsys):
+def test_the_command_shows_a_bar_and_prints_the_path(janus, tmp_path, capsys):
     assert cli.main(["download", "Janus-Pro-1B", "--to", str(tmp_path / "m")]) == 0
     said = capsys.readouterr()
     assert said.out.strip() == f"Janus-Pro-1B is complete: {tmp_path / 'm' / 'Janus-Pro-1B'}"
@@ -78,7 +78,7 @@ def test_the_command_downloads_with_a_bar_and_says_where_it_is(janus, tmp_path, 
     assert "Downloading" in said.err and arrived == {"config.json", "model.safetensors"}
 
 
-def test_the_list_has_every_published_model(capsys):
+def test_list_of_published_models(capsys):
     assert cli.main(["download", "--list"]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == [row.name for row in published() if row.downloads]
@@ -87,20 +87,20 @@ def test_the_list_has_every_published_model(capsys):
 
 
 @pytest.mark.parametrize("wrong", [[], ["Janus-Pro-1B", "--list"]])
-def test_a_name_or_the_list(wrong, capsys):
+def test_a_name_or_list_is_required(wrong, capsys):
     assert cli.main(["download", *wrong]) == 2
     assert "give the name of a published model, or --list" in capsys.readouterr().err
 
 
-def test_models_go_to_the_comfyui_that_the_pack_is_installed_in(monkeypatch, tmp_path):
+def test_default_folder_is_in_comfyui(monkeypatch, tmp_path):
     monkeypatch.setattr(downloading, "ROOT", tmp_path / "ComfyUI" / "custom_nodes" / "ADT-Tree")
     assert downloading.default_folder() == tmp_path / "ComfyUI" / "models" / "ar_image"
     monkeypatch.setattr(downloading, "ROOT", tmp_path / "src" / "ADT-Tree")
     assert downloading.default_folder() == Path("models/ar_image")
 
 
-def test_the_entry_of_portable_versions(tmp_path):
-    """A Python that puts no folder on its path, in a folder with a space and Chinese letters."""
+def test_portable_python(tmp_path):
+    """Without the current folder on the module path, in a folder with a space and Chinese characters."""
     pack = tmp_path / "my pack 雪"
     shutil.copytree(ROOT / "adt_core", pack / "adt_core", ignore=shutil.ignore_patterns("bundled", "__pycache__"))
     shutil.copy2(ROOT / "adt.py", pack)
@@ -110,14 +110,14 @@ def test_the_entry_of_portable_versions(tmp_path):
     assert done.returncode == 0 and done.stdout.startswith("ADT-Tree "), done.stderr
 
 
-def test_portable_versions_download(janus, tmp_path):
+def test_portable_python_downloads(janus, tmp_path):
     command = [sys.executable, "-I", str(ROOT / "adt.py"), "download", "Janus-Pro-1B", "--to", str(tmp_path / "m")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "m" / "Janus-Pro-1B" / "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_the_process_needs_no_torch():
+def test_the_process_does_not_import_torch():
     code = "import sys; import adt_core.app.hub; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8")
     assert json.loads(done.stdout.replace("'", '"')) == [], done.stderr

@@ -1,4 +1,4 @@
-"""Prompt files: every layout that is read, and what is said of a file that can't be."""
+"""Prompt files: all supported formats, and errors for other files."""
 
 import json
 import zipfile
@@ -62,8 +62,8 @@ def test_json_lines_and_lists(tmp_path):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
 @pytest.mark.parametrize("inside", ["\u2028", "\u2029", "\x85"], ids=ascii)
-def test_only_ends_of_lines_end_lines(tmp_path, inside, end):
-    """JSON and tables may hold these characters as they are."""
+def test_other_line_separators_are_part_of_a_prompt(tmp_path, inside, end):
+    """JSON and tables may contain these characters without escapes."""
     cat = f"a cat{inside}on a mat"
     texts = {
         "p.jsonl": [f'"{cat}"', '"a dog"'],
@@ -90,19 +90,19 @@ def test_only_ends_of_lines_end_lines(tmp_path, inside, end):
         ("a.json", "[]"),
     ],
 )
-def test_what_is_not_a_prompt_file_is_named(tmp_path, name, text):
+def test_invalid_files_are_reported(tmp_path, name, text):
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(AdtError, match=f"prompts: .*{name}"):
         read_prompts(tmp_path / name)
 
 
-def test_a_sample_is_fixed_by_its_seed():
+def test_a_sample_depends_on_its_seed():
     prompts = [str(i) for i in range(50)]
     assert sample(prompts, 5, 1) == sample(prompts, 5, 1) != sample(prompts, 5, 2)
     assert sorted(sample(prompts, 99, 1)) == sorted(prompts)
 
 
-def test_ids_are_the_file_s_own_or_line_numbers(tmp_path):
+def test_ids_are_read_or_line_numbers(tmp_path):
     files = {
         "p.txt": "a cat\n\na dog\n",
         "p.json": '["a cat", " ", "a dog"]',
@@ -126,8 +126,8 @@ def test_ids_are_the_file_s_own_or_line_numbers(tmp_path):
     assert non_blank(parse_lines(" \n")) == []
 
 
-def test_blank_prompts_are_counted_and_named(tmp_path):
-    """Those that a list has: the end of a file is none."""
+def test_blank_prompts_are_reported(tmp_path):
+    """Line breaks at the end of a file are not blank prompts."""
     annotations = [
         {"image_id": 9, "id": 1, "caption": " "},
         {"image_id": 3, "id": 2, "caption": ""},
@@ -150,7 +150,7 @@ def test_blank_prompts_are_counted_and_named(tmp_path):
     assert blank_note(parse_lines("\n" * 9 + "a")).endswith("left out: '1', '2', '3', '4', '5' and others.")
 
 
-def test_the_first_caption_that_says_something_is_taken(tmp_path):
+def test_the_first_non_blank_caption_is_used(tmp_path):
     annotations = [{"image_id": 3, "id": id, "caption": said} for id, said in enumerate([" ", "a cat", "a dog"])]
     (tmp_path / "coco.json").write_text(json.dumps({"annotations": annotations}), encoding="utf-8")
     assert read_prompts(tmp_path / "coco.json") == ["a cat"]
@@ -166,14 +166,14 @@ def test_seeds_of_a_list(tmp_path):
 
 
 @pytest.mark.parametrize("seed", ["-1", "1.5", "true", '"x"', "[1]", str(2**64), "NaN"])
-def test_a_seed_that_is_none_is_named(tmp_path, seed):
+def test_invalid_seeds_are_reported(tmp_path, seed):
     (tmp_path / "p.jsonl").write_text(f'{{"prompt": "a cat", "seed": {seed}}}\n', encoding="utf-8")
     with pytest.raises(AdtError, match="prompts: .*p.jsonl"):
         read_all(tmp_path / "p.jsonl")
 
 
-def test_places_of_a_list():
-    """Files sort in the list's order; an id that is the place is not said twice."""
+def test_file_prefixes():
+    """Files sort in the order of the list; an id that equals the position is not repeated."""
     assert file_prefixes([str(number) for number in range(1, 12)])[:2] == ["01", "02"]
     assert file_prefixes(["val2017/000139.jpg", "2", "", "x" * 99]) == [
         "1-val2017-000139.jpg",
@@ -183,19 +183,19 @@ def test_places_of_a_list():
     ]
 
 
-def test_a_part_of_a_list():
+def test_selection():
     prompts = [PromptEntry(str(i), f"a {'Red' if i % 2 else 'blue'} car {i}") for i in range(20)]
     assert select(prompts) == select(prompts, count=0) == prompts
     assert [prompt.id for prompt in select(prompts, filter="red", start=2, count=3)] == ["5", "7", "9"]
     shuffled = select(prompts, shuffle=1)
     assert sorted(shuffled) == sorted(prompts) and shuffled != prompts and shuffled != select(prompts, shuffle=2)
-    assert select(prompts, shuffle=1, start=4, count=4) == shuffled[4:8], "parts of one order make up the whole"
+    assert select(prompts, shuffle=1, start=4, count=4) == shuffled[4:8], "a part of the same order"
 
 
 @pytest.mark.parametrize(
     "values, words", [({"filter": "cow"}, "filter: none of the 2"), ({"start": 2}, "start is 2, but there are only 2")]
 )
-def test_nothing_left_of_a_list_is_named(values, words):
+def test_empty_selections_are_reported(values, words):
     with pytest.raises(AdtError, match=words):
         select(parse_lines("a cat\na dog"), **values)
 
@@ -224,8 +224,8 @@ def listed(tmp_path, name, text, encoding="utf-8"):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
 @pytest.mark.parametrize("name, sign", [("p.csv", ","), ("p.csv", ";"), ("p.csv", "\t"), ("p.tsv", "\t")])
-def test_a_table_has_a_heading_and_quoted_cells(tmp_path, name, sign, end):
-    """They were prompts, quotation marks and all. Spreadsheets of some countries write semicolons."""
+def test_tables_with_quoted_cells(tmp_path, name, sign, end):
+    """Spreadsheets of some locales write semicolons."""
     rows = [
         f"ID{sign}Prompt{sign}note{sign} SEED ",
         f'a{sign}"a cat{sign} a ""red"" one"{sign}x{sign}7',
@@ -241,7 +241,7 @@ def test_a_table_has_a_heading_and_quoted_cells(tmp_path, name, sign, end):
     ]
 
 
-def test_a_table_of_prompts_alone(tmp_path):
+def test_tables_with_only_prompts(tmp_path):
     assert [prompt[:2] for prompt in listed(tmp_path, "p.csv", "caption\na cat\n\na dog\n")] == [
         ("1", "a cat"),
         ("2", "a dog"),
@@ -271,19 +271,19 @@ def test_quotation_marks_of_parti_prompts_are_kept(tmp_path, wording):
         ("prompt,seed\na cat,red\n", "red"),
     ],
 )
-def test_a_table_that_can_not_be_read_is_named(tmp_path, text, words):
+def test_invalid_tables_are_reported(tmp_path, text, words):
     with pytest.raises(AdtError, match=f"prompts: '.*p.csv' .*{words}") as caught:
         listed(tmp_path, "p.csv", text)
     assert "\n" not in str(caught.value)
 
 
-# ---- what is no text -----------------------------------------------------------------------------------
+# ---- other files -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["p.txt", "p.csv", "p.tsv", "p.json", "p.jsonl", "p.md"])
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16", "utf-32-le", "latin-1"])
-def test_other_encodings_are_refused(tmp_path, name, encoding):
-    """Without a byte order mark, every second character of UTF-16 was drawn as NUL."""
+def test_other_encodings_are_rejected(tmp_path, name, encoding):
+    """UTF-16 without a byte order mark is valid UTF-8 with null characters."""
     text = "a caf\xe9" if encoding == "latin-1" else "a cat"
     with pytest.raises(
         AdtError, match=rf"prompts: '.*{name}' is not a UTF-8 text file .*; save the prompts as a UTF-8 text file\.$"
@@ -302,14 +302,14 @@ def test_other_encodings_are_refused(tmp_path, name, encoding):
         ("p.txt", "a zip archive"),
     ],
 )
-def test_archives_are_refused(tmp_path, name, kind):
+def test_archives_are_rejected(tmp_path, name, kind):
     with zipfile.ZipFile(tmp_path / name, "w") as file:
         file.writestr("word/document.xml", "a cat")
     with pytest.raises(AdtError, match=f"prompts: '.*{name}' is {kind}, not a text file; save the prompts as a UTF-8"):
         read_all(tmp_path / name)
 
 
-def test_other_files_are_refused(tmp_path):
+def test_other_files_are_rejected(tmp_path):
     (tmp_path / "p.txt").write_bytes(b"%PDF-1.7\n\xb5\xb6\n")
     (tmp_path / "p.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (tmp_path / "nul.txt").write_bytes(b"a cat\0")
@@ -318,5 +318,5 @@ def test_other_files_are_refused(tmp_path):
             read_all(tmp_path / name)
 
 
-def test_the_node_lists_what_is_read_as_a_list():
+def test_suffixes_of_the_node():
     assert set(FILES) == {".txt", ".json", ".jsonl", ".csv", ".tsv"}

@@ -1,4 +1,4 @@
-"""Image quality on tiny random models: what the columns hold, what is measured once, and what is refused."""
+"""Image quality with tiny random models: columns, shared scores, and invalid weights."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    """A folder with a random CLIP of 8 embedding dimensions and a tokenizer of bytes."""
+    """Folder of a random CLIP model with 8 embedding dimensions and a byte tokenizer."""
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
 
     folder = tmp_path_factory.mktemp("clip")
@@ -50,7 +50,7 @@ def clip(tmp_path_factory):
 
 @pytest.fixture
 def predictor(tmp_path):
-    """LAION's layout: linear layers 0 and 2, from 8 dimensions to 3 to 1."""
+    """Predictor in LAION's layout: linear layers 0 and 2, with 8, 3 and 1 dimensions."""
     generator = torch.Generator().manual_seed(1)
     tensors = {
         "layers.0.weight": torch.randn(3, 8, generator=generator),
@@ -66,7 +66,7 @@ def noise(seed: int, size=(48, 40)) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
 
 
-def test_clip_score_and_aesthetic_are_what_the_model_says(clip, predictor):
+def test_clip_score_and_aesthetic_score(clip, predictor):
     from transformers import CLIPModel, CLIPProcessor
 
     metric = quality.clip_metric(clip, "clip", "CLIP score", CPU, predictor)
@@ -85,10 +85,10 @@ def test_clip_score_and_aesthetic_are_what_the_model_says(clip, predictor):
             "CLIP score": (pytest.approx(100 * max(cosine, 0), abs=1e-3), 1),
             "aesthetic": (pytest.approx(score.item(), abs=1e-4), 1),
         }
-    assert metric(noise(0), "a very long prompt " * 30)  # is cut
+    assert metric(noise(0), "a very long prompt " * 30)  # is truncated
 
 
-def test_columns_add_sums_and_counts():
+def test_columns_are_sums_divided_by_counts():
     names = "seconds tau mean_depth target_forwards drafter_forwards agreement substitution_rate verified_nodes"
     run = dict.fromkeys(names.split(), 1)
     records = [{"runs": {"autoregressive": {**run, "quality": {"attributes": scores}}}} for scores in ((1, 4), (2, 2))]
@@ -96,9 +96,7 @@ def test_columns_add_sums_and_counts():
     assert row["attributes"] == 0.5 and row["FID"] == 7.0
 
 
-def test_the_benchmark_measures_every_picture_and_reuses_those_of_plain_decoding(
-    tiny, tmp_path, clip, predictor, capsys, monkeypatch
-):
+def test_identical_images_are_scored_once(tiny, tmp_path, clip, predictor, capsys, monkeypatch):
     calls = []
     make = quality.clip_metric
 
@@ -123,7 +121,7 @@ def test_the_benchmark_measures_every_picture_and_reuses_those_of_plain_decoding
     table = capsys.readouterr().out
     results = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
     plain, exact, relaxed = results["summary"]
-    assert len(calls) == 4, "jacobi has plain decoding's pictures"
+    assert len(calls) == 4, "jacobi shares the images of plain decoding"
     assert all(plain[column] == exact[column] for column in ("CLIP score", "aesthetic", "IS"))
     assert plain["aesthetic"] != relaxed["aesthetic"] and plain["IS"] == relaxed["IS"] == 2
     assert "| CLIP score | aesthetic | IS |" in table
@@ -132,7 +130,7 @@ def test_the_benchmark_measures_every_picture_and_reuses_those_of_plain_decoding
     images = tmp_path / "out" / "images"
     written = [path.relative_to(images).as_posix() for path in images.rglob("*.png")]
     assert sorted(written) == [f"{name}/000{i}.png" for name in ("autoregressive", "jacobi+lantern") for i in (1, 2)]
-    assert cli.main(command) == 0 and len(calls) == 4, "it was finished"
+    assert cli.main(command) == 0 and len(calls) == 4, "nothing is measured again"
     assert cli.main(command[:-4]) == 1 and "other settings" in capsys.readouterr().err
 
 
@@ -146,13 +144,13 @@ def test_the_benchmark_measures_every_picture_and_reuses_those_of_plain_decoding
         ({"inception": "nowhere"}, "inception"),
     ],
 )
-def test_what_is_missing_is_named(given, named, tmp_path):
+def test_missing_weights_are_reported(given, named, tmp_path):
     given = {name: tmp_path / path for name, path in given.items()}
     with pytest.raises(AdtError, match=named):
         quality.choose(**{name: given.get(name) for name in QualityArgs.fields()}, count=1, device=CPU)
 
 
-def test_a_predictor_for_another_model_and_a_damaged_one(clip, tmp_path):
+def test_invalid_predictors(clip, tmp_path):
     save_file({"weight": torch.zeros(1, 5), "bias": torch.zeros(1)}, tmp_path / "other.safetensors")
     (tmp_path / "damaged.pth").write_bytes(b"no tensors")
     for name, said in (("other.safetensors", "8 numbers"), ("damaged.pth", "file of tensors")):
@@ -161,7 +159,7 @@ def test_a_predictor_for_another_model_and_a_damaged_one(clip, tmp_path):
 
 
 class PanicException(BaseException):
-    """As the tokenizers' library raises it."""
+    """Exception of the tokenizers library."""
 
     __module__ = "pyo3_runtime"
 
@@ -169,7 +167,7 @@ class PanicException(BaseException):
 @pytest.mark.parametrize(
     "at, said", [("from_pretrained", "is not a complete CLIP model"), ("__call__", "can't read 'a cat'")]
 )
-def test_a_panic_of_a_clips_tokenizer_is_a_sentence(clip, monkeypatch, at, said):
+def test_panics_of_a_tokenizer_are_converted(clip, monkeypatch, at, said):
     from transformers import CLIPProcessor
 
     def panic(*_, **__):
@@ -180,14 +178,14 @@ def test_a_panic_of_a_clips_tokenizer_is_a_sentence(clip, monkeypatch, at, said)
         quality.clip_metric(clip, "clip", "CLIP score", CPU)(Image.new("RGB", (8, 8)), "a cat")
 
 
-def test_a_damaged_clip(clip, tmp_path):
+def test_damaged_clip(clip, tmp_path):
     (tmp_path / "config.json").write_text((clip / "config.json").read_text(encoding="utf-8"), encoding="utf-8")
     with pytest.raises(AdtError, match="clip: .* is not a complete CLIP model"):
         quality.clip_metric(tmp_path, "clip", "CLIP score", CPU)
 
 
 def test_inception_score_and_fid(tmp_path):
-    """With random weights of Inception: FID of a set with itself is 0, and real pictures may be of any size."""
+    """With random weights: the FID of equal sets is 0, and reference images may have any size."""
     inception = pytest.importorskip("torch_fidelity.feature_extractor_inceptionv3")
     with torch.random.fork_rng(), pytest.MonkeyPatch.context() as patch:
         torch.manual_seed(0)
@@ -217,7 +215,7 @@ def test_inception_score_and_fid(tmp_path):
         quality.inception_metric(tmp_path / "inception.pth", real, 1, CPU)
 
 
-def test_a_damaged_picture_among_real_ones_is_named(tmp_path, monkeypatch):
+def test_damaged_reference_images_are_reported(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     noise(0, (8, 8)).save(tmp_path / "b.png")
     torch.save({}, tmp_path / "weights.pth")
