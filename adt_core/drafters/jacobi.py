@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ..models.rows import BatchRows, Roots
 from ..policies import Context, DraftMode, check_fit
+from ..policies.costs import CostEstimate
 from ..rules.noise import Noise
 from ..rules.tree import DraftTree, ancestor_matrix, best_only, chain
 from .base import Drafter, Prefill, Proposer, Shapes, Verified
@@ -32,9 +33,25 @@ from .calibration import CLASSES, NEVER, Calibration, Forecast, staleness_after,
 
 LEFT_WEIGHT = 0.25
 """Weight of the logits of the position before, for a draft directly after a changed token."""
-CHAIN = DraftMode("chain", width=1, limit=4.8, half=13.0)
+# The GPU costs here and in merged.py approximate an H100 (docs/gpu.md): there, rounds with 24 drafts take 1.15 plain
+# steps in the mode `window` and 1.38 in `both`; 64 drafts take 1.96. The measured cost rises in steps, one for each tile
+# of batch-invariant mode; the estimate is a straight line.
+CHAIN = DraftMode(
+    "chain",
+    width=1,
+    limit=4.8,
+    half=13.0,
+    cpu_cost=CostEstimate(1.1, 0.15, 0.05),
+    gpu_cost=CostEstimate(1.02, 0.0, 0.006),
+)
 """Chains from the window, which are cheap to build."""
-WINDOW = DraftMode("window", limit=6.4, half=18.0)
+WINDOW = DraftMode(
+    "window",
+    limit=6.4,
+    half=18.0,
+    cpu_cost=CostEstimate(1.15, 0.4, 0.07),
+    gpu_cost=CostEstimate(1.03, 0.0, 0.007),
+)
 """Trees from the window."""
 LONGEST_RETURN = 4
 """Maximum number of spine tokens of a branch after the position at which it leaves the spine."""

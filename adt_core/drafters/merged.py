@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ..models.rows import BatchRows, Roots
 from ..policies import Context, DraftMode
+from ..policies.costs import CostEstimate
 from ..rules.noise import Noise
 from ..rules.tree import DraftTree
 from .base import Drafter, Prefill, Proposer, Shapes, Verified
@@ -32,9 +33,22 @@ from .jacobi import CHAIN, JacobiDrafter, JacobiProposer, Window
 
 MIN_CANDIDATES = 3
 """Minimum number of candidates at a position: the probability of a single one can't be calibrated."""
-BOTH = DraftMode("both", limit=13.7, half=22.5)
+BOTH = DraftMode(
+    "both",
+    limit=13.7,
+    half=22.5,
+    cpu_cost=CostEstimate(1.05, 1.3, 0.05),
+    gpu_cost=CostEstimate(1.05, 0.12, 0.01),
+)
 """Trees from window and network."""
-BOTH_CHAIN = DraftMode("both chain", width=1, limit=11.3, half=16.0)
+BOTH_CHAIN = DraftMode(
+    "both chain",
+    width=1,
+    limit=11.3,
+    half=16.0,
+    cpu_cost=CostEstimate(1.05, 1.2, 0.05),
+    gpu_cost=CostEstimate(1.05, 0.1, 0.01),
+)
 """Chains from window and network."""
 CORRECTION = (1.0, 0.6, 0.9, 1.0, 1.0, 1.0, 1.0, 0.0)
 """Share of the network's last error to subtract, by staleness class.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..rules.settings import Settings, choice, share
 from ..rules.trace import Round
-from .costs import CostProfile
+from .costs import CostEstimate, CostProfile
 
 if TYPE_CHECKING:  # the command line reads options from this package and must not import torch for them
     from torch import Tensor
@@ -54,12 +54,16 @@ class DraftMode(NamedTuple):
         width: Maximum number of candidates at a position; 1 means chains.
         limit: Average number of accepted drafts if there were infinitely many.
         half: Number of drafts of which half as many are accepted.
+        cpu_cost: Estimated cost of its rounds on a CPU, used until they are measured.
+        gpu_cost: The same on a GPU.
     """
 
     name: str
     width: int = 256
     limit: float = 5.0
     half: float = 20.0
+    cpu_cost: CostEstimate = CostEstimate(1.05, 1.3, 0.05)
+    gpu_cost: CostEstimate = CostEstimate(1.05, 0.12, 0.01)
 
     def expected_accepted(self, drafts: int) -> float:
         """Return the average number of accepted drafts if every round has this many."""

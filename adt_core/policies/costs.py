@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import AdtError
 from ..untrusted import label, list_of, mapping, number, record, row, whole_number
@@ -25,28 +25,20 @@ MOST_POINTS = 32
 """Maximum number of curves in a profile, and of points in a curve."""
 LONGEST_NAME = 200
 """Maximum length of a name in a profile, in characters."""
-BUILT_IN: dict[str, dict[str, tuple[float, float, float]]] = {
-    "cpu": {
-        "chain": (1.1, 0.15, 0.05),
-        "window": (1.15, 0.4, 0.07),
-        "both": (1.05, 1.3, 0.05),
-        "both chain": (1.05, 1.2, 0.05),
-    },
-    "cuda": {
-        "chain": (1.02, 0.0, 0.006),
-        "window": (1.03, 0.0, 0.007),
-        "both": (1.05, 0.12, 0.01),
-        "both chain": (1.05, 0.1, 0.01),
-    },
-}
-"""Estimated costs by kind of device and draft mode, in plain steps.
 
-The numbers are: a round without drafts, the extra cost if there are any drafts, and the extra cost of each draft.
 
-`cuda` approximates an H100 (docs/gpu.md): there, rounds with 24 drafts take 1.15 plain steps in the mode `window` and
-1.38 in `both`; 64 drafts take 1.96. The measured cost rises in steps, one for each tile of batch-invariant mode; the
-estimate is a straight line.
-"""
+class CostEstimate(NamedTuple):
+    """Estimated cost of a draft mode's rounds, in plain steps, for one image.
+
+    Attributes:
+        idle: A round without drafts.
+        once: Extra cost of a round with drafts, whatever their number.
+        each: Extra cost of each draft.
+    """
+
+    idle: float
+    once: float
+    each: float
 
 
 @dataclass(frozen=True)
@@ -135,21 +127,3 @@ def _is_curve(points: list) -> bool:
 def rounded(steps: float) -> float:
     """Round to three significant digits; timings are less accurate than that."""
     return float(f"{steps:.3g}")
-
-
-def built_in(device: str, images: int, modes: Iterable[str] = ()) -> CostProfile:
-    """Return the estimated profile, used until the costs are measured.
-
-    Args:
-        device: Kind of device, `cpu` or `cuda`; others are treated as `cuda`.
-        images: Number of images that are decoded together.
-        modes: Names of further draft modes, which are estimated like `both`.
-    """
-    kind = device if device in BUILT_IN else "cuda"
-    estimates = BUILT_IN[kind]
-    costs: dict[str, Curve] = {}
-    for mode in dict.fromkeys((*estimates, *modes)):
-        idle, once, each = estimates.get(mode, estimates["both"])
-        points = ((size, rounded(idle + once + each * images * size)) for size in (1, MOST_DRAFTS))
-        costs[mode] = ((0, idle), *points)
-    return CostProfile(f"built in for {kind}", images, costs)

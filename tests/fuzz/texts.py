@@ -14,12 +14,12 @@ from adt_core.app.batch import BatchFolder
 from adt_core.app.checkpoints import load_target
 from adt_core.app.images import read_settings, to_png
 from adt_core.app.prompts import CAPTIONS, FILES, file_stems, non_blank, read_all, select
+from adt_core.drafters.costs import built_in
 from adt_core.engine.device import profiles
 from adt_core.engine.job import Job
 from adt_core.files import write
 from adt_core.lab.records import FIGURES, RUNS, append, open_records
 from adt_core.lab.report import summary, table
-from adt_core.policies.costs import built_in
 from adt_core.policies.recipe import Recipe
 from tests.layouts.families import WRITERS
 

@@ -15,15 +15,16 @@ import torch
 
 from adt_core import AdtError, Decoding, Drafting, policies
 from adt_core.app.jobs import decode, drawing, new_decoding, warm_up
+from adt_core.drafters.costs import built_in
 from adt_core.engine import graphs, pool
 from adt_core.engine.device import measuring, profiles
 from adt_core.engine.device.memory import MEMORY_SHARE
 from adt_core.engine.job import Job
 from adt_core.engine.request import Request
 from adt_core.models.batch_invariance import TILE
-from adt_core.policies import CostProfile
+from adt_core.policies import CostProfile, DraftMode
 from adt_core.policies.auto import MEASURED_CHAINS, MEASURED_TREES, SIZES
-from adt_core.policies.costs import built_in, rounded
+from adt_core.policies.costs import rounded
 from adt_core.policies.recipe import Recipe
 from tests.drafted import run
 
@@ -87,10 +88,9 @@ def test_built_in_costs_of_drafts_are_high_on_a_cpu_and_low_on_a_gpu(source):
 
 def test_an_unknown_draft_mode_has_built_in_costs():
     """So a new drafter is used in its first image, before costs are measured."""
-    guess = built_in("cpu", 1, ["chain", "new"])
-    assert guess.cost("new", 8) == guess.cost("both", 8) and guess.cost("chain", 8) == built_in("cpu", 1).cost(
-        "chain", 8
-    )
+    profile = built_in("cpu", 1, [DraftMode("chain"), DraftMode("new")])
+    assert profile.cost("new", 8) == profile.cost("both", 8)
+    assert profile.cost("chain", 8) == built_in("cpu", 1).cost("chain", 8)
 
 
 # ---- cache files ---------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ import torch
 
 from adt_core import AdtError, Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.drafters import Drafter, Proposer
+from adt_core.drafters.costs import built_in
 from adt_core.drafters.eagle import EagleProposer
 from adt_core.engine.device import profiles
 from adt_core.engine.device.memory import MEMORY_SHARE
 from adt_core.policies import PLAIN, POLICIES, CostProfile
-from adt_core.policies.costs import built_in
 from adt_core.rules.tree import chain
 from tests.drafted import run
 

@@ -6,9 +6,9 @@ import logging
 
 from torch import Tensor
 
+from ...drafters.costs import built_in
 from ...errors import is_out_of_memory
 from ...policies import CostProfile
-from ...policies.costs import built_in
 from ..request import Request
 from . import profiles
 from .measuring import measure, profile_name
@@ -46,7 +46,7 @@ class Costs:
         self.profile = self._given or profiles.find(profile_name(self._request), batch_size)
         if self.profile is None:
             device = self._request.target.decoder.embedding.device.type
-            self.profile = built_in(device, batch_size, [mode.name for mode in self._request.modes])
+            self.profile = built_in(device, batch_size, self._request.modes)
 
     def record(self, steps: float | None, seconds: float) -> None:
         """Record a round.
