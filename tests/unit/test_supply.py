@@ -132,7 +132,7 @@ def test_the_docs_name_what_is_depended_on():
     page = (
         (ROOT / "docs" / "security.md")
         .read_text(encoding="utf-8")
-        .split("## What it depends on")[1]
+        .split("## Dependencies")[1]
         .split("|---|---|---|")[1]
     )
     rows = re.findall(r"^\| ([\w, -]+) \| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE)
