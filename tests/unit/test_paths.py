@@ -1,4 +1,4 @@
-"""Paths as people have them: below their home folder, and with bytes that are no UTF-8."""
+"""Paths with `~`, and paths that are not UTF-8."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.command import words
 
 ROOT = Path(__file__).resolve().parents[2]
 CAFE = os.fsdecode(b"caf\xe9")
-"""A name in Latin-1, as old archives have it."""
+"""File name in Latin-1, as in old archives."""
 SPELLED = r"caf\udce9"
 
 
@@ -30,7 +30,7 @@ def can_hold(folder):
 
 @pytest.fixture
 def odd(tmp_path):
-    """A folder whose name is no UTF-8."""
+    """Folder whose name is not UTF-8."""
     if not can_hold(tmp_path):
         pytest.skip("this system's names are all Unicode")
     return tmp_path / CAFE
@@ -40,7 +40,7 @@ def odd(tmp_path):
 
 
 def path_options():
-    """Yield command, option and the rest of the line, for every option that takes a path."""
+    """Yield command, option and required options, for every option with a path."""
     least = {"generate": ["--output", "o.png"], "benchmark": ["--output", "o"], "train-drafter": ["--output", "o"]}
     one = {"generate": ["--prompt", "x"], "train-drafter": ["--prompts", "x"]}
     for command, groups in cli.COMMANDS.items():
@@ -53,8 +53,8 @@ def path_options():
 
 
 @pytest.mark.parametrize("command, key, rest", list(path_options()))
-def test_every_path_may_begin_with_the_home_folder(monkeypatch, tmp_path, command, key, rest):
-    """A shell replaces ~ only where a word begins, and Windows nowhere."""
+def test_tilde_in_paths(monkeypatch, tmp_path, command, key, rest):
+    """Shells expand it only at the beginning of a word, and Windows does not."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     monkeypatch.setattr("adt_core.app.png_settings.read_values", lambda *_: {})
@@ -64,13 +64,13 @@ def test_every_path_may_begin_with_the_home_folder(monkeypatch, tmp_path, comman
     assert os.fspath(value) == str(tmp_path / "a.png")
 
 
-def test_other_words_stay_as_they_are():
+def test_tilde_in_other_options():
     _, options = cli.parse(["generate", "--prompt=~/a", "--output=a~b/~.png", "--drafter=jacobi", "--suffix=~"])
     assert (options["prompt"], options["suffix"], options["drafter"]) == ("~/a", "~", "jacobi")
     assert options["output"] == Path("a~b/~.png")
 
 
-def test_an_image_is_written_into_the_home_folder(monkeypatch, tmp_path, tiny, capsys):
+def test_output_in_the_home_folder(monkeypatch, tmp_path, tiny, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     (tmp_path / "work").mkdir()
@@ -85,7 +85,7 @@ def test_an_image_is_written_into_the_home_folder(monkeypatch, tmp_path, tiny, c
 # ---- bytes that are no UTF-8 -----------------------------------------------------------------------------
 
 
-def test_names_that_are_no_utf8_cost_nothing(odd, tiny, capsys):
+def test_names_that_are_not_utf8(odd, tiny, capsys):
     (odd / "list.csv").write_text("prompt\na house\n", encoding="utf-8")
     Image.new("RGB", (40, 40)).save(odd / "p.png")
     models = {"model": tiny / "target", "drafter": tiny / "drafter", "device": "cpu"}
@@ -102,7 +102,7 @@ def test_names_that_are_no_utf8_cost_nothing(odd, tiny, capsys):
     assert cli.main(words("benchmark", **models, prompts=odd / "list.csv", methods="eagle2", output=odd / "b")) == 0
 
 
-def test_errors_name_such_paths(odd, tmp_path, capsys):
+def test_errors_with_such_paths(odd, tmp_path, capsys):
     for option in ("--prompts", "--continue-from", "--from-png", "--model"):
         subject = [] if option in ("--prompts", "--from-png") else ["--prompt", "a house"]
         given = [*subject, option, str(odd / "nowhere"), "--output", str(tmp_path / "a.png")]
@@ -111,8 +111,7 @@ def test_errors_name_such_paths(odd, tmp_path, capsys):
         assert f"{SPELLED}/nowhere" in said and said.count("\n") == 1 and "unexpected" not in said
 
 
-def test_a_model_that_safetensors_can_not_open_is_not_called_damaged(odd, tiny, capsys):
-    """The sentence said to download it again."""
+def test_models_in_such_folders(odd, tiny, capsys):
     for role in ("target", "drafter"):
         (odd / role).symlink_to(tiny / role)
         assert cli.main(["inspect", str(odd / role)]) == 1
@@ -122,7 +121,7 @@ def test_a_model_that_safetensors_can_not_open_is_not_called_damaged(odd, tiny, 
         )
 
 
-def test_a_drafter_that_could_not_be_read_again_is_not_trained(odd, tiny, capsys):
+def test_training_in_such_folders_is_rejected(odd, tiny, capsys):
     (odd / "list.txt").write_text("\n".join(f"cat {number}" for number in range(9)), encoding="utf-8")
     given = {"prompts": odd / "list.txt", "model": tiny / "target", "device": "cpu", "held_out": 1, "batch": 1}
     assert cli.main(words("train-drafter", **given, steps=1, output=odd / "taught")) == 2
@@ -130,7 +129,7 @@ def test_a_drafter_that_could_not_be_read_again_is_not_trained(odd, tiny, capsys
     assert not (odd / "taught").exists()
 
 
-def test_names_of_folders_and_files_leave_such_bytes_out(tmp_path):
+def test_such_bytes_are_removed_from_names(tmp_path):
     assert named_folder(tmp_path, "key", f"{CAFE} au lait", "model") == tmp_path / "caf-au-lait-key"
     assert file_stems(parse_lines(f"a {CAFE}")) == ["1-a-caf"]
 

@@ -1,4 +1,4 @@
-"""How a model's authors draw with it: what holds on the command line where an option is not given."""
+"""Sampling settings of a model's authors as defaults of the command line."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def emu3(tmp_path_factory):
 
 @pytest.fixture
 def draw(tiny, tmp_path, capsys):
-    """Run ``generate``; the settings in the PNG, and its path."""
+    """Function that runs `generate` and returns the settings in the PNG and its path."""
 
     def run(*options, model=tiny / "target", output="a.png"):
         path = tmp_path / output
@@ -49,24 +49,24 @@ def figures(settings):
     return tuple(settings[name] for name in ("guidance", "temperature", "top_k", "top_p", "suffix"))
 
 
-def test_a_target_brings_its_own_along(tiny):
+def test_targets_have_published_settings(tiny):
     assert load_target(tiny / "target").published == load.FAMILIES[0].sampling == published_sampling(tiny / "target")
     assert load_target().published[:5] == published_sampling("bundled")[:5] == (2.0, 0.6, 0, 1.0, "")
 
 
-def test_what_is_not_given_is_the_models_own(draw):
+def test_defaults_are_the_published_settings(draw):
     assert figures(draw()[0]) == (3.0, 0.7, 0, 0.9, "")
     assert figures(draw("--temperature", 1, "--top-k", 5, "--cfg", 2)[0]) == (2.0, 1.0, 5, 0.9, "")
 
 
 @pytest.mark.long
-def test_what_is_not_given_is_the_bundled_models_own(draw):
+def test_defaults_of_the_bundled_model(draw):
     most = "--continue-from", ROOT / "docs" / "comfyui.png", "--keep", 0.93
     assert figures(draw(*most, model="bundled")[0]) == (2.0, 0.6, 0, 1.0, "")
 
 
-def test_an_image_is_made_again_with_what_it_was_made_with(draw, monkeypatch):
-    """Also where another version of the pack has other settings of its own."""
+def test_images_are_reproduced_with_their_settings(draw, monkeypatch):
+    """Also if another version of the pack has other defaults."""
     saved, path = draw()
     changed = [family._replace(sampling=PublishedSampling(guidance=9.0)) for family in load.FAMILIES]
     monkeypatch.setattr(load, "FAMILIES", changed)
@@ -76,7 +76,7 @@ def test_an_image_is_made_again_with_what_it_was_made_with(draw, monkeypatch):
         assert one.tobytes() == two.tobytes()
 
 
-def test_the_suffix_is_put_behind_the_prompt_and_recorded(emu3, draw, tmp_path):
+def test_the_suffix_is_appended_and_saved(emu3, draw, tmp_path):
     def tokens(*options):
         saved, path = draw("--size", "32x32", "--tokens", tmp_path / "t.json", *options, model=emu3)
         return (
@@ -96,7 +96,7 @@ def test_the_suffix_is_put_behind_the_prompt_and_recorded(emu3, draw, tmp_path):
         assert one.tobytes() == two.tobytes()
 
 
-def test_pngs_of_before_had_no_suffix(emu3, draw, tmp_path):
+def test_old_pngs_have_no_suffix(emu3, draw, tmp_path):
     saved, path = draw("--size", "32x32", "--suffix", "", model=emu3)
     with Image.open(path) as image:
         info = PngInfo()
@@ -105,12 +105,12 @@ def test_pngs_of_before_had_no_suffix(emu3, draw, tmp_path):
     assert draw("--from-png", tmp_path / "old.png", model=emu3, output="b.png")[0]["suffix"] == ""
 
 
-def test_a_blank_prompt_stays_blank():
+def test_blank_prompts_get_no_suffix():
     assert suffixed(" a cat\n", SUFFIX) == f" a cat{SUFFIX}"
     assert suffixed(" \n", SUFFIX) == " \n" and suffixed("a cat", "") == "a cat"
 
 
-def test_a_negative_prompt_gets_no_suffix(emu3):
+def test_negative_prompts_get_no_suffix(emu3):
     target = load_target(emu3, dtype=torch.float64).sized(32, 32)
 
     def codes(prompt, **words):
@@ -121,7 +121,7 @@ def test_a_negative_prompt_gets_no_suffix(emu3):
     assert made == codes(f"a cat{SUFFIX}", negative="fog") != codes(f"a cat{SUFFIX}", negative=f"fog{SUFFIX}")
 
 
-def test_a_benchmark_takes_them(tiny, tmp_path):
+def test_benchmarks_use_the_published_settings(tiny, tmp_path):
     (tmp_path / "p.txt").write_text("a cat\n", encoding="utf-8")
     given = ["--model", tiny / "target", "--drafter", "jacobi", "--prompts", tmp_path / "p.txt", "--methods", "jacobi"]
     _, options = cli.parse(["benchmark", *map(str, given), "--output", str(tmp_path), "--top-k", "7"])
@@ -132,8 +132,7 @@ def test_a_benchmark_takes_them(tiny, tmp_path):
     assert facts["suffix"] == ""
 
 
-def test_a_drafter_is_trained_on_them(emu3, tmp_path):
-    """The same settings and prompts that it will draft for."""
+def test_training_uses_the_published_settings(emu3, tmp_path):
     (tmp_path / "p.txt").write_text("\n".join(f"a cat {number}" for number in range(9)), encoding="utf-8")
     given = {"model": emu3, "prompts": tmp_path / "p.txt", "output": tmp_path / "out", "held-out": 2, "batch": 2}
     _, options = cli.parse(["train-drafter", *(str(x) for name, value in given.items() for x in (f"--{name}", value))])
@@ -145,7 +144,7 @@ def test_a_drafter_is_trained_on_them(emu3, tmp_path):
     assert all(prompt.endswith(SUFFIX) for prompt in plan.prompts)
 
 
-def test_the_help_says_so(capsys):
+def test_help_of_the_defaults(capsys):
     for command in ("generate", "benchmark", "train-drafter"):
         with pytest.raises(SystemExit):
             cli.main([command, "--help"])

@@ -1,5 +1,4 @@
-"""``train-drafter``: it learns, it goes on where it stopped, what it writes decodes losslessly, and bad input is one
-clear sentence."""
+"""Command train-drafter: training, resuming, lossless decoding with the result, and errors for invalid input."""
 
 import csv
 import json
@@ -38,7 +37,7 @@ def prompts(tmp_path_factory):
 
 @pytest.fixture
 def train(tiny, prompts, tmp_path, capsys):
-    """Run ``train-drafter`` on the tiny target; returns the exit code and both outputs."""
+    """Function that runs `train-drafter` on the tiny target, and returns the exit code and both outputs."""
 
     def train(output=tmp_path / "out", **given):
         options = {"model": tiny / "target", "prompts": prompts, "device": "cpu", "output": output, **QUICK}
@@ -57,22 +56,21 @@ def weights(folder):
 
 
 def with_and_without(target, drafter):
-    """Codes of an image decoded plainly, and with the drafter."""
+    """Yield the codes of an image with plain decoding and with the drafter."""
     for drafting in (Drafting(method="autoregressive"), Drafting(method="eagle2", depth=3, width=2, nodes=6)):
         yield run(target, drafter, ("a red house",), sampling=Sampling(seed=5), drafting=drafting).codes
 
 
-# ---- it learns -------------------------------------------------------------
+# ---- training -------------------------------------------------------------
 
 
-def test_it_learns_what_the_target_draws(train, tiny, tmp_path):
-    """Loss falls, acceptance on held-out prompts rises at every depth, and ends above a random drafter's; the figures
-    are in the table and the line."""
+def test_training_improves_loss_and_acceptance(train, tiny, tmp_path):
+    """Acceptance on held-out prompts exceeds a random drafter's at every depth, in the log and in the summary."""
     code, out, err = train(steps=90, every=30, batch=4, held_out=8, pictures=40, compare=tiny / "drafter")
     assert code == 0, err
     rows = table(tmp_path / "out")
     assert [row["step"] for row in rows] == ["30", "60", "90"]
-    assert float(rows[-1]["loss"]) < float(rows[1]["loss"])  # the first row is of another loss, without own features
+    assert float(rows[-1]["loss"]) < float(rows[1]["loss"])  # the first row is from the warm-up, which has another loss
     ours, random = out.strip().splitlines()
     for depth in (1, 2, 3):
         share = float(rows[-1][f"depth {depth} of 1"])
@@ -81,20 +79,20 @@ def test_it_learns_what_the_target_draws(train, tiny, tmp_path):
     assert float(rows[-1]["tau"]) > float(rows[0]["tau"])
 
 
-def test_it_begins_with_another_drafter(train, tmp_path):
-    """With a learning rate of next to nothing it is still that drafter; from random weights it is another."""
-    first, begun, anew = (tmp_path / name for name in ("first", "begun", "anew"))
+def test_start_from_another_drafter(train, tmp_path):
+    """With a learning rate near 0, the weights of the start are preserved."""
+    first, continued, new = (tmp_path / name for name in ("first", "continued", "new"))
     train(output=first, steps=30, every=30)
-    told = [
+    results = [
         train(output=folder, start=start, compare=first, learning_rate=1e-9)
-        for folder, start in ((begun, first), (anew, None))
+        for folder, start in ((continued, first), (new, None))
     ]
-    (ours, theirs), (random, _) = ([line.split("children ")[1] for line in out.splitlines()] for _, out, _ in told)
+    (ours, theirs), (random, _) = ([line.split("children ")[1] for line in out.splitlines()] for _, out, _ in results)
     assert ours == theirs != random
 
 
-def test_what_it_writes_decodes_losslessly(train, tiny, tmp_path):
-    """The written folder is a drafter in the published layout: it loads, fits, and changes no token."""
+def test_the_trained_drafter_decodes_losslessly(train, tiny, tmp_path):
+    """The output folder can be loaded as a drafter in the published format."""
     assert train()[0] == 0
     target = load_target(tiny / "target", dtype=torch.float64)
     drafter = load_drafter(tmp_path / "out", target)
@@ -113,7 +111,7 @@ def test_what_it_writes_decodes_losslessly(train, tiny, tmp_path):
         {"autocast": "float16", "features_gb": 0},
     ],
 )
-def test_under_every_setting(train, tmp_path, settings):
+def test_training_settings(train, tmp_path, settings):
     code, _, err = train(**settings)
     assert code == 0, err
     assert all(
@@ -122,8 +120,8 @@ def test_under_every_setting(train, tmp_path, settings):
     )
 
 
-def test_from_captioned_pictures(train, tiny, tmp_path):
-    """Each picture is cut to the model's square and encoded by its codec, and keeps its own caption."""
+def test_training_on_captioned_images(train, tiny, tmp_path):
+    """Images are cropped to the model's square and encoded, and keep their captions."""
     folder = tmp_path / "pictures"
     folder.mkdir()
     rng = np.random.default_rng(0)
@@ -140,8 +138,8 @@ def test_from_captioned_pictures(train, tiny, tmp_path):
     assert codes[at].tolist() == load_target(tiny / "target").codec.encode(pixels).flatten().tolist()
 
 
-def test_it_says_first_what_it_takes(train, tmp_path, monkeypatch):
-    """Time, memory and disk space, of what is still to be done; a disk that is too small ends it there."""
+def test_estimate_of_time_memory_and_disk_space(train, tmp_path, monkeypatch):
+    """The estimate is for the rest of the run. Too little disk space is an error."""
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
         code, _, err = train()
@@ -150,39 +148,38 @@ def test_it_says_first_what_it_takes(train, tmp_path, monkeypatch):
     )
     folder = tmp_path / "out" / "training"
     assert (np.load(folder / "codes.npy") == -1).all() and not (folder / "checkpoint.pt").exists()
-    (said,) = re.findall(r"^The training takes (.*)\.$", train()[2], re.M)
+    (estimate,) = re.findall(r"^The training takes (.*)\.$", train()[2], re.M)
     number = r"\d+(\.\d)?"
     assert re.fullmatch(
         rf"about {number} min \({number} to generate, {number} to train\), {number} GB of memory and "
         rf"{number} GB of disk",
-        said,
+        estimate,
     )
-    assert "The training takes" not in train()[2], "a finished run takes nothing"
+    assert "The training takes" not in train()[2], "a finished run has no estimate"
 
 
-# ---- what is trained is what is run -------------------------------------------
+# ---- training and inference -------------------------------------------
 
 
-def test_training_sees_what_inference_sees(models, tmp_path):
-    """A drafter unrolled in training puts out what the proposer's network calls put out at the same depth: same pairs,
-    same positions, same sight."""
+def test_training_equals_inference(models, tmp_path):
+    """Unrolled passes in training and the drafter's calls at inference have equal outputs at every depth."""
     target, drafter = models
     codes = torch.randint(0, target.num_codes, (2, 16), generator=torch.Generator().manual_seed(0))
     prompts = [target.encode_prompt(text) for text in ("a house", "a much longer prompt")]
     root = 3
     passes = 3
-    reading = read(target, prompts, codes, [0, 1], Sampling(), Features(tmp_path, 0))
-    outs = [out[:, root] for out in unroll(drafter, reading, torch.arange(12), passes)]
+    outputs = read(target, prompts, codes, [0, 1], Sampling(), Features(tmp_path, 0))
+    outs = [out[:, root] for out in unroll(drafter, outputs, torch.arange(12), passes)]
 
     from adt_core.models.cache import KVCache
     from adt_core.models.rotary import rope_tables
     from adt_core.models.rows import BatchRows, Roots
 
-    rows = BatchRows(reading.prompts, 64, drafter.embedding)
+    rows = BatchRows(outputs.prompts, 64, drafter.embedding)
     cache = KVCache(drafter.config, rows.count, 64, drafter.embedding)
     rope = rope_tables(drafter.config, drafter.embedding)
     ids = rows.spread(target.decoder.image_ids[codes])
-    features = reading.features.double()
+    features = outputs.features.double()
     drafter(torch.cat([rows.ids[:, 1:], ids[:, :1]], 1), features[:, : rows.length], rows.prefill(), cache, rope)
     step = rows.causal_step(Roots.all_at(codes[:, 0], 0), root)
     out = drafter(ids[:, 1 : root + 1], features[:, rows.length : rows.length + root], step, cache, rope)[:, -1:]
@@ -192,8 +189,8 @@ def test_training_sees_what_inference_sees(models, tmp_path):
         out = drafter(ids[:, root + depth + 1 : root + depth + 2], out, step, cache, rope)
 
 
-def test_pictures_are_drawn_as_generate_draws_them(train, tiny, tmp_path):
-    """Picture i is image i of the seed's noise under the settings that were asked for."""
+def test_training_images_equal_those_of_generate(train, tiny, tmp_path):
+    """Image i has image index i in the noise."""
     assert train(seed=9, cfg=2, top_k=10, temperature=1, top_p=1, steps=1)[0] == 0
     folder = tmp_path / "out" / "training"
     prompt = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["captions"][4]
@@ -202,19 +199,18 @@ def test_pictures_are_drawn_as_generate_draws_them(train, tiny, tmp_path):
     assert decoding.codes[0].tolist() == np.load(folder / "codes.npy")[4].tolist()
 
 
-# ---- it goes on ---------------------------------------------------------------
+# ---- resuming ---------------------------------------------------------------
 
 
-def test_every_other_step_learns_at_temperature_1(train, monkeypatch):
-    """What the loss compares with is the target's distribution there, on the same pictures."""
+def test_every_second_step_uses_temperature_1(train, monkeypatch):
     seen = []
-    learn = command.Trainer._backward
+    backward = command.Trainer._backward
 
-    def watched(self, reading, step, passes):
-        seen.append((step, reading.sampling.temperature, reading.z))
-        return learn(self, reading, step, passes)
+    def recorded(self, outputs, step, passes):
+        seen.append((step, outputs.sampling.temperature, outputs.z))
+        return backward(self, outputs, step, passes)
 
-    monkeypatch.setattr(command.Trainer, "_backward", watched)
+    monkeypatch.setattr(command.Trainer, "_backward", recorded)
     assert train(temperature=0.5, cfg=1, top_k=0, steps=4)[0] == 0
     steps = seen[-4:]
     assert [(step, temperature) for step, temperature, _ in steps] == [(0, 1.0), (1, 0.5), (2, 1.0), (3, 0.5)]
@@ -226,20 +222,19 @@ class Stop(Exception):
     pass
 
 
-def test_a_run_that_was_stopped_ends_with_the_same_weights(train, tmp_path, monkeypatch):
-    """Stopped while drawing and again between two checkpoints, then gone on with: bit for bit what an uninterrupted run
-    ends with."""
-    assert train(tmp_path / "whole", steps=6, every=2)[0] == 0
+def test_an_interrupted_run_has_the_same_weights(train, tmp_path, monkeypatch):
+    """Interrupted while images are generated, and between two checkpoints."""
+    assert train(tmp_path / "complete", steps=6, every=2)[0] == 0
 
     def stop_after(patch, count, owner, name):
-        whole = getattr(owner, name)
+        original = getattr(owner, name)
 
         def counted(*args, **settings):
             nonlocal count
             count -= 1
             if count < 0:
                 raise Stop
-            return whole(*args, **settings)
+            return original(*args, **settings)
 
         patch.setattr(owner, name, counted)
 
@@ -248,22 +243,22 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(train, tmp_path, monk
             stop_after(patch, count, owner, name)
             assert train(steps=6, every=2)[0] == 1
     assert train(steps=6, every=2)[0] == 0
-    whole = weights(tmp_path / "whole")
+    complete = weights(tmp_path / "complete")
     resumed = weights(tmp_path / "out")
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert all(torch.equal(complete[name], resumed[name]) for name in complete)
     assert [row["step"] for row in table(tmp_path / "out")] == ["2", "4", "6"]
-    written = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("whole", "out")]
+    written = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("complete", "out")]
     assert written[0] == written[1]
 
 
-def test_a_finished_run_says_its_figures_again(train):
+def test_a_finished_run_repeats_its_summary(train):
     first = train()
     second = train()
     assert first[0] == second[0] == 0 and first[1] == second[1]
 
 
-def test_a_run_that_an_earlier_version_began_goes_on(train, tmp_path):
-    """It did not write down all that is now."""
+def test_a_run_of_an_earlier_version_resumes(train, tmp_path):
+    """Earlier versions saved fewer settings."""
     assert train()[0] == 0
     path = tmp_path / "out" / "training" / "settings.json"
     before = json.loads(path.read_text(encoding="utf-8"))
@@ -273,18 +268,17 @@ def test_a_run_that_an_earlier_version_began_goes_on(train, tmp_path):
     assert train()[0] == 0
 
 
-def test_kept_features_change_nothing(train, tmp_path):
-    """A run that finds its features on disk, and one that makes them every time."""
-    for name, room in (("kept", 1), ("made", 0)):
-        assert train(tmp_path / name, features_gb=room, steps=9)[0] == 0
-    kept = weights(tmp_path / "kept")
-    made = weights(tmp_path / "made")
-    assert list((tmp_path / "kept" / "training" / "features").iterdir())
-    assert not (tmp_path / "made" / "training" / "features").exists()
-    assert all(torch.allclose(kept[name], made[name], atol=1e-3) for name in kept)
+def test_cached_features_do_not_change_the_weights(train, tmp_path):
+    for name, size in (("cached", 1), ("computed", 0)):
+        assert train(tmp_path / name, features_gb=size, steps=9)[0] == 0
+    cached = weights(tmp_path / "cached")
+    computed = weights(tmp_path / "computed")
+    assert list((tmp_path / "cached" / "training" / "features").iterdir())
+    assert not (tmp_path / "computed" / "training" / "features").exists()
+    assert all(torch.allclose(cached[name], computed[name], atol=1e-3) for name in cached)
 
 
-# ---- bad input ------------------------------------------------------------------
+# ---- invalid input ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -304,14 +298,14 @@ def test_kept_features_change_nothing(train, tmp_path):
         ),
     ],
 )
-def test_bad_options(train, tmp_path, monkeypatch, given, said):
+def test_invalid_options(train, tmp_path, monkeypatch, given, said):
     monkeypatch.chdir(tmp_path)
     code, out, err = train(**given)
     assert code == 2 and not out and said in err and err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_compared_with_is_looked_at_first(train, tmp_path):
+def test_the_drafter_to_compare_is_checked_first(train, tmp_path):
     for name, said in (
         ("jacobi", "--compare: 'jacobi' is not an EAGLE"),
         ("nowhere", "drafter 'nowhere' does not exist"),
@@ -320,7 +314,7 @@ def test_what_is_compared_with_is_looked_at_first(train, tmp_path):
         assert code == 1 and said in err and not (tmp_path / "out").exists()
 
 
-def test_what_it_begins_with_is_looked_at_first(train, tiny, tmp_path):
+def test_the_drafter_to_start_from_is_checked_first(train, tiny, tmp_path):
     other = tmp_path / "without a norm"
     shutil.copytree(tiny / "drafter", other)
     weights = load_file(other / "model.safetensors")
@@ -335,12 +329,12 @@ def test_what_it_begins_with_is_looked_at_first(train, tiny, tmp_path):
         assert code == 1 and said in err and err.count("\n") == 1 and not (tmp_path / "out" / "training").exists()
 
 
-def test_bad_pictures(train, tmp_path):
+def test_invalid_images(train, tmp_path):
     folder = tmp_path / "pictures"
     folder.mkdir()
     assert "contains no .jpg, .jpeg, .png, .webp" in train(prompts=None, images=folder)[2]
     for i in range(6):
-        (folder / f"{i}.png").write_bytes(b"no picture")
+        (folder / f"{i}.png").write_bytes(b"no image")
     assert "has no caption; write what it shows in 0.txt next to it." in train(prompts=None, images=folder)[2]
     for i in range(6):
         (folder / f"{i}.txt").write_text("a house", encoding="utf-8")
@@ -348,7 +342,7 @@ def test_bad_pictures(train, tmp_path):
     assert code == 1 and "can't be read as an image" in err and "remove it or save it again." in err
 
 
-def test_an_output_that_is_something_else(train, tiny, tmp_path):
+def test_output_folders_with_other_content(train, tiny, tmp_path):
     assert "contains a model that was not trained here" in train(tiny / "target")[2]
     assert train()[0] == 0
     before = (tmp_path / "out" / "model.safetensors").read_bytes()
@@ -361,14 +355,13 @@ def test_an_output_that_is_something_else(train, tiny, tmp_path):
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
 
 
-# ---- for any family --------------------------------------------------------
+# ---- families --------------------------------------------------------
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("layout", [*sorted(WRITERS.keys() - {"chameleon", "llamagen"}), "llamagen, authors'"])
-def test_a_drafter_for_every_family(train, tmp_path, layout):
-    """Ends of rows, captions of a text encoder, grid rotation, a head with a hidden layer: what is written fits, and
-    drafts from what it learned."""
+def test_training_for_every_family(train, tmp_path, layout):
+    """With row ends, text encoders, 2D rotary positions, and heads with a hidden layer."""
     model = LAYOUTS[layout](tmp_path)
     size = SIZES.get(layout)
     code, _, err = train(model=model, steps=24, every=12, size=size and "x".join(map(str, size)))

@@ -1,4 +1,4 @@
-"""What people point at in place of a model: either it is clear what they mean, or a sentence says what it is."""
+"""Paths that are not models: they are resolved to the model, or the error names the kind of file."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("file", ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "config.json"])
-def test_a_file_of_a_whole_folder_stands_for_the_folder(tmp_path, file):
+def test_a_file_in_a_models_folder_selects_the_folder(tmp_path, file):
     folder = write_lumina(tmp_path / "models" / "Lumina-mGPT-7B-768")
     target = load_target(folder / file)
     assert target.name == "Lumina-mGPT-7B-768" == name_of(folder / file) and home_of(folder / file) == folder.parent
@@ -36,7 +36,7 @@ def test_a_file_of_a_whole_folder_stands_for_the_folder(tmp_path, file):
     assert "lacks model-00002-of-00002.safetensors, named in its index" in said(folder / "config.json")
 
 
-def test_of_thousands_of_shards_that_are_missing_a_few_are_named(tmp_path):
+def test_few_of_many_missing_shards_are_named(tmp_path):
     folder = write_lumina(tmp_path / "Lumina-mGPT-7B-768")
     names = {f"tensor {i}": f"model-{i:05}-of-09999.safetensors" for i in range(9999)}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}), encoding="utf-8")
@@ -51,20 +51,19 @@ def test_of_thousands_of_shards_that_are_missing_a_few_are_named(tmp_path):
 
 @pytest.mark.parametrize("marks", ['""', "''"])
 def test_a_path_in_quotation_marks(tmp_path, marks):
-    """As Windows copies paths."""
+    """Windows copies paths in this form."""
     message = said(f"{marks[0]}{tmp_path}{marks[1]}")
     assert message.endswith("does not exist; remove the quotation marks.")
 
 
 @pytest.mark.parametrize("name", ["cat.png", "cat.JPG"])
-def test_a_picture(tmp_path, name):
+def test_image_files(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x89PNG")
     assert "is an image, not a model; choose the model's folder" in said(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "README.md"])
-def test_a_text_of_a_models_folder(tmp_path, name):
-    """It was called a damaged file of weights, to be downloaded again."""
+def test_text_files(tmp_path, name):
     (tmp_path / name).write_text("{}", encoding="utf-8")
     assert "is a text file, not a model; choose the model's folder" in said(tmp_path / name)
 
@@ -72,8 +71,8 @@ def test_a_text_of_a_models_folder(tmp_path, name):
 @pytest.mark.parametrize(
     "around, remedy", [("GLM-Image", "choose the complete model, {}"), ("SDXL", "choose a visual")]
 )
-def test_a_part_of_a_diffusers_model(tmp_path, around, remedy):
-    """Of GLM-Image, the folder around it is the model."""
+def test_parts_of_a_diffusers_model(tmp_path, around, remedy):
+    """For GLM-Image, the parent folder is the model."""
     part = tmp_path / around / "transformer"
     part.mkdir(parents=True)
     (part / "config.json").write_text('{"_class_name": "ATransformer2DModel"}', encoding="utf-8")
@@ -108,15 +107,15 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("kind, name", [(kind, name) for kind, names in STRANGERS.items() for name in names])
-def test_files_of_other_models_are_known_by_their_tensors(tmp_path, kind, name):
-    """SDXL, Flux, LoRA, PEFT, VAE, text encoders. They have no config.json, which was asked for."""
+def test_checkpoints_of_other_models(tmp_path, kind, name):
+    """SDXL, Flux, LoRA, PEFT, VAE and text encoders are recognised by their tensors."""
     save_file({name: torch.ones(1)}, tmp_path / "model.safetensors")
     for path in (tmp_path, tmp_path / "model.safetensors"):
         assert f" is {kind}, not a model that generates image tokens; " in said(path)
 
 
 def test_janusflow(tmp_path):
-    """It has no codes; it was told to take its own config.json."""
+    """It has no image tokens."""
     folder = write_janus(tmp_path / "JanusFlow-1.3B", layout="deepseek")
     edit_config(folder, lambda config: config.update(vision_gen_enc_config={}, vision_gen_dec_config={}))
     edit_config(folder, lambda config: config.pop("gen_vision_config"))
@@ -133,7 +132,6 @@ def test_janusflow(tmp_path):
     ],
 )
 def test_other_models_of_emu3s_family(tmp_path, name, config, words):
-    """Emu3.5 was taken for Emu3 in another layout, and Emu3-Chat drew."""
     folder = write_emu3(tmp_path / name)
     edit_config(folder, lambda content: content.update(config))
     message = said(folder)
@@ -150,7 +148,7 @@ def test_other_models_of_emu3s_family(tmp_path, name, config, words):
         ("copy", "blip3o_qwen", "BLIP3o, whose images are made by a diffusion model"),
     ],
 )
-def test_models_whose_tokens_only_a_diffusion_model_can_show(tmp_path, name, kind, words):
+def test_models_whose_decoder_is_a_diffusion_model(tmp_path, name, kind, words):
     folder = write_emu3(tmp_path / name)
     edit_config(folder, lambda config: config.update(model_type=kind))
     assert f"{name} is {words}" in said(folder)
@@ -160,8 +158,8 @@ def test_models_whose_tokens_only_a_diffusion_model_can_show(tmp_path, name, kin
 
 
 @pytest.mark.parametrize("row", [row for row in published() if row.downloads], ids=lambda row: row.name)
-def test_the_templates_say_how_much_is_downloaded(row):
-    """Emu3-Gen-hf is published in float32, which is twice of what it takes in memory."""
+def test_templates_state_the_download_size(row):
+    """Emu3-Gen-hf is published in float32, so the download is twice as large as the memory."""
     notes = (file.read_text(encoding="utf-8") for file in (ROOT / "workflows").glob("*.json"))
     shown = [note for note in notes if f"Choose *{row.name}*" in note]
     assert all(note.count(row.size) >= 2 for note in shown), "in English and in Chinese"
