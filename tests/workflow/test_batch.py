@@ -1,5 +1,4 @@
-"""Lists of prompts in a running ComfyUI: looped over by stock nodes, or made as one batch that can be stopped and goes
-on."""
+"""Lists of prompts in a running ComfyUI: loops of stock nodes, and batches that can be stopped and resumed."""
 
 import csv
 import json
@@ -18,20 +17,20 @@ from test_cancel import interrupt_and_time
 
 CAPTIONS = ROOT / "adt_core" / "bundled" / "captions.json"
 TEXT_BELOW = "(the text below)"
-"""The choice of *file* for prompts that are typed."""
+"""Choice of *file* that takes typed prompts."""
 COUNT = 10
-"""Captions of the batch."""
+"""Number of captions in the batch."""
 SHEET = 4
-"""Thumbnails in a row of its contact sheet."""
+"""Thumbnails per row of the contact sheet."""
 
 
 @pytest.fixture
 def coco(comfy):
-    """The name of a file of 10 captions in MS-COCO's layout in the input folder, and the captions by id."""
-    whole = json.loads(CAPTIONS.read_text(encoding="utf-8"))
+    """Return the name of a file of 10 captions in MS-COCO's layout in the input folder, and the captions by id."""
+    bundled = json.loads(CAPTIONS.read_text(encoding="utf-8"))
     annotations = [
         {**annotation, "id": 7000 + number, "image_id": 3 * number + 100}
-        for number, annotation in enumerate(whole["annotations"][:COUNT])
+        for number, annotation in enumerate(bundled["annotations"][:COUNT])
     ]
     name = "captions_test2017.json"
     (comfy.base / "input").mkdir(exist_ok=True)
@@ -41,21 +40,21 @@ def coco(comfy):
 
 @pytest.fixture
 def batch(template, coco):
-    """The shipped batch workflow for these captions, with small models."""
+    """Return the batch workflow of the pack for these captions, with small models."""
     graph = with_small_models(template("ADT-Tree batch of prompts with report"))
     return graph.set("ADTTreePrompts", file=coco[0], count=COUNT)
 
 
 @pytest.mark.smoke
-def test_a_cancelled_batch_goes_on_and_loses_no_image(comfy, batch):
-    """The same in small: finished images are kept, the others follow, and the table has them all."""
+def test_cancelled_batch_resumes_without_losing_images(comfy, batch):
+    """Short version for the default tier: finished images stay, the others follow, and the table lists all."""
     captions = [f"{colour} fox" for colour in ("a red", "a blue", "a green", "a grey")]
     name = uuid.uuid4().hex[:8]
     batch.set("ADTTreeModelLoader", model=TINY).set(
         "ADTTreePrompts", file=TEXT_BELOW, text="\n".join(captions), count=0
     )
     batch.set("ADTTreeBatchSampler", folder=f"My {name}", seed=43, chunk_size=2)
-    cancelled(comfy, batch.prompt, batch.id("ADTTreeBatchSampler"))
+    cancel_batch(comfy, batch.prompt, batch.id("ADTTreeBatchSampler"))
     (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.png")}
     assert 2 <= len(kept) < len(captions)
@@ -67,20 +66,21 @@ def test_a_cancelled_batch_goes_on_and_loses_no_image(comfy, batch):
 
 
 @pytest.mark.small_models
-def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
-    """No image is lost or made twice; they are the sampler's own; table, figures and sheet are complete."""
-    captions, seed = coco[1], 41
+def test_batch_resumes_after_cancelling_with_other_drafts(comfy, batch, graph, coco):
+    """No image is lost or made twice; they equal the sampler's images; table, figures and sheet are complete."""
+    captions = coco[1]
+    seed = 41
     folders = lambda: set(comfy.base.glob("output/adt_tree_batches/*"))  # noqa: E731
     before = folders()
     sampler = batch.set("ADTTreeBatchSampler", seed=seed, chunk_size=4).id("ADTTreeBatchSampler")
-    length = cancelled(comfy, batch.prompt, sampler) // COUNT
+    length = cancel_batch(comfy, batch.prompt, sampler) // COUNT
     (folder,) = folders() - before
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.png")}
     assert 2 <= len(kept) < COUNT and not list(folder.glob("report.*"))
 
-    # Neither what drafts nor how many are made at once has a part in the images.
-    window = batch.add("ADTTreeDrafterLoader", model=batch.link("ADTTreeModelLoader"), drafter="jacobi")
-    batch.set("ADTTreeBatchSampler", chunk_size=5, drafter=window)
+    # Neither the drafter nor the batch size changes the images.
+    jacobi = batch.add("ADTTreeDrafterLoader", model=batch.link("ADTTreeModelLoader"), drafter="jacobi")
+    batch.set("ADTTreeBatchSampler", chunk_size=5, drafter=jacobi)
     batch.add("PreviewImage", images=batch.link("ADTTreeCollector"))
     saved, _ = batch.add("SaveImage", images=batch.link("ADTTreeBatchSampler"), filename_prefix=uuid.uuid4().hex)
     outputs, messages = comfy.watch(batch.prompt)
@@ -89,7 +89,7 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "an image was made twice"
     with Image.open(next(iter(kept))) as one:
         assert json.loads(one.info["adt_tree"])["seed"] == seed
-        assert json.loads(one.info["prompt"])[sampler]["inputs"]["seed"] == seed, "it brings its graph along"
+        assert json.loads(one.info["prompt"])[sampler]["inputs"]["seed"] == seed, "the file contains its graph"
     table = check_table(folder, captions, seed, length)
     assert {file["filename"] for file in outputs[sampler]["images"]} == {line["file"] for line in table}
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
@@ -97,35 +97,42 @@ def test_a_batch_is_cancelled_and_goes_on(comfy, batch, graph, coco):
         "images"
     ] == COUNT
     with Image.open(folder / "report.png") as one:
-        assert json.loads(one.info["prompt"])[sampler]["inputs"]["chunk_size"] == 5, "the sheet brings its graph along"
+        assert json.loads(one.info["prompt"])[sampler]["inputs"]["chunk_size"] == 5, "the sheet contains its graph"
     check_sheet(*images(comfy, outputs, batch.id("ADTTreeCollector"), batch.id("PreviewImage")))
-    # The first was made before, the last after.
+    # The first image was made before the cancellation, the last one after it.
     check_first_and_last(comfy, graph, list(captions.values()), seed, images(comfy, outputs, saved))
 
 
-def cancelled(comfy, prompt: dict, sampler: str) -> int:
-    """Queue a batch and cancel it after its second image. Returns how many tokens all of it is."""
+def cancel_batch(comfy, prompt: dict, sampler: str) -> int:
+    """Queue a batch, cancel it after its second image, and return the number of tokens of the complete batch."""
     with comfy.socket() as browser:
         prompt_id = comfy.queue(prompt, browser.id)
         first = browser.wait_for(lambda m: m.type == "progress" and m.data["node"] == sampler)
-        browser.wait_for(lambda m: m.type == TEXT and made(m.data) >= 2)
+        browser.wait_for(lambda m: m.type == TEXT and finished_images(m.data) >= 2)
         interrupt_and_time(comfy, browser, prompt_id)
     return first.data["max"]
 
 
 def check_progress(messages: list[Message], sampler: str, length: int, already: int) -> None:
-    """What the page is told of a batch that goes on. length: tokens of an image. already: images made before."""
+    """Check the progress messages of a resumed batch.
+
+    Args:
+        messages: All messages to the browser.
+        sampler: Id of the node that makes the batch.
+        length: Tokens of an image.
+        already: Images made before the run.
+    """
     steps = [m.data["value"] for m in messages if m.type == "progress" and m.data["node"] == sampler]
     assert steps == sorted(steps) and steps[-1] == COUNT * length
-    assert already * length < steps[0], "what was made before counts at once"
+    assert already * length < steps[0], "existing images count from the start"
     assert not [m for m in messages if m.type in PREVIEWS], "a preview would hide the results"
     executed = [m.data for m in messages if m.type == "executed" and m.data["node"] == sampler]
     shown = [len(data["output"]["images"]) for data in executed]
-    assert len(shown) > 1 and shown == sorted(shown) and shown[-1] == COUNT, "finished images appear at once"
+    assert len(shown) > 1 and shown == sorted(shown) and shown[-1] == COUNT, "finished images appear immediately"
 
 
 def check_table(folder: Path, captions: dict[str, str], seed: int, length: int) -> list[dict]:
-    """The lines of a batch's table: one for each caption in its order, and for each image in the folder."""
+    """Check that a batch's table has a row for each caption, in order, and for each image, and return its rows."""
     with (folder / "report.csv").open(newline="", encoding="utf-8-sig") as file:
         table = list(csv.DictReader(file))
     assert tuple(table[0]) == COLUMNS and {line["id"]: line["prompt"] for line in table} == captions
@@ -137,13 +144,13 @@ def check_table(folder: Path, captions: dict[str, str], seed: int, length: int) 
         float(line["seconds"]) > 0 and float(line["tau"]) >= 1 and int(line["tokens"]) == length for line in table
     )
     assert all(line["file"].startswith(f"{n:02}-{line['id']}-") for n, line in enumerate(table, start=1)), (
-        "place and id"
+        "number and id"
     )
     return table
 
 
 def check_sheet(sheet: np.ndarray, shown: np.ndarray) -> None:
-    """The contact sheet has a picture at each place; the collector hands the same sheet on."""
+    """Check that the contact sheet has an image at each place, and that the collector outputs the same sheet."""
     np.testing.assert_array_equal(sheet, shown)
     assert sheet.shape[1] == SHEET * 200 + 8 and all(
         sheet[top : top + 192, left : left + 192].std() > 8 for top, left in places(sheet)
@@ -151,7 +158,7 @@ def check_sheet(sheet: np.ndarray, shown: np.ndarray) -> None:
 
 
 def check_first_and_last(comfy, graph, texts: list[str], seed: int, together: list[np.ndarray]) -> None:
-    """These images of a batch are those of the ordinary sampler, in ComfyUI's loop over a list."""
+    """Check that the first and last image of a batch equal those of the ordinary sampler in ComfyUI's loop over a list."""
     prompts, _ = graph.add("ADTTreePrompts", text=f"{texts[0]}\n\n{texts[-1]}")
     graph.set("CLIPTextEncode", text=[prompts, 0]).set("SaveImage", filename_prefix=[prompts, 2])
     outputs = comfy.run(graph.set("ADTTreeSampler", seed=seed, preset="model default").prompt)
@@ -159,18 +166,19 @@ def check_first_and_last(comfy, graph, texts: list[str], seed: int, together: li
     alone = np.asarray(images(comfy, outputs, looped), dtype=int)
     assert {*np.unique([together[0], together[-1]] - alone)} <= {0, 1}, "Save Image rounds down"
     assert [file["filename"][:2] for file in outputs[looped]["images"]] == ["1-", "3-"], (
-        "files are called by the number of the line and the prompt"
+        "files are named by the line number and the prompt"
     )
 
 
 @pytest.mark.small_models
-def test_each_list_has_its_report_and_says_what_was_cut_or_left_out(comfy, batch):
-    """In a folder that the user has named; of the same settings, so that both lists share it."""
-    name, long = uuid.uuid4().hex[:8], "a red house " * 500
+def test_each_report_lists_truncated_and_skipped_prompts(comfy, batch):
+    """Both lists have the same settings, so they share a folder that the user has named."""
+    name = uuid.uuid4().hex[:8]
+    long = "a red house " * 500
     batch.set("ADTTreeBatchSampler", seed=77, folder=f"My {name}", unfit_prompts="truncate", chunk_size=3)
     batch.set("ADTTreePrompts", file=TEXT_BELOW, text=f"a fox\n\n{long}\na hen", count=0)
     workflow = {"id": "w", "extra": {"adt_tree_maps": {"9": {"parts": ["of another picture"]}}, "x": 1}}
-    said = told(comfy, batch, extra_pnginfo={"workflow": workflow})
+    said = text_under_nodes(comfy, batch, extra_pnginfo={"workflow": workflow})
     assert "1 of 4 prompts are blank and were left out: '2'." in said
     assert "1 of 3 prompts are truncated. The first, '3': truncated to its first " in said
     (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
@@ -184,7 +192,7 @@ def test_each_list_has_its_report_and_says_what_was_cut_or_left_out(comfy, batch
     first = {path: path.read_bytes() for path in folder.iterdir()}
 
     batch.set("ADTTreeBatchSampler", unfit_prompts="skip").set("ADTTreePrompts", text=f"a fox\n{long}\na cow")
-    said = told(comfy, batch)
+    said = text_under_nodes(comfy, batch)
     assert "1 of 3 prompts are left out. The first, '2': left out: Prompt too long: " in said
     assert "'report' is the report of another list, and stays. This list's is 'report-2', in the same folder." in said
     assert {path: path.read_bytes() for path in first} == first, "something was overwritten"
@@ -195,15 +203,15 @@ def test_each_list_has_its_report_and_says_what_was_cut_or_left_out(comfy, batch
 
 
 @pytest.mark.small_models
-def test_halves_of_characters_in_a_list_cost_no_batch(comfy, batch):
-    """They have no UTF-8, so no line on the page and no table can hold them as they are."""
+def test_unpaired_surrogates_in_a_list_do_not_stop_the_batch(comfy, batch):
+    """They cannot be encoded as UTF-8, so the page and the table show them escaped."""
     lines = [{"prompt": "a fox", "id": "\ud83d"}, {"prompt": "a \ud83d", "id": "b\ud800"}]
     (comfy.base / "input" / "halves.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     name = uuid.uuid4().hex[:8]
     batch.set("ADTTreeBatchSampler", folder=f"My {name}", unfit_prompts="skip").set(
         "ADTTreePrompts", file="halves.jsonl"
     )
-    said = told(comfy, batch)
+    said = text_under_nodes(comfy, batch)
     assert "1 of 2 prompts are left out. The first, 'b\\ud800': left out: prompt contains half of a character" in said
     (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
@@ -211,7 +219,7 @@ def test_halves_of_characters_in_a_list_cost_no_batch(comfy, batch):
 
 
 @pytest.mark.small_models
-def test_a_relaxed_batch_says_so_in_its_line_its_table_and_its_sheet(comfy, batch):
+def test_relaxed_batch_is_marked_in_its_message_and_table(comfy, batch):
     lantern = batch.add("ADTTreeLantern", neighbours=10, delta=0.9)
     drafting = batch.add("ADTTreeSettings", method="adt-tree")
     batch.set("ADTTreePrompts", count=2).set("ADTTreeBatchSampler", seed=47, settings=drafting, lantern=lantern)
@@ -225,18 +233,18 @@ def test_a_relaxed_batch_says_so_in_its_line_its_table_and_its_sheet(comfy, batc
     assert f"; Relaxed: {100 * replaced:.1f} % of the tokens replaced" in last
 
 
-def told(comfy, batch, **extra) -> str:
-    """Runs a batch: all that is said under its nodes."""
+def text_under_nodes(comfy, batch, **extra) -> str:
+    """Run a batch, and return all text shown under its nodes."""
     _, messages = comfy.watch(batch.prompt, **extra)
     return " ".join(line for node in batch.prompt for line in lines_under(messages, node))
 
 
-def made(message: bytes) -> int:
-    """Finished images, by the line under the sampler; before it come the length of the node's id and the id."""
+def finished_images(message: bytes) -> int:
+    """Return the number of finished images in a line under the sampler, after the length of the node's id and the id."""
     return int(message[4 + int.from_bytes(message[:4], "big") :].split(b" of ")[0])
 
 
 def places(sheet: np.ndarray) -> list[tuple[int, int]]:
-    """Where the thumbnails are, row by row."""
+    """Return top and left of the thumbnails, row by row."""
     row = (sheet.shape[0] - 8) // -(-COUNT // SHEET)
     return [(8 + number // SHEET * row, 8 + number % SHEET * 200) for number in range(COUNT)]

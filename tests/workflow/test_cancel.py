@@ -1,6 +1,6 @@
-"""Cancel stops the work within half a second, wherever it is, and leaves a server that runs the next prompt.
+"""Cancelling stops any work within half a second and leaves a server that runs the next prompt.
 
-test_batch.py cancels on the oldest ComfyUI, too, without a clock.
+test_batch.py also cancels on the oldest ComfyUI, without measuring the time.
 """
 
 import time
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.alone
 
 
 def interrupt_and_time(comfy, browser, prompt_id) -> float:
-    """Seconds from the request to the moment at which the browser is told that the prompt has stopped."""
+    """Interrupt a prompt, and return the seconds until the browser receives the message that it has stopped."""
     asked = time.monotonic()
     comfy.post("/interrupt", {})
     stopped = browser.wait_for(
@@ -25,65 +25,65 @@ def interrupt_and_time(comfy, browser, prompt_id) -> float:
     return stopped.at - asked
 
 
-def works(comfy, graph) -> None:
+def assert_next_prompt_runs(comfy, graph) -> None:
     graph.set("ADTTreeSampler", batch_size=1).set("ADTTreeSettings", method="adt-tree")
     assert comfy.files(comfy.run(graph.prompt))
 
 
-def test_while_tokens_are_decoded(comfy, graph):
+def test_cancel_while_tokens_are_decoded(comfy, graph):
     graph.set("ADTTreeSampler", seed=901, batch_size=16).set("ADTTreeSettings", method="autoregressive")
     with comfy.socket() as browser:
         prompt_id = comfy.queue(graph.prompt, browser.id)
         browser.wait_for(lambda m: m.type == "progress" and 0 < m.data["value"] < m.data["max"])
         time.sleep(0.3)
         assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
-    works(comfy, graph)
+    assert_next_prompt_runs(comfy, graph)
 
 
-def test_while_the_prompt_is_read(comfy, graph):
-    """Right after the sampler has started: before the first token."""
-    works(comfy, graph)
+def test_cancel_while_the_prompt_is_read(comfy, graph):
+    """Cancel directly after the sampler has started, before the first token."""
+    assert_next_prompt_runs(comfy, graph)
     graph.set("ADTTreeSampler", seed=902, batch_size=64)
     with comfy.socket() as browser:
         prompt_id = comfy.queue(graph.prompt, browser.id)
         browser.wait_for(lambda m: m.type == "executing" and m.data["node"] == graph.id("ADTTreeSampler"))
         assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
         assert not [m for m in browser.messages if m.type == "progress" and m.data["value"] == m.data["max"]]
-    works(comfy, graph)
+    assert_next_prompt_runs(comfy, graph)
 
 
 @pytest.mark.parametrize("loader", ["ADTTreeModelLoader", "ADTTreeDrafterLoader"])
-def test_while_weights_are_loaded(comfy, graph, loader):
+def test_cancel_while_weights_are_loaded(comfy, graph, loader):
     comfy.free()
     graph.set("ADTTreeSampler", seed=903, batch_size=64)
     with comfy.socket() as browser:
         prompt_id = comfy.queue(graph.prompt, browser.id)
         browser.wait_for(lambda m: m.type == "executing" and m.data["node"] == graph.id(loader))
         assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
-    works(comfy, graph)
+    assert_next_prompt_runs(comfy, graph)
 
 
 @pytest.mark.small_models
-def test_while_a_batch_is_made(comfy, graph):
-    """After its first image, while the others are drawn and saved."""
+def test_cancel_while_a_batch_is_made(comfy, graph):
+    """Cancel after the first image, while the others are drawn and saved."""
     prompts = graph.add("ADTTreePrompts", text="\n".join(f"{number} foxes" for number in range(30)))
-    plugs = {"model": graph.link("ADTTreeModelLoader"), "prompts": prompts}
-    node, _ = graph.add("ADTTreeBatchSampler", **plugs, seed=905)
+    links = {"model": graph.link("ADTTreeModelLoader"), "prompts": prompts}
+    node, _ = graph.add("ADTTreeBatchSampler", **links, seed=905)
     prompt = {key: graph.prompt[key] for key in (node, prompts[0], graph.id("ADTTreeModelLoader"))}
     with comfy.socket() as browser:
         prompt_id = comfy.queue(prompt, browser.id)
         browser.wait_for(lambda m: m.type == "executed" and m.data["node"] == node)
         assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
-    works(comfy, graph)
+    assert_next_prompt_runs(comfy, graph)
 
 
-def test_while_a_benchmark_runs_which_then_goes_on(comfy, graph):
+def test_cancel_while_a_benchmark_runs_and_resume_it(comfy, graph):
     others = set(comfy.base.glob("output/adt_tree_benchmark/*/runs.jsonl"))
     values = {
         "prompts": "a cat\na dog",
         "count": 2,
         "methods": "jacobi",
-        "seed": 904 + len(others),  # a new folder, also where this test runs again
+        "seed": 904 + len(others),  # a new folder even if this test runs again
         "guidance": 3.0,
         "temperature": 1.0,
     }
@@ -99,12 +99,12 @@ def test_while_a_benchmark_runs_which_then_goes_on(comfy, graph):
     comfy.run(prompt)
     after = runs.read_text(encoding="utf-8").splitlines()
     assert after[:2] == before and len(after) == 3
-    works(comfy, graph)
+    assert_next_prompt_runs(comfy, graph)
 
 
 @pytest.mark.parametrize("node", ["VAEEncode", "VAEDecode"])
-def test_while_pixels_are_coded(comfy, graph, node):
-    """Many large images through the codec alone."""
+def test_cancel_while_pixels_are_coded(comfy, graph, node):
+    """Encode or decode many large images with the codec only."""
     vae = graph.link("ADTTreeModelLoader", 2)
     pixels = graph.add("EmptyImage", width=256, height=256, batch_size=64, color=0x336699)
     latent = graph.add("VAEEncode", pixels=pixels, vae=vae)
@@ -119,4 +119,4 @@ def test_while_pixels_are_coded(comfy, graph, node):
         time.sleep(0.3)
         assert interrupt_and_time(comfy, browser, prompt_id) < LIMIT
     graph.set("VAEDecode", samples=graph.link("ADTTreeSampler"))
-    works(comfy, graph)
+    assert_next_prompt_runs(comfy, graph)

@@ -1,4 +1,4 @@
-"""ComfyUI shows what a node refuses: the sentences themselves are those of ``inside/``."""
+"""Display of node errors in ComfyUI. The tests in ``inside/`` check the messages themselves."""
 
 import math
 from dataclasses import dataclass
@@ -8,26 +8,26 @@ from comfy_server import Failed, Refused
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a user is shown of an error."""
+class ShownError:
+    """Text and type of an error as the user sees them."""
 
     text: str
     kind: str
 
 
-def failed(comfy, graph, node: str) -> Said:
-    """Runs a prompt that has to fail in the given node. Nothing may have been saved."""
+def failed(comfy, graph, node: str) -> ShownError:
+    """Run a prompt that must fail in the given node without writing a file, and return the error."""
     before = set((comfy.base / "output").rglob("*"))
     with pytest.raises(Failed) as error:
         comfy.run(graph.prompt)
     assert error.value.kind == "execution_error"
     assert error.value.node_type == node
     assert set((comfy.base / "output").rglob("*")) == before, "something was written"
-    return Said(error.value.message, error.value.data["exception_type"])
+    return ShownError(error.value.message, error.value.data["exception_type"])
 
 
 @pytest.mark.parametrize("value", [pytest.param(math.nan, marks=pytest.mark.smoke), 1e9, "abc", None])
-def test_a_wrong_number_names_its_one_input(comfy, graph, value):
+def test_invalid_number_is_reported_for_its_input_only(comfy, graph, value):
     with pytest.raises(Refused) as error:
         comfy.queue(graph.set("ADTTreeSampler", guidance=value).prompt)
     (said,) = error.value.details
@@ -41,9 +41,9 @@ def test_errors_are_shown_with_their_public_name(comfy, graph):
 
 
 @pytest.mark.small_models
-def test_an_input_that_no_log_can_print(comfy, graph):
-    """Half of a surrogate pair as its name. ComfyUI's worker would end for everybody where an exception quotes it."""
+def test_input_name_that_no_log_can_print(comfy, graph):
+    """The name is half of a surrogate pair. ComfyUI's worker would stop if an exception quoted it unescaped."""
     link = graph.add("EmptyLatentImage", width=64, height=64, batch_size=1)
     said = failed(comfy, graph.set("ADTTreeSampler", **{"\ud800": link}), "ADTTreeSampler")
     assert r"'\ud800' is no input of this node" in said.text
-    assert comfy.files(comfy.run(graph.drop("ADTTreeSampler", "\ud800").prompt)), "the server has survived"
+    assert comfy.files(comfy.run(graph.drop("ADTTreeSampler", "\ud800").prompt)), "the server still runs"

@@ -1,5 +1,4 @@
-"""What is done with the bundled model, done with models of the newest families: their maps, batches, continued
-pictures and trainings, and their templates before the download."""
+"""Maps, batches, continued images, trainings and templates of models of the newest families."""
 
 import io
 import math
@@ -20,17 +19,18 @@ from test_workflows import TO_INSTALL, prompt_of
 from adt_core.app.checkpoints import find_published
 
 SIZES = {"Lumina-mGPT-2.0": (64, 32), "GLM-Image": (96, 64), "Liquid_V1_7B": (512, 512)}
-"""Model -> pixels of a picture that is quickly drawn."""
+"""Model -> width and height in pixels of a small image."""
 CELLS = {"Lumina-mGPT-2.0": (4, 8), "GLM-Image": (2, 3), "Liquid_V1_7B": (8, 8)}
-"""Rows and columns of its tokens, without the ends of rows and GLM-Image's small picture."""
+"""Model -> rows and columns of its tokens, without end-of-row tokens and GLM-Image's small image."""
 TEMPLATES = [name for name, (_, _, model) in TO_INSTALL.items() if model in SIZES]
 
 each_model = pytest.mark.parametrize("name", SIZES)
 
 
 def drawing(name: str) -> Graph:
-    """A prompt that draws with the model of this name as its authors do, drafted by what it has drawn."""
-    graph, (width, height) = text_to_image(), SIZES[name]
+    """Return a prompt that draws with a model and its authors' settings, drafted by Jacobi decoding."""
+    graph = text_to_image()
+    width, height = SIZES[name]
     graph.set("ADTTreeModelLoader", model=name).set("ADTTreeDrafterLoader", drafter="jacobi")
     sized = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=width, height=height)
     graph.set("ADTTreeSampler", model=sized, preset="model default").drop("ADTTreeSampler", "negative")
@@ -38,14 +38,15 @@ def drawing(name: str) -> Graph:
 
 
 def latents(server, outputs: dict) -> list:
-    """What Save Latent has saved, in the order of its nodes."""
+    """Return the tensors that Save Latent has written, in the order of its nodes."""
     return [load(file)["latent_tensor"] for file in server.files(outputs, "latents")]
 
 
 @each_model
-def test_its_map_has_every_token_and_its_picture(stocked, name):
-    """While it is drawn, and whole in the history. GLM-Image's small picture comes before the image."""
-    graph, (width, height) = drawing(name), SIZES[name]
+def test_map_has_every_token_and_the_image(stocked, name):
+    """Both the live messages and the history are complete. GLM-Image draws its small image first."""
+    graph = drawing(name)
+    width, height = SIZES[name]
     outputs, messages = stocked.watch(graph.prompt)
     (kept,) = outputs[graph.id("ADTTreeSampler")]["adt_tree_map"]
     rows, columns = kept["grid"]
@@ -55,8 +56,8 @@ def test_its_map_has_every_token_and_its_picture(stocked, name):
         assert position == at
         at += accepted + 1
     assert at + 1 == rows * (columns + kept["ends"]) + math.prod(kept["small"] or [0])
-    told = [message.data for message in messages if message.type == EVENT]
-    assert told and all(one[part] == kept[part] for one in told for part in ("grid", "ends", "small"))
+    updates = [message.data for message in messages if message.type == EVENT]
+    assert updates and all(one[part] == kept[part] for one in updates for part in ("grid", "ends", "small"))
     (file,) = kept["pictures"]
     picture = np.asarray(Image.open(io.BytesIO(stocked.get("/view", **file)))).astype(int)
     assert picture.shape[:2] == (height, width)
@@ -64,9 +65,11 @@ def test_its_map_has_every_token_and_its_picture(stocked, name):
 
 
 @each_model
-def test_a_picture_of_it_is_continued(stocked, name):
-    """The rows that are kept have the tokens that its own encoder gives them."""
-    graph, (width, height), (rows, _) = drawing(name), SIZES[name], CELLS[name]
+def test_image_is_continued(stocked, name):
+    """The rows that are kept have the tokens that the model's own encoder assigns."""
+    graph = drawing(name)
+    width, height = SIZES[name]
+    rows, _ = CELLS[name]
     picture = graph.add("EmptyImage", width=width, height=height, batch_size=1, color=0xC04010)
     encoded = graph.add("VAEEncode", pixels=picture, vae=graph.link("ADTTreeModelLoader", 2))
     graph.set("ADTTreeSampler", latent_image=encoded, keep=0.5)
@@ -83,8 +86,9 @@ def test_a_picture_of_it_is_continued(stocked, name):
 
 
 @each_model
-def test_pictures_of_a_batch_are_those_of_the_sampler(stocked, stocked_info, name):
-    alone, batch = drawing(name), prompt_of("ADT-Tree batch of prompts with report", stocked_info)
+def test_batch_images_equal_the_samplers(stocked, stocked_info, name):
+    single = drawing(name)
+    batch = prompt_of("ADT-Tree batch of prompts with report", stocked_info)
     batch.set("ADTTreeModelLoader", model=name).set("ADTTreePrompts", text="a fox\na hen", count=0)
     width, height = SIZES[name]
     sized = batch.add("ADTTreeImageSize", model=batch.link("ADTTreeModelLoader"), width=width, height=height)
@@ -92,14 +96,14 @@ def test_pictures_of_a_batch_are_those_of_the_sampler(stocked, stocked_info, nam
     saved, _ = batch.add("SaveImage", images=batch.link("ADTTreeBatchSampler"), filename_prefix=uuid.uuid4().hex)
     together = images(stocked, stocked.run(batch.prompt), saved)
     assert len(together) == 2
-    alone.set("ADTTreeSampler", seed=5).set("CLIPTextEncode", text="a hen")
-    (hen,) = images(stocked, stocked.run(alone.prompt))
+    single.set("ADTTreeSampler", seed=5).set("CLIPTextEncode", text="a hen")
+    (hen,) = images(stocked, stocked.run(single.prompt))
     assert {*np.unique(together[1].astype(int) - hen)} <= {0, 1, -1}
 
 
 @pytest.mark.parametrize("name", ["GLM-Image"])
-def test_a_drafter_is_trained_for_it_and_keeps_its_pictures(stocked, name):
-    """By the node. The command trains one for each family in tests/unit/test_train_drafter.py."""
+def test_trained_drafter_does_not_change_images(stocked, name):
+    """The node trains here. tests/unit/test_train_drafter.py trains with the command for each family."""
     graph = drawing(name)
     (plain,) = images(stocked, stocked.run(graph.set("ADTTreeSampler", speed="No drafting").prompt))
     kept = "ADTTreeModelLoader", "ADTTreeImageSize"
@@ -116,7 +120,7 @@ def test_a_drafter_is_trained_for_it_and_keeps_its_pictures(stocked, name):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_its_template_says_what_to_download_before_that_is_there(comfy, template, name):
+def test_template_names_the_download_if_the_model_is_missing(comfy, template, name):
     with pytest.raises(Failed) as failed:
         comfy.run(template(name).prompt)
     row = find_published(TO_INSTALL[name][2])

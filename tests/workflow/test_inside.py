@@ -1,4 +1,4 @@
-"""Run the tests of ``inside/``, which need no server, such as those of every error message, in ComfyUI's own Python."""
+"""Runner of the tests of ``inside/``, which need ComfyUI's own Python but no server."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from comfy_server import NEWEST, environment, source
 
 TESTS = sorted((Path(__file__).parent / "inside").glob("test_*.py"))
 DRAWING = "test_sampler", "test_other_nodes", "test_glm_image", "test_train"
-"""Files about what is the same in every ComfyUI."""
+"""Files whose tests do not depend on the version of ComfyUI."""
 
 
 @pytest.mark.smoke

@@ -1,5 +1,4 @@
-"""What a server keeps: nothing of ours when it is told to free its memory, and no more after many runs than after a
-few."""
+"""Memory of a server: it keeps nothing of the pack after freeing its memory, and does not grow over many runs."""
 
 import os
 from statistics import median
@@ -10,19 +9,19 @@ from images import images
 from small import TINY
 
 RUNS = int(os.environ.get("ADT_TREE_RUNS", 12))
-"""Queued runs that must not grow the server, and half as many beside another model; a thorough check takes 50."""
+"""Runs after which the server must not have grown, half as many beside another model; a thorough check uses 50."""
 SETTLED = 4
-"""Runs before and after them whose median counts: the allocator's moods pass."""
+"""Runs at the start and at the end whose median is compared, because the allocator's memory fluctuates."""
 
 
 def memory(comfy) -> dict:
-    """What the probe finds, see ``probe_nodes``."""
+    """Return what the probe finds; see ``probe_nodes``."""
     return comfy.get("/probe/memory")
 
 
 @pytest.fixture
 def watched(graph):
-    """The shipped workflow that draws half an image, with a weak reference to everything that it makes."""
+    """Return a workflow that continues an image, with a node that keeps weak references to all objects involved."""
     graph.set("ADTTreeModelLoader", model=TINY)
     vae = graph.link("ADTTreeModelLoader", 2)
     picture = graph.add("EmptyImage", width=96, height=96, batch_size=1, color=0x336699)
@@ -43,9 +42,9 @@ def watched(graph):
 
 @pytest.fixture
 def watched_batch(watched):
-    """The same, and a batch of one."""
-    plugs = {"model": watched.link("ADTTreeModelLoader"), "drafter": watched.link("ADTTreeDrafterLoader")}
-    batch, _ = watched.add("ADTTreeBatchSampler", **plugs, prompts="a red car", seed=0)
+    """Return the watched workflow with a batch of one image."""
+    links = {"model": watched.link("ADTTreeModelLoader"), "drafter": watched.link("ADTTreeDrafterLoader")}
+    batch, _ = watched.add("ADTTreeBatchSampler", **links, prompts="a red car", seed=0)
     sheet = watched.add("ADTTreeCollector", results=[batch, 2], name="memory")
     watched.set("ProbeWatch", results=[batch, 2], sheet=sheet)
     return watched
@@ -53,8 +52,10 @@ def watched_batch(watched):
 
 @pytest.fixture
 def short(graph):
-    """The shipped workflow with the drafter that needs no files, drawing the last row of a picture only: that takes the
-    caches of a whole one, and a fraction of the time."""
+    """Return a workflow that draws the last row of an image with Jacobi drafts.
+
+    It allocates the caches of a complete image in a fraction of the time.
+    """
     picture = graph.add("EmptyImage", width=128, height=128, batch_size=1, color=0x336699)
     latent = graph.add("VAEEncode", pixels=picture, vae=graph.link("ADTTreeModelLoader", 2))
     graph.set("ADTTreeDrafterLoader", drafter="jacobi").drop("ADTTreeSampler", "settings")
@@ -62,7 +63,7 @@ def short(graph):
 
 
 MADE = {"model", "decoder", "codec", "drafter", "network", "patcher", "trace", "vectors"}
-"""What an image takes and makes, by the names that the probe has for it."""
+"""Names in the probe of the objects that an image needs and creates."""
 CONSTANTS = {
     *(
         "ImageToImageArgs",
@@ -89,46 +90,49 @@ CONSTANTS = {
         "_LowerBound",
     ),
 }
-"""Classes of the pack with instances that modules and schemas hold: settings, tables and bounds."""
+"""Classes of the pack whose instances are constants of modules and schemas: settings, tables and bounds."""
 
 
 @pytest.mark.smoke
 @pytest.mark.small_models
-def test_nothing_stays_when_memory_is_freed(comfy, watched):
+def test_freeing_memory_releases_all_objects(comfy, watched):
     comfy.run(watched.prompt, preview_method="auto")
-    all_goes(comfy, alive=MADE, classes={"Decoder", "Trace"})
+    check_memory_is_freed(comfy, alive=MADE, classes={"Decoder", "Trace"})
 
 
 @pytest.mark.small_models
-def test_nothing_of_a_batch_stays_when_memory_is_freed(comfy, watched_batch):
+def test_freeing_memory_releases_all_objects_of_a_batch(comfy, watched_batch):
     comfy.run(watched_batch.prompt, preview_method="auto")
-    all_goes(comfy, alive=MADE | {"results"}, classes={"Decoder", "Trace", "BatchResults"})
+    check_memory_is_freed(comfy, alive=MADE | {"results"}, classes={"Decoder", "Trace", "BatchResults"})
 
 
-def all_goes(comfy, alive: set[str], classes: set[str]) -> None:
-    """Check that what was made, and instances of these classes, are alive, and that all of it goes with the memory."""
+def check_memory_is_freed(comfy, alive: set[str], classes: set[str]) -> None:
+    """Check that these objects and classes exist, and that freeing the memory releases all of them."""
     held = memory(comfy)
     assert alive <= set(held["alive"]) and classes <= set(held["classes"]), "ComfyUI keeps outputs"
-    assert not {"Decoding", "KVCache"} & set(held["classes"]), "caches go with their run"
-    assert comfy.free_until(lambda: not what_stays(comfy), seconds=20, free_memory=True), what_stays(comfy)
+    assert not {"Decoding", "KVCache"} & set(held["classes"]), "caches are released after their run"
+    assert comfy.free_until(lambda: not remaining_objects(comfy), seconds=20, free_memory=True), remaining_objects(
+        comfy
+    )
 
 
-def what_stays(comfy) -> set[str]:
-    """What was watched and is still there, and the classes of the pack that still have instances."""
+def remaining_objects(comfy) -> set[str]:
+    """Return the watched objects that still exist, and the pack's classes that still have instances."""
     found = memory(comfy)
     return {*found["alive"], *found["classes"]} - CONSTANTS
 
 
-def test_other_models_come_and_go_between_our_runs(comfy, short):
-    """A stock sampler's model pushes ours out every time, and ours comes back: the same image, no error, no growth."""
+def test_unloading_for_other_models_neither_changes_images_nor_leaks(comfy, short):
+    """The model of a stock sampler unloads ours every time, and ours is loaded again."""
     stock = Graph({"1": {"class_type": "ProbeDiffusionModel", "inputs": {}}})
-    theirs = stock.add("ProbeEmbedding")
+    embedding = stock.add("ProbeEmbedding")
     sampler = {"seed": 1, "steps": 2, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
     sampler |= {"latent_image": stock.add("EmptyLatentImage", width=64, height=64, batch_size=1)}
     pressed = stock.add("ProbePressure", model=["1", 0], run=0)
-    samples = stock.add("KSampler", model=pressed, positive=theirs, negative=theirs, **sampler)
+    samples = stock.add("KSampler", model=pressed, positive=embedding, negative=embedding, **sampler)
     stock.add("SaveLatent", samples=samples, filename_prefix="stock")
-    sizes, first = [], None
+    sizes = []
+    first = None
     for run in range(1, 2 + RUNS // 2 + SETTLED):
         outputs = comfy.run(short.set("ADTTreeSampler", seed=[2900, 2901][run % 2]).prompt, preview_method="auto")
         (pixels,) = images(comfy, outputs)
@@ -137,16 +141,18 @@ def test_other_models_come_and_go_between_our_runs(comfy, short):
             assert (pixels == first).all()
         assert comfy.run(stock.set("ProbePressure", run=run).prompt)
         sizes.append(comfy.get("/probe/bytes")["bytes"] / 2**20)
-    before, after = median(sizes[1 : 1 + SETTLED]), median(sizes[-SETTLED:])
+    before = median(sizes[1 : 1 + SETTLED])
+    after = median(sizes[-SETTLED:])
     assert after - before < RUNS, f"more than 2 MB a run: {[round(size) for size in sizes]} MB"
 
 
 @pytest.mark.long
 def test_many_runs_do_not_grow_the_server(comfy, short):
-    """A run takes some 10 MB of caches; what one kept would show in the sum of many."""
+    """A run needs about 10 MB of caches, so keeping those of one run would show after many."""
     sizes = []
     for seed in range(2 + RUNS + SETTLED):
         comfy.run(short.set("ADTTreeSampler", seed=2000 + seed).prompt, preview_method="auto")
         sizes.append(comfy.get("/probe/bytes")["bytes"] / 2**20)
-    before, after = median(sizes[2 : 2 + SETTLED]), median(sizes[-SETTLED:])
+    before = median(sizes[2 : 2 + SETTLED])
+    after = median(sizes[-SETTLED:])
     assert after - before < RUNS, f"more than 1 MB a run: {[round(size) for size in sizes]} MB"

@@ -1,4 +1,4 @@
-"""Models of users: they are listed and drawn with, and wherever weights have been meanwhile the images are the same."""
+"""Models of users: the loader lists them, they draw images, and unloading weights between runs changes no image."""
 
 import shutil
 import uuid
@@ -17,19 +17,20 @@ from test_workflows import NAMES, TO_INSTALL, prompt_of
 from adt_core import load_target
 from tests.layouts.glm_pixels import finer, published_pipeline
 
-BATCH, COMPARED = "ADT-Tree batch of prompts with report", "ADT-Tree compared with plain decoding"
-START, LLAMAGEN = "ADT-Tree text to image (start here)", "ADT-Tree LlamaGen text to image"
+BATCH = "ADT-Tree batch of prompts with report"
+COMPARED = "ADT-Tree compared with plain decoding"
+START = "ADT-Tree text to image (start here)"
+LLAMAGEN = "ADT-Tree LlamaGen text to image"
 GLM = "ADT-Tree GLM-Image text to image", "ADT-Tree GLM-Image edit a picture"
 FIRST = {START, COMPARED, "ADT-Tree continue a picture", LLAMAGEN, BATCH}
-"""Workflows that have, together, every node that reads weights, and the family with the most parts. The batch's nodes
-read them in several places: it is for the oldest ComfyUI, too."""
+"""Workflows that together have every node that reads weights, and the family with the most parts."""
 SIZES = {
     "ADT-Tree Lumina-mGPT text to image": (96, 64),
     "ADT-Tree Lumina-mGPT 2.0 text to image": (64, 32),
     "ADT-Tree Emu3 text to image": (48, 40),
     **dict.fromkeys(GLM, (96, 64)),
 }
-"""In pixels, for models that draw several: these are quick."""
+"""Small image sizes in pixels, for models that support several."""
 DRAWN = {
     "ADT-Tree Anole 7B text to image": (32, 32),
     LLAMAGEN: (256, 256),
@@ -38,13 +39,13 @@ DRAWN = {
     "ADT-Tree same as upstream (Janus-Pro)": (64, 64),
     **SIZES,
 }
-"""Template of a family -> the size of its image."""
+"""Template of a family -> size of its image."""
 LUMINA = "Lumina-mGPT-7B-768"
 
 
 @pytest.fixture
 def stocked_template(stocked_info):
-    """A function: a shipped workflow as a prompt that draws a size that is quickly drawn."""
+    """Return a function that loads a workflow of the pack as a prompt with a small image size."""
 
     def load(name: str) -> Graph:
         graph = prompt_of(name, stocked_info)
@@ -62,13 +63,13 @@ def choices(server, node: str, name: str) -> list[str]:
 
 
 def missing(server) -> dict[str, dict]:
-    """What the list says of the models that are not installed."""
+    """Return the models in the loader's list that are not installed, with their download sizes."""
     info = server.get("/object_info/ADTTreeModelLoader")["ADTTreeModelLoader"]
     return info["input"]["optional"]["model"][1]["downloads"]
 
 
-def test_models_of_the_user_are_listed_and_drawn_with(stocked):
-    """Neither what is no model of images, nor the text encoder and the codecs that lie in the same folder."""
+def test_models_of_the_user_are_listed_and_draw(stocked):
+    """Language models, text encoders and codecs in the same folder are not listed."""
     listed = choices(stocked, "ADTTreeModelLoader", "model")
     there = [name for name in listed if name not in missing(stocked)]
     published = {value for node, _, value in TO_INSTALL.values() if node == "ADTTreeModelLoader"}
@@ -85,14 +86,15 @@ def test_models_of_the_user_are_listed_and_drawn_with(stocked):
     np.testing.assert_array_equal(same, bundled)
     folder = stocked.base / "models" / "ar_image"
     shutil.copytree(folder / "someone" / "copy", folder / "new")
-    assert "new" in choices(stocked, "ADTTreeModelLoader", "model"), "one that arrives while ComfyUI runs"
+    assert "new" in choices(stocked, "ADTTreeModelLoader", "model"), "a model installed while ComfyUI runs is listed"
     shutil.rmtree(folder / "new")
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_a_template_runs_once_its_model_is_there(stocked, stocked_template, name):
-    """Also where the value that marks it as missing is still chosen; with drafts the image is that without."""
-    graph, (width, height) = stocked_template(name), DRAWN[name]
+def test_template_runs_after_its_model_is_installed(stocked, stocked_template, name):
+    """It also runs if the value that marks the model as missing is still selected. Drafts do not change the image."""
+    graph = stocked_template(name)
+    width, height = DRAWN[name]
     graph.set("ADTTreeModelLoader", model=f"{TO_INSTALL[name][2]} (not installed)")
     outputs = stocked.run(graph.prompt)
     (image,) = images(stocked, outputs)
@@ -103,12 +105,13 @@ def test_a_template_runs_once_its_model_is_there(stocked, stocked_template, name
     np.testing.assert_array_equal(image, plain)
 
 
-def test_glm_image_s_pixels_are_those_of_diffusers_for_its_tokens(stocked, stocked_template):
-    """The tokens leave as LATENT: another decoder may take them."""
+def test_glm_image_pixels_equal_those_of_diffusers(stocked, stocked_template):
+    """The sampler outputs the tokens as LATENT, so another decoder can use them."""
     graph = stocked_template(GLM[0])
     graph.add("SaveLatent", samples=graph.link("ADTTreeSampler"), filename_prefix="glm")
     outputs = stocked.run(graph.prompt)
-    (image,), (latent,) = images(stocked, outputs), stocked.files(outputs, "latents")
+    (image,) = images(stocked, outputs)
+    (latent,) = stocked.files(outputs, "latents")
     folder = stocked.base / "models" / "ar_image" / "GLM-Image"
     (codes,) = load_target(folder).codec.nearest(load(latent)["latent_tensor"])
     (pixels,) = published_pipeline(folder)(
@@ -124,7 +127,7 @@ def test_glm_image_s_pixels_are_those_of_diffusers_for_its_tokens(stocked, stock
 
 
 @pytest.mark.alone
-def test_glm_image_s_second_stage_shows_previews_and_is_cancelled_within_a_step(stocked, stocked_template):
+def test_glm_image_second_stage_shows_previews_and_stops_within_a_step(stocked, stocked_template):
     graph = stocked_template(GLM[0]).set("ADTTreeGLMDecode", steps=1000)
     own = graph.id("ADTTreeGLMDecode")
     with stocked.socket() as browser:
@@ -135,8 +138,8 @@ def test_glm_image_s_second_stage_shows_previews_and_is_cancelled_within_a_step(
     assert images(stocked, stocked.run(graph.set("ADTTreeGLMDecode", steps=2).prompt))
 
 
-def test_glm_image_from_a_text_from_a_picture_and_continued(stocked):
-    """With drafts every picture is that without. A source picture changes it, and so does what is kept of another."""
+def test_glm_image_from_text_from_a_picture_and_continued(stocked):
+    """Drafts do not change an image; a source picture and the kept part of another image do."""
     seen = {}
     for name in ("text", "source", "continued"):
         graph = text_to_image()
@@ -159,7 +162,7 @@ def test_glm_image_from_a_text_from_a_picture_and_continued(stocked):
     assert (seen["text"] != seen["source"]).any() and (seen["text"] != seen["continued"]).any()
 
 
-def test_prompts_that_are_cut_are_said(stocked, stocked_template):
+def test_truncated_prompts_are_logged(stocked, stocked_template):
     graph = stocked_template(LLAMAGEN).set("CLIPTextEncode", text="fox " * 40)
     stocked.run(graph.prompt)
     assert "The prompt has 160 tokens, but LlamaGen-T2I-2 reads only 120" in stocked.log.read_text(encoding="utf-8")
@@ -169,8 +172,8 @@ def test_prompts_that_are_cut_are_said(stocked, stocked_template):
     assert said in stocked.log.read_text(encoding="utf-8")
 
 
-def test_the_published_drafter_is_taken_where_it_is_installed(stocked, stocked_template):
-    """'auto' takes it. Where it is damaged, that is said, and 'jacobi' draws, as it does without it."""
+def test_auto_uses_the_published_drafter_if_installed(stocked, stocked_template):
+    """If the drafter is damaged, a message says so and 'jacobi' drafts; without it 'jacobi' drafts too."""
     drafter = stocked.base / "models" / "ar_image_drafters" / f"LANTERN-{LUMINA}"
     graph = stocked_template("ADT-Tree Lumina-mGPT text to image")
     alone = Graph({"1": graph.prompt[graph.id("ADTTreeModelLoader")]})
@@ -181,7 +184,7 @@ def test_the_published_drafter_is_taken_where_it_is_installed(stocked, stocked_t
     (drafter / "model.safetensors").write_bytes(b"nothing")
     stocked.run(alone.prompt)
     assert f"'{drafter.name}' is damaged" in stocked.log.read_text(encoding="utf-8"), (
-        "the loader does not keep what it had"
+        "the loader does not reuse the drafter that it had loaded"
     )
     graph.set("ADTTreeSampler", seed=4)
     assert images(stocked, stocked.run(graph.set("SaveImage", filename_prefix="damaged").prompt))
@@ -191,18 +194,21 @@ def test_the_published_drafter_is_taken_where_it_is_installed(stocked, stocked_t
 
 
 def moves(server) -> dict:
-    """How often weights have been loaded and unloaded."""
+    """Return how often weights have been loaded and unloaded."""
     return server.get("/moving/moves")
 
 
 def unload(server) -> None:
-    """What the button Unload Models does."""
+    """Unload all models, as the button Unload Models does."""
     before = moves(server)["unloaded"]
     assert server.free_until(lambda: moves(server)["unloaded"] > before, seconds=120), "nothing was unloaded"
 
 
 def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
-    """What nodes show or save with this seed of the last sampler, by node and number. It runs, and loads weights."""
+    """Run a graph with this seed of its last sampler, and return the images by node and number.
+
+    The run must load weights.
+    """
     for node in graph.prompt.values():
         if node["class_type"] == "SaveImage":
             node["inputs"]["filename_prefix"] = uuid.uuid4().hex
@@ -216,7 +222,7 @@ def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", sorted(FIRST))
 def test_unloading_between_runs_changes_nothing(stocked, stocked_template, name):
-    """Nodes before the last sampler don't run again, so that it can't rely on what they load.
+    """Nodes before the last sampler don't run again, so the sampler can't rely on weights that they load.
 
     One workflow draws with the bundled models, the others with small ones.
     """
@@ -225,12 +231,13 @@ def test_unloading_between_runs_changes_nothing(stocked, stocked_template, name)
         with_small_models(graph)
     if name == BATCH:
         graph.set("ADTTreePrompts", count=3)
-    found, low = [], 10 * NAMES.index(name)  # workflows that are alike don't find each other's results in the cache
+    found = []
+    low = 10 * NAMES.index(name)  # similar workflows do not share cached results
     for seed in (low, low + 1, low):
         found.append(run(stocked, graph, seed))
         unload(stocked)
     first, other, again = found
-    assert again and set(again) <= set(first), "older versions of ComfyUI don't show again what they have cached"
+    assert again and set(again) <= set(first), "older versions of ComfyUI do not show cached images again"
     assert any((first[name] != other[name]).any() for name in again), "another seed gives another image"
     for name in again:
         np.testing.assert_array_equal(first[name], again[name])

@@ -1,6 +1,6 @@
-"""API prompts of version 0.1 run, and draw what the same prompts with today's values draw.
+"""API prompts of version 0.1: they run, and draw the same images as the prompts with today's values.
 
-``tests/fixtures/v0_1/comfyui`` holds workflows and prompts as version 0.1 saved and sent them, with values that have
+``tests/fixtures/v0_1/comfyui`` has workflows and prompts as version 0.1 saved and sent them, with values that have
 other names today, and an image that it saved.
 """
 
@@ -23,7 +23,7 @@ NEW = {
     "compare": {"4": {"preset": "model default"}},
     "subgraph": {"1:4": {"speed": "No drafting", "preset": "model default", "noise": "ADT-Tree"}},
 }
-"""Prompt -> node -> the inputs whose values have new names."""
+"""Prompt -> node -> inputs whose values have new names."""
 
 
 def prompt_of(name: str) -> dict:
@@ -37,7 +37,7 @@ def without_times(outputs: dict, prompt: dict) -> dict:
 
 
 @pytest.mark.parametrize("name", NEW)
-def test_a_prompt_runs_and_draws_what_it_drew(comfy, name):
+def test_old_and_new_prompt_draw_the_same_images(comfy, name):
     old = prompt_of(name)
     new = copy.deepcopy(old)
     for node, inputs in NEW[name].items():
@@ -51,10 +51,11 @@ def test_a_prompt_runs_and_draws_what_it_drew(comfy, name):
 
 def test_the_prompt_in_an_image_draws_the_image(comfy):
     with Image.open(OLD / "image.png") as picture:
-        prompt, drawn = json.loads(picture.text["prompt"]), np.asarray(picture.convert("RGB"))
+        prompt = json.loads(picture.text["prompt"])
+        drawn = np.asarray(picture.convert("RGB"))
     saved = next(key for key, node in prompt.items() if node["class_type"] == "SaveImage")
     first, second = images(comfy, comfy.run(prompt), saved)
-    assert np.abs(first.astype(int) - drawn).max() <= 2, "the same tokens; pixels are rounded otherwise elsewhere"
+    assert np.abs(first.astype(int) - drawn).max() <= 2, "same tokens; other machines round pixels differently"
     assert np.abs(second.astype(int) - drawn).max() > 50
 
 

@@ -1,19 +1,19 @@
-"""The pack in ComfyUI: it loads silently and leaves ComfyUI what it has."""
+"""Loading of the pack in ComfyUI: it is silent and does not change other nodes."""
 
 import pytest
 from comfy_server import PACKS, ROOT, Comfy
 
 
-def test_loads_without_a_word(release, tmp_path):
-    """Starting with the pack says nothing at the level of warnings that starting without it does not say."""
-    together = Comfy(release, tmp_path / "together", {"ADT-Tree": PACKS["ADT-Tree"]}).load_packs()
-    alone = Comfy(release, tmp_path / "alone", {}).load_packs() if together else []
-    assert [line for line in together if line not in alone] == []
+def test_loading_logs_no_warning(release, tmp_path):
+    """The pack adds no line to the warnings that ComfyUI logs without it."""
+    with_pack = Comfy(release, tmp_path / "with_pack", {"ADT-Tree": PACKS["ADT-Tree"]}).load_packs()
+    without_pack = Comfy(release, tmp_path / "without_pack", {}).load_packs() if with_pack else []
+    assert [line for line in with_pack if line not in without_pack] == []
 
 
 @pytest.mark.parametrize("name", ["ADT Tree (1)", "雪-pack"])
-def test_the_page_gets_its_scripts_whatever_the_folder_is_called(release, name, tmp_path):
-    """ComfyUI itself answers 404 for scripts of such a folder."""
+def test_scripts_are_served_for_any_folder_name(release, name, tmp_path):
+    """ComfyUI itself answers 404 for scripts of such folders."""
     with Comfy(release, tmp_path, {name: ROOT}) as server:
         scripts = [path for path in server.get("/extensions") if path.startswith("/extensions/ADT-Tree/")]
         assert len(scripts) == len(list((ROOT / "js").rglob("*.js"))) and all(map(server.get, scripts))

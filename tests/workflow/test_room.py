@@ -1,5 +1,4 @@
-"""Models and the memory that there is: one that takes another's place does not need room for both, and what is kept
-beside the weights goes with them."""
+"""Memory of models: switching needs memory for one model only, and pooled caches are freed with the weights."""
 
 from pathlib import Path
 
@@ -10,12 +9,12 @@ from images import images
 from test_errors import failed
 
 LARGE = {"hidden": 1024, "layers": 4, "heads": 16, "intermediate": 3072}
-"""The shape of a model of some 220 MB, enough to be seen in a server's memory."""
+"""Shape of a model of about 220 MB, which is visible in a server's memory."""
 
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory) -> list[Path]:
-    """Two large models."""
+    """Write two large models and return their folders."""
     from tests.tiny import write_tiny_checkpoint
 
     folder = tmp_path_factory.mktemp("large")
@@ -24,7 +23,7 @@ def checkpoints(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture
 def large(comfy, checkpoints):
-    """Their names in the Model Loader of the server, where they are for the time of a test."""
+    """Return the names of the large models in the Model Loader, which lists them during a test."""
     links = [comfy.base / "models" / "ar_image" / path.name for path in checkpoints]
     for link, path in zip(links, checkpoints):
         link.parent.mkdir(exist_ok=True)
@@ -36,35 +35,35 @@ def large(comfy, checkpoints):
 
 @pytest.fixture
 def plain(graph):
-    """The shipped workflow without drafts."""
+    """Return the text-to-image workflow without drafts."""
     return graph.set("ADTTreeSettings", method="autoregressive").drop("ADTTreeSampler", "drafter")
 
 
 @pytest.mark.small_models
-def test_switching_models_takes_the_memory_of_one(comfy, plain, large, checkpoints):
+def test_switching_models_needs_memory_for_one(comfy, plain, large, checkpoints):
     size = (checkpoints[0] / "model.safetensors").stat().st_size
     comfy.run(plain.prompt)
     before = comfy.get("/probe/bytes")["bytes"]
     comfy.run(plain.set("ADTTreeModelLoader", model=large[0]).prompt)
-    assert comfy.get("/probe/bytes")["bytes"] > before + 0.5 * size, "a model is in memory, in place of a smaller one"
+    assert comfy.get("/probe/bytes")["bytes"] > before + 0.5 * size, "the large model replaces a smaller one"
     comfy.get("/probe/peak")
     comfy.run(plain.set("ADTTreeModelLoader", model=large[1]).prompt)
     most = (comfy.get("/probe/peak")["bytes"] - before) / size
-    assert most < 1.75, f"room for {most:.2f} models: the new one, and a part of its file; two would be 2 and that part"
+    assert most < 1.75, f"memory for {most:.2f} models; only the new one and a part of its file may be in memory"
 
 
-def test_models_of_one_graph_are_all_there(comfy, plain, large):
-    alone = [images(comfy, comfy.run(plain.set("ADTTreeModelLoader", model=name).prompt))[0] for name in large]
+def test_two_models_in_one_graph_both_draw(comfy, plain, large):
+    single = [images(comfy, comfy.run(plain.set("ADTTreeModelLoader", model=name).prompt))[0] for name in large]
     both = Graph({key: {**node, "inputs": dict(node["inputs"])} for key, node in plain.prompt.items()})
     both.set("ADTTreeSampler", seed=both.inputs("ADTTreeSampler")["seed"] + 1)
     first = second_branch(both, large[0], plain.inputs("ADTTreeSampler")["seed"])
     same, other = images(comfy, comfy.run(both.prompt), first, both.id("SaveImage"))
-    np.testing.assert_array_equal(same, alone[0])
-    assert (other != alone[1]).any()
+    np.testing.assert_array_equal(same, single[0])
+    assert (other != single[1]).any()
 
 
 def second_branch(graph: Graph, model: str, seed: int) -> str:
-    """Another model with a sampler of its own, and the id of the node that saves its image."""
+    """Add another model and its own sampler, and return the id of the node that saves the image."""
     loader, _ = graph.add("ADTTreeModelLoader", model=model)
     prompt = graph.add("CLIPTextEncode", clip=[loader, 1], text=graph.inputs("CLIPTextEncode")["text"])
     values = {**graph.inputs("ADTTreeSampler"), "model": [loader, 0], "positive": prompt, "seed": seed}
@@ -73,7 +72,7 @@ def second_branch(graph: Graph, model: str, seed: int) -> str:
     return graph.add("SaveImage", images=decoded, filename_prefix="second")[0]
 
 
-def test_memory_that_runs_out_while_sampling(comfy, plain):
+def test_running_out_of_memory_while_sampling(comfy, plain):
     comfy.get("/probe/exhaust", on=1)
     try:
         message = failed(comfy, plain.set("ADTTreeSampler", batch_size=2, seed=77), "ADTTreeSampler").text
@@ -82,12 +81,12 @@ def test_memory_that_runs_out_while_sampling(comfy, plain):
     assert message.startswith("bundled needs 0.1 GB with its working memory, and cpu ran out of its ")
     assert message.endswith("close other programs that use it, or choose 'int8 weights' in the Model Loader, or a "
                             "smaller model.")  # fmt: skip
-    assert comfy.files(comfy.run(plain.prompt)), "and the next run has what that one had"
+    assert comfy.files(comfy.run(plain.prompt)), "the next run succeeds"
 
 
 @pytest.mark.small_models
-def test_what_is_kept_beside_the_weights_goes_with_them(comfy, plain):
-    """It stays from run to run, and counts as room that is there; Unload Models and pressure free it first."""
+def test_pooled_caches_are_freed_with_the_weights(comfy, plain):
+    """They stay from run to run and count as available memory; Unload Models and other models free them first."""
     keep = {"model": plain.link("ADTTreeModelLoader"), "squeeze": 0}
     comfy.get("/probe/kept")
     comfy.run(plain.set("ADTTreeSampler", seed=1).prompt)
@@ -104,4 +103,4 @@ def test_what_is_kept_beside_the_weights_goes_with_them(comfy, plain):
     plain.prompt[node]["inputs"]["squeeze"] = 0
     comfy.run(plain.prompt)
     assert comfy.get("/probe/kept")["kept"]
-    assert comfy.free_until(lambda: not comfy.get("/probe/kept")["kept"]), "it is still kept"
+    assert comfy.free_until(lambda: not comfy.get("/probe/kept")["kept"]), "caches are still kept"

@@ -1,4 +1,4 @@
-"""The workflow in a running ComfyUI: the image is the engine's, and people can watch it form."""
+"""Text to image in a running ComfyUI: the image equals the engine's, and the page shows progress."""
 
 import io
 import json
@@ -18,8 +18,8 @@ UNKNOWN = "This small model knows houses, boats, balloons, mugs and the like, an
 
 @pytest.mark.smoke
 @pytest.mark.small_models
-def test_the_image_of_a_small_model_is_the_engines(comfy, graph):
-    """Drafted by ComfyUI's sampler with its default settings, and plain by the engine."""
+def test_image_of_a_small_model_equals_the_engines(comfy, graph):
+    """ComfyUI's sampler drafts with its default settings; the engine decodes plainly."""
     graph.set("ADTTreeModelLoader", model=TINY).set("ADTTreeSampler", seed=5)
     (image,) = images(comfy, comfy.run(graph.prompt))
     numbers = {name: graph.inputs("ADTTreeSampler")[name] for name in ("seed", "guidance", "temperature")}
@@ -29,42 +29,42 @@ def test_the_image_of_a_small_model_is_the_engines(comfy, graph):
     np.testing.assert_array_equal(image, expected[0])
 
 
-def test_the_image_is_the_engines(comfy, graph):
-    """By the model's own numbers, which nobody has to say: a prompt needs no more than links."""
+def test_image_equals_the_engines(comfy, graph):
+    """The prompt has only links, so the sampler uses the model's own settings."""
     links = {name: graph.inputs("ADTTreeSampler")[name] for name in ("model", "positive")}
     graph.prompt[graph.id("ADTTreeSampler")]["inputs"] = links
     (image,) = images(comfy, comfy.run(graph.prompt))
     own = {"guidance": BUNDLED_SAMPLING.guidance, "temperature": BUNDLED_SAMPLING.temperature}
     expected = draw(prompt=graph.inputs("CLIPTextEncode")["text"], sampling={"seed": 0, **own})["images"]
     np.testing.assert_array_equal(image, expected[0])
-    assert image.std() > 20, "that is not a picture"
+    assert image.std() > 20, "the image is nearly uniform"
 
 
 @pytest.mark.smoke
 @pytest.mark.small_models
-def test_saved_png_brings_its_workflow_along(comfy, graph):
+def test_saved_png_contains_its_workflow(comfy, graph):
     (data,) = comfy.files(comfy.run(graph.prompt, extra_pnginfo={"workflow": {"nodes": []}}))
     saved = Image.open(io.BytesIO(data)).info
     workflow = json.loads(saved["workflow"])
     assert set(workflow.pop("extra")) == {"adt_tree_maps"} and workflow == {"nodes": []}
     prompt = json.loads(saved["prompt"])
     for node in prompt.values():
-        node.pop("is_changed", None)  # ComfyUI's note of what fingerprint_inputs said
+        node.pop("is_changed", None)  # ComfyUI's note of the result of fingerprint_inputs
     assert prompt == graph.prompt
 
 
 @pytest.mark.parametrize(
     "text, lines", [("a cat in 2024", [f"{UNKNOWN}'a cat in 2024'. Unknown words: cat."]), ("a red house", [])]
 )
-def test_a_prompt_of_unknown_words_is_told_under_its_sampler(comfy, graph, text, lines):
-    """After the run, and of the positive prompt alone."""
+def test_unknown_words_are_listed_under_the_sampler(comfy, graph, text, lines):
+    """The list appears after the run and only for the positive prompt."""
     graph.set("CLIPTextEncode", text=text).set("ADTTreeSampler", seed=1)
     graph.prompt[graph.id("CLIPTextEncode", 1)]["inputs"]["text"] = "ugly"
     _, messages = comfy.watch(graph.prompt)
     assert lines_under(messages, graph.id("ADTTreeSampler")) == lines
 
 
-def test_a_truncated_prompt_and_an_ignored_number_are_told_under_the_sampler(comfy, graph):
+def test_truncation_and_ignored_settings_are_shown_under_the_sampler(comfy, graph):
     graph.set("CLIPTextEncode", text="a red house " * 148)
     numbers = {"preset": "model default", "guidance": 9.0, "temperature": 0.6}
     graph.set("ADTTreeSampler", seed=2, invalid_prompts="truncate", **numbers)
@@ -77,7 +77,7 @@ def test_a_truncated_prompt_and_an_ignored_number_are_told_under_the_sampler(com
 
 
 @pytest.mark.small_models
-def test_same_seed_same_image_after_everything_was_unloaded(comfy, graph):
+def test_same_seed_gives_the_same_image_after_unloading(comfy, graph):
     graph.set("ADTTreeSampler", seed=11)
     (before,) = images(comfy, comfy.run(graph.prompt))
     comfy.free()
@@ -87,15 +87,16 @@ def test_same_seed_same_image_after_everything_was_unloaded(comfy, graph):
     np.testing.assert_array_equal(before, images(comfy, outputs)[0])
 
 
-def test_people_can_watch(comfy, graph):
-    """The bar counts all tokens, and the image is seen forming. Figures stand once, on the map."""
+def test_progress_and_previews_are_sent(comfy, graph):
+    """The bar counts all tokens, and previews show the image. The map shows the figures, so the node does not."""
     graph.set("ADTTreeSampler", seed=77, batch_size=2).set("ADTTreeSettings", method="autoregressive")
     _, messages = comfy.watch(graph.prompt)
-    sampler, total = graph.id("ADTTreeSampler"), 2 * 256
+    sampler = graph.id("ADTTreeSampler")
+    total = 2 * 256
     steps = [(m.at, m.data) for m in messages if m.type == "progress" and m.data["node"] == sampler]
     values = [data["value"] for _, data in steps]
     assert values == sorted(values) and values[-1] == total and {data["max"] for _, data in steps} == {total}
-    assert 4 < len(values) < 12 * (steps[-1][0] - steps[0][0]) + 4, "about ten a second"
+    assert 4 < len(values) < 12 * (steps[-1][0] - steps[0][0]) + 4, "about ten per second"
     previews = [m.data for m in messages if m.type in PREVIEWS]
     assert previews, "no preview"
     assert Image.open(io.BytesIO(previews[0][4:])).format == "JPEG"  # after the number of the image format

@@ -1,4 +1,4 @@
-"""Train Drafter on a server: it is cancelled, it goes on, and what it made is in the loader's list and keeps images."""
+"""Train Drafter on a server: cancelling, resuming, and use of the trained drafter."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from test_cancel import interrupt_and_time
 
 @pytest.mark.small_models
 def test_a_drafter_is_trained_and_used(stocked, graph):
-    """After a run, which moves the weights in inference mode, where nothing can be trained through them."""
+    """A run before the training loads the weights in inference mode, and training must work nevertheless."""
     comfy = stocked
     node, _ = graph.add("ADTTreeTrainDrafter", model=graph.link("ADTTreeModelLoader"), name="trained", **QUICK)
     prompt = {key: graph.prompt[key] for key in (node, graph.id("ADTTreeModelLoader"))}

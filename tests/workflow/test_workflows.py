@@ -1,5 +1,4 @@
-"""Every workflow that the pack brings: it fits the nodes, is laid out for people, has a picture, and runs if it needs
-nothing but the pack."""
+"""Workflows of the pack: they fit the nodes, are legible, have a picture, and run unless they need other models."""
 
 import copy
 import io
@@ -31,7 +30,7 @@ AT_DEFAULTS = {
         *("ADTTreeModelLoader", "ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeCollector"),
     },
 }
-"""The nodes of the workflows that everybody begins with."""
+"""Nodes of the workflows for beginners."""
 TO_INSTALL = {
     "ADT-Tree Anole 7B text to image": ("ADTTreeModelLoader", "model", "Anole-7b-v0.1-hf"),
     "ADT-Tree Lumina-mGPT text to image": ("ADTTreeModelLoader", "model", "Lumina-mGPT-7B-768"),
@@ -45,7 +44,7 @@ TO_INSTALL = {
     "ADT-Tree GLM-Image edit a picture": ("ADTTreeModelLoader", "model", "GLM-Image"),
     "ADT-Tree text to image and upscale with a model": ("UpscaleModelLoader", "model_name", UPSCALER),
 }
-"""Workflows that need a model which does not come with the pack: the node that loads it, its input, the value there."""
+"""Workflows that need a model outside the pack: node that loads it, its input, and the value."""
 
 
 def read(name: str) -> dict:
@@ -53,7 +52,7 @@ def read(name: str) -> dict:
 
 
 def installed(object_info: dict, name: str) -> dict:
-    """The nodes as they are where the model of workflow ``name`` is installed."""
+    """Return the node definitions as they are after installing the model of workflow ``name``."""
     if name not in TO_INSTALL:
         return object_info
     node, label, value = TO_INSTALL[name]
@@ -64,7 +63,7 @@ def installed(object_info: dict, name: str) -> dict:
 
 
 def prompt_of(name: str, object_info: dict) -> Graph:
-    """A workflow as a prompt that saves under a new name."""
+    """Return a workflow as a prompt that saves under a new name."""
     graph = Graph(to_prompt(read(name), installed(object_info, name)))
     for node in graph.prompt.values():
         if node["class_type"] == "SaveImage":
@@ -75,7 +74,7 @@ def prompt_of(name: str, object_info: dict) -> Graph:
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", NAMES)
 def test_fits_the_nodes(name, object_info):
-    """Those that everybody begins with have the nodes' defaults, except the thumbnail's seed and example prompts."""
+    """Workflows for beginners use the nodes' defaults, except for seed and example prompts."""
     prompt = to_prompt(read(name), installed(object_info, name))
     ours = {node["class_type"] for node in prompt.values() if node["class_type"].startswith("ADTTree")}
     assert ours and ours == AT_DEFAULTS.get(name, ours)
@@ -90,12 +89,12 @@ def test_fits_the_nodes(name, object_info):
 
 
 def test_the_batch_template_has_example_prompts():
-    """Of things that the bundled model draws, so that its user sees what to type."""
+    """The bundled model can draw them, so that its user sees what to type."""
     texts = {}
     for folder in ("workflows", "subgraphs"):
         (path,) = (ROOT / folder).glob("ADT-Tree batch *report.json")
         texts[folder] = re.findall(r'"\(the text below\)",\s*("[^"]+")', path.read_text(encoding="utf-8"))
-    (own,), (other,) = texts.values()
+    (own,), (other,) = texts.values()  # one list in each file
     prompts = json.loads(own).split("\n")
     assert own == other and len(prompts) == len(set(prompts)) == 8
     known = SimpleNamespace(words=bundled_vocabulary(), trained=None)
@@ -103,8 +102,8 @@ def test_the_batch_template_has_example_prompts():
 
 
 @pytest.mark.parametrize("damage", ["shifted", "extra", "cut"])
-def test_converter_notices_damage(object_info, damage):
-    """The checks in the converter are real: a damaged file does not pass."""
+def test_converter_rejects_damaged_workflows(object_info, damage):
+    """A damaged workflow fails the converter's checks."""
     workflow = read(FIRST)
     sampler = next(node for node in workflow["nodes"] if node["type"] == "ADTTreeSampler")
     if damage == "shifted":
@@ -118,17 +117,16 @@ def test_converter_notices_damage(object_info, damage):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name in TO_INSTALL])
-def test_what_it_needs_is_what_it_names(name):
+def test_note_names_the_required_model(name):
     node, _, value = TO_INSTALL[name]
     assert [n["widgets_values"][0] for n in read(name)["nodes"] if n["type"] == node] == [value]
     (note,) = [n["widgets_values"][0] for n in read(name)["nodes"] if n["type"] == "MarkdownNote"]
-    assert value in note or "models/upscale_models" in note, "the note says where it goes"
+    assert value in note or "models/upscale_models" in note, "the note names the folder"
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TO_INSTALL.get(name, ("",))[0] == "ADTTreeModelLoader"])
-def test_the_note_of_a_template_says_how_to_download(name):
-    """With the nodes, not with a command. What its loader says of a missing model, ``inside/`` and the browser's tests
-    have."""
+def test_note_explains_the_download(name):
+    """It uses the nodes, not a command. Tests in ``inside/`` and the browser check the loader's message."""
     row = find_published(TO_INSTALL[name][2])
     (note,) = [n for n in read(name)["nodes"] if n["type"] == "MarkdownNote"]
     for text, how in (
@@ -140,14 +138,16 @@ def test_the_note_of_a_template_says_how_to_download(name):
 
 @pytest.mark.parametrize("language", LOCALES)
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_template_says_is_translated(language, name):
-    """Titles and notes, each beside its text."""
+def test_titles_and_notes_are_translated(language, name):
+    """Each translation is stored beside its text."""
     workflow = read(name)
     for part in [*workflow["nodes"], *workflow["groups"]]:
-        words, note = part.get(language, {}), part.get("type") == "MarkdownNote"
+        words = part.get(language, {})
+        note = part.get("type") == "MarkdownNote"
         assert set(words) == {*(["title"] if "title" in part else []), *(["note"] if note else [])}, part["title"]
         if note:
-            own, other = part["widgets_values"][0], words["note"]
+            own = part["widgets_values"][0]
+            other = words["note"]
             assert own.count("\n#") == other.count("\n#")
 
 
@@ -156,8 +156,8 @@ def test_every_family_has_a_template():
     assert all(shown.intersection(family.published) for family in FAMILIES)
 
 
-def test_models_of_one_file_are_for_comfyuis_own_dialogue():
-    """It knows them by the value of a widget, so it can't serve models that are folders."""
+def test_models_in_one_file_use_comfyuis_download_dialogue():
+    """The dialogue identifies a model by the value of a widget, so it does not support models that are folders."""
     found = {}
     for name in NAMES:
         for node in read(name)["nodes"]:
@@ -169,8 +169,8 @@ def test_models_of_one_file_are_for_comfyuis_own_dialogue():
     }
 
 
-def test_titles_are_understood_alone():
-    """ComfyUI lists templates in no order, and searches nothing but their titles."""
+def test_titles_are_unambiguous_without_context():
+    """ComfyUI lists templates in no order and searches only their titles."""
     (first,) = [name for name in NAMES if "start here" in name]
     for text in ("README.md", "docs/nodes.md"):
         assert first in (ROOT / text).read_text(encoding="utf-8")
@@ -179,21 +179,23 @@ def test_titles_are_understood_alone():
 
 
 HEADINGS = {"## ": 12.86, "### ": 11.43}
-"""Pixels of a note's headings at a zoom of 1 in Nodes 2.0; in the canvas they are larger. Other text has 10."""
+"""Pixels of a note's headings at a zoom of 1 in Nodes 2.0; the canvas draws them larger. Other text has 10."""
 
-INK, CONTRAST = "#aaa", 4.5
-"""About the colour of a note's text in Nodes 2.0 (white in the canvas), and the least contrast of a text (WCAG, AA)."""
+INK = "#aaa"
+"""Approximate colour of a note's text in Nodes 2.0; it is white in the canvas."""
+CONTRAST = 4.5
+"""Smallest contrast of text according to WCAG, level AA."""
 
 
 def luminance(colour: str) -> float:
-    """The relative luminance of a colour such as #abc."""
+    """Return the relative luminance of a colour such as #abc."""
     values = np.array([int(2 * digit, 16) for digit in colour[1:]]) / 255
     linear = np.where(values > 0.04045, ((values + 0.055) / 1.055) ** 2.4, values / 12.92)
     return float(linear @ [0.2126, 0.7152, 0.0722])
 
 
 def boxes_of(workflow: dict) -> list[tuple]:
-    """Left, top, right and bottom of each node with its title, and its type."""
+    """Return left, top, right and bottom of each node including its title, and its type."""
     return [
         (n["pos"][0], n["pos"][1] - 30, n["pos"][0] + n["size"][0], n["pos"][1] + n["size"][1], n["type"])
         for n in workflow["nodes"]
@@ -201,7 +203,7 @@ def boxes_of(workflow: dict) -> list[tuple]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_is_laid_out_for_people(name):
+def test_nodes_do_not_overlap(name):
     workflow = read(name)
     assert [n["type"] for n in workflow["nodes"]].count("MarkdownNote") == 1
     boxes = boxes_of(workflow)
@@ -211,13 +213,16 @@ def test_is_laid_out_for_people(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_is_legible_as_a_whole_on_a_small_screen(name):
-    """ComfyUI fits a template's nodes into three quarters of the window. Sentences of a note are headings: of 10 pixels
-    or more at that zoom, in both ways in which ComfyUI draws notes, and dark behind light letters."""
+def test_notes_are_legible_on_a_small_screen(name):
+    """Paragraphs of a note are headings, so that their letters have at least 10 pixels after ComfyUI fits a template.
+
+    ComfyUI fits its nodes into three quarters of the window. The background is dark and the letters are light.
+    """
     workflow = read(name)
     lefts, tops, rights, bottoms, _ = zip(*boxes_of(workflow))
-    width, height = max(rights) - min(lefts), max(bottoms) - min(tops)
-    frame = 20  # that ComfyUI adds around them
+    width = max(rights) - min(lefts)
+    height = max(bottoms) - min(tops)
+    frame = 20  # which ComfyUI adds around them
     zoom = 0.75 * min(1280 / (width + frame), 800 / (height + frame))
     assert zoom > 0.8
     (note,) = (n for n in workflow["nodes"] if n["type"] == "MarkdownNote")
@@ -245,7 +250,7 @@ def test_comfyui_serves_templates_pages_and_translations(comfy):
 
 
 def show(graph: Graph, kind: str, *outputs: int) -> list[str]:
-    """Connect a Preview Image to each of these outputs of a node; their ids."""
+    """Connect a Preview Image to each of these outputs of a node, and return their ids."""
     return [graph.add("PreviewImage", images=graph.link(kind, output))[0] for output in outputs]
 
 
@@ -269,14 +274,16 @@ def test_lantern(comfy, template):
     (report,) = outputs[graph.id("PreviewAny")]["text"]
     assert "replaced by LANTERN" in report
     a, b = map(float, re.findall(r"([\d.]+) per pass", report))
-    assert a > 1.3 * b, "a setting that saves nothing was chosen"
+    assert a > 1.3 * b, "LANTERN must save passes"
 
 
 @pytest.mark.parametrize(
     "name, side",
     [
-        pytest.param(FIRST, 256, id="as large as its map: ComfyUI's canvas enlarges no image", marks=pytest.mark.smoke),
-        pytest.param("ADT-Tree text to image and upscale with a model", 512, id="by stock nodes and a small upscaler"),
+        pytest.param(
+            FIRST, 256, id="size of its map, because ComfyUI's canvas enlarges no image", marks=pytest.mark.smoke
+        ),
+        pytest.param("ADT-Tree text to image and upscale with a model", 512, id="stock nodes and a small upscaler"),
     ],
 )
 def test_a_picture_is_enlarged(comfy, template, name, side):
@@ -293,7 +300,7 @@ def test_continue_image(comfy, template):
     )
     assert len(continued) == 4
     for image in continued:
-        assert np.abs(image[:56] - start[:56]).mean() < 20, "the top is kept, as close as tokens come to it"
+        assert np.abs(image[:56] - start[:56]).mean() < 20, "the top is kept, except for rounding to tokens"
     assert all((a[64:] != b[64:]).any() for i, a in enumerate(continued) for b in continued[:i]), (
-        "and every rest is another"
+        "the rest differs in each image"
     )

@@ -1,6 +1,7 @@
-"""ComfyUI in this process, without a server: the pack's nodes as ComfyUI has loaded them, to be called directly.
+"""ComfyUI in this process, without a server: tests call the pack's nodes directly as ComfyUI has loaded them.
 
-The tests of this folder run in ComfyUI's own Python; ``../test_inside.py`` starts them there for each release. By hand:
+The tests of this folder run in ComfyUI's own Python; ``../test_inside.py`` starts them there for each release. To run
+them by hand:
 
     PYTHONPATH=.cache/comfyui/comfyui-0.30.0 .cache/comfyui/env/bin/python -m pytest tests/workflow/inside
 """
@@ -18,7 +19,7 @@ from small import SMALL, write_small
 ROOT = Path(__file__).resolve().parents[3]
 PROBE = Path(__file__).resolve().parents[1] / "probe_nodes"
 EXTRAS = "nodes_clip_sdxl.py", "nodes_model_merging.py"
-"""Stock nodes that ComfyUI keeps beside its main ones, and that a test needs."""
+"""Stock nodes outside ComfyUI's main file that a test needs."""
 INSIDE = importlib.util.find_spec("comfy") is not None
 collect_ignore_glob = [] if INSIDE else ["test_*.py"]
 
@@ -40,19 +41,25 @@ PLUGS = {
     "ADT_RESULTS": ["batch", 2],
     "STRING": "a cat",
 }
-"""What a prompt has at an input that it can't leave out, by the input's type."""
+"""Type of an input -> value of a required input of that type in a prompt."""
 
 
 class Pack:
-    """All nodes of a ComfyUI that has loaded this pack. base: an empty folder for its models, inputs and outputs."""
+    """All nodes of a ComfyUI that has loaded this pack.
+
+    Args:
+        base: Empty folder for its models, inputs and outputs.
+    """
 
     def __init__(self, base: Path):
         from comfy.cli_args import args
 
-        args.cpu, args.base_directory = True, str(base)
-        in_order = "utils.install_util", "execution", "nodes", "server"  # as main.py has it: there are two ``utils``
+        args.cpu = True
+        args.base_directory = str(base)
+        in_order = "utils.install_util", "execution", "nodes", "server"  # main.py's order: there are two ``utils``
         _, self._execution, nodes, server = map(importlib.import_module, in_order)
-        self.base, self._loop = base, asyncio.new_event_loop()
+        self.base = base
+        self._loop = asyncio.new_event_loop()
         for folder in ("input", "output"):
             (base / folder).mkdir(exist_ok=True)
         server.PromptServer(self._loop)
@@ -68,18 +75,18 @@ class Pack:
 
     @property
     def ours(self) -> dict[str, dict]:
-        """What ComfyUI tells of the pack's nodes, as ``/object_info`` has it."""
+        """Definitions of the pack's nodes, as in ``/object_info``."""
         return {name: node.GET_NODE_INFO_V1() for name, node in self.nodes.items() if name.startswith("ADTTree")}
 
     def run(self, kind: str, **inputs) -> tuple:
-        """The outputs of a node."""
+        """Run a node and return its outputs."""
         node = self.nodes[kind]
         if hasattr(node, "PREPARE_CLASS_CLONE"):
             return node.PREPARE_CLASS_CLONE({"hidden_inputs": {}}).execute(**inputs).args
         return getattr(node(), node.FUNCTION)(**inputs)
 
     def fails(self, kind: str, **inputs) -> str:
-        """The sentence with which a node ends that can't do what it is asked for. It has written nothing then."""
+        """Run a node that must fail without writing a file, and return the error message."""
         before = set(self.base.rglob("*"))
         with pytest.raises(self.AdtError) as error:
             self.run(kind, **inputs)
@@ -87,9 +94,9 @@ class Pack:
         return str(error.value)
 
     def refused(self, kind: str, **inputs) -> list[str]:
-        """What ComfyUI says of the inputs of a node before it runs anything; empty if they will do.
+        """Return ComfyUI's errors for the inputs of a node before it runs; empty if the inputs are valid.
 
-        Where nothing is given an input has its default, or a link to where it belongs. None takes it away.
+        Inputs that are not given have their default, or a link to a node of the right type. None removes an input.
         """
         needed = {name: type for name, (type, *_) in info_inputs(self.nodes[kind], "required").items()}
         plugs = {name: PLUGS[type] for name, type in needed.items() if isinstance(type, str) and type in PLUGS}
@@ -100,7 +107,7 @@ class Pack:
 
 
 def info_inputs(node: type, *sections: str) -> dict[str, list]:
-    """The inputs of a node: name -> type and options."""
+    """Return type and options of each input of a node in these sections."""
     known = node.INPUT_TYPES()
     return {name: one for section in sections for name, one in known.get(section, {}).items()}
 
@@ -118,7 +125,7 @@ def pack(tmp_path_factory, meter):
 
 @pytest.fixture(scope="session")
 def loaded(pack):
-    """The bundled model, its CLIP and its VAE."""
+    """Return the bundled model, its CLIP and its VAE."""
     return pack.run("ADTTreeModelLoader", model="bundled", dtype="auto")
 
 
@@ -129,12 +136,12 @@ def model(loaded):
 
 @pytest.fixture(scope="session")
 def encoded(pack, loaded):
-    """A function: a text as CLIP Text Encode hands it on."""
+    """Return a function that encodes a text with CLIP Text Encode."""
     return lambda text: pack.run("CLIPTextEncode", clip=loaded[1], text=text)[0]
 
 
 class Small:
-    """The small random model and its network, and what the engine alone draws with them."""
+    """Small random model and its drafter, and the engine's images with them."""
 
     PROMPT = "A blue sailboat in the middle of a calm lake at sunset."
     NUMBERS = {"seed": 5, "guidance": 3.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "preset": "custom"}
@@ -147,23 +154,23 @@ class Small:
         self._places = {name: str(pack.base / "models" / folder / SMALL) for name, folder in folders.items()}
 
     def run(self, kind: str, **inputs) -> tuple:
-        """The outputs of a node that takes the model."""
+        """Run a node that has the model as an input, and return its outputs."""
         return self._pack.run(kind, model=self.model, **inputs)
 
     def text(self, text: str) -> list:
         return self._pack.run("CLIPTextEncode", clip=self.clip, text=text)[0]
 
     def sample(self, **inputs) -> tuple:
-        """Latent and trace of the sampler, which has a prompt and a drafter unless told otherwise."""
+        """Return latent and trace of the sampler, which has a prompt and a drafter by default."""
         usual = {"positive": self.text(self.PROMPT), "drafter": self.drafters[SMALL], "batch_size": 1}
         return self.run("ADTTreeSampler", **{**usual, **self.NUMBERS, **inputs})
 
     def vectors(self, **inputs) -> np.ndarray:
-        """The codebook vectors [B, C, h, w] that the sampler gives."""
+        """Return the codebook vectors [B, C, h, w] of the sampler."""
         return self.sample(**inputs)[0]["samples"].numpy()
 
-    def drawn(self, **asked) -> dict[str, np.ndarray]:
-        """What the engine gives, see reference.py."""
+    def expected(self, **asked) -> dict[str, np.ndarray]:
+        """Return the engine's images, see reference.py."""
         return draw(**{"prompt": self.PROMPT, "sampling": {"seed": 5}} | asked, **self._places)
 
 

@@ -1,4 +1,4 @@
-"""The loaders' *if_missing*, and which models they list, in ComfyUI's own Python."""
+"""Downloads by *if_missing* of the loaders, and the models that they list."""
 
 import shutil
 
@@ -12,7 +12,7 @@ from tests.layouts.janus import write_janus
 
 @pytest.fixture(scope="module")
 def published(pack, tmp_path_factory):
-    """The small Hub; what is downloaded from it is gone afterwards."""
+    """Provide the small Hub, and remove everything downloaded from it afterwards."""
     homes = [pack.base / "models" / name for name in ("ar_image", "ar_image_drafters")]
     before = {path for home in homes for path in home.glob("*")}
     with Hub() as hub:
@@ -47,37 +47,37 @@ def listed(pack):
 
 @pytest.fixture
 def load(pack):
-    """Load a model with *if_missing* set to *download*; what it loaded."""
+    """Return a function that loads a model with *if_missing* set to *download*."""
     return lambda name, **more: pack.run("ADTTreeModelLoader", model=name, dtype="auto", if_missing="download", **more)
 
 
-def test_nothing_is_downloaded_unless_it_is_chosen(pack, hub):
+def test_nothing_is_downloaded_by_default(pack, hub):
     said = pack.fails("ADTTreeModelLoader", model=JANUS, dtype="auto")
     assert f"'{JANUS}' is not installed; set if_missing to 'download' and run again, or run `" in said
     assert hub.requests == []
 
 
-def test_download_loads_the_model_from_then_on(pack, hub, load, folders):
+def test_download_happens_once(pack, hub, load, folders):
     assert JANUS in listed(pack)["downloads"]
     model, *_ = load(JANUS)
     assert model.target.name == JANUS and folders.installed(JANUS)
     assert JANUS in listed(pack)["options"] and JANUS not in listed(pack)["downloads"]
     hub.requests.clear()
     load(JANUS)
-    assert hub.requests == [], "what is complete is not looked up again"
+    assert hub.requests == [], "complete models need no request"
 
 
-def test_the_parts_of_llamagen_and_its_drafter_arrive(pack, hub, load):
+def test_all_parts_of_llamagen_and_its_drafter_are_downloaded(pack, hub, load):
     model, *_ = load(LLAMAGEN)
     assert model.target.name == LLAMAGEN
     assert pack.package(".nodes.folders").drafter_for(model.path).endswith("llamagen2_drafter")
     part = pack.base / "models" / "ar_image" / "flan-t5-xl" / "tokenizer.json"
     part.unlink()
     load(LLAMAGEN)
-    assert part.exists(), "a part that is missing is downloaded, too"
+    assert part.exists(), "missing parts are downloaded too"
 
 
-def test_a_model_in_a_folder_of_its_makers_is_completed_there(pack, hub, load):
+def test_incomplete_model_is_completed_in_its_folder(pack, hub, load):
     load(JANUS)
     home = pack.base / "models" / "ar_image"
     (home / "makers").mkdir()
@@ -105,7 +105,7 @@ def test_a_model_that_is_not_published_is_never_downloaded(pack, hub, load):
         ("comfy.example", True),
     ],
 )
-def test_a_server_that_others_reach_downloads_only_if_its_owner_says_so(
+def test_public_server_downloads_only_if_its_owner_allows_it(
     pack, hub, load, downloading, monkeypatch, listen, refused
 ):
     wanted = []
@@ -117,13 +117,13 @@ def test_a_server_that_others_reach_downloads_only_if_its_owner_says_so(
     assert ("set the environment variable ADT_TREE_ALLOW_DOWNLOAD=1" in str(error.value)) == refused
     assert bool(wanted) != refused
     monkeypatch.setenv("ADT_TREE_ALLOW_DOWNLOAD", "1")
-    with pytest.raises(pack.AdtError, match="is not installed"):  # nothing was downloaded here
+    with pytest.raises(pack.AdtError, match="is not installed"):  # the fake download installs nothing
         load("Emu3-Gen-hf")
     assert wanted
 
 
 @pytest.mark.parametrize("gigabytes, fits", [(80, ""), (12, "int8"), (6, "no")])
-def test_the_list_says_whether_a_model_fits_the_card(pack, downloading, monkeypatch, gigabytes, fits):
+def test_list_shows_whether_a_model_fits_the_gpu(pack, downloading, monkeypatch, gigabytes, fits):
     import torch
 
     monkeypatch.setattr(downloading.mm, "get_torch_device", lambda: torch.device("cuda"))
@@ -131,7 +131,7 @@ def test_the_list_says_whether_a_model_fits_the_card(pack, downloading, monkeypa
     assert downloading.offered_downloads()["Janus-Pro-7B"] == {"size": "15 GB", "fits": fits}
 
 
-def test_without_a_card_the_list_says_the_size(downloading):
+def test_list_shows_the_size_without_a_gpu(downloading):
     assert downloading.offered_downloads()["Janus-Pro-7B"] == {"size": "15 GB", "fits": ""}
 
 

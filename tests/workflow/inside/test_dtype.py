@@ -1,21 +1,22 @@
-"""The dtype that the Model Loader chooses for a card."""
+"""Automatic choice of the dtype by the Model Loader."""
 
 import pytest
 import torch
 from small import SMALL
 
-CARDS = {
+GPUS = {
     "with bfloat16": (True, 8e9, torch.bfloat16),
     "without bfloat16, large enough for float32": (False, 8e9, torch.float32),
     "without bfloat16, too small for float32": (False, 1e5, torch.float16),
 }
-"""Name -> whether the card has bfloat16, its bytes of memory, and what is chosen."""
+"""Name -> whether the GPU supports bfloat16, its memory in bytes, and the chosen dtype."""
 
 
 @pytest.fixture
 def chosen(pack, monkeypatch):
-    """A function: the dtype that is chosen for a card, and what is shown under the node."""
-    loaders, shown = pack.package(".nodes.loaders"), []
+    """Return a function that returns the dtype chosen for a GPU, and the lines shown under the node."""
+    loaders = pack.package(".nodes.loaders")
+    shown = []
     monkeypatch.setattr(loaders, "tell", shown.append)
 
     def choose(has_bfloat16, memory, model=SMALL, weights=None):
@@ -32,9 +33,9 @@ def chosen(pack, monkeypatch):
     return choose
 
 
-@pytest.mark.parametrize("card", CARDS)
-def test_half_precision_is_chosen_where_it_is_safe(chosen, card):
-    has_bfloat16, memory, expected = CARDS[card]
+@pytest.mark.parametrize("gpu", GPUS)
+def test_chosen_dtype_depends_on_the_gpu(chosen, gpu):
+    has_bfloat16, memory, expected = GPUS[gpu]
     dtype, shown = chosen(has_bfloat16, memory)
     assert dtype == expected
     assert [line.startswith("float16, because this card has no bfloat16") for line in shown] == (
@@ -42,10 +43,10 @@ def test_half_precision_is_chosen_where_it_is_safe(chosen, card):
     )
 
 
-def test_stored_in_a_byte_each_weights_compute_in_float32_on_cards_without_bfloat16(chosen):
+def test_int8_weights_compute_in_float32_on_gpus_without_bfloat16(chosen):
     assert chosen(False, 1e5, weights="int8") == (torch.float32, [])
     assert chosen(True, 1e5, weights="int8") == (torch.bfloat16, [])
 
 
-def test_the_bundled_model_is_small_enough_for_float32(chosen):
+def test_bundled_model_uses_float32(chosen):
     assert chosen(True, 8e9, model="bundled") == (torch.float32, [])

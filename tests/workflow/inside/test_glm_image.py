@@ -1,4 +1,4 @@
-"""GLM-Image's second stage: the nodes give what diffusers' own pipeline gives for the same tokens."""
+"""GLM-Image's second stage: the nodes give the same pixels as diffusers' pipeline for the same tokens."""
 
 import importlib
 import json
@@ -21,26 +21,26 @@ NUMBERS = {"seed": 7, "steps": 3, "guidance": 1.5}
 
 @pytest.fixture(scope="module")
 def folder(pack):
-    """Both stages as published, in the user's folder."""
+    """Write both stages as published into the user's folder."""
     return write_pixels(write_glm_image(pack.base / "models" / "ar_image" / "GLM-Image"), CODES)
 
 
 @pytest.fixture(scope="module")
 def first(pack, folder):
-    """The first stage and its CLIP."""
+    """Return the first stage and its CLIP."""
     return pack.run("ADTTreeModelLoader", model="GLM-Image")[:2]
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def stage(pack, folder, request):
-    """The loaded decoder, and diffusers' own pipeline of the same precision."""
+    """Return the loaded decoder, and diffusers' pipeline in the same precision."""
     (decoder,) = pack.run("ADTTreeGLMDecoderLoader", dtype=request.param)
     return decoder, published_pipeline(folder, getattr(torch, request.param))
 
 
 @pytest.fixture(scope="module")
 def tokens(first):
-    """A LATENT of a batch, and the codes that it holds."""
+    """Return a LATENT of a batch and its codes."""
     codes = torch.randint(CODES, (2, 3, 2), generator=torch.Generator().manual_seed(0))
     return {"samples": first[0].target.codec.lookup(codes).float()}, codes
 
@@ -52,13 +52,13 @@ def text(pack, first):
 
 @pytest.fixture
 def decode(pack, first, tokens, text):
-    """A function: IMAGE of the Decode node."""
+    """Return a function that runs the Decode node and returns its IMAGE."""
     usual = {"model": first[0], "samples": tokens[0], "positive": text(PROMPT)} | NUMBERS
     return lambda decoder, **inputs: pack.run("ADTTreeGLMDecode", decoder=decoder, **usual | inputs)[0]
 
 
-def theirs(pipeline, codes, **more):
-    """IMAGE of the pipeline itself."""
+def pipeline_images(pipeline, codes, **more):
+    """Return the pipeline's images for these codes."""
     rows, columns = codes.shape
     made = pipeline(
         PROMPT,
@@ -75,24 +75,24 @@ def theirs(pipeline, codes, **more):
 
 
 def picture(image):
-    """[H, W, 3] in 0..1 -> a picture of 8 bits."""
+    """Convert an image [H, W, 3] in 0..1 to a picture of 8 bits per channel."""
     return Image.fromarray((image * 255).round().byte().numpy())
 
 
-def test_pixels_are_those_of_the_pipeline_itself(stage, tokens, decode):
-    """In bfloat16, in which it ends with a rounding of its own, to the nearest step of that."""
+def test_pixels_equal_the_pipelines(stage, tokens, decode):
+    """The pipeline rounds to bfloat16 at the end in that precision, so one step of it is tolerated."""
     decoder, pipeline = stage
     state = torch.get_rng_state()
     images = decode(decoder)
-    assert torch.equal(state, torch.get_rng_state()), "the global generator is left alone"
+    assert torch.equal(state, torch.get_rng_state()), "the global generator is unchanged"
     near = 1e-5 if decoder.pipeline.dtype == torch.float32 else 2**-8
-    np.testing.assert_allclose(images[:1], theirs(pipeline, tokens[1][0]), atol=near)
+    np.testing.assert_allclose(images[:1], pipeline_images(pipeline, tokens[1][0]), atol=near)
     assert images.std() > 0.05 and (images[0] != images[1]).any()
     assert torch.equal(decode(decoder), images), "the same seed gives the same image"
 
 
 def test_source_images_are_read_as_the_pipeline_reads_them(pack, stage, first, tokens, text, decode):
-    """Their tokens come with the prompt; images are cropped to whole tokens."""
+    """The prompt contains their tokens; images are cropped to complete tokens."""
     decoder, pipeline = stage
     images = torch.rand(2, 70, 96, 3, generator=torch.Generator().manual_seed(0))
     codes = torch.randint(CODES, (2, 2, 3), generator=torch.Generator().manual_seed(1))
@@ -103,20 +103,20 @@ def test_source_images_are_read_as_the_pipeline_reads_them(pack, stage, first, t
         "prior_token_image_ids": [torch.cat([finer(own) for own in codes])],
         "source_image_grid_thw": [torch.tensor([[1, 4, 6]] * 2)],
     }
-    alone = {"samples": {"samples": tokens[0]["samples"][:1]}}
-    made = decode(decoder, positive=own, source_images=images, **alone)
-    assert (made != decode(decoder, **alone)).any()
+    single = {"samples": {"samples": tokens[0]["samples"][:1]}}
+    made = decode(decoder, positive=own, source_images=images, **single)
+    assert (made != decode(decoder, **single)).any()
     near = 1e-5 if decoder.pipeline.dtype == torch.float32 else 2**-8
-    np.testing.assert_allclose(made, theirs(pipeline, tokens[1][0], **given), atol=near)
+    np.testing.assert_allclose(made, pipeline_images(pipeline, tokens[1][0], **given), atol=near)
     for wrong in ({"source_images": images[:1], "positive": own}, {"source_images": images}, {"positive": own}):
         said = pack.fails(
-            "ADTTreeGLMDecode", decoder=decoder, model=first[0], **{"positive": text(PROMPT)} | alone | wrong
+            "ADTTreeGLMDecode", decoder=decoder, model=first[0], **{"positive": text(PROMPT)} | single | wrong
         )
         assert said.startswith("source_images: ") and "VAE Encode" in said
 
 
-def test_single_files_give_the_same_pixels(pack, folder, stage, decode, monkeypatch):
-    """Their configurations are the published ones, here those of the small pipeline."""
+def test_separate_files_give_the_same_pixels(pack, folder, stage, decode, monkeypatch):
+    """Separate files use the published configurations, which are replaced by those of the small pipeline."""
     package, _ = pack.nodes["ADTTreeGLMDecode"].__module__.rsplit(".nodes.", 1)
     module = importlib.import_module(f"{package}.adt_core.models.glm_pixels")
     files = {"transformer": "diffusion_models", "text_encoder": "text_encoders", "vae": "vae"}
@@ -138,21 +138,21 @@ def test_single_files_give_the_same_pixels(pack, folder, stage, decode, monkeypa
     assert said.startswith("text_encoder: ") and "choose a file or folder" in said
 
 
-def test_an_image_that_leaves_a_batch_keeps_its_noise(stage, tokens, decode):
+def test_image_taken_out_of_a_batch_keeps_its_noise(stage, tokens, decode):
     decoder, _ = stage
-    alone = {"samples": tokens[0]["samples"][1:], "batch_index": [1]}
-    assert torch.equal(decode(decoder, samples=alone), decode(decoder)[1:])
-    assert torch.equal(decode(decoder, samples={"samples": alone["samples"]}, seed=8), decode(decoder)[1:])
+    single = {"samples": tokens[0]["samples"][1:], "batch_index": [1]}
+    assert torch.equal(decode(decoder, samples=single), decode(decoder)[1:])
+    assert torch.equal(decode(decoder, samples={"samples": single["samples"]}, seed=8), decode(decoder)[1:])
 
 
 @pytest.mark.parametrize("name, value", [("seed", 8), ("steps", 4), ("guidance", 1.0), ("positive", "“Wool”")])
-def test_every_input_counts(stage, text, decode, name, value):
+def test_every_input_changes_the_image(stage, text, decode, name, value):
     decoder, _ = stage
     value = text(value) if name == "positive" else value
     assert (decode(decoder, **{name: value}) != decode(decoder)).any()
 
 
-def test_what_cannot_be_decoded_is_said(pack, first, stage, tokens, text, model):
+def test_inputs_that_cannot_be_decoded_are_refused(pack, first, stage, tokens, text, model):
     decoder, _ = stage
     usual = {"decoder": decoder, "model": first[0], "samples": tokens[0], "positive": text(PROMPT)}
     says = lambda **inputs: pack.fails("ADTTreeGLMDecode", **usual | NUMBERS | inputs)  # noqa: E731
@@ -163,12 +163,12 @@ def test_what_cannot_be_decoded_is_said(pack, first, stage, tokens, text, model)
     assert says(source_images=torch.zeros(1, 20, 64, 3)).startswith("source_images: this IMAGE has the shape")
 
 
-def test_a_missing_library_is_said_with_what_to_run(pack, folder, monkeypatch):
+def test_missing_library_error_contains_the_install_command(pack, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
     said = pack.fails("ADTTreeGLMDecoderLoader")
     assert f"run `{pack.package('.adt_core.errors').pip_install('--upgrade diffusers')}`" in said
 
 
-def test_a_missing_stage_is_said_with_what_to_download(pack):
+def test_missing_stage_error_explains_the_download(pack):
     said = pack.fails("ADTTreeGLMDecoderLoader", transformer="gone.safetensors")
     assert said.startswith("transformer: 'GLM-Image' is not installed; set if_missing to 'download' and run again")

@@ -1,4 +1,4 @@
-"""What the other nodes make: Compare, Map to Image, lists of prompts, batches and benchmarks."""
+"""Compare, Map to Image, lists of prompts, batches, benchmarks and Check."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import torch
 
 @pytest.fixture(scope="module")
 def compare(small):
-    """A function: images A, B and their difference, as numbers of 8 bits, and the report of the Compare node."""
+    """Return a function that runs Compare and returns A, B and their difference as uint8 images, and the report."""
 
     def run(**inputs) -> tuple[list[np.ndarray], str]:
         *images, report = small.run("ADTTreeCompare", positive=small.text(small.PROMPT), **small.NUMBERS, **inputs)
@@ -23,30 +23,30 @@ def compare(small):
 @pytest.mark.parametrize("drafter", ["small", None], ids=["its drafter", "the model's own"])
 def test_compare_shows_no_difference_and_both_times(compare, small, drafter):
     (a, b, difference), report = compare(speed="Exact ADT-Tree", drafter=small.drafters.get(drafter))
-    np.testing.assert_array_equal(a, small.drawn()["images"][0])
+    np.testing.assert_array_equal(a, small.expected()["images"][0])
     np.testing.assert_array_equal(a, b)
     assert not difference.any()
-    verdict, first, second = report.splitlines()
+    summary, first, second = report.splitlines()
     assert first.startswith("A: adt-tree, ") and second.startswith("B: autoregressive, ")
     assert all(" s, " in line for line in (first, second))
-    assert "times as fast as B; every token is the same" in verdict
+    assert "times as fast as B; every token is the same" in summary
 
 
-def test_compare_shows_what_lantern_changes(compare, pack, small):
+def test_compare_shows_the_changes_of_lantern(compare, pack, small):
     (lantern,) = pack.run("ADTTreeLantern", neighbours=10, delta=0.4)
     ways = {"settings_a": {"method": "adt-tree"}, "settings_b": {"method": "eagle2"}}
     (a, b, difference), report = compare(lantern=lantern, drafter=small.drafters["small"], **ways)
     relaxed = {"drafting": ways["settings_a"], "lantern": {"neighbours": 10, "delta": 0.4}}
-    np.testing.assert_array_equal(a, small.drawn(**relaxed)["images"][0])
-    np.testing.assert_array_equal(b, small.drawn()["images"][0])
+    np.testing.assert_array_equal(a, small.expected(**relaxed)["images"][0])
+    np.testing.assert_array_equal(b, small.expected()["images"][0])
     assert np.abs(difference.astype(int) - np.abs(a.astype(int) - b)).max() <= 1 and difference.any()
     assert "B: eagle2, " in report and "tokens differ" in report
     assert re.search(r"\nA: adt-tree, Relaxed \(\d+\.\d % of the tokens replaced by LANTERN\), ", report)
 
 
 @pytest.mark.parametrize("show", ["acceptance", "depth", "width", "time"])
-def test_the_map_as_image_and_mask(pack, small, show):
-    """The mask is the figure of each token on the scale, and over an image the colours let it shine through."""
+def test_map_as_image_and_mask(pack, small, show):
+    """The mask has the scaled value of each token, and each value has one colour; opacity blends map and image."""
     latent, trace = small.sample(batch_size=2, settings={"method": "adt-tree"})
     (images,) = pack.run("VAEDecode", samples=latent, vae=small.vae)
     maps, masks = pack.run("ADTTreeMapImage", trace=trace, show=show, opacity=0.6)
@@ -69,9 +69,9 @@ def test_the_map_as_image_and_mask(pack, small, show):
 
 @pytest.fixture
 def listed(pack):
-    """A function: the ids and prompts that the Prompts node gives of ten captions in MS-COCO's layout."""
-    whole = json.loads((pack.bundled / "captions.json").read_text(encoding="utf-8"))
-    captions = [one | {"id": 7000 + i, "image_id": 3 * i + 100} for i, one in enumerate(whole["annotations"][:10])]
+    """Return a function that runs Prompts on ten captions in MS-COCO's layout, and returns ids and prompts."""
+    bundled = json.loads((pack.bundled / "captions.json").read_text(encoding="utf-8"))
+    captions = [one | {"id": 7000 + i, "image_id": 3 * i + 100} for i, one in enumerate(bundled["annotations"][:10])]
     (pack.base / "input" / "captions_test2017.json").write_text(
         json.dumps({"images": [], "annotations": captions}), encoding="utf-8"
     )
@@ -84,7 +84,7 @@ def listed(pack):
 
 
 def test_prompt_lists(pack, listed):
-    """Parts, filter and shuffle; a file in the input folder is offered, and read again when it has changed."""
+    """Select parts, filter and shuffle. A file in the input folder is listed, and read again after it has changed."""
     captions = listed(count=0)
     assert len(captions) == 10 and captions[1][0] == "103", "0 takes all"
     _, options = pack.ours["ADTTreePrompts"]["input"]["optional"]["file"]
@@ -108,9 +108,8 @@ def test_prompt_lists(pack, listed):
 UNKNOWN = "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
 
 
-def test_prompts_of_unknown_words_are_told(pack, model, small, monkeypatch, caplog):
-    """Of a model that has a list of words, as the bundled one has, by every node that draws; also of images that were
-    made before."""
+def test_unknown_words_are_logged(pack, model, small, monkeypatch, caplog):
+    """Every node that draws logs them for a model with a word list, also for images that were made before."""
 
     def said(kind: str, **inputs) -> list[str]:
         caplog.clear()
@@ -131,7 +130,7 @@ def test_prompts_of_unknown_words_are_told(pack, model, small, monkeypatch, capl
 
 
 @pytest.mark.parametrize("kind", ["ADTTreeSampler", "ADTTreeBatchSampler"])
-def test_what_an_image_has_to_do_without_on_this_device_is_told(pack, small, monkeypatch, caplog, kind):
+def test_invariance_remark_of_the_device_is_logged(pack, small, monkeypatch, caplog, kind):
     engine = pack.package(".adt_core.engine.decoding")
     monkeypatch.setattr(
         engine, "invariance_report", lambda task: engine.InvarianceReport(remark="This device can't multiply.")
@@ -145,8 +144,8 @@ def test_what_an_image_has_to_do_without_on_this_device_is_told(pack, small, mon
 
 
 @pytest.mark.long
-def test_what_is_left_out_is_the_schemas_default_and_a_number_that_is_given_counts(pack, small):
-    """With no more than links every node runs."""
+def test_omitted_inputs_have_the_schema_default_and_given_ones_count(pack, small):
+    """Every node also runs with nothing but links."""
     bare = {"model": small.model, "positive": small.text(small.PROMPT)}
     numbers = {"seed": 0, "guidance": 2.0, "temperature": 0.6, "top_k": 0, "top_p": 1.0}
     given = {}, {**numbers, "preset": "model default"}, {"guidance": 9.0}, {**numbers, "guidance": 9.0}
@@ -166,36 +165,36 @@ def test_what_is_left_out_is_the_schemas_default_and_a_number_that_is_given_coun
     assert pack.run("ADTTreeSampler", model=model, positive=positive, drafter=drafter)
 
 
-def test_duplicates_of_a_list_are_told(pack, small, caplog):
-    """They have the same prompt and seed, so one image and one file serve them all."""
+def test_duplicates_in_a_list_are_logged(pack, small, caplog):
+    """Entries with the same prompt and seed share one image and one file."""
     inputs = {"model": [small.model], "seed": [21], "folder": ["duplicates"]}
     images, *_ = pack.run("ADTTreeBatchSampler", prompts=["a cat", "a boat", "a cat"], **inputs)
-    assert said_of(caplog).endswith("1 duplicate (same prompt and seed), generated once.")
+    assert last_message(caplog).endswith("1 duplicate (same prompt and seed), generated once.")
     assert len(images) == 3 and torch.equal(images[0], images[2])
     (folder,) = pack.base.glob("output/adt_tree_batches/duplicates-*")
     assert len([*folder.glob("*.png")]) == 2
     pack.run("ADTTreeBatchSampler", prompts=["a cat"] * 3, **inputs)
-    assert said_of(caplog).endswith("2 duplicates (same prompt and seed), generated once.")
+    assert last_message(caplog).endswith("2 duplicates (same prompt and seed), generated once.")
     caplog.clear()
     pack.run("ADTTreeBatchSampler", prompts=["a cat"] * 3, seed_of_each=["increment"], **inputs)
     assert not any("duplicate" in message for message in caplog.messages)
 
 
-def said_of(caplog) -> str:
-    """The last line under a node, and what is logged with it."""
+def last_message(caplog) -> str:
+    """Return the last line under a node, which is also logged."""
     return caplog.messages[-1].removeprefix("ADT-Tree: ")
 
 
 @pytest.mark.parametrize("kind", ["ADTTreeSampler", "ADTTreeCompare"])
-def test_a_prompt_that_is_too_long_is_truncated_if_that_is_chosen(pack, small, caplog, kind):
-    """Both prompts; the image is that of the text that fits, and a line under the node says how much that is."""
+def test_long_prompt_is_truncated_on_request(pack, small, caplog, kind):
+    """This holds for both prompts. The image is that of the shortened text, whose length is shown under the node."""
     long = "a red house behind a blue lake, " * 60
     inputs = {"model": small.model, "positive": small.text(long), "negative": small.text(long), "seed": 5}
     image, *_ = pack.run(kind, **inputs, invalid_prompts="truncate")
     said = re.fullmatch(
         r"Prompt truncated to its first (\d+) of 1920 characters: (\d+) tokens; small accepts (\d+)\. "
         r"Negative prompt truncated to its first \1 of 1920 characters: \2 tokens; small accepts \3\.",
-        said_of(caplog),
+        last_message(caplog),
     )
     assert said, caplog.messages
     short = small.text(long[: int(said[1])])
@@ -204,33 +203,33 @@ def test_a_prompt_that_is_too_long_is_truncated_if_that_is_chosen(pack, small, c
     if kind == "ADTTreeSampler":
         image, expected = image["samples"], expected["samples"]
     assert torch.equal(image, expected)
-    assert not caplog.messages, "what fits is not truncated"
+    assert not caplog.messages, "prompts that fit are not truncated"
     assert "Prompt too long: " in pack.fails(kind, **inputs)
 
 
 @pytest.mark.parametrize("kind", ["ADTTreeSampler", "ADTTreeCompare", "ADTTreeBatchSampler", "ADTTreeBenchmark"])
-def test_a_number_that_the_preset_overrides_is_told(pack, small, caplog, kind):
-    """By the API only: the page sends the defaults of numbers that are gray."""
+def test_settings_that_the_preset_overrides_are_logged(pack, small, caplog, kind):
+    """Only API prompts can do this: the page sends the defaults of disabled numbers."""
     inputs = {"model": small.model, "guidance": 9.5, "temperature": 0.6, "preset": "model default", "seed": 3}
     inputs |= {"prompts": "a cat"} if kind in ("ADTTreeBatchSampler", "ADTTreeBenchmark") else {}
     inputs |= {} if "prompts" in inputs else {"positive": small.text("a cat")}
     inputs |= {"methods": "jacobi"} if kind == "ADTTreeBenchmark" else {}
     lists = kind == "ADTTreeBatchSampler"
 
-    def told(**more) -> list[str]:
+    def ignored(**more) -> list[str]:
         caplog.clear()
         given = {name: [value] if lists else value for name, value in {**inputs, **more}.items()}
         pack.run(kind, **given)
         return [message for message in caplog.messages if "Ignored" in message]
 
-    (said,) = told()
+    (said,) = ignored()
     remedy = "Set preset to 'custom' to use your own values."
     assert said.endswith(f"Ignored, because preset is 'model default': guidance 9.5. {remedy}")
-    assert told(guidance=2.0) == told(preset="custom") == []
+    assert ignored(guidance=2.0) == ignored(preset="custom") == []
 
 
-def test_the_benchmark_takes_the_numbers_of_its_preset(pack, small, monkeypatch):
-    """The model's own, with its suffix; a prompt from before there was a preset keeps its numbers."""
+def test_benchmark_uses_the_settings_of_its_preset(pack, small, monkeypatch):
+    """These are the model's own, including its suffix; prompts of versions without a preset keep their numbers."""
     own = small.model.target.published._replace(guidance=1.5, temperature=0.7, top_k=9, suffix=", by the authors")
     monkeypatch.setattr(small.model.target, "published", own)
     asked = {"prompts": "a cat", "methods": "jacobi", "count": 1, "seed": 11}
@@ -250,7 +249,7 @@ def test_the_benchmark_takes_the_numbers_of_its_preset(pack, small, monkeypatch)
     assert named(made) == [4.0, 1.0, 0] and made["suffix"] == ""
 
 
-def test_the_benchmark_compares_and_writes_its_results(pack, small):
+def test_benchmark_compares_methods_and_writes_results(pack, small):
     texts = [small.PROMPT, "A red car on a street."]
     asked = {"prompts": "\n".join(texts), "count": 4, "methods": "eagle2, jacobi", "seed": 3}
     before = set(pack.base.glob("output/adt_tree_benchmark/*"))
@@ -266,7 +265,7 @@ def test_the_benchmark_compares_and_writes_its_results(pack, small):
 
 
 @pytest.mark.long
-def test_the_check_says_on_one_page_what_the_machine_makes_of_a_model(pack, small):
+def test_check_reports_on_one_page(pack, small):
     (page,) = pack.run("ADTTreeCheck", model=small.model)
     for line in ("## Plain decoding", "| autoregressive |", "| auto |", "gives the same tokens as plain decoding."):
         assert line in page

@@ -1,4 +1,4 @@
-"""Wrong values are refused before anything runs, by their names."""
+"""Invalid values, which ComfyUI refuses by input name before anything runs."""
 
 import math
 
@@ -62,14 +62,14 @@ REFUSED = [
 
 @pytest.mark.parametrize("kind, inputs, words", REFUSED)
 def test_wrong_inputs_are_refused_before_the_run(pack, kind, inputs, words):
-    """Once for each input that is checked together with the wrong one."""
+    """Each input that is checked together with the invalid one is reported too."""
     errors = pack.refused(kind, **inputs)
     assert errors and all(words in error for error in errors), errors
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "abc"])
-def test_a_wrong_number_names_its_one_input(pack, value):
-    """Every number of every node: what is wrong is said of that input, and of no other."""
+def test_invalid_number_is_reported_for_its_input_only(pack, value):
+    """Check every number of every node."""
     found = [(kind, name) for kind in pack.ours for name, (type, *_) in inputs(pack, kind).items() if type == "FLOAT"]
     assert len(found) > 15
     for kind, name in found:
@@ -81,15 +81,15 @@ def inputs(pack, kind: str) -> dict[str, list]:
     return info_inputs(pack.nodes[kind], "required", "optional")
 
 
-def test_what_begins_at_its_defaults_is_not_refused(pack):
-    """So that the tests above fail for what they are about."""
+def test_defaults_are_accepted(pack):
+    """Otherwise the tests above could fail for another reason."""
     for kind in pack.ours:
         assert pack.refused(kind) == [], kind
 
 
 @pytest.mark.parametrize("kind, name", [("ADTTreePrompts", "file"), ("ADTTreeBenchmark", "prompts")])
-def test_a_long_list_is_not_read_while_comfyui_validates(pack, model, kind, name):
-    """Nobody else is answered then. What is wrong in it is found when its node runs; in a short one, at once."""
+def test_long_list_is_not_read_during_validation(pack, model, kind, name):
+    """The server answers no other request during validation. Errors in a long list are found when its node runs."""
     said = "does not have the format of its file extension"
     for file, wrong in (("short.json", 3), ("long.json", 10**6)):
         (pack.base / "input" / file).write_text("[" + "1, " * wrong + "1]", encoding="utf-8")

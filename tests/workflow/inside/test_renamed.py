@@ -1,4 +1,4 @@
-"""Values that were renamed: prompts with the old ones are accepted and give what they gave."""
+"""Renamed values: prompts with the old ones are accepted and give the same results."""
 
 import importlib
 import sys
@@ -10,13 +10,13 @@ from .conftest import info_inputs
 
 @pytest.fixture
 def renamed(pack):
-    """Input id -> old value -> new value."""
+    """Return input id -> old value -> new value."""
     package = sys.modules[pack.nodes["ADTTreeSampler"].__module__].__package__
     return importlib.import_module(f"{package}.renamed").RENAMED
 
 
 def combos(pack, renamed):
-    """Node, input, its options, and the old values with the new ones."""
+    """Yield node, input, its options, and its old and new values."""
     for kind in pack.ours:
         for name, (_, *options) in info_inputs(pack.nodes[kind], "required", "optional").items():
             if name in renamed and options and "options" in options[0]:
@@ -44,20 +44,20 @@ def test_old_and_new_values_are_accepted_and_new_ones_are_listed(pack, renamed):
         ({"noise": "own"}, {"noise": "ADT-Tree"}),
     ],
 )
-def test_a_sampler_draws_the_same_by_either_name(small, old, new):
+def test_sampler_draws_the_same_with_either_name(small, old, new):
     (before, trace), (after, same) = small.sample(**old), small.sample(**new)
     assert (before["samples"] == after["samples"]).all()
     assert trace.report()["method"] == same.report()["method"]
 
 
-def test_a_list_is_the_same_by_either_name(pack):
+def test_list_is_the_same_with_either_name(pack):
     asked = {"file": "(the text below)", "text": "a {red|blue} cat", "count": 0, "caption": "first", "filter": ""}
     asked |= {"start": 0, "shuffle": 0}
     for old, new in (("one by chance", "random"), ("as written", "off")):
         assert pack.run("ADTTreePrompts", **asked, choices=old) == pack.run("ADTTreePrompts", **asked, choices=new)
 
 
-def test_a_batch_is_the_same_by_either_name(pack, small):
+def test_batch_is_the_same_with_either_name(pack, small):
     prompts = ["a cat", " ", "a cat"]
     batch = {"model": [small.model], "prompts": prompts, "seed": [5], "speed": ["No drafting"], "folder": ["renamed"]}
     old = pack.run("ADTTreeBatchSampler", **batch, seed_of_each=["seed + place in the list"], unfit_prompts=["cut"])

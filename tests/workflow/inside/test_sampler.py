@@ -1,4 +1,4 @@
-"""The sampler draws what the engine draws, whatever drafts it, and goes on from what it is given."""
+"""The Sampler node: it draws the engine's images with any drafter, and continues images."""
 
 import json
 from dataclasses import replace
@@ -28,27 +28,27 @@ BOUNDS = {"neighbours": 10, "delta": 0.4}
         ({"batch_size": 3, "top_p": 0.98}, {"count": 3, "sampling": {"seed": 5, "top_p": 0.98}}),
     ],
 )
-def test_an_image_is_the_engines(small, given, asked):
-    """In float32 about one token in 1e5 is so near a tie that rounding decides it; these are known not to be."""
+def test_image_equals_the_engines(small, given, asked):
+    """In float32 about one token in 1e5 is decided by rounding, because two are nearly tied; none of these is."""
     given = {name: small.text(value) if name == "negative" else value for name, value in given.items()}
     if "drafter" in given:
         given["drafter"] = small.drafters.get(given["drafter"])
     found = small.vectors(**given)
     assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, small.drawn(**asked)["samples"])
+    np.testing.assert_array_equal(found, small.expected(**asked)["samples"])
     if "negative" in asked:
-        assert not np.array_equal(found, small.drawn()["samples"])
+        assert not np.array_equal(found, small.expected()["samples"])
     if "count" in asked:
         assert not np.array_equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("preset", ["custom", "model default"])
-def test_the_noise_is_the_chosen_one_whatever_the_preset(pack, small, preset):
-    """The images of a batch are those of upstream's batch."""
+def test_noise_setting_is_independent_of_the_preset(pack, small, preset):
+    """The images of a batch equal those of a batch of the original script."""
     chosen = {"preset": preset, "noise": "upstream"}
     own = {} if preset == "custom" else small.model.target.published._asdict()
     sampling = {"seed": 5, **{name: own[name] for name in ("temperature", "guidance", "top_p") if own}}
-    expected = small.drawn(count=2, sampling={**sampling, "noise": "upstream"})["samples"]
+    expected = small.expected(count=2, sampling={**sampling, "noise": "upstream"})["samples"]
     np.testing.assert_array_equal(small.vectors(batch_size=2, **chosen), expected)
     assert not np.array_equal(small.vectors(batch_size=2, preset=preset), expected)
     batch = {"model": [small.model], "prompts": [small.PROMPT], "seed": [5]}
@@ -57,21 +57,21 @@ def test_the_noise_is_the_chosen_one_whatever_the_preset(pack, small, preset):
 
 
 @pytest.mark.parametrize("values", [BOUNDS, {"neighbours": 10, "factor": 5.0}, {"delta": 0.0}])
-def test_lantern_gives_the_engines_relaxed_image(pack, small, values):
+def test_lantern_image_equals_the_engines(pack, small, values):
     rule = "lambda (LANTERN++)" if "factor" in values else "delta (LANTERN)"
     (lantern,) = pack.run("ADTTreeLantern", **{"rule": rule, "neighbours": 20, "delta": 0.1, **values})
     adt_tree = {"method": "adt-tree"}
     latent, trace = small.sample(settings=adt_tree, lantern=lantern)
-    np.testing.assert_array_equal(latent["samples"], small.drawn(drafting=adt_tree, lantern=values)["samples"])
-    exact = np.array_equal(latent["samples"], small.drawn()["samples"])
+    np.testing.assert_array_equal(latent["samples"], small.expected(drafting=adt_tree, lantern=values)["samples"])
+    exact = np.array_equal(latent["samples"], small.expected()["samples"])
     assert exact == (values.get("delta") == 0)
     text, figures = pack.run("ADTTreeFigures", trace=trace)
     replaced = 100 * json.loads(figures)["substitution_rate"]
-    assert f"Relaxed ({replaced:.1f} % of the tokens replaced by LANTERN)" in text, "also where none was replaced"
+    assert f"Relaxed ({replaced:.1f} % of the tokens replaced by LANTERN)" in text, "shown even if none was replaced"
     assert (replaced > 0) is not exact
 
 
-def test_relaxed_is_lantern_with_its_usual_bounds(pack, small):
+def test_relaxed_uses_lanterns_default_bounds(pack, small):
     _, trace = small.sample(speed="Relaxed (LANTERN)", drafter=None)
     figures = json.loads(pack.run("ADTTreeFigures", trace=trace)[1])
     assert figures["lantern"]["delta"] == 0.1 and figures["method"] == "auto"
@@ -81,10 +81,13 @@ def test_relaxed_is_lantern_with_its_usual_bounds(pack, small):
 @pytest.mark.parametrize(
     "speed, method", [("Auto", "auto"), ("Exact ADT-Tree", "adt-tree"), ("No drafting", "autoregressive")]
 )
-def test_the_model_alone_is_enough(pack, model, encoded, speed, method):
-    """Without a drafter the sampler takes the model's own, and by its preset the model's own numbers; whatever the
-    speed, the image is the seed's."""
-    text, own = "A red house.", {"guidance": BUNDLED_SAMPLING.guidance, "temperature": BUNDLED_SAMPLING.temperature}
+def test_sampler_needs_only_a_model(pack, model, encoded, speed, method):
+    """Without a drafter the sampler uses the model's default drafter, and by its preset the model's own settings.
+
+    The speed does not change the image.
+    """
+    text = "A red house."
+    own = {"guidance": BUNDLED_SAMPLING.guidance, "temperature": BUNDLED_SAMPLING.temperature}
     asked = {"model": model, "positive": encoded(text), "batch_size": 1, "seed": LAST_SEED, "speed": speed}
     latent, trace = pack.run("ADTTreeSampler", **asked, guidance=9.0, preset="model default")
     expected = draw(prompt=text, sampling={"seed": LAST_SEED, **own})["samples"]
@@ -97,20 +100,21 @@ def test_the_model_alone_is_enough(pack, model, encoded, speed, method):
     assert f"{figures['tau']:.2f} tokens per image in each" in words
     assert ("% of the time spent on drafting" in words) is (figures["drafting_seconds"] > 0)
     on_a_gpu = replace(trace, rounds=[replace(entry, drafting=0.0) for entry in trace.rounds])
-    assert "spent on drafting" not in pack.run("ADTTreeFigures", trace=on_a_gpu)[0], "there nobody knows"
+    assert "spent on drafting" not in pack.run("ADTTreeFigures", trace=on_a_gpu)[0], "not measured on a GPU"
 
 
-def test_an_image_continued_from_its_own_beginning_is_that_image(small):
-    whole, _ = small.sample()
+def test_continuing_an_image_with_its_own_seed_reproduces_it(small):
+    complete, _ = small.sample()
     for keep in (0.0, 0.4, 1.0):
-        np.testing.assert_array_equal(small.vectors(latent_image=whole, keep=keep), whole["samples"])
+        np.testing.assert_array_equal(small.vectors(latent_image=complete, keep=keep), complete["samples"])
 
 
 @pytest.mark.parametrize("changes", [{"seed": 6}, {"positive": CAR}, {"seed": 6, "keep_left": 0.5}])
-def test_another_seed_or_prompt_changes_what_is_not_kept(small, changes):
-    whole, _ = small.sample()
+def test_another_seed_or_prompt_changes_only_the_rest(small, changes):
+    complete, _ = small.sample()
     changes = {name: small.text(value) if name == "positive" else value for name, value in changes.items()}
-    found, before = small.vectors(latent_image=whole, keep=0.5, **changes), whole["samples"].numpy()
+    found = small.vectors(latent_image=complete, keep=0.5, **changes)
+    before = complete["samples"].numpy()
     half = before.shape[2] // 2
     np.testing.assert_array_equal(found[:, :, :half], before[:, :, :half])
     left = half if "keep_left" in changes else 0
@@ -118,22 +122,22 @@ def test_another_seed_or_prompt_changes_what_is_not_kept(small, changes):
     assert (found[:, :, half:] != before[:, :, half:]).any()
 
 
-def test_the_latent_decides_the_batch_and_batch_size_multiplies_it(pack, small):
+def test_batch_size_multiplies_the_batch_of_the_latent(pack, small):
     pair, _ = small.sample(batch_size=2)
     samples = pair["samples"].numpy()
     four = small.vectors(latent_image=pair, keep=0.25, batch_size=2)
     assert four.shape[0] == 4
-    np.testing.assert_array_equal(four[:2], samples)  # with the noise of their own seed they end as they began
+    np.testing.assert_array_equal(four[:2], samples)  # their own seed and noise reproduce the images
     rows = samples.shape[2] // 4
     np.testing.assert_array_equal(four[2:, :, :rows], samples[:, :, :rows])
     assert not np.array_equal(four[2:], samples)
-    (alone,) = pack.run("LatentFromBatch", samples=pair, batch_index=1, length=1)
-    found = small.vectors(latent_image=alone, keep=0.25)
-    np.testing.assert_array_equal(found, samples[1:])  # taken out of a batch, it keeps the noise that it had there
+    (single,) = pack.run("LatentFromBatch", samples=pair, batch_index=1, length=1)
+    found = small.vectors(latent_image=single, keep=0.25)
+    np.testing.assert_array_equal(found, samples[1:])  # an image taken out of a batch keeps its noise
 
 
 def test_stock_nodes_round_trip_pixels_and_latents(pack, loaded, encoded):
-    """Encoded and decoded, tiled or not, an image is the same, and stays close to what it was; alpha is dropped."""
+    """A second round trip, tiled or not, does not change an image further; alpha is dropped."""
     model, _, vae = loaded
     latent, _ = pack.run("ADTTreeSampler", model=model, positive=encoded("A red house."), batch_size=1, seed=3)
     (image,) = pack.run("VAEDecode", samples=latent, vae=vae)
@@ -149,7 +153,7 @@ def test_stock_nodes_round_trip_pixels_and_latents(pack, loaded, encoded):
 
 
 def test_latents_can_be_upscaled_and_odd_images_encoded(pack, small):
-    """What leaves stock latent nodes is rounded to codes again; images that no grid of tokens fits are cropped."""
+    """Output of stock latent nodes is rounded to codes again; images that do not fit a token grid are cropped."""
     latent, _ = small.sample()
     (grown,) = pack.run("LatentUpscaleBy", samples=latent, upscale_method="nearest-exact", scale_by=1.5)
     assert pack.run("VAEDecode", samples=grown, vae=small.vae)[0].shape == (1, 96, 96, 3)
@@ -159,8 +163,8 @@ def test_latents_can_be_upscaled_and_odd_images_encoded(pack, small):
 
 
 @pytest.mark.long
-def test_a_picture_is_continued_through_vae_encode(pack, loaded, encoded):
-    """The kept half is the picture, as close as its tokens come to it; drafting does not change the other half."""
+def test_picture_is_continued_through_vae_encode(pack, loaded, encoded):
+    """The kept half equals the picture except for rounding to tokens; drafting does not change the other half."""
     model, _, vae = loaded
     asked = {"model": model, "batch_size": 1}
     first, _ = pack.run("ADTTreeSampler", positive=encoded("A red house."), seed=3, **asked)

@@ -1,7 +1,6 @@
-"""What people read of the nodes: schemas, help pages and translations cover every input and output, and nothing that is
-gone.
+"""Texts of the nodes: schemas, help pages and translations cover every existing input and output, and no others.
 
-English needs no locale: it is what ComfyUI shows of the schema.
+English needs no locale, because ComfyUI shows the texts of the schema.
 """
 
 import json
@@ -24,11 +23,11 @@ LOCALES = [path.name for path in (ROOT / "locales").iterdir()]
 
 @pytest.fixture
 def inputs(pack):
-    """Node -> input -> type and options."""
+    """Return node -> input -> type and options."""
     return {name: info_inputs(pack.nodes[name], "required", "optional") for name in NODES}
 
 
-def test_nodes_explain_themselves(pack, inputs):
+def test_nodes_have_descriptions_and_tooltips(pack, inputs):
     assert set(pack.ours) == NODES
     for name, node in pack.ours.items():
         assert node["category"] == "ADT-Tree" and node["display_name"].startswith("ADT-Tree ")
@@ -40,7 +39,7 @@ def test_nodes_explain_themselves(pack, inputs):
 
 
 def test_search_finds_the_nodes_in_both_languages(pack):
-    """By what people look for who know other models of this kind."""
+    """The terms are those of users who know other models of this kind."""
     found = {name: node["search_aliases"] for name, node in pack.ours.items()}
     for words in ("image tokens", "vqgan", "图像 token"):
         assert {name for name in NODES if words in found[name]} == {"ADTTreeModelLoader", "ADTTreeSampler"}
@@ -48,12 +47,12 @@ def test_search_finds_the_nodes_in_both_languages(pack):
         assert any(word.isascii() for word in found[name]) and not all(word.isascii() for word in found[name]), name
 
 
-def test_search_finds_nodes_by_the_names_that_they_had(pack):
+def test_search_finds_nodes_by_their_former_names(pack):
     for name, words in {"ADTTreeFigures": "run figures", "ADTTreeCollector": "collector"}.items():
         assert words in pack.ours[name]["search_aliases"] and words not in pack.ours[name]["display_name"].lower()
 
 
-def test_seeds_and_lists_begin_as_they_should(inputs):
+def test_defaults_of_seeds_and_lists(inputs):
     _, seed = inputs["ADTTreeSampler"]["seed"]
     assert seed["max"] == 2**64 - 1 and seed["control_after_generate"] is True
     _, models = inputs["ADTTreeModelLoader"]["model"]
@@ -62,15 +61,15 @@ def test_seeds_and_lists_begin_as_they_should(inputs):
     assert drafters["options"][:3] == ["auto", "bundled", "jacobi"] and drafters["default"] == "auto"
 
 
-def test_what_has_a_default_is_optional(pack):
-    """By the API it may be left out. The page makes the widgets of required inputs first: none may be left of them."""
+def test_inputs_with_a_default_are_optional(pack):
+    """API prompts may omit them. The page creates the widgets of required inputs first, so none may remain."""
     for name in NODES:
         needed = info_inputs(pack.nodes[name], "required")
         assert [label for label, (_, *options) in needed.items() if options and "default" in options[0]] == [], name
 
 
 @pytest.mark.parametrize("language", LOCALES)
-def test_every_word_is_translated(pack, inputs, language):
+def test_all_texts_are_translated(pack, inputs, language):
     translated = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
     assert set(translated) == NODES
     for name, words in translated.items():
@@ -102,7 +101,7 @@ def test_every_node_has_its_page(pack, inputs, language):
 
 
 @pytest.mark.parametrize("language", LOCALES)
-def test_tables_of_a_translated_page_have_the_tooltips(pack, inputs, language):
+def test_translated_pages_contain_the_tooltips(pack, inputs, language):
     translated = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
     for name, words in translated.items():
         page = (PAGES / name / f"{language}.md").read_text(encoding="utf-8")
@@ -114,12 +113,12 @@ def test_tables_of_a_translated_page_have_the_tooltips(pack, inputs, language):
 
 
 def test_tooltips_are_short(pack, inputs):
-    """Two lists of methods are longer."""
+    """Only two lists of methods are longer."""
     lists = {("ADTTreeBenchmark", "methods"), ("ADTTreeSettings", "method")}
     tips = {(name, label): options["tooltip"] for name in NODES for label, (_, options) in inputs[name].items()}
     assert {where for where, tip in tips.items() if len(tip) > 250} == lists
     assert all(len(pack.ours[name]["description"]) <= 250 for name in NODES)
 
 
-def test_simplified_chinese_is_there():
+def test_simplified_chinese_exists():
     assert "zh" in LOCALES

@@ -1,4 +1,4 @@
-"""What a node can't do is said in a sentence that names the input and what to do, and nothing is written."""
+"""Error messages of nodes: they name the input and the remedy, and nothing is written."""
 
 import shutil
 
@@ -16,55 +16,55 @@ PUBLISHED = [
 
 
 @pytest.fixture
-def sampler_says(pack, model, encoded):
-    """A function: the sentence of the sampler for a prompt, and for these inputs beside it."""
+def sampler_error(pack, model, encoded):
+    """Return a function that returns the sampler's error for a prompt and other inputs."""
     return lambda text="a cat", **inputs: pack.fails(
         "ADTTreeSampler", **{"model": model, "positive": encoded(text), "batch_size": 1, **inputs}
     )
 
 
 @pytest.fixture(scope="session")
-def stranger():
-    """A prompt and a latent as diffusion models have them."""
+def diffusion_inputs():
+    """Return a prompt and a latent of a diffusion model."""
     return [[torch.zeros(1, 77, 16), {"pooled_output": torch.zeros(1, 16)}]], {"samples": torch.zeros(1, 4, 16, 16)}
 
 
-def test_prompts_that_are_empty_or_too_long(pack, sampler_says, encoded):
-    assert "prompt is empty" in sampler_says("  ")
-    said = sampler_says(LONG)
+def test_prompts_that_are_empty_or_too_long(pack, sampler_error, encoded):
+    assert "prompt is empty" in sampler_error("  ")
+    said = sampler_error(LONG)
     assert said == (
         "Prompt too long: 1500 tokens; the bundled model accepts 125; shorten it, or set invalid_prompts to 'truncate' "
         "(under advanced inputs)."
     )
-    said = sampler_says(negative=encoded(LONG))
+    said = sampler_error(negative=encoded(LONG))
     assert said.startswith("Negative prompt too long: 1500 tokens; ")
 
 
-def test_prompts_that_are_not_one_text_of_ours(pack, sampler_says, encoded, stranger):
-    said = sampler_says(positive=stranger[0])
+def test_prompts_of_other_models_and_combined_prompts(pack, sampler_error, encoded, diffusion_inputs):
+    said = sampler_error(positive=diffusion_inputs[0])
     assert said.startswith("positive: ") and "CLIP Text Encode" in said
-    assert sampler_says(negative=stranger[0]).startswith("negative: ")
+    assert sampler_error(negative=diffusion_inputs[0]).startswith("negative: ")
     prompt = encoded("a cat")
-    assert "2 prompts are combined" in sampler_says(positive=prompt + prompt)
+    assert "2 prompts are combined" in sampler_error(positive=prompt + prompt)
     area = pack.run("ConditioningSetArea", conditioning=prompt, width=64, height=64, x=0, y=0, strength=1.0)[0]
-    assert "area" in sampler_says(positive=area)
+    assert "area" in sampler_error(positive=area)
 
 
-def test_our_prompt_where_embeddings_belong(pack, encoded, stranger):
+def test_our_prompt_in_nodes_that_need_embeddings(pack, encoded, diffusion_inputs):
     said = pack.fails("ConditioningZeroOut", conditioning=encoded("a cat"))
     assert "text, not an embedding" in said and "negative empty" in said
-    theirs, latent = stranger
+    embedding, latent = diffusion_inputs
     (diffusion,) = pack.run("ProbeDiffusionModel")
-    k_sampler = {"model": diffusion, "negative": theirs, "latent_image": latent, "seed": 0, "steps": 1, "cfg": 2.0}
+    k_sampler = {"model": diffusion, "negative": embedding, "latent_image": latent, "seed": 0, "steps": 1, "cfg": 2.0}
     k_sampler |= {"sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
     assert "text, not an embedding" in pack.fails("KSampler", positive=encoded("a cat"), **k_sampler)
-    assert pack.run("KSampler", positive=theirs, **k_sampler), "their own prompt works"
+    assert pack.run("KSampler", positive=embedding, **k_sampler), "a diffusion prompt works"
     ours = {"samples": torch.ones(1, 6, 16, 16)}
     with pytest.raises(RuntimeError, match="channels"):
-        pack.run("KSampler", positive=theirs, **k_sampler | {"latent_image": ours})
+        pack.run("KSampler", positive=embedding, **k_sampler | {"latent_image": ours})
 
 
-def test_stock_nodes_for_other_models(pack, loaded):
+def test_stock_nodes_that_need_other_models(pack, loaded):
     _, clip, vae = loaded
     sizes = dict.fromkeys(("width", "height", "crop_w", "crop_h", "target_width", "target_height"), 64)
     said = pack.fails("CLIPTextEncodeSDXL", clip=clip, text_g="a house", text_l="a house", **sizes)
@@ -73,15 +73,15 @@ def test_stock_nodes_for_other_models(pack, loaded):
         pack.run("VAESave", vae=vae, filename_prefix="vae")
 
 
-def test_what_does_not_go_together(pack, model, sampler_says):
+def test_incompatible_inputs(pack, model, sampler_error):
     (lantern,) = pack.run("ADTTreeLantern")
-    assert sampler_says(speed="Exact ADT-Tree", lantern=lantern).startswith("drafting: 'Exact ADT-Tree' is exact")
+    assert sampler_error(speed="Exact ADT-Tree", lantern=lantern).startswith("drafting: 'Exact ADT-Tree' is exact")
     other = pack.run("ADTTreeModelLoader", model="bundled", dtype="bfloat16")[0]
     (drafter,) = pack.run("ADTTreeDrafterLoader", model=other)
-    said = sampler_says(drafter=drafter)
+    said = sampler_error(drafter=drafter)
     assert "drafter" in said and "another model" in said
-    (window,) = pack.run("ADTTreeDrafterLoader", model=model, drafter="jacobi")
-    asked = {"model": model, "drafter": window, "prompts": "a cat", "count": 1, "methods": "jacobi,adt-tree"}
+    (jacobi,) = pack.run("ADTTreeDrafterLoader", model=model, drafter="jacobi")
+    asked = {"model": model, "drafter": jacobi, "prompts": "a cat", "count": 1, "methods": "jacobi,adt-tree"}
     assert "'adt-tree' needs a drafter network" in pack.fails("ADTTreeBenchmark", **asked, **NUMBERS)
 
 
@@ -93,10 +93,10 @@ def test_what_does_not_go_together(pack, model, sampler_says):
         ((1, None, 16, 16), ("noise mask",)),
     ],
 )
-def test_latents_that_do_not_fit(pack, model, loaded, sampler_says, shape, words):
+def test_latents_that_do_not_fit(pack, model, loaded, sampler_error, shape, words):
     channels = model.target.codec.codebook.shape[1]
     samples = torch.zeros([channels if side is None else side for side in shape])
-    said = sampler_says(latent_image={"samples": samples, "noise_mask": torch.ones(1, 64, 64)})
+    said = sampler_error(latent_image={"samples": samples, "noise_mask": torch.ones(1, 64, 64)})
     assert said.startswith("latent_image: ") and all(word in said for word in words)
     if None not in shape:
         said = pack.fails("VAEDecode", vae=loaded[2], samples={"samples": samples})
@@ -118,7 +118,7 @@ def test_sizes_and_batches_that_do_not_fit(pack, model, encoded):
         ({"text": "a cat", "start": 10}, "start is 10"),
     ],
 )
-def test_a_list_of_which_nothing_is_left(pack, inputs, words):
+def test_list_without_remaining_prompts(pack, inputs, words):
     assert words in pack.fails("ADTTreePrompts", **inputs)
 
 
@@ -134,16 +134,16 @@ def test_a_list_of_which_nothing_is_left(pack, inputs, words):
         ({"prompts": ["a cat"], "seed": [1, 2]}, "seed: 2 values arrived"),
     ],
 )
-def test_lists_that_no_batch_can_be_made_of(pack, model, lists, words):
+def test_lists_that_do_not_fit_a_batch(pack, model, lists, words):
     assert words in pack.fails("ADTTreeBatchSampler", model=[model], **lists)
 
 
 @pytest.mark.parametrize("mark", ["", " (not installed)"])
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_model_that_is_missing_says_what_to_download(pack, name, mark):
-    """Its name in a template, and its name with the mark that older versions put behind it."""
+def test_missing_published_model_error_explains_the_download(pack, name, mark):
+    """The value is the name in a template, or the name with the mark that older versions appended."""
     row = find_published(name)
-    assert pack.refused("ADTTreeModelLoader", model=name + mark) == [], "the node says more than a refusal could"
+    assert pack.refused("ADTTreeModelLoader", model=name + mark) == [], "the node's error is more detailed"
     said = pack.fails("ADTTreeModelLoader", model=name + mark)
     home = pack.base / "models" / "ar_image"
     assert said == (
@@ -153,8 +153,8 @@ def test_a_published_model_that_is_missing_says_what_to_download(pack, name, mar
     assert f"download {row.name} --to {home.as_posix()}`" in said and row.size in said
 
 
-def test_an_unknown_model_names_those_that_there_are(pack, monkeypatch):
-    """By the API no list is seen. Only the first ten are named, those that are installed before the others."""
+def test_unknown_model_error_lists_ten_models(pack, monkeypatch):
+    """API users do not see the list of models. Installed models come first."""
     (said,) = pack.refused("ADTTreeModelLoader", model="no-such-model")
     assert "'no-such-model' is in no folder" in said
     named = said.partition("or choose another: ")[2].rstrip(".")
@@ -167,7 +167,7 @@ def test_an_unknown_model_names_those_that_there_are(pack, monkeypatch):
     assert "another: bundled, other." in pack.refused("ADTTreeModelLoader", model="no-such-model")[0]
 
 
-def test_a_damaged_model(pack):
+def test_damaged_model(pack):
     cut = shutil.copytree(pack.bundled / "target", pack.base / "models" / "LLM" / "cut")
     weights = next(cut.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
@@ -175,16 +175,16 @@ def test_a_damaged_model(pack):
     assert "model.safetensors" in said and "download it again" in said
 
 
-def test_inputs_that_a_node_does_not_have(pack):
-    """Half of a surrogate pair as its name: no log can print it, and what quotes it has to."""
+def test_unknown_inputs(pack):
+    """The name is half of a surrogate pair, which no log can print, so the message escapes it."""
     for kind in set(pack.ours) - {"ADTTreeBatchSampler", "ADTTreeSettings", "ADTTreeTrainDrafter"}:
         assert r"'\ud800' is no input of this node" in pack.fails(kind, **{"\ud800": 1}), kind
 
 
 @pytest.fixture
-def card(pack, monkeypatch):
-    """A function: from now on models are for a card of so many bytes, to which nothing can be moved."""
-    import comfy.model_management as mm  # which finds its device as it is imported: the pack's process has chosen it
+def gpu(pack, monkeypatch):
+    """Return a function that simulates a GPU with this memory in bytes, to which nothing can be moved."""
+    import comfy.model_management as mm  # chooses its device on import, so only after the pack has loaded ComfyUI
 
     def shrink(size: int) -> None:
         monkeypatch.setattr(mm, "get_torch_device", lambda: torch.device("meta"))
@@ -193,9 +193,9 @@ def card(pack, monkeypatch):
     return shrink
 
 
-def test_models_and_pictures_larger_than_the_card(pack, card):
-    """One sentence before anything is moved. How many images are asked for does not matter: one at least must fit."""
-    card(2**30 // 20)
+def test_models_and_images_larger_than_the_gpu(pack, gpu):
+    """The error appears before anything is moved. It does not depend on the batch size: at least one image must fit."""
+    gpu(2**30 // 20)
     model, clip, _ = pack.run("ADTTreeModelLoader", dtype="float32")
     positive = pack.run("CLIPTextEncode", clip=clip, text="a cat")[0]
     asked = {"positive": positive, "speed": "No drafting"}
@@ -203,7 +203,7 @@ def test_models_and_pictures_larger_than_the_card(pack, card):
     for size in (1, 64):
         said = pack.fails("ADTTreeSampler", model=model, batch_size=size, **asked)
         assert said == sentence.format("'int8 weights' in the Model Loader, or ")
-    card(2**20)
+    gpu(2**20)
     model, _, vae = pack.run("ADTTreeModelLoader", dtype="int8 weights")
     said = pack.fails("ADTTreeSampler", model=model, batch_size=1, **asked)
     assert "int8" not in said and said.endswith("; choose a smaller model.")

@@ -1,9 +1,9 @@
-"""A second place for the weights of ADT-Tree, on a machine that has one device only.
+"""Simulated second device for the weights of ADT-Tree, on a machine that has only one.
 
-On a CPU ComfyUI loads and unloads models without moving anything. With this pack their weights take the way that they
-take to a GPU and back: parameters get new storage, made inside inference mode when a node loads them and outside of it
-when the user unloads them. While they are unloaded their numbers are stored elsewhere, so whatever is computed from
-them without loading them first is wrong.
+On a CPU ComfyUI loads and unloads models without moving anything. This pack moves their weights as if to a GPU and
+back: parameters get new storage, created in inference mode when a node loads them and outside of it when the user
+unloads them. While they are unloaded their values are stored elsewhere and replaced by NaN, so results computed without
+loading them are wrong.
 """
 
 import math
@@ -13,7 +13,8 @@ from aiohttp import web
 from comfy.model_patcher import ModelPatcher
 from server import PromptServer
 
-made, moves = ModelPatcher.__init__, {"loaded": 0, "unloaded": 0}
+made = ModelPatcher.__init__
+moves = {"loaded": 0, "unloaded": 0}
 load, unload = ModelPatcher.load, ModelPatcher.unpatch_model
 
 
@@ -26,7 +27,7 @@ def tensors(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def leave(model: torch.nn.Module) -> None:
-    """To where nothing is computed."""
+    """Replace the values of all weights by NaN and store them elsewhere."""
     if getattr(model, "elsewhere", None) is None:
         model.elsewhere = [tensor.detach().clone() for tensor in tensors(model)]
         for tensor in tensors(model):
@@ -34,7 +35,7 @@ def leave(model: torch.nn.Module) -> None:
 
 
 def arrive(model: torch.nn.Module) -> None:
-    """To where they are used."""
+    """Restore the values of all weights."""
     if model.elsewhere is not None:
         for tensor, numbers in zip(tensors(model), model.elsewhere):
             tensor.data = numbers.clone()
@@ -66,7 +67,7 @@ ModelPatcher.__init__, ModelPatcher.load, ModelPatcher.unpatch_model = init, loa
 
 @PromptServer.instance.routes.get("/moving/moves")
 async def count(request):
-    """How often weights were loaded and unloaded."""
+    """Report how often weights were loaded and unloaded."""
     return web.json_response(moves)
 
 

@@ -1,5 +1,4 @@
-"""Nodes of another pack, for the tests: what a stranger's model, prompt and trace reader look like, and what memory
-holds."""
+"""Nodes of another pack for the tests: a foreign model, prompt and trace reader, and reports about memory."""
 
 import ctypes
 import gc
@@ -22,7 +21,7 @@ from .costs import pack
 
 
 class DiffusionModel:
-    """A diffusion model of a few thousand random weights, for the stock KSampler."""
+    """Diffusion model with a few thousand random weights, for the stock KSampler."""
 
     CATEGORY, FUNCTION, RETURN_TYPES = "probe", "make", ("MODEL",)
 
@@ -59,7 +58,7 @@ class DiffusionModel:
 
 
 class Embedding:
-    """A prompt as a diffusion model's text encoder makes it."""
+    """Prompt as a diffusion model's text encoder makes it."""
 
     CATEGORY, FUNCTION, RETURN_TYPES = "probe", "make", ("CONDITIONING",)
 
@@ -72,7 +71,7 @@ class Embedding:
 
 
 class Pressure:
-    """Does to all other models what loading one that fills the device does."""
+    """Node that unloads all other models, as loading a model that fills the device does."""
 
     CATEGORY, FUNCTION, RETURN_TYPES = "probe", "press", ("MODEL",)
 
@@ -86,7 +85,7 @@ class Pressure:
 
 
 class ReadTrace:
-    """Shows a trace as JSON."""
+    """Node that shows a trace as JSON."""
 
     CATEGORY, FUNCTION, RETURN_TYPES, OUTPUT_NODE = "probe", "read", (), True
 
@@ -102,7 +101,7 @@ _watched: list[tuple[str, weakref.ref]] = []
 
 
 class Watch:
-    """Remembers what it is given, and what hangs on it, by weak references."""
+    """Node that keeps weak references to its inputs and their parts."""
 
     CATEGORY, FUNCTION, RETURN_TYPES, OUTPUT_NODE = "probe", "watch", (), True
     SOCKETS = {
@@ -148,7 +147,7 @@ class Watch:
 
 
 class Loop:
-    """Runs another node again with another seed, as loops do: the copy is shown as the node that it is a copy of."""
+    """Node that runs another node again with another seed; the page shows the copy as the original node."""
 
     CATEGORY, FUNCTION, RETURN_TYPES, OUTPUT_NODE = "probe", "loop", (), True
 
@@ -170,7 +169,7 @@ class Loop:
 
 @PromptServer.instance.routes.get("/probe/memory")
 async def memory(request):
-    """What is left of what was watched, and instances of the pack's classes by name."""
+    """Report the watched objects that still exist, and the pack's classes that have instances."""
     gc.collect()
     kinds = {type(thing) for thing in gc.get_objects()}
     prefix = f"{pack()}."
@@ -181,14 +180,14 @@ async def memory(request):
 
 @PromptServer.instance.routes.get("/probe/bytes")
 async def resident(request):
-    """The server's resident bytes."""
+    """Report the server's resident bytes."""
     gc.collect()
     return web.json_response({"bytes": psutil.Process().memory_info().rss})
 
 
 @PromptServer.instance.routes.get("/probe/trim")
 async def trim(request):
-    """Has glibc give back the memory that nobody uses; else what a process holds is the most that it ever needed."""
+    """Return freed memory to the system; otherwise the resident size stays at its maximum."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return web.json_response({})
@@ -196,11 +195,11 @@ async def trim(request):
 
 @PromptServer.instance.routes.get("/probe/pictures")
 async def pictures(request):
-    """From now on the pack can't make the pictures of previews and of maps, or can again."""
+    """Make the pack fail to create images for previews and maps from now on, or no longer."""
     sampling, stock = (sys.modules[f"{pack()}.nodes.{name}"] for name in ("sampling", "stock"))
 
     def fail(_):
-        raise MemoryError("no room for a picture")
+        raise MemoryError("not enough memory for an image")
 
     sampling.to_picture = fail if request.query["fail"] == "1" else stock.to_picture
     return web.json_response({})

@@ -1,4 +1,4 @@
-"""The memory of a device as the tests want it to be: exhausted, and what is kept on it."""
+"""Simulated device memory: exhaustion, and caches beside the weights."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ own_norm, own_load = torch.nn.functional.rms_norm, mm.load_models_gpu
 
 @routes.get("/probe/exhaust")
 async def exhaust(request):
-    """Every forward runs out of memory from now on, or with ``on=0`` no longer."""
+    """Make every forward pass run out of memory from now on, or with ``on=0`` no longer."""
 
     def fail(*_, **__):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
@@ -26,7 +26,7 @@ async def exhaust(request):
 
 
 class Kept:
-    """Stands for the caches and graphs that the engine keeps for the next decoding."""
+    """Stand-in for the caches and graphs that the engine keeps for the next decoding."""
 
     num_bytes = 1_000_000
 
@@ -36,7 +36,7 @@ asked: list[int] = []
 
 
 def load_models_gpu(models, memory_required=0, **options):
-    """Writes down for how much room nodes ask."""
+    """Record the memory that nodes request."""
     asked.append(memory_required)
     return own_load(models, memory_required=memory_required, **options)
 
@@ -45,7 +45,7 @@ mm.load_models_gpu = load_models_gpu
 
 
 class Keep:
-    """Keeps something beside the decoder of a model, or takes some bytes of the model's memory away."""
+    """Node that keeps an object beside the decoder of a model, or unloads some bytes of the model."""
 
     CATEGORY, FUNCTION, RETURN_TYPES, OUTPUT_NODE = "probe", "keep", (), True
 
@@ -65,18 +65,19 @@ class Keep:
 
 @routes.get("/probe/kept")
 async def is_kept(request):
-    """Is it still there, and the most room that was asked for in one load since this was asked last?"""
+    """Report whether the object still exists, and the largest memory request since the last report."""
     most = max(asked, default=0)
     asked.clear()
     return web.json_response({"kept": bool(kept and kept[0]() is not None), "asked": most})
 
 
 class Peak(threading.Thread):
-    """The most resident bytes of the process while it runs."""
+    """Largest number of resident bytes of the process while the thread runs."""
 
     def __init__(self):
         super().__init__(daemon=True)
-        self.most, self.going_on = 0, True
+        self.most = 0
+        self.going_on = True
 
     def run(self):
         process = psutil.Process()
@@ -90,10 +91,11 @@ watching: list[Peak] = []
 
 @routes.get("/probe/peak")
 async def peak(request):
-    """The most resident bytes since this was asked last."""
+    """Report the largest number of resident bytes since the last report."""
     most = 0
     for one in watching:
-        one.going_on, most = False, one.most
+        one.going_on = False
+        most = one.most
     watching[:] = [Peak()]
     watching[0].start()
     return web.json_response({"bytes": most})
