@@ -158,7 +158,7 @@ def check_sheet(sheet: np.ndarray, shown: np.ndarray) -> None:
 
 
 def check_first_and_last(comfy, graph, texts: list[str], seed: int, together: list[np.ndarray]) -> None:
-    """Check that the first and last image of a batch equal those of the ordinary sampler in ComfyUI's loop over a list."""
+    """Check that the first and last image of a batch equal those that the sampler draws in a loop over a list."""
     prompts, _ = graph.add("ADTTreePrompts", text=f"{texts[0]}\n\n{texts[-1]}")
     graph.set("CLIPTextEncode", text=[prompts, 0]).set("SaveImage", filename_prefix=[prompts, 2])
     outputs = comfy.run(graph.set("ADTTreeSampler", seed=seed, preset="model default").prompt)
@@ -240,7 +240,7 @@ def text_under_nodes(comfy, batch, **extra) -> str:
 
 
 def finished_images(message: bytes) -> int:
-    """Return the number of finished images in a line under the sampler, after the length of the node's id and the id."""
+    """Return the number of finished images in a line of text, which follows the length of the node's id and the id."""
     return int(message[4 + int.from_bytes(message[:4], "big") :].split(b" of ")[0])
 
 
