@@ -14,7 +14,7 @@ def tree_of(tokens: Sequence[int], parents: Sequence[int], valid: Sequence[bool]
 
     Args:
         tokens: Token id of each node.
-        parents: Parent of each node; parents come before their children.
+        parents: Parent of each node, which precedes its children.
         valid: False for padding nodes, which follow the root.
     """
     valid = valid or [True] * len(tokens)

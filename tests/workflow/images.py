@@ -8,6 +8,6 @@ from PIL import Image
 
 
 def images(comfy: Comfy, outputs: dict, *nodes: str) -> list[np.ndarray]:
-    """Return the images [H, W, 3] that a prompt's outputs name: those of the given nodes, or all."""
+    """Return the images [H, W, 3] that a prompt's outputs name, of the given nodes or of all."""
     chosen = {node: outputs[node] for node in nodes or outputs}
     return [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in comfy.files(chosen)]

@@ -116,7 +116,7 @@ def test_source_images_are_read_as_the_pipeline_reads_them(pack, stage, first, t
 
 
 def test_separate_files_give_the_same_pixels(pack, folder, stage, decode, monkeypatch):
-    """Separate files use the published configurations, which are replaced by those of the small pipeline."""
+    """Separate files use the published configurations, which the test replaces by the small pipeline's."""
     package, _ = pack.nodes["ADTTreeGLMDecode"].__module__.rsplit(".nodes.", 1)
     module = importlib.import_module(f"{package}.adt_core.models.glm_pixels")
     files = {"transformer": "diffusion_models", "text_encoder": "text_encoders", "vae": "vae"}

@@ -44,7 +44,7 @@ def test_image_equals_the_engines(small, given, asked):
 
 @pytest.mark.parametrize("preset", ["custom", "model default"])
 def test_noise_setting_is_independent_of_the_preset(pack, small, preset):
-    """The images of a batch equal those of a batch of the original script."""
+    """The images of a batch equal a batch of the original script."""
     chosen = {"preset": preset, "noise": "upstream"}
     own = {} if preset == "custom" else small.model.target.published._asdict()
     sampling = {"seed": 5, **{name: own[name] for name in ("temperature", "guidance", "top_p") if own}}

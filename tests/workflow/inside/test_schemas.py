@@ -39,7 +39,7 @@ def test_nodes_have_descriptions_and_tooltips(pack, inputs):
 
 
 def test_search_finds_the_nodes_in_both_languages(pack):
-    """The terms are those of users who know other models of this kind."""
+    """Users who know other models of this kind search for these terms."""
     found = {name: node["search_aliases"] for name, node in pack.ours.items()}
     for words in ("image tokens", "vqgan", "图像 token"):
         assert {name for name in NODES if words in found[name]} == {"ADTTreeModelLoader", "ADTTreeSampler"}

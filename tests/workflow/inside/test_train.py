@@ -1,4 +1,4 @@
-"""Train Drafter: a drafter from a list of prompts, found by its name; cancelled and gone on with."""
+"""Train Drafter: training from a list of prompts, use by name, cancelling and resuming."""
 
 import random
 import sys
@@ -13,12 +13,12 @@ QUICK = {"pictures": 4, "minutes": 60.0, "steps": 4, "held_out": 2, "batch": 2, 
 
 
 class Cancelled(BaseException):
-    """As newer versions of ComfyUI raise it."""
+    """Exception that cancels a run; newer versions of ComfyUI derive it from BaseException too."""
 
 
 @pytest.fixture
 def train(pack, small):
-    """A function: the outputs of the node, run as ComfyUI runs it, in inference mode; inputs arrive as lists."""
+    """Return a function that runs the node as ComfyUI does: in inference mode, with lists as inputs."""
 
     def run(name: str, prompts: list = PROMPTS, **inputs) -> tuple:
         single = {"model": small.model, "name": name, **QUICK, **inputs}
@@ -33,8 +33,8 @@ def weights(pack, name: str) -> bytes:
     return (pack.base / "models" / "ar_image_drafters" / name / "model.safetensors").read_bytes()
 
 
-def test_what_it_trains_is_found_and_drafts_losslessly(pack, small, train, caplog):
-    """After a run of the sampler, which leaves tensors of inference mode behind. Nobody's random numbers are taken."""
+def test_trained_drafter_is_listed_and_lossless(pack, small, train, caplog):
+    """A run of the sampler before it creates tensors in inference mode. The training changes no global random state."""
     before = small.vectors()
     states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
     with caplog.at_level("INFO"):
@@ -53,11 +53,11 @@ def test_what_it_trains_is_found_and_drafts_losslessly(pack, small, train, caplo
         np.testing.assert_array_equal(small.vectors(drafter=loaded, settings={"method": "eagle2"}), before)
 
 
-def test_it_is_cancelled_and_goes_on(pack, train, monkeypatch):
-    """In the drawing, and between two checkpoints: in the end its weights are those of one that was left alone."""
+def test_training_resumes_after_cancelling(pack, train, monkeypatch):
+    """Cancel while images are drawn and between two checkpoints: the weights equal those of an uninterrupted training."""
     module = sys.modules[pack.nodes["ADTTreeTrainDrafter"].__module__]
     monkeypatch.setattr(module, "MEASURED", 2)
-    train("whole")
+    train("complete")
 
     def cancels(method: str, reached) -> None:
         def cancel(self, *done) -> None:
@@ -72,10 +72,10 @@ def test_it_is_cancelled_and_goes_on(pack, train, monkeypatch):
     cancels("on_step", lambda run, log: run.step == 1)
     cancels("on_step", lambda run, log: run.step == 3 and len(log) == 1)
     train("stopped")
-    assert weights(pack, "stopped") == weights(pack, "whole")
+    assert weights(pack, "stopped") == weights(pack, "complete")
 
 
-def test_prompts_come_typed_or_from_a_file(pack, train):
+def test_prompts_are_typed_or_read_from_a_file(pack, train):
     """A list, lines and a file of the same prompts train the same drafter."""
     (pack.base / "input" / "lessons.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
     train("list")
