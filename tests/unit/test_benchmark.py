@@ -1,4 +1,4 @@
-"""The benchmark command on a tiny random model: every column, interrupts, and what it refuses."""
+"""Benchmark command with a tiny random model: all columns, interruptions, and invalid input."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ METHODS += ["eagle2+lantern", "merged+lantern", "jacobi+lantern"]
 
 
 QUICK = ["adt-tree", "merged-chain", "auto", "eagle2+lantern"]
-"""Methods that the default tier measures."""
+"""Methods in the default tier."""
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_every_method_and_every_column(run, tmp_path, methods):
     assert (tmp_path / "out" / "results.md").read_text(encoding="utf-8") in out
 
 
-def test_an_interrupted_benchmark_goes_on_where_it_stopped(run, tmp_path, monkeypatch):
+def test_an_interrupted_benchmark_resumes(run, tmp_path, monkeypatch):
     make_request = jobs.Request.of
     started = []
 
@@ -70,16 +70,16 @@ def test_an_interrupted_benchmark_goes_on_where_it_stopped(run, tmp_path, monkey
         return make_request(*args, **kwargs)
 
     monkeypatch.setattr(jobs.Request, "of", interrupted)
-    code, _, err = run(methods="eagle2")  # two to warm up, two a prompt
+    code, _, err = run(methods="eagle2")  # two requests to warm up, two per prompt
     assert code == 130 and "Interrupted" in err
     lines = (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 2 and json.loads(lines[1])["text"] == "a cat"
     with (tmp_path / "out" / "runs.jsonl").open("a", encoding="utf-8") as file:
-        file.write('{"prompt": 1, "te')  # the power went while the next was being written
+        file.write('{"prompt": 1, "te')  # an incomplete record, as after a power failure
     monkeypatch.setattr(jobs.Request, "of", make_request)
     assert run(methods="eagle2")[0] == 0
     after = (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
-    assert after[:2] == lines and after[2].startswith('{"prompt": 1, "te'), "what was finished is not touched"
+    assert after[:2] == lines and after[2].startswith('{"prompt": 1, "te'), "existing records are unchanged"
     assert [json.loads(line)["text"] for line in [after[1], *after[3:]]] == ["a cat", "a dog", "a cow"]
     assert (
         run(methods="eagle2")[0] == 0
@@ -90,7 +90,7 @@ def test_an_interrupted_benchmark_goes_on_where_it_stopped(run, tmp_path, monkey
 @pytest.mark.parametrize(
     "first, then", [("--seed=3", "--seed=4"), ("--exact=on", "--exact=off"), ("", "--weights=int8")]
 )
-def test_runs_of_other_settings_are_never_mixed(run, first, then):
+def test_results_with_other_settings_are_rejected(run, first, then):
     common = "--dtype=bfloat16", "--count=1"
     assert run(*common, *filter(None, [first]), methods="eagle2")[0] == 0
     code, _, err = run(*common, then, methods="eagle2")
@@ -112,50 +112,50 @@ def test_a_sample_of_the_prompts(run, tmp_path):
         (["--lantern-lambda", "2"], {}, "--lantern-lambda"),
     ],
 )
-def test_bad_input_is_named_and_nothing_is_begun(run, tmp_path, extra, options, named):
+def test_invalid_input(run, tmp_path, extra, options, named):
     code, out, err = run(*extra, **options)
     assert code != 0 and out == "" and named in err and err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_cannot_be_is_named_before_anything_is_loaded(run, tmp_path, monkeypatch):
+def test_an_invalid_output_folder_is_reported_before_loading(run, tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "load", mock.Mock(side_effect=AssertionError("the model was loaded")))
-    (tmp_path / "out").write_text("a file where the folder would be", encoding="utf-8")
+    (tmp_path / "out").write_text("a file at the path of the folder", encoding="utf-8")
     code, _, err = run(methods="eagle2")
     assert code == 1 and "--output" in err and "not a folder with write access" in err
 
 
-def test_a_method_without_the_network_it_needs_is_named(run):
+def test_methods_that_need_a_network(run):
     code, _, err = run("--drafter", "jacobi", methods="jacobi,merged")
     assert code == 1 and "--drafter" in err and "'merged'" in err and err.count("\n") == 1
 
 
-def test_whether_there_is_a_window_is_the_method_s_to_say(run, tiny):
+def test_the_preset_determines_the_jacobi_window(run, tiny):
     assert run("--drafter", f"{tiny / 'drafter'}+jacobi", "--count", "1", methods="static:mc_sim_7b_63,merged")[0] == 0
 
 
-def test_the_captions_that_come_with_the_pack():
+def test_bundled_captions():
     prompts = read_prompts(BUNDLED_CAPTIONS)
     assert len(prompts) == len(set(prompts)) >= 100
 
 
-def test_a_picture_is_made_again_from_its_png(run, tmp_path):
-    """By every kind of source, and under LANTERN by the very drafts that it depends on."""
+def test_images_are_reproduced_from_their_pngs(run, tmp_path):
+    """With every drafter, and with LANTERN, under which drafts affect the image."""
     methods = ["eagle2-top-k", "jacobi+lantern", "merged+lantern", "adt-tree+lantern"]
     assert run("--count", "1", methods=",".join(methods))[0] == 0
     folders = {path.parent.name: path for path in tmp_path.glob("out/images/*/*.png")}
     assert {"autoregressive", "jacobi+lantern", "adt-tree+lantern"} <= set(folders)
     for name, path in folders.items():
         again = tmp_path / "again.png"
-        said = read_settings(path)
-        models = [f"--{role}={said[role]}" for role in ("model", "drafter") if said[role]]
+        settings = read_settings(path)
+        models = [f"--{role}={settings[role]}" for role in ("model", "drafter") if settings[role]]
         assert cli.main(["generate", "--from-png", str(path), *models, "--output", str(again)]) == 0, name
         with Image.open(path) as one, Image.open(again) as two:
             assert one.tobytes() == two.tobytes(), name
         assert read_settings(path) == {**read_settings(again), "benchmark_method": name, "drafter": mock.ANY}
 
 
-def test_a_policy_that_is_added_can_be_compared(monkeypatch):
+def test_additional_policies_can_be_compared(monkeypatch):
     monkeypatch.setitem(POLICIES, "mine", POLICIES["eagle2"])
     compared = benchmark.Benchmark(["a cat"], ["mine", "mine+lantern"], Recipe(lantern=Lantern()))
     assert list(compared.presets) == ["autoregressive", "mine", "mine+lantern"]

@@ -1,4 +1,4 @@
-"""The report of a batch: sheet, table and figures."""
+"""Report of a batch: contact sheet, table and statistics."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ def row(id: str, file: str, seconds: float, **more) -> dict:
     return {"id": id, "prompt": 'a "cat", a dog', **figures, "file": file, **more}
 
 
-def test_all_figures_are_written(tmp_path):
+def test_all_statistics_are_written(tmp_path):
     rows = [row("1", "a.png", 2.0), row("x", "b.png", 1.0, tau=4.0), row("3", "a.png", 2.0)]
     paths = collect.write_report(
         rows, {"seed": 1}, collect.contact_sheet(PICTURES[:3], ["", "", ""]), tmp_path, "report"
@@ -54,7 +54,7 @@ def test_all_figures_are_written(tmp_path):
     }
 
 
-def test_prompts_that_were_not_drawn_are_in_the_report(tmp_path):
+def test_skipped_prompts_are_in_the_report(tmp_path):
     left_out = [{"id": "2", "prompt": "=a b c", "note": "left out: prompt is 3 tokens long"}]
     rows = [row("1", "a.png", 2.0, note="cut to its first 3 of 9 characters", caption="a cat in")]
     sheet = collect.contact_sheet(PICTURES[:1], [""])
@@ -68,8 +68,8 @@ def test_prompts_that_were_not_drawn_are_in_the_report(tmp_path):
     assert report["summary"]["seconds"] == 2.0
 
 
-def test_a_report_is_replaced_by_its_own_list_alone(tmp_path):
-    """Also by that list grown; never by another, and not if nobody knows whose it is."""
+def test_a_report_is_only_replaced_by_the_same_list(tmp_path):
+    """Also by a longer version of the list, but not by another list, or if the list of the report is unknown."""
     rows = [row("1", "a.png", 2.0), row("2", "b.png", 1.0)]
 
     def write(rows: list[dict], name: str = "report") -> str:
@@ -108,8 +108,8 @@ def test_a_report_is_replaced_by_its_own_list_alone(tmp_path):
         ("a-b = c; d", "a-b = c; d"),
     ],
 )
-def test_spreadsheets_see_no_formula(tmp_path, prompt, cell):
-    """Some cut lines at semicolons, and take a full-width sign for the usual one."""
+def test_formulas_are_escaped(tmp_path, prompt, cell):
+    """Some spreadsheets split lines at semicolons and accept full-width signs."""
     path, *_ = collect.write_report([row("1", "a.png", 1.0) | {"prompt": prompt}], {}, PICTURES[0], tmp_path, "report")
     with path.open(newline="", encoding="utf-8-sig") as file:
         assert [line["prompt"] for line in csv.DictReader(file)] == [cell]
@@ -117,8 +117,8 @@ def test_spreadsheets_see_no_formula(tmp_path, prompt, cell):
     assert heading == [cell, "b"]
 
 
-def test_cells_that_are_no_texts(tmp_path):
-    """A seed that stands in a stranger's PNG may be a list, and is written as one: with texts in it."""
+def test_cells_of_other_types(tmp_path):
+    """The seed in an untrusted PNG may be a list that contains strings."""
     odd = [row("1", "a.png", 1.0) | {"seed": ["a;=1"]}, row("2", "b.png", 1.0) | {"seed": -1, "note": None}]
     path, *_ = collect.write_report(odd, {}, PICTURES[0], tmp_path, "report")
     with path.open(newline="", encoding="utf-8-sig") as file:
@@ -126,8 +126,8 @@ def test_cells_that_are_no_texts(tmp_path):
     assert one["seed"] == "['a;'=1']" and other["seed"] == "-1" and other["note"] == ""
 
 
-def test_halves_of_characters_cost_no_report(tmp_path):
-    """As ids of a list, or a prompt that was left out for them, bring them."""
+def test_lone_surrogates_are_escaped(tmp_path):
+    """Ids and skipped prompts may contain them."""
     left_out = [{"id": "\ud800", "prompt": "a \udfff", "note": "left out"}]
     texts = {"prompt": "\ud800"}
     paths = collect.write_report([row("\ud83d", "a.png", 1.0)], {}, PICTURES[0], tmp_path, "r", texts, left_out)
@@ -139,14 +139,14 @@ def test_halves_of_characters_cost_no_report(tmp_path):
 
 
 @pytest.mark.parametrize("columns, shape", [(0, (3, 2)), (2, (2, 3)), (9, (5, 1))])
-def test_every_picture_is_on_the_sheet_in_its_place(columns, shape):
+def test_positions_of_images_on_the_sheet(columns, shape):
     sheet = collect.contact_sheet(PICTURES, [""] * 5, columns, width=50)
     assert sheet.size == (shape[0] * 58 + 8, shape[1] * 33 + 8), "pictures of two to one, and gaps"
     for number, color in enumerate(COLORS):
         assert sheet.getpixel((8 + number % shape[0] * 58 + 25, 8 + number // shape[0] * 33 + 12)) == color
 
 
-def test_labels_are_below_their_pictures_and_end_in_time():
+def test_labels_are_below_their_images_and_truncated():
     labels = ["", "7: " + "a very long caption " * 20, "", "", ""]
     sheet = np.asarray(collect.contact_sheet(PICTURES, labels, columns=5, width=100))
     ink = (sheet > 128).all(-1)
@@ -155,7 +155,7 @@ def test_labels_are_below_their_pictures_and_end_in_time():
     assert not ink[:58].any() and ink[58:].any()
 
 
-def test_a_sheet_of_relaxed_images_says_so_below_them():
+def test_sheets_of_relaxed_images_have_a_remark():
     rows = [row("1", "a.png", 2.0, relaxed=True, substitution_rate=rate) for rate in (0.02, 0.04)]
     assert collect.remark(rows) == "Relaxed (LANTERN): 3.0 % of the tokens replaced"
     assert collect.remark([row("1", "a.png", 2.0, relaxed=False)]) == ""
@@ -164,6 +164,6 @@ def test_a_sheet_of_relaxed_images_says_so_below_them():
     assert (np.asarray(relaxed)[plain.height :] > 128).any(), "no line stands below the pictures"
 
 
-def test_sheets_of_many_pictures_stay_within_bounds():
+def test_sheets_have_a_maximum_size():
     sheet = collect.contact_sheet(PICTURES * 20, ["x \U0010fffe"] * 100, columns=0, width=2048)
     assert max(sheet.size) <= collect.LONGEST_SIDE and sheet.size[0] > collect.LONGEST_SIDE * 0.9

@@ -1,4 +1,4 @@
-"""A disk that is full at any write: one sentence, what is finished stays, and the same command goes on."""
+"""Full disk at any write: one error message, finished results are kept, and the same command resumes."""
 
 import os
 import subprocess
@@ -26,12 +26,12 @@ COMMANDS = {
     "train-drafter": "--prompts p.txt --steps 2 --every 1 --batch 1 --held-out 1 --output o",
 }
 WRITES = {"generate": 2 + 3, "benchmark": 1 + 2 * 2 + 3, "train-drafter": 2 + 2 + 2 * 4}
-"""The fewest files and lines that each writes."""
+"""Minimum number of writes of each command."""
 
 
 @pytest.fixture
 def run(tiny, tmp_path, monkeypatch, capsys) -> Callable:
-    """Run a command with the tiny target; returns its exit code and what it said of an error."""
+    """Function that runs a command with the tiny target, and returns its exit code and error output."""
     monkeypatch.chdir(tmp_path)
     Path("p.txt").write_text("a cat\na dog\n", encoding="utf-8")
 
@@ -78,7 +78,7 @@ def test_the_report_of_a_batch(tmp_path, monkeypatch, number):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
-def test_a_full_disk_in_the_place_of_the_terminal():
+def test_output_to_a_full_disk():
     with open("/dev/full", "w", encoding="utf-8") as full:
         done = subprocess.run(INSPECT, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
@@ -86,7 +86,7 @@ def test_a_full_disk_in_the_place_of_the_terminal():
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes of this kind")
-def test_a_reader_that_has_had_enough_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     running = subprocess.Popen(INSPECT, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     running.stdout.close()
     assert running.stderr.read() == "" and running.wait() == 0

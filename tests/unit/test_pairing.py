@@ -1,7 +1,6 @@
-"""check-drafter: how a drafter was trained is found by planted pairings, recorded beside it, and followed when it
-drafts.
+"""Command check-drafter: it finds the pairing that a drafter was constructed with and saves it, and drafting uses it.
 
-No published drafter can be had here, so that only planted ones are tested.
+No published drafter is available to tests.
 """
 
 import json
@@ -20,28 +19,30 @@ CODES = 40
 PAIRINGS = [Pairing(late, codes) for late in (False, True) for codes in (False, True)]
 
 
-def silenced(tensors):
-    """Let the layers add nothing."""
+def zero_layers(tensors):
+    """Set the output projections to zero, so that layers do not change the residual stream."""
     for name in tensors:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensors[name].zero_()
 
 
 def codes_in(folder):
-    """Where the codes stand in a vocabulary."""
+    """Return the ids of the image tokens in the vocabulary."""
     first = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocabulary_map"]["IMGIMGAZ"]
     return slice(first, first + CODES)
 
 
 @pytest.fixture(scope="module")
 def counter(tmp_path_factory):
-    """A target that counts: whatever it reads, the code after c is c + 1. Its layers add nothing, and its head looks
-    for the embedding of the code before."""
+    """Target that counts: the code after c is c + 1.
+
+    Its layers are zero, and its head has the embeddings of the previous codes.
+    """
     folder = write_tiny_checkpoint(tmp_path_factory.mktemp("counter") / "target", codes=CODES)
     codes = codes_in(folder)
 
     def count(tensors):
-        silenced(tensors)
+        zero_layers(tensors)
         tensors["model.norm.weight"].fill_(1)
         tensors["lm_head.weight"][codes] = tensors["model.embed_tokens.weight"][codes].roll(1, 0)
 
@@ -50,12 +51,14 @@ def counter(tmp_path_factory):
 
 
 def plant(counter, folder, pairing):
-    """A drafter that knows the feature after a token if it is fed as in ``pairing``: it looks it up in its embedding,
-    and adds nothing to that."""
+    """Write a drafter that predicts the next feature if it reads inputs with this pairing.
+
+    It looks the feature up in its embedding, and its layers are zero.
+    """
     write_tiny_drafter(folder, counter)
 
     def look_up(tensors):
-        silenced(tensors)
+        zero_layers(tensors)
         embedding = tensors["embed_tokens.weight"]
         width = len(tensors["fc.bias"])
         codes = embedding[codes_in(counter)].clone()
@@ -74,14 +77,16 @@ def record(drafter, pairing):
 
 
 @pytest.mark.parametrize("planted", PAIRINGS)
-def test_a_planted_pairing_is_found_recorded_and_followed(counter, tmp_path, capsys, planted):
+def test_the_pairing_is_found_saved_and_used(counter, tmp_path, capsys, planted):
     drafter = plant(counter, tmp_path / "drafter", planted)
     models = {"model": counter, "drafter": drafter, "device": "cpu"}
     assert cli.main(words("check-drafter", **models, temperature=0, cfg=1, count=3)) == 0
     lines = capsys.readouterr().out.splitlines()
     (best,) = [line for line in lines if line.endswith("<- best")]
     assert ("own token" in best) == planted.late and ("by code" in best) == planted.codes
-    assert ("0.933" if planted.late else "1.000") in best  # a late one cannot know what follows the first code
+    assert (
+        "0.933" if planted.late else "1.000"
+    ) in best  # with its own token, a drafter cannot predict the code after the first
     recorded = json.loads((drafter / "pairing.json").read_text(encoding="utf-8"))
     assert Pairing(recorded["late"], recorded["codes"]) == planted and len(recorded["measured"]) == 4
     target = load_target(counter, dtype=torch.float64)
@@ -94,11 +99,11 @@ def test_a_planted_pairing_is_found_recorded_and_followed(counter, tmp_path, cap
         Drafting("eagle2", depth=4, width=2, nodes=8, proposal="top-k"),
     ):
         (share,) = counted(target, loaded, drafting).trace.rounds[1].images
-        assert share.accepted == share.depth >= 4, "every draft is right, as deep as the tree goes"
+        assert share.accepted == share.depth >= 4, "every draft is correct at all depths"
 
 
 def counted(target, drafter, drafting):
-    """A decoding, which has counted."""
+    """Decode an image, check that it counts, and return the decoding."""
     how = {"sampling": Sampling(temperature=0, guidance=1), "drafting": drafting}
     decoding = run(target, drafter, ("count",), **how)
     assert decoding.codes[0].diff().remainder(CODES).eq(1).all()
@@ -106,8 +111,7 @@ def counted(target, drafter, drafting):
 
 
 @pytest.mark.parametrize("planted", PAIRINGS)
-def test_the_pairing_is_followed_beside_a_window_too(counter, tmp_path, planted):
-    """Network and window in one tree: no token changes, and the network's part is right from the first round on."""
+def test_the_pairing_is_used_with_a_jacobi_window(counter, tmp_path, planted):
     drafter = plant(counter, tmp_path / "drafter", planted)
     record(drafter, planted)
     target = load_target(counter, dtype=torch.float64)
@@ -115,8 +119,7 @@ def test_the_pairing_is_followed_beside_a_window_too(counter, tmp_path, planted)
 
 
 @pytest.mark.parametrize("planted", PAIRINGS)
-def test_a_drafter_is_compared_as_it_was_trained(counter, tmp_path, capsys, planted):
-    """``train-drafter --compare`` feeds it by its record, as drafting does."""
+def test_train_drafter_compare_uses_the_pairing(counter, tmp_path, capsys, planted):
     drafter = plant(counter, tmp_path / "drafter", planted)
     prompts = tmp_path / "prompts.txt"
     record(drafter, planted)
@@ -128,8 +131,7 @@ def test_a_drafter_is_compared_as_it_was_trained(counter, tmp_path, capsys, plan
     assert f"gives {1.933 if planted.late else 2:.3f} tokens" in compared
 
 
-def test_a_random_drafter_is_not_made_to_fit(tiny, capsys, tmp_path):
-    """Without a record, inference is EAGLE's; the bundled drafter is left as it is."""
+def test_the_default_pairing_is_eagles(tiny, capsys, tmp_path):
     target = load_target(tiny / "target")
     assert load_drafter(tiny / "drafter", target).pairing == Pairing()
 
@@ -141,7 +143,7 @@ def test_a_random_drafter_is_not_made_to_fit(tiny, capsys, tmp_path):
         (["--count", "0"], "--count is 0"),
     ],
 )
-def test_bad_input(tiny, capsys, given, sentence):
+def test_invalid_input(tiny, capsys, given, sentence):
     options = ["--model", str(tiny / "target"), "--drafter", str(tiny / "drafter"), *given]
     assert cli.main(["check-drafter", *options]) != 0
     assert sentence in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The records of a benchmark survive whatever happens to their file."""
+"""Records of a benchmark in damaged, incomplete and shared files."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ FIGURES = {**dict.fromkeys(records.FIGURES, 1), "acceptance": [[1.0, 2.0]], "qua
 
 
 def record(number: int, figures: dict | None = None, **changes) -> dict:
-    """figures: others of the second method."""
+    """Return a valid record of a prompt, with changed statistics of the second method or other changes."""
     run = FIGURES | {"seconds": 1.0 + number}
     runs = {name: run | {"picture": f"images/{name}/{number}.png"} for name in METHODS}
     runs["eagle2"] |= figures or {}
@@ -26,7 +26,7 @@ def record(number: int, figures: dict | None = None, **changes) -> dict:
 
 @pytest.fixture
 def folder(tmp_path):
-    """With the pictures of all prompts, and the records of the first two; two folders above lies another picture."""
+    """Folder with the images of all prompts and records of the first two. Another image is two folders above."""
     folder = tmp_path / "results" / "of today"
     for number in range(3):
         for run in record(number)["runs"].values():
@@ -39,25 +39,25 @@ def folder(tmp_path):
     return folder
 
 
-def test_records_come_back(folder):
+def test_records_are_read(folder):
     before = (folder / RUNS).read_bytes()
     assert open_records(folder, SETTINGS) == [record(0), record(1)]
     assert (folder / RUNS).read_bytes() == before
 
 
-def test_a_record_whose_picture_is_gone_is_left_out(folder):
+def test_records_without_an_image_are_ignored(folder):
     (folder / record(0)["runs"]["eagle2"]["picture"]).unlink()
     assert open_records(folder, SETTINGS) == [record(1)]
 
 
-def test_half_a_record_is_passed_over(folder):
+def test_incomplete_records_are_ignored(folder):
     with (folder / RUNS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(record(2))[:-9])
     before = (folder / RUNS).read_bytes()
     assert open_records(folder, SETTINGS) == [record(0), record(1)]
     append(folder, record(2))
     assert open_records(folder, SETTINGS) == [record(number) for number in range(3)]
-    assert (folder / RUNS).read_bytes().startswith(before), "the file is only added to: others may write it too"
+    assert (folder / RUNS).read_bytes().startswith(before), "other processes may append to the file"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_half_a_record_is_passed_over(folder):
     ],
     ids=range(13),
 )
-def test_a_damaged_or_second_record_is_left_out(folder, line):
+def test_damaged_and_duplicate_records_are_ignored(folder, line):
     with (folder / RUNS).open("a", encoding="utf-8") as file:
         file.write(line + "\n")
     append(folder, record(2))
@@ -101,7 +101,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
-def test_figures_that_no_run_can_have_are_measured_again_and_the_file_is_named(folder, odd, caplog):
+def test_invalid_statistics_are_reported_and_measured_again(folder, odd, caplog):
     append(folder, record(2, figures=odd))
     with caplog.at_level(logging.WARNING):
         assert open_records(folder, SETTINGS) == [record(0), record(1)]
@@ -112,32 +112,32 @@ def test_figures_that_no_run_can_have_are_measured_again_and_the_file_is_named(f
 
 
 @pytest.mark.parametrize("other", [{"other score": [1, 1]}, {"score": [1, 1], "more": [1, 1]}])
-def test_a_score_that_only_some_have_is_no_column(folder, other):
+def test_scores_that_some_records_lack_are_not_columns(folder, other):
     append(folder, record(2, figures={"quality": other}))
     found = open_records(folder, SETTINGS)
     assert len(found) == 3 and all("more" not in row and "other score" not in row for row in summary(found))
-    for some in (found, found[2:]):  # the last alone: its two methods have different ones
+    for some in (found, found[2:]):  # the methods of the last record have different scores
         table([*summary(some)], len(some))
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0\0\0", b"{}\n", b'{"settings": 1}\n', b"\xff\xfe{"], ids=range(5))
-def test_records_whose_settings_are_damaged_stay_in_the_file_and_count_for_nothing(folder, damage, caplog):
-    lost = damage + (folder / RUNS).read_bytes()[5:]
-    (folder / RUNS).write_bytes(lost)
+def test_records_with_damaged_settings_are_ignored_but_not_deleted(folder, damage, caplog):
+    damaged = damage + (folder / RUNS).read_bytes()[5:]
+    (folder / RUNS).write_bytes(damaged)
     with caplog.at_level(logging.WARNING):
         assert open_records(folder, SETTINGS) == []
     assert "runs.jsonl' is damaged" in caplog.text
     append(folder, record(2))
     assert open_records(folder, SETTINGS) == [record(2)]
-    assert (folder / RUNS).read_bytes().startswith(lost)
+    assert (folder / RUNS).read_bytes().startswith(damaged)
 
 
-def test_of_two_that_begin_a_file_the_first_decides_what_it_is_for(tmp_path, monkeypatch):
+def test_the_first_of_two_processes_determines_the_settings(tmp_path, monkeypatch):
     add = records.append
     others = SETTINGS | {"prompts": ["a cat"]}
 
     def late(folder, content):
-        add(folder, {"settings": others})  # another process, since this one has looked
+        add(folder, {"settings": others})  # written by another process after this one has read the file
         add(folder, content)
 
     with monkeypatch.context() as patch:
@@ -147,7 +147,7 @@ def test_of_two_that_begin_a_file_the_first_decides_what_it_is_for(tmp_path, mon
     assert open_records(tmp_path, others) == []
 
 
-def test_records_of_other_settings_are_never_mixed(folder):
+def test_records_with_other_settings_are_rejected(folder):
     before = (folder / RUNS).read_bytes()
     with pytest.raises(AdtError, match="other settings"):
         open_records(folder, SETTINGS | {"prompts": ["a cat"]})

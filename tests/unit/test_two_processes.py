@@ -1,4 +1,4 @@
-"""Two processes in one folder: nothing is lost, doubled or damaged."""
+"""Two processes in one folder: no results are lost, duplicated or damaged."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ for number in range(200):
 
 @pytest.fixture
 def writer(tmp_path):
-    """Starts a process that writes lines and files; both are named after it."""
+    """Function that starts a process, which writes lines and files with its name."""
 
     def start(name: str) -> subprocess.Popen:
         command = [sys.executable, "-c", WRITER, str(ROOT), name, str(tmp_path)]
@@ -36,7 +36,7 @@ def writer(tmp_path):
 
 
 def test_files_and_lines_of_several_processes(writer, tmp_path):
-    """One of three is killed, and another one is started in its place."""
+    """One of three processes is killed and replaced."""
     processes = {name: writer(name) for name in "abk"}
     killed = processes.pop("k")
     said = []

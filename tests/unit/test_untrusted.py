@@ -1,4 +1,4 @@
-"""Files that strangers made: each ends in a sentence, and none runs code, blocks or exhausts the machine."""
+"""Untrusted files: each raises an error, and none executes code, blocks or exhausts memory."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,7 @@ needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system 
 
 @pytest.fixture
 def told():
-    """The sentence in which something is refused."""
+    """Function that returns the error message of a call."""
 
     def told(make, *arguments) -> str:
         with pytest.raises(AdtError) as caught:
@@ -39,13 +39,13 @@ def told():
 
 @pytest.fixture
 def llamagen(tmp_path):
-    """A checkpoint of LlamaGen, and the folder of its text encoder."""
+    """Checkpoint of LlamaGen and the folder of its text encoder."""
     folder = write_hugging_face(tmp_path)
     return folder, next(tmp_path.rglob("flan-t5-xl"))
 
 
-def test_a_configuration_of_t5_names_no_code(llamagen):
-    """transformers loads a kernel, with its code, from the Hub when this field names one."""
+def test_t5_configurations_load_no_code(llamagen):
+    """transformers downloads a kernel, including its code, that this field names."""
     folder, encoder = llamagen
     hostile = {"attn_implementation": "owner/kernel", "_attn_implementation": "owner/kernel", "auto_map": {"a": "b"}}
     edit_config(encoder, lambda config: config.update(hostile))
@@ -58,20 +58,20 @@ def test_a_configuration_of_t5_names_no_code(llamagen):
     "field, value",
     [("feed_forward_proj", "gated-evil"), ("layer_norm_epsilon", "1e-6"), ("num_layers", 10**6), ("d_model", -1)],
 )
-def test_a_configuration_of_t5_that_makes_no_sense(llamagen, told, field, value):
+def test_invalid_t5_configurations(llamagen, told, field, value):
     folder, encoder = llamagen
     edit_config(encoder, lambda config: config.update({field: value}))
     assert field in told(load_target, folder) and "download it again" in told(load_target, folder)
 
 
 @pytest.mark.parametrize("text", [DEEP, '{"a":' * 100_000], ids=["lists", "objects"])
-def test_json_that_is_nested_too_deeply(tmp_path, told, text):
+def test_deeply_nested_json(tmp_path, told, text):
     for name, make in (("config.json", read_json), ("prompts.json", read_all), ("prompts.jsonl", read_all)):
         (tmp_path / name).write_text(text, encoding="utf-8")
         assert "nested too deeply" in told(make, tmp_path / name)
 
 
-def test_files_that_are_far_too_large(tmp_path, told):
+def test_files_that_are_too_large(tmp_path, told):
     for name, make, size in (("config.json", read_json, 65), ("prompts.txt", read_all, 257)):
         with (tmp_path / name).open("wb") as file:
             file.truncate(size * 2**20)  # which takes no room on the disk
@@ -79,7 +79,7 @@ def test_files_that_are_far_too_large(tmp_path, told):
 
 
 @needs_pipes
-def test_a_pipe_is_no_file(tmp_path, told):
+def test_pipes_are_rejected(tmp_path, told):
     checkpoint = write_tiny_checkpoint(tmp_path / "target")
     (checkpoint / "model.safetensors").unlink()
     os.mkfifo(checkpoint / "model.safetensors")
@@ -89,7 +89,7 @@ def test_a_pipe_is_no_file(tmp_path, told):
 @pytest.mark.parametrize(
     "version, refused", [("2.9.1+cu130", True), ("2.6.0", True), ("2.10.0", False), ("2.13.0+cpu", False)]
 )
-def test_pickles_where_torch_can_not_keep_their_code_in(tmp_path, told, monkeypatch, safe_pickles, version, refused):
+def test_pickles_with_versions_of_torch_that_may_run_code(tmp_path, told, monkeypatch, safe_pickles, version, refused):
     monkeypatch.setattr(files, "SAFE_PICKLES", safe_pickles)
     torch.save({"a": torch.zeros(1)}, tmp_path / "weights.pt")
     monkeypatch.setattr(torch, "__version__", version)
@@ -102,7 +102,7 @@ def test_pickles_where_torch_can_not_keep_their_code_in(tmp_path, told, monkeypa
 
 @pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "vocab_size", "hidden_size"])
 @pytest.mark.parametrize("value", [10**7, 10**400, -1, 0.5, "many", [1], {"a": 1}, True])
-def test_absurd_sizes_are_refused_before_anything_is_built(told, name, value):
+def test_excessive_sizes_are_rejected_before_allocation(told, name, value):
     usual = dict(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     said = told(decoder_config, usual | {name: value}, "folder")
     assert name in said and len(said) < 300
@@ -124,8 +124,8 @@ def test_absurd_sizes_are_refused_before_anything_is_built(told, name, value):
     ],
     ids=range(10),
 )
-def test_results_replace_nothing_that_is_needed(tmp_path, monkeypatch, capsys, given, words):
-    """It is found before a model is loaded: there is none here."""
+def test_outputs_do_not_replace_inputs(tmp_path, monkeypatch, capsys, given, words):
+    """The error is raised before a model is loaded, because this test has none."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p.txt").write_text("a cat\na dog\n", encoding="utf-8")
     (tmp_path / "link.json").symlink_to("p.txt")
@@ -139,7 +139,7 @@ def test_results_replace_nothing_that_is_needed(tmp_path, monkeypatch, capsys, g
 
 
 @pytest.mark.parametrize("name", ["model", "drafter"])
-def test_a_png_opens_no_files_that_the_user_has_not_named(tmp_path, monkeypatch, capsys, name):
+def test_paths_in_a_png_are_not_opened(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
     settings = {"prompt": "a cat", "model": "bundled", "drafter": "jacobi", "noise_version": NOISE_VERSION}
     Path("a.png").write_bytes(to_png(torch.zeros(3, 8, 8), settings | {name: "//server/share/model"}))
@@ -157,7 +157,7 @@ def test_a_png_opens_no_files_that_the_user_has_not_named(tmp_path, monkeypatch,
     [("seed", "1"), ("seed", 1.5), ("temperature", float("nan")), ("dtype", "int3"), ("size", [8]), ("prompt", None)]
     + [("kept", [-1]), ("image_index", -1), ("method", ["auto"]), ("depth", True), ("top_k", 10**400), ("prompt", "")],
 )
-def test_settings_of_a_png_that_make_no_sense(tmp_path, monkeypatch, capsys, name, value):
+def test_invalid_settings_in_a_png(tmp_path, monkeypatch, capsys, name, value):
     monkeypatch.chdir(tmp_path)
     settings = {"prompt": "a cat", "model": "bundled", "drafter": "jacobi", "noise_version": NOISE_VERSION}
     Path("a.png").write_bytes(to_png(torch.zeros(3, 8, 8), settings | {name: value}))
@@ -166,7 +166,7 @@ def test_settings_of_a_png_that_make_no_sense(tmp_path, monkeypatch, capsys, nam
     assert name in said and len(said) < 300 and len(said.splitlines()) == 1
 
 
-def test_a_link_is_followed_and_stays(tmp_path):
+def test_links_of_users_are_followed_and_kept(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link.json").symlink_to(tmp_path / "elsewhere" / "report.json")
     for content in (b"one", b"two"):
