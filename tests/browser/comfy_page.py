@@ -1,4 +1,4 @@
-"""A person at ComfyUI's page: opens workflows, runs them, looks at maps, and hears what the console says."""
+"""Page object for ComfyUI: opens workflows, runs them, reads maps and collects console messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from comfy_server import ROOT
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Playwright, TimeoutError
 
-REQUIRED = "ADT_TREE_REQUIRE_BROWSER"  # set where a missing browser is a failure and not a reason to skip
+REQUIRED = "ADT_TREE_REQUIRE_BROWSER"  # if set, tests fail instead of being skipped without a browser
 _FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -23,14 +23,14 @@ _FLAGS = [
     "--disable-sync",
 ]
 SIZE = {"width": 1280, "height": 800}
-# In the page, `maps(type)` are the maps of all nodes of the open workflow and its subgraphs, by execution id.
+# `adtTest.map(id)` finds the map of a node of the open workflow or its subgraphs by its execution id.
 _HELPERS = """
 window.adtTest = {
   nodes(graph = app.rootGraph ?? app.graph, path = '') {
     const inside = (n) => (n.subgraph ? this.nodes(n.subgraph, path + n.id + ':') : []);
     return graph.nodes.flatMap((n) => [[path + n.id, n], ...inside(n)]);
   },
-  box(node) { // its place in the workflow; in Nodes 2.0 that of its element, since the graph's own may be outdated
+  box(node) { // position and size; in Nodes 2.0 from its element, since the graph's values may be outdated
     const element = document.querySelector(`.lg-node[data-node-id="${node.id}"]`);
     const { offsetWidth: width, offsetHeight: height } = element ?? {};
     return height ? [node.pos[0], node.pos[1] - LiteGraph.NODE_TITLE_HEIGHT, width, height] : [...node.getBounding()];
@@ -38,11 +38,11 @@ window.adtTest = {
   map(id) {
     return this.nodes().find(([key]) => key === String(id))?.[1].widgets?.find((w) => w.name === 'acceptance_map')?.map;
   },
-  line(node) { // what the server says under it
+  line(node) { // text that the server shows for the node
     const widget = (name) => node?.widgets?.find((w) => w.name === name);
     return widget('adt_tree_line')?.value || widget('acceptance_map')?.map.panel.caption.message || '';
   },
-  watch(id) { // notes every state that the map goes through while its run goes on
+  watch(id) { // records the states of the map during its run
     const seen = [], note = () => {
       const map = this.map(id);
       if (map?.run?.state === 'running') seen.push([map.run.done, map.imageShown()]);
@@ -64,9 +64,9 @@ _DRAFTED = """(text) =>
 
 
 def launch(playwright: Playwright) -> Browser:
-    """Chromium from the system, or playwright's own.
+    """Launch Chromium from the system, or playwright's copy.
 
-    Where there is neither, the test is skipped, or fails if a browser is required.
+    Without either, the test is skipped, or fails if a browser is required.
     """
     system = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     own = Path(playwright.chromium.executable_path)
@@ -76,35 +76,48 @@ def launch(playwright: Playwright) -> Browser:
 
 
 class ComfyPage:
-    """One tab. ``artefacts`` is where its screenshots go; ``vue`` switches Nodes 2.0 on."""
+    """One tab of ComfyUI.
+
+    Args:
+        browser: Browser that opens the tab.
+        address: Host and port of ComfyUI.
+        artefacts: Folder for screenshots.
+        vue: Whether Nodes 2.0 is on.
+
+    Attributes:
+        console: Errors and warnings in the console.
+        frames: Arrival time and data of each map message.
+    """
 
     def __init__(self, browser: Browser, address: str, artefacts: Path, vue: bool):
-        self.address, self.artefacts, self.vue = address, artefacts, vue
-        self.said: list[str] = []
-        self.frames: list[tuple[float, dict]] = []  # our messages, as they arrive
-        # Drawing ComfyUI's animations without a GPU takes more time than all that the tests are about.
+        self.address = address
+        self.artefacts = artefacts
+        self.vue = vue
+        self.console: list[str] = []
+        self.frames: list[tuple[float, dict]] = []
+        # Without a GPU, drawing ComfyUI's animations takes longer than everything else in the tests.
         self.context = browser.new_context(viewport=SIZE, device_scale_factor=1, reduced_motion="reduce")
         self.context.set_default_timeout(90_000)  # machines that run tests may be slow
         self.page = self.context.new_page()
         self.page.on("console", self._hear)
-        self.page.on("pageerror", lambda error: self.said.append(f"page error: {error} {error.stack or ''}"))
+        self.page.on("pageerror", lambda error: self.console.append(f"page error: {error} {error.stack or ''}"))
         self.page.on("websocket", lambda socket: socket.on("framereceived", self._receive))
         self.open()
 
     def _hear(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
-            self.said.append(f"{message.text} at {message.location.get('url')}")
+            self.console.append(f"{message.text} at {message.location.get('url')}")
 
     def _receive(self, frame) -> None:
         if isinstance(frame, str) and '"adt_tree.map"' in frame:
             self.frames.append((time.monotonic(), json.loads(frame)["data"]))
 
-    def complaints(self) -> list[str]:
-        """What the console said about our code."""
-        return [said for said in self.said if re.search(_OURS, said)]
+    def messages_about_our_code(self) -> list[str]:
+        """Return the console messages about our code."""
+        return [line for line in self.console if re.search(_OURS, line)]
 
-    def speak(self, locale: str) -> None:
-        """Load the page again in a language, such as "zh"."""
+    def set_language(self, locale: str) -> None:
+        """Set the language of the page, such as "zh", and load the page again."""
         self.page.evaluate("async (locale) => { await app.api.storeSetting('Comfy.Locale', locale) }", locale)
         self.open()
 
@@ -117,21 +130,21 @@ class ComfyPage:
         self.show(self.vue)
 
     def show(self, vue: bool) -> None:
-        """Go on in Nodes 2.0, or in canvas mode."""
+        """Switch to Nodes 2.0 or to canvas mode."""
         self.vue = vue
         self.page.evaluate("(on) => app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)", vue)
 
     def load(self, workflow: dict) -> None:
-        """Open a workflow as a file is opened, and look at all of it."""
+        """Open a workflow as from a file."""
         self.page.evaluate("async (workflow) => { await app.loadGraphData(workflow) }", workflow)
         self.page.wait_for_function("app.graph.nodes.length > 0")
 
     def saved(self) -> dict:
-        """The open workflow as its file has it: without what is undefined, which newer pages would not load as null."""
+        """Return the open workflow as saved, without undefined values, which newer pages do not load as null."""
         return json.loads(self.page.evaluate("JSON.stringify(app.graph.serialize())"))
 
     def open_template(self, name: str) -> None:
-        """Choose one of our workflows in the template browser, and wait until it is open: it may have been before."""
+        """Choose one of our workflows in the template browser, and wait until it is open; it may have been before."""
         self.page.evaluate("app.graph.extra.before = true")
         self._choose_template(name)
         nodes = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
@@ -142,7 +155,7 @@ class ComfyPage:
         )
 
     def _choose_template(self, name: str) -> None:
-        """A person would open the browser again if it did not answer."""
+        """Choose a template; open the template browser again if it does not respond, as a user would."""
         for patience in (4_000, 20_000, 90_000):
             self.page.evaluate("app.extensionManager.command.execute('Comfy.BrowseTemplates')")
             dialog = self.page.get_by_role("dialog")
@@ -154,11 +167,11 @@ class ComfyPage:
         raise TimeoutError(f"the template browser shows no {name}")
 
     def settle(self) -> None:
-        """Until the page has done what it was about to do: some frames have been drawn, and it has an idle moment."""
+        """Wait until the page has drawn some frames and is idle."""
         self.page.evaluate(_SETTLED)
 
     def drafted(self, text: str) -> None:
-        """Until ComfyUI's own draft of the open workflow, which a reload opens, has a text in it."""
+        """Wait until ComfyUI's draft of the open workflow, which a reload opens, contains a text."""
         self.page.wait_for_function(_DRAFTED, arg=text)
 
     def command(self, name: str) -> None:
@@ -171,21 +184,21 @@ class ComfyPage:
         self.page.evaluate("app.queuePrompt(0)")
 
     def map(self, node: int | str, expression: str, argument=None):
-        """The value of an expression about the map of a node.
+        """Evaluate an expression about the map of a node.
 
-        In it, ``map`` is the widget's data, ``run`` its run and ``panel`` its controls.
+        In the expression, ``map`` is the widget's data, ``run`` its run and ``panel`` its controls.
         """
         return self.page.evaluate(_ask(expression), [str(node), argument])
 
     def wait(self, node: int | str, expression: str, timeout: float = 90) -> None:
-        """Until the expression about a map is true."""
+        """Wait until an expression about a map is true."""
         self.page.wait_for_function(_ask(f"!!({expression})"), arg=[str(node), None], timeout=1000 * timeout)
 
     def finished(self, node: int | str) -> None:
         self.wait(node, "run?.state === 'done'")
 
     def canvas(self, node: int | str) -> Locator:
-        """The canvas of a node's map, marked on the way so that it can be found."""
+        """Return the canvas of a node's map, after giving it an id to find it."""
         self.map(node, "panel.canvas.id = 'map-of-' + argument", str(node).replace(":", "-"))
         return self.page.locator(f"#map-of-{str(node).replace(':', '-')}")
 

@@ -1,10 +1,10 @@
-"""One ComfyUI and one browser for all tests of this folder.
+"""Fixtures with one ComfyUI and one browser for all tests of this folder.
 
-The default tier runs the tests marked ``smoke``, in canvas mode, which is the page's default. With ``--all`` all tests
-run there and in Nodes 2.0.
+The default tier runs the tests marked ``smoke``, in canvas mode, which is the page's default. ``--all`` runs all tests
+in canvas mode and in Nodes 2.0.
 
-The page is the newest frontend's, which users get with their next update. What a frontend could break by itself, the
-tests marked ``every_frontend``, runs with ``--all`` on the page of the newest release as well, in its default mode.
+The page is the newest frontend's, which users get with their next update. ``--all`` also runs the tests marked
+``every_frontend``, which depend on details of the page, on the frontend of the newest release, in its default mode.
 """
 
 import sys
@@ -27,7 +27,7 @@ def pytest_configure(config):
 
 
 def pytest_generate_tests(metafunc):
-    """A page of a frontend, None for ComfyUI's own, in one of its modes; False is canvas mode."""
+    """Parametrize tests with a frontend (None for the release's own) and a mode (False is canvas mode)."""
     if "tab" in metafunc.fixturenames:
         pages = [(NEWEST_FRONTEND, False), (NEWEST_FRONTEND, True)]
         if mark := metafunc.definition.get_closest_marker("every_frontend"):
@@ -43,7 +43,7 @@ def _name(frontend) -> str:
 
 
 def pytest_itemcollected(item):
-    """Of the tests that need a browser, only those marked ``smoke`` are in the default tier."""
+    """Mark browser tests as ``long``, except those marked ``smoke`` in canvas mode on the newest frontend."""
     if "browser" in item.fixturenames:
         params = item.callspec.params
         if not (item.get_closest_marker("smoke") and params["frontend"] and not params.get("tab")):
@@ -52,7 +52,7 @@ def pytest_itemcollected(item):
 
 @pytest.fixture(scope="session")
 def frontend(request):
-    """The page that ComfyUI serves; None for its own."""
+    """Frontend that ComfyUI serves; None for the release's own."""
     return request.param
 
 
@@ -67,7 +67,7 @@ def browser(meter):
 
 @pytest.fixture(scope="session")
 def comfy(browser, frontend, served):
-    """A server with previews."""
+    """Server with previews."""
     return served(NEWEST, frontend)
 
 
@@ -82,15 +82,15 @@ def tab(request, browser, comfy, tmp_path_factory, meter):
 
 @pytest.fixture(autouse=True)
 def console(request):
-    """No test may leave an error or a warning about our code in the console."""
+    """Fail a test that leaves an error or a warning about our code in the console."""
     if "tab" not in request.fixturenames:
         yield
         return
     tab = request.getfixturevalue("tab")
-    tab.said.clear()
+    tab.console.clear()
     tab.frames.clear()
     yield
-    assert tab.complaints() == []
+    assert tab.messages_about_our_code() == []
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def workflow():
 
 @pytest.fixture
 def prefer(tab):
-    """Sets one of our settings, until the end of the test."""
+    """Return a function that sets one of our settings until the end of the test."""
     usual = {}
 
     def set(name: str, value) -> None:

@@ -1,11 +1,11 @@
-"""What a map on ComfyUI's page shows, as numbers and colours, and the runs that make one."""
+"""Helpers that run workflows and read maps on ComfyUI's page as numbers and colours."""
 
 import json
 import time
 
 
 def idle(comfy) -> bool:
-    """Wait until a server has made all that is queued; False if it goes on for half a minute."""
+    """Wait until the server's queue is empty; return False if it is not after half a minute."""
     deadline = time.monotonic() + 30
     while (busy := any(comfy.get("/queue").values())) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -13,7 +13,7 @@ def idle(comfy) -> bool:
 
 
 def trace_of(comfy) -> dict:
-    """The trace of the last prompt, as the probe node showed it. The history has it when the whole prompt has ended."""
+    """Return the trace of the last prompt, as the probe node showed it, after the prompt has ended."""
     idle(comfy)
     (entry,) = comfy.get("/history", max_items=1).values()
     return json.loads(
@@ -34,7 +34,7 @@ def flat(rows: list) -> list:
 
 
 def painted(tab, node, pane=0) -> list:
-    """The colour at the middle of each token, [red, green, blue], read from the canvas after it was drawn."""
+    """Return the colour [red, green, blue] at the centre of each token, read from the canvas after drawing it."""
     return tab.map(
         node,
         """(() => {
@@ -52,19 +52,19 @@ def painted(tab, node, pane=0) -> list:
 
 
 def settled(tab, node, pane=0) -> list:
-    """The same, once all panes show the pictures that the server kept."""
+    """Return the painted colours after all panes show the saved images."""
     wait_for_pictures(tab, node)
     return painted(tab, node, pane)
 
 
 def wait_for_pictures(tab, node) -> None:
-    """Until all panes show what the server kept of the finished images, and no preview."""
+    """Wait until all panes show the saved images instead of previews."""
     tab.page.evaluate("async () => { adtTest.picture = (await import('/extensions/ADT-Tree/images.js')).bitmapOf; }")
     tab.wait(node, "panel.runs.every((one) => adtTest.picture(one, 0, panel.redraw) instanceof HTMLImageElement)")
 
 
 def expected(tab, node, figure="acceptance", image=0) -> list:
-    """The colours that the scale gives the values of a token map."""
+    """Return the colours that the scale assigns to the values of a token map."""
     return tab.page.evaluate(
         """async ([numbers, figure]) => {
         const folder = '/extensions/ADT-Tree/';
@@ -78,14 +78,14 @@ def expected(tab, node, figure="acceptance", image=0) -> list:
 
 
 def same_colours(one: list, other: list) -> bool:
-    """Up to rounding of the canvas."""
+    """Compare colours up to rounding of the canvas."""
     return all(
         abs(a - b) <= 2 for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True)
     )
 
 
 def point(tab, node, cell: int) -> tuple[float, float]:
-    """Where a token is on the page."""
+    """Return the position of a token on the page."""
     x, y = tab.map(
         node,
         """(() => {
@@ -101,7 +101,7 @@ def point(tab, node, cell: int) -> tuple[float, float]:
 
 
 def done(tab, workflow) -> int:
-    """Open a workflow and run it to its end; the number of its sampler."""
+    """Open a workflow, run it to its end, and return the id of its sampler."""
     tab.load(workflow.data)
     tab.run()
     tab.finished(workflow.sampler)
@@ -109,7 +109,7 @@ def done(tab, workflow) -> int:
 
 
 def run_again(tab, node, change: str) -> str:
-    """Change a widget of a node, run, and wait for the new map; the id of its run."""
+    """Change a widget of a node, run, wait for the new map, and return the id of its run."""
     before = tab.map(node, "run?.id")
     tab.map(node, f"map.node.widgets.{change}")
     tab.run()
@@ -118,7 +118,7 @@ def run_again(tab, node, change: str) -> str:
 
 
 def new_seed(tab, node) -> None:
-    """So that nothing comes from ComfyUI's cache: other tests of the session may have run the same workflow."""
+    """Set a new seed, so that no result is in ComfyUI's cache from a test with the same workflow."""
     give(tab, node, "seed", time.time_ns() // 1000)
 
 

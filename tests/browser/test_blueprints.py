@@ -1,4 +1,4 @@
-"""Blueprints of the common chains, as ComfyUI's node library has them: each is one node that runs."""
+"""Blueprints of common chains in ComfyUI's node library: each is one node that runs."""
 
 import itertools
 
@@ -31,7 +31,7 @@ OPEN = """async ([name, seed]) => {
   });
   return { shown: node.widgets.map((widget) => widget.name), pictures: app.graph.nodes.length - 1 };
 }"""
-"""Puts a blueprint on an empty page, with the tiny model and a picture for each IMAGE."""
+"""Opens a blueprint in an empty workflow, with the tiny model and a preview for each IMAGE."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,5 +44,5 @@ def test_a_blueprint_runs(tab, name):
     assert len(run["shown"]) >= opened["pictures"] >= 1 and all(run["shown"].values())
 
 
-def test_they_are_called_by_what_they_do():
+def test_names_of_the_blueprints():
     assert NAMES == ["ADT-Tree batch with report", "ADT-Tree text to image", "ADT-Tree text to image and upscale"]

@@ -1,4 +1,4 @@
-"""Check on the page: it shows how far it is, and then its page on the node."""
+"""Check on the page: it shows its progress and then its report on the node."""
 
 import pytest
 
@@ -15,8 +15,8 @@ SHOWN = f"(id) => {ELEMENT}.checkVisibility() && {ELEMENT}.value.includes('## Sa
 
 
 @pytest.mark.every_frontend
-def test_a_check_alone_shows_its_progress_and_its_page(tab, workflow):
-    """Without another node that shows the text; a second run replaces it, and a saved workflow does not hold it."""
+def test_check_shows_its_progress_and_report(tab, workflow):
+    """No other node is needed to show the text. A second run replaces it, and saved workflows do not contain it."""
     node = workflow.add("ADTTreeCheck", (480, 80), size=(300, 80), model=(1, 0))
     workflow.data["nodes"] = [one for one in workflow.data["nodes"] if one["id"] in (1, node)]
     workflow.data["links"] = [link for link in workflow.data["links"] if link[3] == node]
@@ -24,7 +24,7 @@ def test_a_check_alone_shows_its_progress_and_its_page(tab, workflow):
         output["links"] = [link for link, *_ in workflow.data["links"] if output["name"] == "model"]
     tab.load(workflow.data)
     box = "(id) => { const [width, height] = app.graph.getNodeById(id).size; return height; }"
-    assert tab.page.evaluate(box, node) < 150, "there is no empty room"
+    assert tab.page.evaluate(box, node) < 150, "the node has no empty space"
     assert not tab.page.evaluate(f"(id) => {ELEMENT}.checkVisibility()", node)
     tab.page.evaluate(HEAR, node)
     tab.run()

@@ -1,4 +1,4 @@
-"""Two runs on one map: side by side, or in one place behind a line that is dragged."""
+"""Two runs on one map: side by side, or in one place with a line that can be dragged."""
 
 import io
 
@@ -21,8 +21,8 @@ from test_templates import out_of_place
 IN_ONE_PLACE = "panel.panes.length === 2 && panel.panes[0].x === panel.panes[1].x"
 
 
-def test_two_samplers_at_once_side_by_side(tab, workflow):
-    """Each has its own map, and one can show both. How much faster one was is told while it shows the other."""
+def test_two_samplers_side_by_side(tab, workflow):
+    """Each sampler has its own map, which can also show the other's. The map then shows which was faster."""
     sampler = workflow.sampler
     plain = workflow.second_sampler("autoregressive")
     tab.load(workflow.data)
@@ -36,19 +36,19 @@ def test_two_samplers_at_once_side_by_side(tab, workflow):
     tab.widget(sampler).hover()
     tab.widget(sampler).get_by_label("Compare").select_option(tab.map(plain, "map.tag"))
     tab.wait(sampler, "panel.panes.length === 2")
-    told = f"{ratio:.2f}× as fast as B (run one after the other)"
-    assert told in tab.map(sampler, "(panel.draw(), panel.line.textContent)")
+    ratio_text = f"{ratio:.2f}× as fast as B (run one after the other)"
+    assert ratio_text in tab.map(sampler, "(panel.draw(), panel.line.textContent)")
     tab.widget(sampler).get_by_label("Opacity").fill("100")
     tab.wait(sampler, "map.imageShown()")
-    assert len({tuple(colour) for colour in settled(tab, sampler, 1)}) > 20, "plain decoding shows its picture"
+    assert len({tuple(colour) for colour in settled(tab, sampler, 1)}) > 20, "plain decoding shows its image"
     assert same_colours(painted(tab, sampler, 0), expected(tab, sampler))
     tab.page.mouse.move(*point(tab, sampler, 20))
     tab.wait(sampler, "!panel.tip.hidden && panel.tip.textContent.includes('B: 1 token in this pass')")
     tab.screenshot("compared")
 
 
-def test_both_runs_of_a_comparison_form_side_by_side(tab):
-    """The Compare node's A and B, each over its own picture: live, afterwards, and in a workflow that was saved."""
+def test_both_runs_of_a_comparison_are_shown_side_by_side(tab):
+    """Compare shows A and B, each with its image: during the run, afterwards, and in a saved workflow."""
     tab.open_template("ADT-Tree compared with plain decoding")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     new_seed(tab, node)
@@ -67,12 +67,12 @@ def test_both_runs_of_a_comparison_form_side_by_side(tab):
     assert len(tab.frames) <= 10 * (tab.frames[-1][0] - tab.frames[0][0]) + 4
     tab.widget(node).get_by_label("Opacity").fill("0")
     left, right = (settled(tab, node, pane) for pane in range(2))
-    assert same_colours(left, right), "the picture is the same"
+    assert same_colours(left, right), "the images are equal"
     before = values(tab, node)
     tab.widget(node).get_by_role("button", name="Slider").click()
     tab.load(tab.saved())
     tab.wait(node, "panel.panes.length === 2 && run.state === 'done'")
-    assert tab.map(node, IN_ONE_PLACE), "as it was looked at"
+    assert tab.map(node, IN_ONE_PLACE), "the view is restored"
     assert values(tab, node) == before and tab.map(node, "panel.runs.map((one) => one.method)") == [
         "auto",
         "autoregressive",
@@ -89,11 +89,11 @@ TITLES = """(() => {
   of.fillText = fillText;
   return said;
 })()"""
-"""What stands above both pictures, and whether it fits there as it is."""
+"""Returns the titles above both images, and whether each fits without being shortened."""
 
 
-def test_a_relaxed_run_is_called_so(tab):
-    """In the title above its picture and in the line below."""
+def test_relaxed_run_is_marked(tab):
+    """The mark appears in the title above its image and in the text below."""
     tab.open_template("ADT-Tree relaxed acceptance (LANTERN)")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     new_seed(tab, node)
@@ -106,7 +106,7 @@ def test_a_relaxed_run_is_called_so(tab):
     tab.wait(node, f"panel.caption.element.textContent.includes('(ADT-Tree, Relaxed, {share} % of tokens replaced)')")
 
 
-def test_the_run_before_can_be_compared_with(tab, workflow):
+def test_previous_run_can_be_compared(tab, workflow):
     sampler = done(tab, workflow)
     before = values(tab, sampler)
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 1")
@@ -116,11 +116,11 @@ def test_the_run_before_can_be_compared_with(tab, workflow):
     tab.widget(sampler).get_by_label("Compare").select_option("previous")
     tab.wait(sampler, "panel.panes.length === 2")
     assert tab.map(sampler, "Array.from(panel.runs[1].values('acceptance', 0))") == before
-    assert "fast" not in tab.map(sampler, "(panel.draw(), panel.line.textContent)"), "of runs at other times"
+    assert "fast" not in tab.map(sampler, "(panel.draw(), panel.line.textContent)"), "no ratio of runs at other times"
 
 
-def test_both_pictures_in_one_place(tab, workflow):
-    """A line parts them. Keys and the mouse move it, and it stays on the picture."""
+def test_both_images_in_one_place(tab, workflow):
+    """A line separates them. Keys and the mouse move it, and it stays on the image."""
     sampler = done(tab, workflow)
     run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
     tab.map(sampler, "app.canvas.centerOnNode(map.node)")
@@ -157,11 +157,11 @@ def test_both_pictures_in_one_place(tab, workflow):
 SPAN = """(({ canvas, panes: [box] }) => {
   const outer = canvas.getBoundingClientRect(), zoom = outer.width / canvas.clientWidth;
   return [outer.x + zoom * box.x, zoom * box.width];
-})(panel)"""  # the left edge of the picture on the page, and its width
+})(panel)"""  # left edge of the image on the page, and its width
 
 
 def drag(tab, line, span: tuple[float, float], share: float) -> None:
-    """Drag a line to a share of the picture's width."""
+    """Drag the line to a fraction of the image's width."""
     box = line.bounding_box()
     y = box["y"] + box["height"] / 3
     tab.page.mouse.move(box["x"] + box["width"] / 2, y)
@@ -170,8 +170,8 @@ def drag(tab, line, span: tuple[float, float], share: float) -> None:
     tab.page.mouse.up()
 
 
-def test_the_difference_is_shown_on_request_and_the_queue_shows_an_image(tab, comfy):
-    """Two equal images say so. The queue's picture of the run is an image also where the difference is previewed."""
+def test_difference_on_request_and_image_in_the_queue(tab, comfy):
+    """A title marks equal images. The queue shows an image of the run even if the difference is previewed."""
     tab.open_template("ADT-Tree compared with plain decoding")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     preview = "app.graph.nodes.find((node) => node.type === 'PreviewImage')"
@@ -185,7 +185,7 @@ def test_the_difference_is_shown_on_request_and_the_queue_shows_an_image(tab, co
     shown = {name: job["preview_output"][name] for name in ("filename", "subfolder", "type")}
     with Image.open(io.BytesIO(comfy.get("/view", **shown))) as picture:
         assert len(picture.convert("RGB").getcolors(10**6)) > 20
-    assert not out_of_place(tab), "no second picture below the map"
+    assert not out_of_place(tab), "no second image below the map"
     button = tab.widget(node).get_by_role("button", name="Difference")
     button.click()
     tab.wait(node, "panel.settings.difference && panel.panes[0].x === panel.panes[1].x")

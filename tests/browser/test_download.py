@@ -1,5 +1,7 @@
-"""From an empty folder of models to an image in three steps, without leaving the page: choose the model, choose
-*download*, press Run. The server downloads from a small Hub (tests/hub.py)."""
+"""Downloads on the page, from an empty model folder to an image in three steps.
+
+Choose the model, choose *download*, press Run. The server downloads from the small Hub (tests/hub.py).
+"""
 
 import itertools
 import re
@@ -29,7 +31,7 @@ def hub(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def comfy(browser, frontend, hub, tmp_path_factory, meter):
-    """A server without any models beside the bundled one."""
+    """Server with no models except the bundled one."""
     served = ("--front-end-root", str(page(frontend))) if frontend else ()
     variables = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path_factory.mktemp("hf"))}
     with meter.uncounted():
@@ -49,7 +51,7 @@ def tab(request, browser, comfy, tmp_path_factory, meter):
 
 @pytest.fixture(autouse=True)
 def empty(comfy, hub):
-    """No models and nothing in ComfyUI's cache, as in a new one."""
+    """Remove all models and clear ComfyUI's cache."""
     comfy.free()
     for name in ("ar_image", "ar_image_drafters"):
         shutil.rmtree(comfy.base / "models" / name, ignore_errors=True)
@@ -61,12 +63,12 @@ def empty(comfy, hub):
 
 
 def choose_download(tab) -> None:
-    """Choose *download* at *if_missing*, by the node's own list."""
+    """Set *if_missing* to *download*."""
     tab.page.evaluate(f"{WIDGET.format('if_missing')}.value = 'download'")
 
 
 def new_seed(tab) -> None:
-    """So that nothing comes from ComfyUI's cache."""
+    """Set a new seed, so that no result is in ComfyUI's cache."""
     seed = next(SEEDS)
     tab.page.evaluate(
         "(seed) => app.graph.nodes.flatMap((n) => n.widgets ?? [])"
@@ -76,18 +78,18 @@ def new_seed(tab) -> None:
 
 
 def until(tab, expression: str, pattern: str) -> str:
-    """Wait until the value of an expression matches; the value."""
+    """Wait until the value of an expression matches a pattern, and return the value."""
     tab.page.wait_for_function(f"(pattern) => new RegExp(pattern).test({expression})", arg=pattern)
     return tab.page.evaluate(expression)
 
 
 def finished(tab) -> str:
-    """Wait for the end of a run, which ``listen`` began; the name of the event."""
+    """Wait for the end of the run, and return the name of its event."""
     return tab.page.evaluate("adtTest.end")
 
 
 def run(tab) -> None:
-    """Press Run, and note how it ends."""
+    """Press Run, and record how it ends."""
     tab.page.evaluate("""() => {
       adtTest.end = new Promise((resolve) => {
         for (const event of ['execution_success', 'execution_error', 'execution_interrupted'])
@@ -100,7 +102,7 @@ def run(tab) -> None:
 @pytest.mark.every_frontend("in both modes")
 @pytest.mark.parametrize("model", TEMPLATES)
 def test_three_steps_from_nothing_to_an_image(tab, comfy, hub, model):
-    """Open the template, choose *download*, press Run. The list names the size first, and at the end the model only."""
+    """Open the template, choose *download*, press Run. The list shows the size before and only the name afterwards."""
     tab.open()
     tab.open_template(TEMPLATES[model])  # 1
     assert re.fullmatch(rf"{model} \(download, \d+ GB\)", tab.page.evaluate(LABEL))
@@ -137,16 +139,16 @@ def test_cancel_in_the_middle_and_run_again(tab, comfy, hub, model):
     tab.page.evaluate("app.api.interrupt()")
     assert finished(tab).startswith("execution_interrupted")
     folder = comfy.base / "models" / "ar_image"
-    assert not (folder / model).exists(), "nothing is listed before it is complete"
+    assert not (folder / model).exists(), "an incomplete model must not be listed"
     assert any(path.stat().st_size for path in (folder / ".adt-tree-download").glob("*.part"))
     hub.rate = None
     hub.starts.clear()
     run(tab)
-    assert finished(tab) == "execution_success " and max(hub.starts.values()) > 0, "it was resumed"
+    assert finished(tab) == "execution_success " and max(hub.starts.values()) > 0, "the download was not resumed"
     assert tab.page.evaluate(LABEL) == model
 
 
-def test_without_download_the_error_says_what_to_choose(tab, hub):
+def test_error_without_download_explains_the_option(tab, hub):
     tab.open()
     tab.open_template(TEMPLATES[JANUS])
     run(tab)
@@ -157,8 +159,8 @@ def test_without_download_the_error_says_what_to_choose(tab, hub):
     tab.page.evaluate("app.extensionManager.setting.set('Comfy.RightSidePanel.IsOpen', false)")
 
 
-def test_the_mark_of_older_versions_is_gone_once_the_model_is_there(tab, comfy):
-    """Also in a workflow that was saved with it."""
+def test_mark_of_older_versions_disappears_after_installing(tab, comfy):
+    """The saved value is replaced too."""
     tab.open()
     tab.open_template(TEMPLATES[JANUS])
     saved = tab.saved()

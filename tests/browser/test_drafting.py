@@ -1,4 +1,4 @@
-"""The Settings node in ComfyUI's page: one list of presets with everyday names, and the numbers on request."""
+"""Settings node on the page: a list of presets with everyday names, and the numbers as advanced inputs."""
 
 import pytest
 
@@ -6,17 +6,17 @@ NAMES = ["Auto", "ADT-Tree", "EAGLE-2", "No drafting", "Static: mc_sim_7b_63", "
 
 
 def settings(tab, expression: str):
-    """The value of an expression about the node, ``node``, and its first widget, ``method``."""
+    """Evaluate an expression about the node, ``node``, and its first widget, ``method``."""
     found = "const node = app.graph.nodes.find((one) => one.type === 'ADTTreeSettings'); const [method] = node.widgets;"
     return tab.page.evaluate(f"(() => {{ {found} return {expression}; }})()")
 
 
 @pytest.mark.smoke
-def test_a_preset_is_chosen_by_its_name_and_saved_by_its_method(tab, workflow):
+def test_preset_is_listed_by_name_and_saved_by_method(tab, workflow):
     tab.load(workflow.method("auto").data)
     visible = "node.widgets.filter((one) => node.isWidgetVisible(one)).map((one) => one.name)"
     assert settings(tab, visible) == ["method"]
-    assert settings(tab, "node.size[1]") < 150, "there is no empty room"
+    assert settings(tab, "node.size[1]") < 150, "the node has no empty space"
     shown = tab.page.locator("[data-node-id]").filter(has_text="ADT-Tree Settings")
     if tab.vue:
         shown.get_by_text("Auto", exact=True).click()

@@ -1,6 +1,6 @@
-"""The way from a first visit to the first image that README.md names, on both pages.
+"""Steps of README.md from a first visit to the first image, on both frontends.
 
-A first visit opens the template browser, in which ComfyUI's own page searches the tab "Getting started" only.
+A first visit opens the template browser, in which ComfyUI's page searches only the tab "Getting started".
 """
 
 import re
@@ -17,7 +17,7 @@ RUN = """async () => {
     await new Promise((resolve) => setTimeout(resolve, 200));
   }
 }"""
-"""How the first run ends, and its number of images."""
+"""Waits for the end of the first run, and returns its status and number of images."""
 
 
 def named_steps() -> list[str]:
@@ -28,7 +28,7 @@ def named_steps() -> list[str]:
 
 @pytest.fixture(scope="module", params=[None, NEWEST_FRONTEND], ids=["own-page", "newest-page"])
 def visitor(request, browser, tmp_path_factory):
-    """The page of a ComfyUI that nobody has opened before."""
+    """Page of a ComfyUI that is opened for the first time."""
     options = ("--front-end-root", str(page_of(request.param))) if request.param else ()
     with Comfy(NEWEST, tmp_path_factory.mktemp("new"), PACKS, options) as server:
         context = browser.new_context(viewport=SIZE, reduced_motion="reduce")
@@ -39,7 +39,7 @@ def visitor(request, browser, tmp_path_factory):
         context.close()
 
 
-def test_the_readme_leads_a_first_visitor_to_an_image(visitor):
+def test_readme_steps_lead_to_an_image(visitor):
     opener, heading, category, title, button = named_steps()
     dialog = visitor.get_by_role("dialog")
     dialog.get_by_role("textbox").first.wait_for()  # a first visit opens the template browser

@@ -1,4 +1,4 @@
-"""A map belongs to a node of one workflow: what is open when its run ends, and copies of node or workflow, get none."""
+"""Maps belong to a node of one workflow; other open workflows and copies of the node do not get them."""
 
 import copy
 import uuid
@@ -12,7 +12,7 @@ SEED = "find((w) => w.name === 'seed').value = {}"
 
 
 def command(tab, name: str) -> str:
-    """Run one of ComfyUI's commands that open another workflow; its id."""
+    """Run a command of ComfyUI that opens another workflow, and return the workflow's id."""
     before = tab.page.evaluate(f"{WORKFLOWS}.activeWorkflow.path")
     tab.page.evaluate("(name) => app.extensionManager.command.execute(name)", name)
     tab.page.wait_for_function(f"(before) => {WORKFLOWS}.activeWorkflow.path !== before", arg=before)
@@ -30,35 +30,36 @@ def go_to(tab, workflow: str) -> None:
 
 @pytest.fixture
 def small(workflow):
-    """A workflow of its own, with an id as every saved one has."""
+    """Return a new workflow with an id, as saved workflows have."""
     workflow.data["id"] = str(uuid.uuid4())
     return workflow
 
 
-def test_a_duplicate_keeps_its_runs_to_itself(tab, small):
+def test_duplicate_has_its_own_runs(tab, small):
     sampler = done(tab, small)
-    first, own = tab.page.evaluate(OPEN), tab.map(sampler, "run.id")
+    first = tab.page.evaluate(OPEN)
+    own = tab.map(sampler, "run.id")
     twin = command(tab, "Comfy.DuplicateWorkflow")
-    theirs = run_again(tab, sampler, SEED.format(77))
+    copied = run_again(tab, sampler, SEED.format(77))
     go_to(tab, first)
     tab.finished(sampler)
     assert tab.map(sampler, "run.id") == own
     go_to(tab, twin)
     tab.finished(sampler)
-    assert tab.map(sampler, "run.id") == theirs
+    assert tab.map(sampler, "run.id") == copied
 
 
-def test_a_workflow_that_never_ran_stays_without_a_map(tab, small):
+def test_workflow_without_a_run_has_no_map(tab, small):
     tab.load(small.data)
     first = tab.page.evaluate(OPEN)
     twin = command(tab, "Comfy.DuplicateWorkflow")
-    theirs = run_again(tab, small.sampler, SEED.format(78))
-    for workflow, shown in ((first, None), (twin, theirs), (first, None)):
+    copied = run_again(tab, small.sampler, SEED.format(78))
+    for workflow, shown in ((first, None), (twin, copied), (first, None)):
         go_to(tab, workflow)
         assert tab.map(small.sampler, "run?.id ?? null") == shown
 
 
-def test_a_run_that_ends_behind_another_workflow_is_there_when_its_own_is_opened(tab, small):
+def test_run_that_ends_in_the_background_is_shown_later(tab, small):
     sampler = small.batch(48).sampler
     tab.load(small.data)
     own = tab.page.evaluate(OPEN)
@@ -69,14 +70,14 @@ def test_a_run_that_ends_behind_another_workflow_is_there_when_its_own_is_opened
     tab.page.wait_for_function(
         "(id) => id in JSON.parse(sessionStorage['adt_tree.maps'] ?? '{}').maps", arg=shown, timeout=90_000
     )
-    assert tab.map(sampler, "run?.id") != shown, "the copy has nodes of the same numbers"
+    assert tab.map(sampler, "run?.id") != shown, "the copy has nodes with the same ids"
     go_to(tab, own)
     tab.finished(sampler)
     assert tab.map(sampler, "run.id") == shown
 
 
-def test_results_from_the_cache_go_to_the_workflow_that_was_queued(tab, comfy, small):
-    """Two prompts are queued and another workflow is opened before the second begins, whose sampler is cached."""
+def test_cached_results_go_to_the_queued_workflow(tab, comfy, small):
+    """Two prompts are queued. Another workflow opens before the second, whose sampler is cached, starts."""
     sampler = small.batch(4).sampler
     tab.load(small.data)
     own = tab.page.evaluate(OPEN)
@@ -92,14 +93,14 @@ def test_results_from_the_cache_go_to_the_workflow_that_was_queued(tab, comfy, s
     tab.finished(sampler)
 
 
-def test_the_copies_that_a_loop_makes_of_a_sampler_are_shown_on_it(tab, small):
+def test_sampler_shows_the_runs_of_its_copies_in_a_loop(tab, small):
     small.add("ProbeLoop", (900, 900), [4242], samples=(small.sampler, 0))
     tab.load(small.data)
     tab.run()
     tab.wait(small.sampler, "run?.state === 'done' && run.seed === '4242'")
 
 
-def test_a_run_is_nothing_to_undo(tab, small):
+def test_run_adds_no_undo_step(tab, small):
     tracker = f"{WORKFLOWS}.activeWorkflow.changeTracker"
     tab.load(small.data)
     tab.page.evaluate(f"{tracker}.captureCanvasState()")
@@ -119,11 +120,11 @@ def test_a_run_is_nothing_to_undo(tab, small):
         tab.wait(small.sampler, f"{width} === {expected}")
 
 
-def test_nodes_that_are_copied_or_gone_have_no_map(tab, small):
+def test_copied_and_removed_nodes_have_no_map(tab, small):
     known = "import('/extensions/ADT-Tree/node_map.js').then(({ maps }) => maps.size)"
     sampler = done(tab, small)
     count = tab.page.evaluate(known)
-    tab.map(sampler, "(map.node.clone(), 0)")  # as Ctrl+C does
+    tab.map(sampler, "(map.node.clone(), 0)")  # Ctrl+C clones the node
     assert tab.page.evaluate(known) == count == 1
     assert tab.map(sampler, "map.choices()") == []
     group = f"app.graph.convertToSubgraph(new Set([app.graph.getNodeById({sampler})]))"
@@ -135,8 +136,8 @@ def test_nodes_that_are_copied_or_gone_have_no_map(tab, small):
     assert tab.page.evaluate(known) == 1
 
 
-def test_a_refused_prompt_does_not_name_a_file_of_ours(tab, small):
-    """Whoever reads the error of a stock node would look for its fault in this pack."""
+def test_error_of_a_refused_prompt_does_not_mention_our_files(tab, small):
+    """Otherwise users would attribute errors of stock nodes to this pack."""
     tab.load(small.data)
     stack = tab.page.evaluate(
         "app.api.queuePrompt(0, { output: {}, workflow: {} }).then(() => '', ({ stack }) => stack)"

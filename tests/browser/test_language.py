@@ -1,4 +1,4 @@
-"""A page in Chinese: templates, lines of progress and maps speak it."""
+"""Page in Chinese: templates, progress messages and maps are translated."""
 
 import itertools
 import json
@@ -8,19 +8,19 @@ from map_reading import done
 from test_templates import RUN, STAYS, out_of_place
 
 SEEDS = itertools.count(9050)
-"""That no other batch has, so that none of its images was made before."""
+"""Seeds that no other batch uses, so that no image exists already."""
 
 
 @pytest.fixture(scope="module")
 def chinese(tab):
-    """The page in Chinese, loaded once for these tests."""
-    tab.speak("zh")
+    """Page in Chinese, loaded once for these tests."""
+    tab.set_language("zh")
     yield tab
-    tab.speak("en")
+    tab.set_language("en")
 
 
-def test_a_template_is_in_the_language_of_the_page(chinese):
-    """What is saved of it is in that language alone."""
+def test_template_is_translated(chinese):
+    """The saved workflow has only the texts of that language."""
     chinese.open_template("ADT-Tree compared with plain decoding")
     assert "提示词" in chinese.page.evaluate("app.graph.nodes.map((node) => node.title)")
     note = chinese.page.evaluate("app.graph.nodes.find((node) => node.type === 'MarkdownNote').widgets[0].value")
@@ -37,19 +37,19 @@ DRAWN = """() => {
   of.fillText = fillText;
   return said;
 }"""
-"""The texts that the canvas draws."""
+"""Returns the texts that the canvas draws."""
 
 
 @pytest.fixture
 def other_mode(chinese):
-    """A function: the page goes on in the other mode until the end of the test. It is not loaded again."""
+    """Return a function that switches the page to the other mode until the test ends, without loading it again."""
     own = chinese.vue
     yield lambda: chinese.show(not own)
     chinese.show(own)
 
 
-def test_choices_are_in_the_language_of_the_page(chinese, other_mode):
-    """In both modes. That is what is shown of them; what is saved is the value that every language has."""
+def test_choices_are_translated(chinese, other_mode):
+    """Both modes show translations; the saved values are the same in every language."""
     chinese.open_template("ADT-Tree text to image (start here)")
     for turn in (lambda: None, other_mode):
         turn()
@@ -69,15 +69,15 @@ READ = """([seed, count]) => {
   adtTest.read = () => adtTest.lines.push(app.graph.nodes.map((node) => adtTest.line(node)).find(Boolean) ?? '');
   app.api.addEventListener('progress_text', () => setTimeout(adtTest.read));
 }"""
-"""Sets a batch, and notes the lines of text as people see them."""
+"""Sets up a batch, and records the text under nodes as users see it."""
 
 
-def test_progress_is_in_the_language_of_the_page(chinese):
+def test_progress_is_translated(chinese):
     chinese.open_template("ADT-Tree batch of prompts with report")
     chinese.page.evaluate(READ, [next(SEEDS), 2])
     assert chinese.page.evaluate(RUN)["end"] == ["execution_success", None]
     last = "2 张图像，其中 0 张是之前生成的；位于 output/adt_tree_batches/"
-    chinese.page.wait_for_function(  # a busy page shows the last one late
+    chinese.page.wait_for_function(  # a busy page shows the last line late
         "(last) => { adtTest.read(); return adtTest.lines.some((line) => line.includes(last)); }", arg=last
     )
     said = [line for line in chinese.page.evaluate("adtTest.lines") if line]
@@ -94,11 +94,11 @@ HEAR_ALL = """() => {
   adtTest.text = [];
   app.api.addEventListener('progress_text', ({ detail }) => adtTest.text.push(detail.text));
 }"""
-"""Notes every line that is shown under a node from now on."""
+"""Records every line of text under a node from now on."""
 
 
-def test_a_prompt_of_unknown_words_is_told_in_the_language_of_the_page(chinese):
-    """Above the map, where it is seen on a small screen, and it stays there."""
+def test_unknown_words_are_listed_in_the_language_of_the_page(chinese):
+    """The text stays above the map, where it is visible on a small screen."""
     chinese.open_template("ADT-Tree text to image (start here)")
     chinese.page.evaluate(ASK, ["a cat on the moor", next(SEEDS)])
     chinese.page.evaluate(HEAR_ALL)
@@ -111,9 +111,9 @@ def test_a_prompt_of_unknown_words_is_told_in_the_language_of_the_page(chinese):
     assert out_of_place(chinese) == []
 
 
-def test_the_map_speaks_the_language_of_the_page(chinese, workflow):
+def test_map_is_translated(chinese, workflow):
     sampler = done(chinese, workflow)
     chinese.wait(sampler, "panel.line.textContent.includes('144 个 token，用时')")
     assert chinese.widget(sampler).locator("button[data-figure=depth]").text_content() == "深度"
-    assert chinese.map(sampler, "map.node.title") != "ADT-Tree Sampler", "the node as well"
+    assert chinese.map(sampler, "map.node.title") != "ADT-Tree Sampler", "the node's title is translated too"
     chinese.screenshot("chinese")

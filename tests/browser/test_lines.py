@@ -1,4 +1,4 @@
-"""What the server says of a node: above its map, or below a node without one, until the node runs again."""
+"""Text that the server shows for a node: above its map, or below a node without one, until the node runs again."""
 
 import itertools
 
@@ -7,29 +7,29 @@ from map_reading import give
 from test_templates import MISSING, RUN, RUNNABLE, out_of_place
 
 SEEDS = itertools.count(7000)
-"""That no other test of the session draws the first template with."""
+"""Seeds that no other test uses with the first template."""
 
 PROMPT = "app.graph.nodes.find(({ type }) => type === 'CLIPTextEncode')"
 FITS = "[panel.element, panel.text].every((one) => one.scrollHeight <= one.clientHeight)"
-"""Whether nothing is cut off."""
+"""Returns whether the complete text fits."""
 
 
 def ask(tab, text: str) -> str:
-    """Type a prompt into the first template, which is open; the number of its sampler."""
+    """Type a prompt into the first template, which is open, and return the id of its sampler."""
     tab.page.evaluate(f"(text) => {{ {PROMPT}.widgets[0].value = text; }}", text)
     sampler = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeSampler').id")
     give(tab, sampler, "seed", next(SEEDS))
-    give(tab, sampler, "speed", "Exact ADT-Tree")  # Auto drafts nothing where a busy machine makes drafts slow
+    give(tab, sampler, "speed", "Exact ADT-Tree")  # Auto may not draft on a busy machine
     return sampler
 
 
-def told(tab, node) -> str:
+def line_of(tab, node) -> str:
     return tab.page.evaluate("(id) => adtTest.line(app.graph.getNodeById(id))", node)
 
 
 @pytest.mark.every_frontend
-def test_a_line_goes_when_its_node_runs_again_and_the_map_keeps_its_size(tab):
-    """On a small screen, where all of the sampler is in sight. A run that reuses the image leaves its line in place."""
+def test_text_disappears_with_the_next_run_and_the_map_keeps_its_size(tab):
+    """The complete sampler is visible on a small screen. A run with a cached image leaves the text in place."""
     tab.open_template(RUNNABLE[0])
     sampler = ask(tab, "an astronaut")
     tab.run()
@@ -47,24 +47,24 @@ def test_a_line_goes_when_its_node_runs_again_and_the_map_keeps_its_size(tab):
     )
     give(tab, sampler, "seed", int(tab.map(sampler, "run.seed")))
     assert tab.page.evaluate(RUN)["end"] == ["execution_success", None]
-    assert "astronaut" in told(tab, sampler)
+    assert "astronaut" in line_of(tab, sampler)
     before = tab.map(sampler, "run.id")
     ask(tab, "A red house on the left of a grassy field under a cloudy sky.")
     tab.run()
     tab.wait(sampler, f"run.id !== '{before}' && run.done > 0")
-    assert told(tab, sampler) == ""
+    assert line_of(tab, sampler) == ""
     tab.finished(sampler)
     tab.settle()
     sizes += [tab.map(sampler, "panel.stage.clientHeight")]
-    assert told(tab, sampler) == "" and max(sizes) - min(sizes) < 2, sizes
+    assert line_of(tab, sampler) == "" and max(sizes) - min(sizes) < 2, sizes
 
 
-OPEN_PANEL = "app.extensionManager.setting.set('Comfy.RightSidePanel.IsOpen', false)"
+CLOSE_PANEL = "app.extensionManager.setting.set('Comfy.RightSidePanel.IsOpen', false)"
 
 
 @pytest.mark.parametrize("name", ["ADT-Tree Janus-Pro text to image", "ADT-Tree GLM-Image edit a picture"])
-def test_a_line_below_a_node_grows_over_no_other(tab, name):
-    """However long it is: all of it can be scrolled. Its node is as high as before once it runs again."""
+def test_long_text_below_a_node_covers_no_other_node(tab, name):
+    """Long text can be scrolled. The node has its old height after it runs again."""
     assert name in MISSING
     tab.open_template(name)
     tab.settle()
@@ -74,7 +74,7 @@ def test_a_line_below_a_node_grows_over_no_other(tab, name):
       const { id } = app.graph.nodes.find(({ type }) => type === 'ADTTreeModelLoader');
       app.api.dispatchEvent(new CustomEvent('progress_text', { detail: { nodeId: String(id), text } }));
     }"""
-    tab.page.evaluate(say, "A line of many words, which no node has room for. " * 8)
+    tab.page.evaluate(say, "A line of many words, which is too long for any node. " * 8)
     assert out_of_place(tab) == []
     tab.screenshot("long_line")
     line = tab.page.locator(".adt-line-below")
@@ -100,11 +100,11 @@ READ_LINKS = """(id) => {
   Object.defineProperty(input, 'link', own);
   return readers.filter((stack) => /extensions\\/ADT-Tree.*\\n/.test(stack.split('\\n')[2]));
 }"""
-"""What of ours reads the link of an input, which newer pages warn of."""
+"""Returns the stack traces of our code that reads the link of an input, which newer pages deprecate."""
 
 
 @pytest.mark.every_frontend
-def test_no_link_of_an_input_is_read(tab, workflow):
+def test_deprecated_input_links_are_not_read(tab, workflow):
     tab.load(workflow.data)
     tab.run()
     tab.finished(workflow.sampler)

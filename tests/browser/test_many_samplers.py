@@ -1,4 +1,4 @@
-"""A page of twenty samplers in Nodes 2.0 moves as if their maps were not there."""
+"""Performance of a page with twenty samplers in Nodes 2.0, compared with hidden maps and stock samplers."""
 
 from collections.abc import Callable
 
@@ -34,16 +34,16 @@ PAN = """async (frames) => {
 
 @pytest.fixture
 def crowd(browser, comfy, tmp_path):
-    """A function: the work of the page and its layers while it moves over samplers, whose maps may be hidden.
+    """Return a function that moves the page over samplers, whose maps may be hidden, and measures its work.
 
-    TaskDuration: seconds of processor time for a frame.
+    It returns the page's metrics per frame and its number of layers. TaskDuration is in seconds of processor time.
     """
     page = ComfyPage(browser, comfy.address, tmp_path, vue=True)
     page.settle()
     tools = page.context.new_cdp_session(page.page)
     layers: list[int] = []
     tools.on("LayerTree.layerTreeDidChange", lambda event: layers.append(len(event.get("layers") or [])))
-    tools.send("Performance.enable", {"timeDomain": "threadTicks"})  # processor time, whatever else the machine does
+    tools.send("Performance.enable", {"timeDomain": "threadTicks"})  # processor time, independent of other processes
     tools.send("DOM.enable")
     tools.send("LayerTree.enable")
 
@@ -57,32 +57,33 @@ def crowd(browser, comfy, tmp_path):
         after = numbers()
         page.settle()
         found = {name: (after[name] - before[name]) / FRAMES for name in ("TaskDuration", "LayoutCount")}
-        return {**found, "layers": layers[-1]}  # once nothing moves
+        return {**found, "layers": layers[-1]}  # after the page stopped moving
 
     yield measure
     page.context.close()
 
 
-def test_a_map_without_a_run_is_not_laid_out_with_each_frame_and_has_no_layer(crowd):
-    with_maps, without = crowd(), crowd(hidden=True)
+def test_map_without_a_run_causes_no_layout_per_frame_and_no_layer(crowd):
+    with_maps = crowd()
+    without = crowd(hidden=True)
     assert with_maps["LayoutCount"] < 0.5
-    each = (with_maps["layers"] - without["layers"]) / 20  # it also depends on their sizes how nodes share layers
+    each = (with_maps["layers"] - without["layers"]) / 20  # nodes share layers depending on their sizes
     assert each < 0.5
 
 
 @pytest.mark.alone
-def test_twenty_maps_cost_a_frame_hardly_anything(crowd):
+def test_twenty_maps_add_little_work_per_frame(crowd):
     assert least_ratio(crowd, lambda: crowd(hidden=True)) < 1.15
 
 
 @pytest.mark.alone
 @pytest.mark.long
-def test_twenty_samplers_move_like_stock_samplers(crowd):
+def test_twenty_samplers_are_as_fast_as_stock_samplers(crowd):
     assert least_ratio(crowd, lambda: crowd(STOCK)) < 1.25
 
 
 def least_ratio(one: Callable[[], dict], other: Callable[[], dict]) -> float:
-    """The least work for a frame of the one, by that of the other. They take turns; what disturbs them only adds."""
+    """Measure both in turn, and return the ratio of their least work per frame; disturbances only add work."""
     turns = [(one()["TaskDuration"], other()["TaskDuration"]) for _ in range(3)]
-    ours, theirs = map(min, zip(*turns))
-    return ours / theirs
+    first, second = map(min, zip(*turns))
+    return first / second

@@ -1,4 +1,4 @@
-"""The acceptance map in ComfyUI's page: it follows a run, agrees with the trace, and is there again after a reload."""
+"""Acceptance map on ComfyUI's page: it follows a run, agrees with the trace, and is restored after a reload."""
 
 import json
 import time
@@ -9,12 +9,12 @@ from map_reading import done, expected, flat, give, new_seed, painted, point, sa
 FIGURES = ("acceptance", "depth", "width", "time")
 
 
-def test_the_shipped_workflow_from_the_template_browser(tab):
-    """Opened as a user opens it, it runs on the bundled model, and the finished map has its picture under it."""
+def test_first_template_runs_and_shows_its_map(tab):
+    """The template runs on the bundled model, and the finished map shows its image."""
     tab.open_template("ADT-Tree text to image (start here)")
     sampler = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeSampler').id")
     new_seed(tab, sampler)
-    give(tab, sampler, "speed", "Exact ADT-Tree")  # Auto drafts nothing where a busy machine makes drafts slow
+    give(tab, sampler, "speed", "Exact ADT-Tree")  # Auto may not draft on a busy machine
     tab.run()
     tab.wait(sampler, "run && run.done > 0 && run.done < run.total")
     tab.screenshot("live")
@@ -28,16 +28,16 @@ def test_the_shipped_workflow_from_the_template_browser(tab):
 
 @pytest.mark.alone
 def test_tokens_appear_while_they_are_decoded(tab, workflow):
-    """Message by message, at most ten a second, with previews under them."""
-    done(tab, workflow)  # first previews of a server and a page are slow
+    """At most ten messages per second arrive, and the map shows previews."""
+    done(tab, workflow)  # the first previews of a server and a page are slow
     tab.frames.clear()
-    sampler = workflow.batch(64).sampler  # with drafts, so that it takes some seconds: a short run has no previews
+    sampler = workflow.batch(64).sampler  # long enough for previews
     tab.load(workflow.data)
     tab.page.evaluate("(id) => { adtTest.watch(id) }", str(sampler))
     started = time.monotonic()
     tab.run()
     tab.finished(sampler)
-    took = time.monotonic() - started  # from first to last frame would be less: a busy page gets the first ones late
+    took = time.monotonic() - started  # a busy page receives the first frames late
     seen = tab.page.evaluate("adtTest.seen")
     assert any(picture for _, picture in seen)
     assert len({done for done, _ in seen if done < 64 * 144}) > 3
@@ -45,12 +45,12 @@ def test_tokens_appear_while_they_are_decoded(tab, workflow):
     firsts = [frame["first"] for _, frame in tab.frames]
     assert firsts[0] == 0 and firsts == sorted(set(firsts))
     assert sum(len(json.dumps(frame)) for _, frame in tab.frames) < 40 * 64 * 144, (
-        "each message tells what is new, in a few bytes a token"
+        "each message contains only new tokens, in a few bytes each"
     )
 
 
-def test_the_final_map_is_the_traces(tab, comfy, workflow):
-    """Every figure of every token of every image, in the widget's data and in the colours on its canvas."""
+def test_finished_map_agrees_with_the_trace(tab, comfy, workflow):
+    """Compare every figure of every token of every image, in the widget's data and in the colours of its canvas."""
     sampler = done(tab, workflow.batch(2).reading_the_trace())
     tab.wait(sampler, "run.reference")
     trace = trace_of(comfy)
@@ -75,8 +75,8 @@ def test_the_final_map_is_the_traces(tab, comfy, workflow):
     )
 
 
-def test_the_canvas_shows_what_is_chosen(tab, workflow):
-    """All four figures; each image of the batch; the map alone, half over the picture, or not at all."""
+def test_canvas_shows_the_selected_figure_and_image(tab, workflow):
+    """Select all four figures, each image of the batch, and the opacities 100, 50 and 0 percent."""
     sampler = done(tab, workflow.batch(2))
     widget = tab.widget(sampler)
     widget.get_by_label("Opacity").fill("100")
@@ -93,18 +93,18 @@ def test_the_canvas_shows_what_is_chosen(tab, workflow):
     tab.wait(sampler, "map.imageShown()")
     widget.get_by_label("Opacity").fill("0")
     bare = settled(tab, sampler)
-    assert len({tuple(colour) for colour in bare}) > 20, "that is not a picture"
+    assert len({tuple(colour) for colour in bare}) > 20, "the image is nearly uniform"
     widget.get_by_label("Opacity").fill("50")
     mixed = [[(a + b) / 2 for a, b in zip(*pair)] for pair in zip(bare, expected(tab, sampler))]
     assert same_colours(painted(tab, sampler), mixed)
 
 
-def test_hovering_tells_about_the_round(tab, comfy, workflow):
+def test_tooltip_and_table_describe_the_round(tab, comfy, workflow):
     sampler = done(tab, workflow.reading_the_trace())
     trace = trace_of(comfy)
     index, share = next((i, one["images"][0]) for i, one in enumerate(trace["rounds"]) if one["images"][0]["nodes"] > 1)
     cell = share["position"] + 1
-    tab.settle()  # in Nodes 2.0 nodes make room for a map that has grown
+    tab.settle()  # in Nodes 2.0 other nodes move when the map grows
     tab.page.mouse.move(*point(tab, sampler, cell))
     tab.wait(sampler, "!panel.tip.hidden")
     said = tab.map(sampler, "panel.tip.textContent")
@@ -116,13 +116,13 @@ def test_hovering_tells_about_the_round(tab, comfy, workflow):
         " ms",
     ):
         assert part in said, (part, said)
-    assert tip_is_beside(tab, sampler, cell), "the tip hides what it explains"
+    assert tip_is_beside(tab, sampler, cell), "the tooltip hides the tokens that it describes"
     tab.page.mouse.move(5, 5)
     tab.widget(sampler).locator("summary").press("Enter")
-    tab.settle()  # the map makes room for the table
+    tab.settle()  # the map shrinks to show the table
     tab.page.mouse.move(*point(tab, sampler, cell))
     tab.wait(sampler, "panel.table.textContent.includes('alpha')")
-    told = tab.map(sampler, "Array.from(panel.table.rows, (row) => Array.from(row.cells, (one) => one.textContent))")
+    table = tab.map(sampler, "Array.from(panel.table.rows, (row) => Array.from(row.cells, (one) => one.textContent))")
     alpha = share["accepted"] / share["depth"]
     for row in (
         [f"Token {cell + 1}", f"pass {index + 1}"],
@@ -133,14 +133,14 @@ def test_hovering_tells_about_the_round(tab, comfy, workflow):
         ["alpha", f"{alpha:.2f}"],
         ["passes of the model", str(len(trace["rounds"]))],
     ):
-        assert row in told, (row, told)
+        assert row in table, (row, table)
     tab.screenshot("numbers")
     tab.page.mouse.move(5, 5)
     tab.wait(sampler, "panel.tip.hidden")
 
 
 def tip_is_beside(tab, node, cell: int) -> bool:
-    """Whether the tip leaves the rows free of all tokens that came together with this one."""
+    """Return whether the tooltip leaves the rows of all tokens of this token's round free."""
     return tab.map(
         node,
         """(() => {
@@ -154,7 +154,7 @@ def tip_is_beside(tab, node, cell: int) -> bool:
     )
 
 
-def test_the_keyboard_reaches_every_token_and_control(tab, workflow):
+def test_keyboard_reaches_every_token_and_control(tab, workflow):
     sampler = done(tab, workflow)
     before = tab.map(sampler, "Array.from(map.node.pos)")
     tab.canvas(sampler).focus()
@@ -166,20 +166,20 @@ def test_the_keyboard_reaches_every_token_and_control(tab, workflow):
     assert "Row 12, column 12" in tab.map(sampler, "(panel.draw(), panel.tip.textContent)")
     tab.page.keyboard.press("Escape")
     assert tab.map(sampler, "(panel.draw(), panel.tip.hidden)")
-    assert tab.map(sampler, "Array.from(map.node.pos)") == before, "the keys went to the graph as well"
+    assert tab.map(sampler, "Array.from(map.node.pos)") == before, "the keys also reached the graph"
     controls = "Array.from(panel.element.querySelectorAll('button, select, input, canvas'))"
     assert tab.map(sampler, f"{controls}.filter((e) => !(e.textContent || e.ariaLabel) || e.tabIndex < 0).length") == 0
 
 
-def test_it_is_sharp_at_every_zoom_and_grows_with_the_node(tab, workflow):
+def test_map_is_sharp_at_every_zoom_and_grows_with_the_node(tab, workflow):
     sampler = done(tab, workflow)
     height = tab.map(sampler, "panel.stage.clientHeight")
-    redraw = "app.canvas.setDirty(true, true)"  # as a mouse that drags the corner does; an idle page draws nothing
+    redraw = "app.canvas.setDirty(true, true)"  # an idle page draws nothing
     tab.map(sampler, f"(map.node.setSize([700, map.node.size[1] + 300]), {redraw})")
     tab.wait(
         sampler, f"panel.stage.clientHeight > {height} + 100 && panel.stage.clientWidth > 600"
-    )  # the line of text below takes its share
-    for zoom in (0.75, 1, 2):  # farther away it is a picture, see test_widget.py
+    )  # the text below needs some of the height
+    for zoom in (0.75, 1, 2):  # smaller zooms show an image instead, see test_widget.py
         tab.map(
             sampler,
             f"(app.canvas.ds.scale = argument, app.canvas.centerOnNode(map.node), {redraw})",
@@ -195,7 +195,7 @@ def test_it_is_sharp_at_every_zoom_and_grows_with_the_node(tab, workflow):
 
 
 @pytest.mark.every_frontend
-def test_a_saved_workflow_brings_its_map_along_but_not_its_bulk(tab, workflow):
+def test_saved_workflow_restores_its_map_without_storing_it(tab, workflow):
     sampler = done(tab, workflow)
     before = values(tab, sampler)
     saved = tab.saved()
@@ -210,7 +210,7 @@ def test_a_saved_workflow_brings_its_map_along_but_not_its_bulk(tab, workflow):
     assert values(tab, sampler) == before
 
 
-def test_a_result_from_the_cache_brings_its_map_to_a_new_node(tab, workflow):
+def test_cached_result_shows_its_map_on_a_new_node(tab, workflow):
     sampler = done(tab, workflow)
     before = values(tab, sampler)
     tab.frames.clear()
@@ -218,7 +218,7 @@ def test_a_result_from_the_cache_brings_its_map_to_a_new_node(tab, workflow):
     assert values(tab, sampler) == before and tab.frames == []
 
 
-def test_a_copied_node_shows_the_map_and_then_goes_its_own_way(tab, workflow):
+def test_copied_node_shows_the_map_until_either_runs(tab, workflow):
     sampler = done(tab, workflow)
     before = values(tab, sampler)
     tab.map(sampler, "(app.canvas.copyToClipboard([map.node]), app.canvas.pasteFromClipboard())")
@@ -233,7 +233,7 @@ def test_a_copied_node_shows_the_map_and_then_goes_its_own_way(tab, workflow):
 
 
 @pytest.mark.every_frontend
-def test_a_sampler_in_a_subgraph_has_its_map(tab, workflow):
+def test_sampler_in_a_subgraph_has_a_map(tab, workflow):
     sampler = workflow.sampler
     tab.load(workflow.data)
     outer = tab.map(sampler, "app.graph.convertToSubgraph(new Set([map.node])).node.id")
@@ -256,10 +256,10 @@ LEGEND = """(() => {
   const ramp = element.querySelector('.adt-map-ramp').offsetWidth;
   return [ramp, panel.opacity.getBoundingClientRect().right - legend.left, element.scrollWidth - element.clientWidth];
 })()"""
-"""Width of the legend's colours, and how far the legend overlaps the slider beside it and exceeds its own box."""
+"""Returns the width of the legend's colours, and by how much the legend overlaps the slider and exceeds its box."""
 
 
-def test_the_legend_of_a_stopped_map_fits_beside_the_slider(tab, workflow):
+def test_legend_of_a_stopped_map_fits_beside_the_slider(tab, workflow):
     sampler = workflow.batch(64).sampler
     tab.load(workflow.data)
     tab.run()
@@ -275,7 +275,7 @@ def test_cancel_stops_within_half_a_second_and_the_next_run_works(tab, workflow)
     sampler = workflow.method("autoregressive").sampler
     tab.load(workflow.data)
     tab.run()
-    tab.finished(sampler)  # a server and a page that have just been started are slow at everything
+    tab.finished(sampler)  # a new server and page are slow
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'batch_size').value = 8")
     tab.run()
     tab.wait(sampler, "run?.state === 'running' && run.done > 50")
@@ -298,7 +298,7 @@ def test_cancel_stops_within_half_a_second_and_the_next_run_works(tab, workflow)
     moments = values(tab, sampler, "moment")
     for cell, colour in enumerate(painted(tab, sampler)):
         if moments[cell] is None:
-            assert same_colours([colour], [dark]), "not in the legend"
+            assert same_colours([colour], [dark]), "the colour is not in the legend"
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'batch_size').value = 1")
     tab.run()
     tab.finished(sampler)

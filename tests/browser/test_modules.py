@@ -1,4 +1,4 @@
-"""The map's data, colours and words, under the Node.js that comes with playwright."""
+"""JavaScript modules of the map: data, colours and texts, in the Node.js of playwright."""
 
 import subprocess
 
@@ -15,7 +15,7 @@ def node(*arguments: str) -> str:
     return finished.stdout
 
 
-def test_under_node():
+def test_javascript_modules():
     assert "# fail 0" in node("--test", "--test-reporter=tap", *map(str, sorted(ROOT.glob("tests/js/*.test.mjs"))))
 
 

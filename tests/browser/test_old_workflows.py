@@ -1,4 +1,4 @@
-"""Workflows and images of version 0.1 open with today's values, none of them marked as wrong, and run."""
+"""Workflows and images of version 0.1: they open with today's values, without invalid widgets, and run."""
 
 import json
 
@@ -21,30 +21,30 @@ RENAMED = {
     "beside the transformer": "same folder as transformer",
 }
 TEXTS = {"negative", "folder", "prompts", "text", "name"}
-"""Inputs that hold texts of the user, in which such words stay."""
+"""Inputs for the user's text, in which these words are not renamed."""
 UNLISTED = """() => adtTest.nodes().flatMap(([id, node]) => (node.widgets ?? [])
   .filter(({ options, value }) => Array.isArray(options?.values) && !options.values.includes(value))
   .map(({ name, value }) => [id, node.type, name, value]))"""
-"""Widgets with a value that is not in their list, which Nodes 2.0 marks red."""
+"""Returns widgets whose value is not in their list, which Nodes 2.0 marks red."""
 
 
 def sent(tab) -> dict:
-    """The inputs of the nodes as the page would send them."""
+    """Return the inputs of the nodes as the page would send them."""
     prompt = tab.page.evaluate("async () => (await app.graphToPrompt()).output")
     return {key: node["inputs"] for key, node in prompt.items()}
 
 
-def today(name: str, value):
+def renamed(name: str, value):
     return RENAMED.get(value, value) if name not in TEXTS and isinstance(value, str) else value
 
 
 def read(name: str) -> tuple[dict, dict]:
-    """The workflow, and the inputs of its nodes as version 0.1 sent them, with today's values.
+    """Return the workflow, and the inputs of its nodes as version 0.1 sent them, with today's values.
 
     Numbers that a preset overrides are left out.
     """
     old = json.loads((OLD / f"{name}.json").read_text(encoding="utf-8"))
-    inputs = {key: {n: today(n, v) for n, v in node["inputs"].items()} for key, node in old["prompt"].items()}
+    inputs = {key: {n: renamed(n, v) for n, v in node["inputs"].items()} for key, node in old["prompt"].items()}
     for node in inputs.values():
         if node.get("preset") == "model default":
             for number in NUMBERS:
@@ -54,7 +54,7 @@ def read(name: str) -> tuple[dict, dict]:
 
 @pytest.mark.every_frontend
 @pytest.mark.parametrize("name", NAMES)
-def test_a_workflow_opens_with_todays_values(tab, name):
+def test_workflow_opens_with_todays_values(tab, name):
     workflow, expected = read(name)
     tab.load(workflow)
     tab.settle()
@@ -66,7 +66,7 @@ def test_a_workflow_opens_with_todays_values(tab, name):
 
 @pytest.mark.every_frontend
 @pytest.mark.parametrize("name", ["image", "batch", "subgraph"])
-def test_a_workflow_runs(tab, name):
+def test_workflow_runs(tab, name):
     workflow, _ = read(name)
     tab.load(workflow)
     assert tab.page.evaluate(RUN)["end"] == ["execution_success", None]
@@ -74,7 +74,7 @@ def test_a_workflow_runs(tab, name):
 
 @pytest.mark.smoke
 @pytest.mark.every_frontend
-def test_an_image_opens_with_its_values_and_its_map(tab):
+def test_image_opens_with_its_values_and_map(tab):
     node = drop(tab, (OLD / "image.png").read_bytes())
     tab.finished(node)
     assert tab.page.evaluate(UNLISTED) == []

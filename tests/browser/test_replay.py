@@ -1,4 +1,4 @@
-"""What a finished map tells about its run: again round by round, in a sentence, close up, as a file, without drafts."""
+"""Details of a finished map: replay by rounds, summary, zoom, export as an image, and plain decoding."""
 
 import io
 import re
@@ -7,7 +7,8 @@ import pytest
 from map_reading import done, expected, painted, point, same_colours, settled, values
 from PIL import Image
 
-GREEN, ORANGE = (47, 191, 113), (255, 138, 61)  # accepted and refused
+GREEN = (47, 191, 113)  # accepted
+ORANGE = (255, 138, 61)  # rejected
 BACKGROUND = (22, 24, 29)
 
 
@@ -16,12 +17,12 @@ def near(colour, wanted) -> bool:
 
 
 def moment(tab, sampler, rounds: int) -> None:
-    """Move the slider behind so many rounds."""
+    """Move the slider to the state after this number of rounds."""
     tab.widget(sampler).get_by_label("Replay the run").and_(tab.page.locator("input")).fill(str(rounds))
 
 
 def edge(tab, sampler, cell: int) -> tuple:
-    """The colour at the top edge of a token."""
+    """Return the colour at the top edge of a token."""
     return tuple(
         tab.map(
             sampler,
@@ -39,19 +40,20 @@ def edge(tab, sampler, cell: int) -> tuple:
     )
 
 
-def test_the_slider_shows_every_moment_of_the_run(tab, workflow):
-    """Tokens that came later are covered; the tree of the round stands where it was tried, accepted and refused."""
+def test_slider_shows_every_round(tab, workflow):
+    """Later tokens are covered. The draft tree of the round is drawn at its position; colours mark accepted drafts."""
     sampler = done(tab, workflow)
     tab.wait(sampler, "map.imageShown()")
     settled(tab, sampler)
     tab.widget(sampler).get_by_label("Opacity").fill("100")
-    whole = painted(tab, sampler)
+    complete = painted(tab, sampler)
     rounds = tab.map(sampler, "run.roundsOf(0).map((i) => run.rounds[i].shares.get(0))")
     at = next(i for i, one in enumerate(rounds) if one["position"] > 30 and 0 < one["accepted"] < one["depth"] < 12)
     moment(tab, sampler, at)
     share = rounds[at]
-    now, root = painted(tab, sampler), share["position"]
-    assert same_colours(now[: root + 1], whole[: root + 1])
+    now = painted(tab, sampler)
+    root = share["position"]
+    assert same_colours(now[: root + 1], complete[: root + 1])
     tree = range(root + 1, root + 1 + share["depth"])
     assert all(near(colour, BACKGROUND) for cell, colour in enumerate(now) if cell > max(tree))
     assert all(
@@ -61,7 +63,7 @@ def test_the_slider_shows_every_moment_of_the_run(tab, workflow):
     assert tab.map(sampler, "panel.replay.label.textContent") == said
     tab.screenshot("replayed")
     moment(tab, sampler, len(rounds))
-    assert same_colours(painted(tab, sampler), whole)
+    assert same_colours(painted(tab, sampler), complete)
 
 
 WATCHED = """(async ({ replay }) => {
@@ -72,10 +74,10 @@ WATCHED = """(async ({ replay }) => {
   } while (replay.round !== null);
   return [...seen, [replay.slider.value, replay.button.getAttribute('aria-label')]];
 })(panel)"""
-"""Where the slider is and what the button does, frame by frame until the replay ends."""
+"""Returns the slider's position and the button's label in each frame until the replay ends."""
 
 
-def test_play_lets_the_image_grow_to_its_end(tab, workflow):
+def test_play_replays_to_the_end(tab, workflow):
     sampler = done(tab, workflow)
     button = tab.widget(sampler).get_by_role("button", name="Play")
     button.click()
@@ -92,7 +94,7 @@ def test_play_lets_the_image_grow_to_its_end(tab, workflow):
     assert tab.map(sampler, "panel.replay.round") == stopped is not None
 
 
-def test_a_sentence_about_the_image_and_the_numbers_behind_it(tab, workflow):
+def test_summary_and_table_of_details(tab, workflow):
     sampler = done(tab, workflow)
     tab.map(sampler, "panel.draw()")
     said = tab.map(sampler, "panel.sentence.textContent")
@@ -105,21 +107,21 @@ def test_a_sentence_about_the_image_and_the_numbers_behind_it(tab, workflow):
     tab.widget(sampler).locator("summary").press("Enter")
     tab.wait(sampler, "panel.table.checkVisibility() && panel.table.rows.length > 9")
     tab.wait(sampler, f"map.node.size[1] > {size[0]} + 100 && Math.abs(panel.stage.clientHeight - {size[1]}) < 3")
-    told = tab.map(sampler, "Array.from(panel.table.rows, (row) => row.textContent)")
-    assert f"passes of the model{tab.map(sampler, 'run.rounds.length')}" in told
-    assert any(row.startswith("Center") for row in told) and any(row.startswith("seed") for row in told)
+    rows = tab.map(sampler, "Array.from(panel.table.rows, (row) => row.textContent)")
+    assert f"passes of the model{tab.map(sampler, 'run.rounds.length')}" in rows
+    assert any(row.startswith("Center") for row in rows) and any(row.startswith("seed") for row in rows)
     scale = tab.page.evaluate("app.canvas.ds.scale")
     tab.widget(sampler).locator("table").click(position={"x": 20, "y": 5})  # Nodes 2.0 asks for the focus
     tab.page.mouse.wheel(0, 60)
     tab.wait(sampler, "panel.table.parentElement.scrollTop > 0")
-    assert tab.page.evaluate("app.canvas.ds.scale") == scale, "the wheel turns over what has more to show"
+    assert tab.page.evaluate("app.canvas.ds.scale") == scale, "the wheel scrolls the table"
     tab.widget(sampler).locator("summary").press("Enter")
     tab.wait(
         sampler, f"Math.abs(map.node.size[1] - {size[0]}) < 3 && Math.abs(panel.stage.clientHeight - {size[1]}) < 3"
     )
 
 
-def test_the_map_can_be_enlarged_and_moved(tab, workflow):
+def test_map_can_be_enlarged_and_moved(tab, workflow):
     sampler = done(tab, workflow)
     tab.widget(sampler).get_by_label("Opacity").fill("100")
     size = "panel.panes[0].width / run.columns"
@@ -136,7 +138,7 @@ def test_the_map_can_be_enlarged_and_moved(tab, workflow):
     tab.page.mouse.up()
     moved = point(tab, sampler, 6 * 12 + 6)
     assert (moved[0] - middle[0], moved[1] - middle[1]) == pytest.approx((40, 30), abs=1)
-    assert tab.map(sampler, "panel.pinned") is None, "a drag is no click"
+    assert tab.map(sampler, "panel.pinned") is None, "dragging must not pin a token"
     assert near(painted(tab, sampler)[5 * 12 + 5], colours[5 * 12 + 5])
     tab.screenshot("enlarged")
     tab.canvas(sampler).focus()
@@ -144,13 +146,13 @@ def test_the_map_can_be_enlarged_and_moved(tab, workflow):
     tab.wait(sampler, f"{size} > {3.9 * before}")
     tab.page.keyboard.press("Home")
     tab.page.keyboard.press("Shift+End")
-    tab.wait(sampler, "panel.view.x > 0.85 && panel.view.y > 0.85")  # what the keys reach comes into view
+    tab.wait(sampler, "panel.view.x > 0.85 && panel.view.y > 0.85")  # the view follows the keyboard cursor
     tab.page.keyboard.press("0")
     tab.wait(sampler, f"Math.abs({size} - {before}) < 0.1")
 
 
-def test_the_map_is_saved_as_an_image(tab, workflow):
-    """From the menu that a right click on the node opens."""
+def test_map_is_saved_as_an_image(tab, workflow):
+    """Choose the command in the node's context menu."""
     sampler = done(tab, workflow)
     tab.wait(sampler, "map.imageShown()")
     if tab.vue:
@@ -167,10 +169,10 @@ def test_the_map_is_saved_as_an_image(tab, workflow):
     assert image.width == 1024 and image.height > 1024
     assert len({image.getpixel((43 + 85 * i, 43 + 85 * j)) for i in range(12) for j in range(12)}) > 20
     scale = [sum(image.getpixel((x, 1024 + 22))) for x in range(200, 860, 20)]
-    assert scale == sorted(scale) and scale[-1] > scale[0] + 200, "from dark to light between the words"
+    assert scale == sorted(scale) and scale[-1] > scale[0] + 200, "the scale is dark to light between its labels"
 
 
-def test_plain_decoding_shows_when_each_token_came(tab, workflow):
+def test_plain_decoding_shows_the_time_of_each_token(tab, workflow):
     sampler = done(tab, workflow.method("autoregressive"))
     tab.widget(sampler).get_by_label("Opacity").fill("100")
     assert len({tuple(colour) for colour in painted(tab, sampler)}) > 20
@@ -178,13 +180,13 @@ def test_plain_decoding_shows_when_each_token_came(tab, workflow):
     assert moments == sorted(moments) and moments[0] < moments[-1]
     assert re.fullmatch(r"[\d.]+ ?[\d.]+ s elapsed", tab.map(sampler, "panel.legend.element.textContent"))
     assert tab.map(sampler, "panel.legend.element.title") == "seconds from the start of the run"
-    assert tab.map(sampler, "panel.sentence.textContent") == "Details", "no place is faster than another"
+    assert tab.map(sampler, "panel.sentence.textContent") == "Details", "all regions are equally fast"
     tab.screenshot("plain")
 
 
-def test_the_speed_stands_once_and_is_no_estimate(tab, workflow):
-    """A run that was never compared tells tokens per pass and a second; what plain decoding takes is not guessed."""
-    sampler = done(tab, workflow.batch(3))  # of which no run of plain decoding was seen
+def test_speed_is_shown_once_without_an_estimate_for_plain_decoding(tab, workflow):
+    """A run without a comparison shows tokens per pass and per second, but does not estimate the speed-up."""
+    sampler = done(tab, workflow.batch(3))  # plain decoding never ran at this batch size
     tab.map(sampler, "panel.draw()")
     assert re.fullmatch(
         r"[\d.]+ tokens per pass · [\d.]+ tokens/s · 432 tokens in [\d.]+ s", tab.map(sampler, "panel.line.textContent")

@@ -1,4 +1,4 @@
-"""The sampler in ComfyUI's page: numbers that the preset overrides are gray, and its menu makes other nodes of it."""
+"""Sampler on ComfyUI's page: the preset disables numbers, and the menu creates other nodes."""
 
 import copy
 import json
@@ -14,31 +14,31 @@ VUE_GRAY = """(names) => {
 }"""
 
 
-def of(tab, expression: str, kind: str = "ADTTreeSampler"):
-    """The value of an expression about the node of a kind, ``node``, and its widgets, ``widget(name)``."""
+def evaluate(tab, expression: str, kind: str = "ADTTreeSampler"):
+    """Evaluate an expression about the first node of a kind, ``node``, and its widgets, ``widget(name)``."""
     found = f"const node = app.graph.nodes.find((one) => one.type === '{kind}');"
     widget = "const widget = (name) => node.widgets.find((one) => one.name === name);"
     return tab.page.evaluate(f"(async () => {{ {found} {widget} return {expression}; }})()")
 
 
 def shown(tab) -> list[str]:
-    return of(tab, "node.widgets.filter((one) => node.isWidgetVisible(one)).map((one) => one.name)")
+    return evaluate(tab, "node.widgets.filter((one) => node.isWidgetVisible(one)).map((one) => one.name)")
 
 
-def gray(tab, kind: str = "ADTTreeSampler") -> list[str]:
-    """Names of the widgets that can't be changed."""
+def disabled(tab, kind: str = "ADTTreeSampler") -> list[str]:
+    """Return the names of the disabled widgets."""
     found = "node.widgets.filter((one) => one.computedDisabled).map((one) => one.name)"
-    return of(tab, f"(node.updateComputedDisabled(), {found})", kind)
+    return evaluate(tab, f"(node.updateComputedDisabled(), {found})", kind)
 
 
 def sent(tab, kind: str = "ADTTreeSampler") -> dict:
-    """What the node would be run with."""
+    """Return the inputs that a run would send for the node."""
     prompt = tab.page.evaluate("async () => (await app.graphToPrompt()).output")
     return next(node["inputs"] for node in prompt.values() if node["class_type"] == kind)
 
 
 def choose(tab, name: str, value: str) -> None:
-    """As the widget does when a user chooses."""
+    """Set a widget as if a user had chosen the value."""
     tab.page.evaluate(
         """([name, value]) => {
           const node = app.graph.nodes.find((one) => one.type === 'ADTTreeSampler');
@@ -51,58 +51,58 @@ def choose(tab, name: str, value: str) -> None:
 
 
 @pytest.fixture
-def own(workflow):
-    """A workflow whose sampler has the model's own numbers."""
+def default_workflow(workflow):
+    """Return a workflow whose sampler uses the model's default preset."""
     assert workflow.widgets("ADTTreeSampler")[-2:] == ["Auto", "model default"]
     return copy.deepcopy(workflow.data)
 
 
 @pytest.mark.smoke
 @pytest.mark.every_frontend
-def test_numbers_are_gray_while_the_preset_overrides_them(tab, own):
-    """Guidance is in sight all the time, and can't be clicked while it is gray; the others are hidden meanwhile."""
-    tab.load(own)
+def test_preset_disables_the_numbers_that_it_overrides(tab, default_workflow):
+    """Guidance is always visible, but can't be changed while it is disabled; the other numbers are hidden."""
+    tab.load(default_workflow)
     assert set(shown(tab)) == {*SHOWN}
-    assert gray(tab) == NUMBERS
+    assert disabled(tab) == NUMBERS
     node = tab.page.locator("[data-node-id]").filter(has_text="ADT-Tree Sampler")
     if tab.vue:
         node.get_by_text("guidance", exact=True).wait_for()
         tab.page.wait_for_function(VUE_GRAY, arg=NUMBERS[:1], timeout=20_000)
     tab.screenshot("sampler_default")
     choose(tab, "preset", "custom")
-    assert gray(tab) == [] and set(shown(tab)) == {*SHOWN, *NUMBERS}
+    assert disabled(tab) == [] and set(shown(tab)) == {*SHOWN, *NUMBERS}
     if tab.vue:
         tab.page.wait_for_function(VUE_GRAY, arg=[], timeout=20_000)
     tab.screenshot("sampler_custom")
     choose(tab, "preset", "model default")
-    assert gray(tab) == NUMBERS and set(shown(tab)) == {*SHOWN}
+    assert disabled(tab) == NUMBERS and set(shown(tab)) == {*SHOWN}
 
 
 @pytest.mark.smoke
-def test_shares_are_shown_with_an_image_to_start_from(tab, own):
-    tab.load(own)
+def test_keep_inputs_are_shown_with_a_latent_image(tab, default_workflow):
+    tab.load(default_workflow)
     before = sent(tab)
-    of(tab, "(widget('keep').value = 0.25, widget('guidance').value = 9, 0)")
-    assert sent(tab) == before, "what is gray or out of sight makes nothing run again"
+    evaluate(tab, "(widget('keep').value = 0.25, widget('guidance').value = 9, 0)")
+    assert sent(tab) == before, "disabled or hidden values must not cause another run"
     latent = "LiteGraph.createNode('EmptyLatentImage')"
-    of(tab, f"((latent) => (app.graph.add(latent), latent.connect(0, node, 'latent_image'), 0))({latent})")
+    evaluate(tab, f"((latent) => (app.graph.add(latent), latent.connect(0, node, 'latent_image'), 0))({latent})")
     assert {"keep", "keep_left"} <= set(shown(tab)) and sent(tab)["keep"] == 0.25
-    of(tab, "(node.disconnectInput(node.inputs.findIndex((one) => one.name === 'latent_image')), 0)")
+    evaluate(tab, "(node.disconnectInput(node.inputs.findIndex((one) => one.name === 'latent_image')), 0)")
     assert shown(tab) == SHOWN and sent(tab) == before
 
 
 @pytest.mark.smoke
-def test_a_workflow_from_before_there_were_presets_keeps_its_numbers(tab, own):
-    sampler = next(node for node in own["nodes"] if node["type"] == "ADTTreeSampler")
+def test_workflow_without_a_preset_keeps_its_numbers(tab, default_workflow):
+    sampler = next(node for node in default_workflow["nodes"] if node["type"] == "ADTTreeSampler")
     sampler["widgets_values"] = sampler["widgets_values"][:-2]
     sampler["widgets_values"][2] = 7.25
-    tab.load(own)
+    tab.load(default_workflow)
     assert sent(tab)["preset"] == "custom" and sent(tab)["guidance"] == 7.25 and sent(tab)["speed"] == "Auto"
 
 
 @pytest.mark.parametrize("guidance, preset", [(2.0, "model default"), (7.25, "custom")])
-def test_a_benchmark_from_before_it_had_a_preset_keeps_the_numbers_that_were_changed(tab, own, guidance, preset):
-    tab.load(own)
+def test_benchmark_without_a_preset_keeps_changed_numbers(tab, default_workflow, guidance, preset):
+    tab.load(default_workflow)
     tab.page.evaluate("void app.graph.add(LiteGraph.createNode('ADTTreeBenchmark'))")
     saved = tab.saved()
     node = next(node for node in saved["nodes"] if node["type"] == "ADTTreeBenchmark")
@@ -111,35 +111,37 @@ def test_a_benchmark_from_before_it_had_a_preset_keeps_the_numbers_that_were_cha
     tab.load(saved)
     made = sent(tab, "ADTTreeBenchmark")
     assert (made["guidance"], made["temperature"], made["preset"]) == (guidance, 0.6, preset)
-    assert gray(tab, "ADTTreeBenchmark") == (["guidance", "temperature"] if preset == "model default" else [])
+    assert disabled(tab, "ADTTreeBenchmark") == (["guidance", "temperature"] if preset == "model default" else [])
 
 
-def test_a_comparison_from_before_it_had_a_speed_keeps_to_auto(tab, own, prefer):
+def test_comparison_without_a_speed_uses_auto(tab, default_workflow, prefer):
     prefer("ADTTree.Sampler.Speed", "No drafting")
-    tab.load(own)
+    tab.load(default_workflow)
     tab.page.evaluate("void app.graph.add(LiteGraph.createNode('ADTTreeCompare'))")
     saved = tab.saved()
     compare = next(node for node in saved["nodes"] if node["type"] == "ADTTreeCompare")
-    del compare["widgets_values"][-2:]  # drafting, and what came later
+    del compare["widgets_values"][-2:]  # speed and preset
     tab.load(saved)
     assert sent(tab, "ADTTreeCompare")["speed"] == "Auto" and sent(tab, "ADTTreeCompare")["preset"] == "model default"
 
 
 def menu(tab, name: str) -> None:
-    """Choose from the sampler's context menu."""
+    """Choose a command in the sampler's context menu."""
     extension = "app.extensions.find((one) => one.name === 'adttree.sampler')"
-    of(tab, f"({extension}.getNodeMenuItems(node).find((item) => item?.content.includes('{name}')).callback(), 0)")
+    evaluate(
+        tab, f"({extension}.getNodeMenuItems(node).find((item) => item?.content.includes('{name}')).callback(), 0)"
+    )
 
 
 def link(tab, kind: str, name: str, target: str = "node") -> None:
     """Link an input of the sampler, or of another node, to a new node."""
     slot = f"to.inputs.findIndex((one) => one.name === '{name}')"
     made = f"LiteGraph.createNode('{kind}')"
-    of(tab, f"((from, to) => (app.graph.add(from), from.connect(0, to, {slot}), 0))({made}, {target})")
+    evaluate(tab, f"((from, to) => (app.graph.add(from), from.connect(0, to, {slot}), 0))({made}, {target})")
 
 
-def assert_looked_at(tab, *kinds: str) -> None:
-    """These new nodes are selected, and all of them are in view."""
+def wait_for_selection_in_view(tab, *kinds: str) -> None:
+    """Wait until exactly these new nodes are selected and all of them are in view."""
     tab.page.wait_for_function(
         """(kinds) => {
           const nodes = [...app.canvas.selectedItems];
@@ -154,51 +156,53 @@ def assert_looked_at(tab, *kinds: str) -> None:
 
 
 @pytest.mark.smoke
-def test_compare_with_plain_takes_over_what_the_sampler_has(tab, own):
-    tab.load(own)
+def test_compare_with_plain_copies_the_samplers_inputs(tab, default_workflow):
+    tab.load(default_workflow)
     choose(tab, "speed", "Relaxed (LANTERN)")
     link(tab, "PrimitiveInt", "seed")
     menu(tab, "compare with no drafting")
-    ours, made = sent(tab), sent(tab, "ADTTreeCompare")
+    ours = sent(tab)
+    made = sent(tab, "ADTTreeCompare")
     same = ("model", "positive", "negative", "drafter", "seed", "preset", "speed")
     assert isinstance(ours["seed"], list)
     assert {name: made[name] for name in same} == {name: ours[name] for name in same}
     assert made["settings_a"] == ours["settings"] and "settings_b" not in made
-    assert_looked_at(tab, "ADTTreeCompare", "PreviewImage")
+    wait_for_selection_in_view(tab, "ADTTreeCompare", "PreviewImage")
     tab.screenshot("compare_added")
 
 
 @pytest.mark.smoke
-def test_open_as_a_batch_takes_over_what_the_sampler_has(tab, own):
-    tab.load(own)
+def test_open_as_a_batch_copies_the_samplers_inputs(tab, default_workflow):
+    tab.load(default_workflow)
     menu(tab, "open as a batch")
-    ours, made = sent(tab), sent(tab, "ADTTreeBatchSampler")
+    ours = sent(tab)
+    made = sent(tab, "ADTTreeBatchSampler")
     assert all(made[name] == ours[name] for name in ("model", "drafter", "settings", "seed", "preset", "speed"))
     assert sent(tab, "ADTTreePrompts")["text"].startswith("A red house") and made["ids"][1] == 1
     assert sent(tab, "ADTTreeCollector")["results"][1] == 2
-    assert_looked_at(tab, "ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeCollector")
+    wait_for_selection_in_view(tab, "ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeCollector")
     tab.screenshot("batch_added")
 
 
 TEXT = "node.getInputNode(node.inputs.findIndex((one) => one.name === '{0}'))"
 
 
-def test_open_as_a_batch_takes_over_both_prompts(tab, own):
-    """A prompt of two lines is one prompt of the batch; a text that comes from another node is linked."""
-    tab.load(own)
+def test_open_as_a_batch_copies_both_prompts(tab, default_workflow):
+    """A prompt of two lines becomes one prompt of the batch; a text of another node is linked."""
+    tab.load(default_workflow)
     link(tab, "CLIPTextEncode", "negative")
     for name, text in (("positive", "a fox\nin the snow"), ("negative", "night\nrain")):
-        of(tab, f"({TEXT.format(name)}.widgets[0].value = {text!r}, 0)")
+        evaluate(tab, f"({TEXT.format(name)}.widgets[0].value = {text!r}, 0)")
     menu(tab, "open as a batch")
     assert sent(tab, "ADTTreePrompts")["text"] == "a fox in the snow"
     assert sent(tab, "ADTTreeBatchSampler")["negative"] == "night\nrain"
-    tab.load(own)
+    tab.load(default_workflow)
     link(tab, "PrimitiveStringMultiline", "text", TEXT.format("positive"))
     menu(tab, "open as a batch")
     assert sent(tab, "ADTTreePrompts")["text"] == sent(tab, "CLIPTextEncode")["text"]
 
 
-def test_without_its_map_a_sampler_shows_comfyui_s_own_preview(tab, workflow, prefer):
+def test_sampler_with_a_hidden_map_shows_comfyuis_preview(tab, workflow, prefer):
     sampler = workflow.batch(64).sampler
     tab.load(workflow.data)
     prefer("ADTTree.Map.Show", False)
@@ -212,9 +216,9 @@ def test_without_its_map_a_sampler_shows_comfyui_s_own_preview(tab, workflow, pr
 
 @pytest.mark.smoke
 @pytest.mark.every_frontend
-def test_preferences(tab, own, prefer):
-    """The map can be hidden at any time; speed and opacity are those that new samplers begin with."""
-    tab.load(own)
+def test_preferences(tab, default_workflow, prefer):
+    """The map can be hidden at any time; speed and opacity are defaults of new samplers."""
+    tab.load(default_workflow)
     line = tab.page.get_by_text("Run the workflow to see")
     line.wait_for()
     prefer("ADTTree.Map.Show", False)
@@ -232,11 +236,11 @@ def test_preferences(tab, own, prefer):
       return [widget('speed').value, widget('acceptance_map').map.panel.settings.opacity];
     }"""
     assert tab.page.evaluate(made) == ["No drafting", 0.25]
-    assert sent(tab)["speed"] == "Auto", "what is there stays"
+    assert sent(tab)["speed"] == "Auto", "existing samplers do not change"
 
 
-def test_a_preference_with_a_value_that_was_renamed_counts(tab, own, prefer):
-    tab.load(own)
+def test_preference_with_a_renamed_value_is_used(tab, default_workflow, prefer):
+    tab.load(default_workflow)
     prefer("ADTTree.Sampler.Speed", "Plain")
     made = "LiteGraph.createNode('ADTTreeSampler').widgets.find((one) => one.name === 'speed').value"
     assert tab.page.evaluate(made) == "No drafting"
@@ -262,8 +266,8 @@ def test_sockets_of_our_types_have_colours(tab, theme):
 
 
 @pytest.mark.every_frontend
-def test_canvas_mode_is_the_page_s_default(tab):
-    """Most tests run in it alone, as conftest.py says."""
+def test_canvas_mode_is_the_pages_default(tab):
+    """The default tier tests only this mode, see conftest.py."""
     defaults = "({ defaultValue, defaultsByInstallVersion: by }) => [defaultValue, ...Object.values(by ?? {})]"
     setting = "app.ui.settings.settingsLookup['Comfy.VueNodes.Enabled']"
     assert set(tab.page.evaluate(f"({defaults})({setting})")) == {False}
@@ -282,16 +286,17 @@ FOUND = (
 )
 
 
-def test_saved_workflows_find_every_value_and_every_link_in_its_place(tab, own):
-    """Values are saved by their places, which are those of the inputs: required ones first, then optional ones."""
+def test_saved_workflows_restore_every_value_and_link(tab, default_workflow):
+    """Values are saved in the order of the inputs: required ones first, then optional ones."""
     templates = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in ROOT.glob("workflows/*.json")}
-    for name, saved in {"all sockets": own, **templates}.items():
+    for name, saved in {"all sockets": default_workflow, **templates}.items():
         origins = {link[0]: [str(link[1]), link[2]] for link in saved["links"]}
         tab.load(saved)
         found = tab.page.evaluate(FOUND)
         for node in saved["nodes"]:
             if node["type"].startswith("ADTTree"):
-                here, values = found[str(node["id"])], node.get("widgets_values", [])
+                here = found[str(node["id"])]
+                values = node.get("widgets_values", [])
                 assert here["values"][: len(values)] == values, (name, node["type"])
                 links = {one["name"]: origins[one["link"]] for one in node["inputs"] if one["link"] is not None}
                 assert here["links"] == links, (name, node["type"])

@@ -1,4 +1,4 @@
-"""A map belongs to its picture: it comes with the image that is dropped and with no other; undo and reload keep it."""
+"""Maps in images and workflows: a dropped image shows its own map, and undo and reload keep it."""
 
 import io
 import json
@@ -16,19 +16,19 @@ DROP = """([bytes, name]) => {
   const where = { bubbles: true, cancelable: true, clientX: 600, clientY: 700, dataTransfer: files };
   app.canvasEl.dispatchEvent(new DragEvent('drop', where));
 }"""
-LIVING = "app.graph.nodes.find((node) => node.type === 'ADTTreeSampler')"
+SAMPLER = "app.graph.nodes.find((node) => node.type === 'ADTTreeSampler')"
 
 
 def drop(tab, png: bytes, name: str = "image.png") -> int:
-    """Drop a PNG on the page and wait for its workflow; the number of its sampler."""
+    """Drop a PNG on the page, wait for its workflow, and return the id of its sampler."""
     tab.page.evaluate("app.graph.clear()")
     tab.page.evaluate(DROP, [list(png), name])
-    tab.page.wait_for_function(LIVING)
-    return tab.page.evaluate(f"{LIVING}.id")
+    tab.page.wait_for_function(SAMPLER)
+    return tab.page.evaluate(f"{SAMPLER}.id")
 
 
 def last_image(comfy, tab, sampler) -> bytes:
-    """The image that the last run of a page saved."""
+    """Return the image that the last run of a page saved."""
     prompt = tab.map(sampler, "run.reference.prompt")
     return comfy.files(comfy.wait(prompt))[0]
 
@@ -38,20 +38,20 @@ def widget(tab, node, name: str):
 
 
 @pytest.fixture(scope="session")
-def stranger(browser, tmp_path_factory):
-    """A server that never made an image, without the model."""
-    with Comfy(NEWEST, tmp_path_factory.mktemp("stranger"), PACKS) as server:
+def other_server(browser, tmp_path_factory):
+    """Server without the model and without any history."""
+    with Comfy(NEWEST, tmp_path_factory.mktemp("other_server"), PACKS) as server:
         server.post("/settings/Comfy.TutorialCompleted", True)
         yield server
 
 
-def test_a_png_dropped_on_a_fresh_server_brings_its_map_prompt_and_seed(tab, comfy, stranger, browser, workflow):
+def test_png_dropped_on_another_server_restores_map_prompt_and_seed(tab, comfy, other_server, browser, workflow):
     workflow.node("CLIPTextEncode")["widgets_values"] = ["a barn in the snow"]
     sampler = done(tab, workflow)
-    wanted = values(tab, sampler), widget(tab, sampler, "seed")
+    wanted = (values(tab, sampler), widget(tab, sampler, "seed"))
     png = last_image(comfy, tab, sampler)
     assert len(png) < 120_000
-    other = ComfyPage(browser, stranger.address, tab.artefacts, vue=tab.vue)
+    other = ComfyPage(browser, other_server.address, tab.artefacts, vue=tab.vue)
     try:
         node = drop(other, png)
         other.finished(node)
@@ -65,20 +65,21 @@ def test_a_png_dropped_on_a_fresh_server_brings_its_map_prompt_and_seed(tab, com
         assert f"seed {wanted[1]}" in other.map(node, "(panel.draw(), panel.caption.element.textContent)")
         other.screenshot("dropped")
         graph = json.dumps(other.page.evaluate("app.graph.serialize()"))
-        assert "adt_tree_maps" not in graph and len(graph) < 60_000, "the page keeps maps out of what can be undone"
-        other.page.wait_for_timeout(1500)  # ComfyUI keeps its draft of the workflow a moment later
+        assert "adt_tree_maps" not in graph and len(graph) < 60_000, "undo steps do not contain maps"
+        other.page.wait_for_timeout(1500)  # ComfyUI saves its draft of the workflow with a delay
         other.open()
         other.finished(node)
         assert values(other, node) == wanted[0]
-        assert other.complaints() == []
+        assert other.messages_about_our_code() == []
     finally:
         other.context.close()
 
 
 def test_each_png_has_its_own_map(tab, comfy, workflow):
-    """Also that of an image for which the sampler did not run, and none where the image has none."""
+    """Images of a cached sampler have a map too; images without a map show none."""
     sampler = done(tab, workflow)
-    seed, first = widget(tab, sampler, "seed"), values(tab, sampler)
+    seed = widget(tab, sampler, "seed")
+    first = values(tab, sampler)
     one = last_image(comfy, tab, sampler)
     run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
     second = values(tab, sampler)
@@ -89,7 +90,7 @@ def test_each_png_has_its_own_map(tab, comfy, workflow):
         assert values(tab, node) == wanted and widget(tab, node, "seed") == of
     saved = tab.saved()
     damaged = {str(sampler): {"parts": [{"id": "x", "images": 1, "grid": [2, 2], "data": "?"}]}}
-    for maps in ({}, damaged):  # as in an image that has no map, and in one of somebody else
+    for maps in ({}, damaged):  # an image without a map, and a foreign image
         saved["extra"]["adt_tree_maps"] = maps
         tab.load(saved)
         tab.settle()
@@ -98,8 +99,8 @@ def test_each_png_has_its_own_map(tab, comfy, workflow):
 
 
 @pytest.mark.parametrize("odd", [None, "", "text", 0, 5, [], [1], {"PART": [5]}, {"PART": "x"}], ids=repr)
-def test_maps_and_properties_of_any_kind_are_no_map_and_no_trouble(tab, workflow, odd):
-    """Anybody may have written the workflow in a file. What is said in the console fails the test."""
+def test_invalid_maps_and_properties_are_ignored(tab, workflow, odd):
+    """A file can contain any workflow. An error in the console fails the test."""
     sampler = workflow.sampler
     maps = {str(sampler): {"parts": odd["PART"]}} if isinstance(odd, dict) else odd
     property = {"figure": "toString", "opacity": [], "tag": 7, "runs": odd} if isinstance(odd, dict) else odd
@@ -115,8 +116,8 @@ def test_maps_and_properties_of_any_kind_are_no_map_and_no_trouble(tab, workflow
     assert "adt_tree_maps" not in tab.page.evaluate("JSON.stringify(app.graph.serialize())")
 
 
-def test_a_reference_with_the_name_of_a_method_is_no_run(tab, workflow):
-    """What goes wrong while runs are looked for is said in the console, which fails the test."""
+def test_run_reference_named_like_a_method_is_ignored(tab, workflow):
+    """An error in the console during the search for runs fails the test."""
     reference = {"id": "toString", "prompt": "toString", "node": "toString"}
     workflow.node("ADTTreeSampler")["properties"] = {"adt_tree_map": {"tag": "of its own", "runs": [reference]}}
     tab.load(workflow.data)
@@ -124,8 +125,8 @@ def test_a_reference_with_the_name_of_a_method_is_no_run(tab, workflow):
     assert tab.map(workflow.sampler, "(panel.draw(), run)") is None
 
 
-def test_each_file_of_a_batch_opens_with_its_own_image(tab, comfy, workflow):
-    """They carry the same map. Another picture in such a file is none of the batch, and then the first is shown."""
+def test_each_file_of_a_batch_selects_its_image(tab, comfy, workflow):
+    """All files contain the same map. If the picture is none of the batch, the map shows the first image."""
     sampler = done(tab, workflow.batch(3))
     files = comfy.files(comfy.wait(tab.map(sampler, "run.reference.prompt")))
     assert len(files) == 3
@@ -142,7 +143,8 @@ def test_each_file_of_a_batch_opens_with_its_own_image(tab, comfy, workflow):
     tab.wait(node, "panel.image === 1")
     tab.screenshot("of a batch")
     with Image.open(io.BytesIO(files[2])) as one:
-        info, other = PngInfo(), ImageOps.invert(one.convert("RGB"))
+        info = PngInfo()
+        other = ImageOps.invert(one.convert("RGB"))
         info.add_text("workflow", one.info["workflow"])
         larger = one.convert("RGB").resize((3 * one.width, 3 * one.height), Image.Resampling.BICUBIC)
     for picture, image in ((larger, 2), (other, 0)):
@@ -153,7 +155,7 @@ def test_each_file_of_a_batch_opens_with_its_own_image(tab, comfy, workflow):
         assert tab.map(node, "panel.image") == image
 
 
-def test_undoing_something_else_keeps_the_map(tab, workflow):
+def test_undo_of_another_change_keeps_the_map(tab, workflow):
     sampler = done(tab, workflow)
     run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
     shown = tab.map(sampler, "run.id")
@@ -173,14 +175,15 @@ def test_undoing_something_else_keeps_the_map(tab, workflow):
     assert tab.map(sampler, "map.previous !== null")
 
 
-def test_a_reload_shows_the_last_run_although_the_page_kept_an_earlier_state(tab, workflow):
+def test_reload_shows_the_last_run(tab, workflow):
     sampler = done(tab, workflow)
     tab.widget(sampler).locator("button[data-figure=depth]").click()
     tab.wait(sampler, "map.node.properties.adt_tree_map.figure === 'depth'")
     tab.drafted(tab.map(sampler, "run.id"))
     run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
     run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
-    shown, before = tab.map(sampler, "run.id"), values(tab, sampler)
+    shown = tab.map(sampler, "run.id")
+    before = values(tab, sampler)
     tab.page.wait_for_timeout(1500)
     tab.open()
     tab.finished(sampler)
@@ -190,13 +193,13 @@ def test_a_reload_shows_the_last_run_although_the_page_kept_an_earlier_state(tab
     tab.screenshot("restored")
 
 
-def test_the_map_says_which_seed_it_shows_and_what_the_node_has_now(tab, workflow):
+def test_caption_shows_seeds_of_the_map_and_the_node(tab, workflow):
     sampler = done(tab, workflow)
     seed = widget(tab, sampler, "seed")
     says = f"Made with seed {seed} (ADT-Tree)."
     assert tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)") == says
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 5")
-    noticed(tab)
+    capture_state(tab)
     tab.wait(sampler, f"panel.caption.own.firstChild.data === '{says} Seed is now {seed + 5}.'")
     tab.screenshot("differs")
     tab.widget(sampler).get_by_role("button", name=f"Restore seed {seed}").click()
@@ -205,17 +208,17 @@ def test_the_map_says_which_seed_it_shows_and_what_the_node_has_now(tab, workflo
 
 
 @pytest.mark.smoke
-def test_the_map_says_that_the_prompt_is_another_now_and_gives_it_back(tab, workflow):
+def test_caption_reports_a_changed_prompt_and_restores_it(tab, workflow):
     sampler = done(tab, workflow)
     says = tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)")
     text = "map.node.getInputNode(map.node.inputs.findIndex((i) => i.name === 'positive')).widgets[0]"
     before = tab.map(sampler, f"{text}.value")
     tab.map(sampler, f"({text}.value = '{{a red|a blue}} house', 0)")
-    noticed(tab)
+    capture_state(tab)
     tab.settle()
-    assert tab.map(sampler, "panel.caption.element.textContent") == says, "what is drawn from it may be the same"
+    assert tab.map(sampler, "panel.caption.element.textContent") == says, "the choices may give the same prompt"
     tab.map(sampler, f"({text}.value = 'another house', 0)")
-    noticed(tab)
+    capture_state(tab)
     tab.wait(sampler, f"panel.caption.own.firstChild.data === '{says} The prompt has changed.'")
     tab.widget(sampler).get_by_role("button", name="Restore prompt").click()
     tab.wait(sampler, f"panel.caption.element.textContent === '{says}'")
@@ -229,11 +232,11 @@ LOOK_AT_PROMPT = """(({ node }) => {
   app.canvas.setDirty(true, true);
   return prompt.widgets[0].value;
 })(map)"""
-"""Shows the sampler's prompt; its text."""
+"""Moves the view to the sampler's prompt, and returns its text."""
 
 
-def test_another_prompt_is_noticed_while_it_is_typed(tab, workflow):
-    """Before anybody clicks elsewhere, such as on Run."""
+def test_changed_prompt_is_noticed_while_typing(tab, workflow):
+    """The field keeps the focus, as before a click on Run."""
     sampler = done(tab, workflow)
     text = tab.map(sampler, LOOK_AT_PROMPT)
     tab.settle()
@@ -252,52 +255,52 @@ SECOND_PROMPT = """(({ node }, text) => {
   prompt.connect(0, node, 'positive');
   return prompt.id;
 })(map, argument)"""
-"""Links another text to the sampler; the number of its node."""
+"""Links another text to the sampler, and returns the id of its node."""
 
 
-def test_the_map_says_that_the_prompt_comes_from_another_node_now(tab, workflow):
+def test_caption_compares_the_prompt_of_another_node(tab, workflow):
     sampler = done(tab, workflow)
     says = tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)")
     text = tab.map(sampler, "Object.values(run.texts)[0].text")
     second = tab.map(sampler, SECOND_PROMPT, text)
-    noticed(tab)
+    capture_state(tab)
     tab.settle()
-    assert tab.map(sampler, "panel.caption.element.textContent") == says, "it says the same"
+    assert tab.map(sampler, "panel.caption.element.textContent") == says, "the text is the same"
     tab.map(sampler, "(app.graph.getNodeById(argument).widgets[0].value = 'another house', 0)", second)
-    noticed(tab)
+    capture_state(tab)
     tab.wait(sampler, f"panel.caption.element.textContent === '{says} The prompt has changed.'")
 
 
-def test_the_map_of_a_node_that_does_not_run_says_so(tab, workflow):
+def test_caption_reports_a_node_that_does_not_run(tab, workflow):
     sampler = done(tab, workflow)
     for mode, why in ((2, "muted"), (4, "bypassed")):
         tab.map(sampler, "map.node.mode = argument", mode)
-        noticed(tab)
+        capture_state(tab)
         said = f"The node is {why}, so the map is from an earlier run."
         tab.wait(sampler, f"panel.caption.element.textContent.endsWith('{said}')")
         assert float(tab.map(sampler, "getComputedStyle(panel.stage).opacity")) < 1
         tab.screenshot(why)
     tab.map(sampler, "map.node.mode = 0")
-    noticed(tab)
+    capture_state(tab)
     tab.wait(sampler, "!panel.caption.element.textContent.includes('earlier run')")
 
 
-def noticed(tab) -> None:
-    """ComfyUI looks at the workflow, as it does after a click or a key."""
+def capture_state(tab) -> None:
+    """Make ComfyUI compare the workflow with its saved state, as after a click or a key."""
     tab.page.evaluate("app.extensionManager.workflow.activeWorkflow.changeTracker.captureCanvasState()")
 
 
-def test_a_page_that_is_loaded_again_during_a_run_knows_its_messages(tab, workflow):
-    """ComfyUI logs messages that no one listens to; the ones of a run arrive as soon as the page is connected."""
+def test_page_reloaded_during_a_run_handles_its_messages(tab, workflow):
+    """ComfyUI logs messages without a listener; messages of a run arrive as soon as the page is connected."""
     sampler = workflow.batch(64).sampler
     tab.load(workflow.data)
     tab.run()
     tab.wait(sampler, "run && run.done > 2")
-    tab.said.clear()
+    tab.console.clear()
     tab.frames.clear()
     tab.open()
     tab.page.wait_for_function("app.graph.nodes.length > 0")
     tab.wait(sampler, "run && run.done > 2")
-    assert tab.frames, "the run was over before the page was there"
-    assert not [said for said in tab.said if "Unknown message" in said or "Unhandled message" in said]
+    assert tab.frames, "the run ended before the page was loaded"
+    assert not [line for line in tab.console if "Unknown message" in line or "Unhandled message" in line]
     tab.page.evaluate("app.api.interrupt()")

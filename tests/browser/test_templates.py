@@ -1,5 +1,6 @@
-"""Every workflow that needs nothing but the pack, opened from the template browser and run as a user does.
-They are legible: nodes overlap neither each other nor the frames of other groups, before a run and after it.
+"""Workflows that need only the pack, opened from the template browser and run.
+
+Nodes overlap neither each other nor the frames of other groups, before and after a run.
 """
 
 import itertools
@@ -29,10 +30,10 @@ MISSING = [
     "ADT-Tree GLM-Image edit a picture",
     "ADT-Tree same as upstream (Janus-Pro)",
 ]
-"""Templates whose models are not there."""
+"""Templates whose models are not installed."""
 
 SEEDS = itertools.count(50)
-"""New ones, so that nothing comes from ComfyUI's cache: other tests of the session may have run the same workflow."""
+"""New seeds, so that no result is in ComfyUI's cache from a test with the same workflow."""
 
 RUN = """async () => {
   const shown = [], frames = { maps: 0, previews: 0 };
@@ -67,7 +68,7 @@ CROWDED = """() => {
   const cut = boxes.flatMap((a) => frames.filter(sticksOut(a)).map(names(a)));
   return [...pairs, ...cut];
 }"""
-"""Pairs of nodes that overlap, and of nodes and groups that they stick out of."""
+"""Returns pairs of overlapping nodes, and pairs of a node and a group that it exceeds."""
 
 
 HIDDEN = """() => {
@@ -79,11 +80,11 @@ HIDDEN = """() => {
   const hidden = (box) => beyond(box) || meet(box, [map.x, map.y, map.width, map.height]);
   return app.graph.nodes.filter((node) => hidden(place(adtTest.box(node)))).map((node) => `${node.type} ${node.id}`);
 }"""
-"""Nodes that are beyond the window or behind ComfyUI's bars or its minimap."""
+"""Returns nodes outside the window or covered by ComfyUI's bars or minimap."""
 
 
 def out_of_place(tab, patience=50) -> list:
-    """Nodes that overlap or are hidden, once a page that is laid out anew has settled."""
+    """Return nodes that overlap or are hidden after the layout of the page is stable."""
     tab.settle()
     while (found := [*tab.page.evaluate(CROWDED), *tab.page.evaluate(HIDDEN)]) and patience:
         tab.settle()
@@ -94,38 +95,38 @@ def out_of_place(tab, patience=50) -> list:
 SMALL = """(seed) => {
   const widgets = app.graph.nodes.flatMap((n) => n.widgets ?? []);
   widgets.filter((w) => w.name === 'seed').forEach((w) => { w.value = seed; });
-  for (const many of ['count', 'batch_size']) // of a batch's prompts, and of images at once
+  for (const many of ['count', 'batch_size']) // prompts of a batch, and images per prompt
     widgets.filter((w) => w.name === many && w.value > 2).forEach((w) => { w.value = 2; });
 }"""
-"""Sets a seed, and few images."""
+"""Sets a seed and small numbers of images."""
 
 
 HEAR_TEXT = """() => {
   adtTest.text = [];
   app.api.addEventListener('progress_text', ({ detail }) => adtTest.text.push(detail.text), { once: true });
 }"""
-"""Notes the next line that the server shows under a node."""
+"""Records the next line that the server shows under a node."""
 
 
 STAYS = """(line) => app.graph.nodes.some((node) => adtTest.line(node) === line)"""
-"""Whether a line still stands under a node."""
+"""Returns whether a node still shows this line."""
 
 
 def model_of(nodes: list[dict]) -> str:
-    """The model that a template asks for."""
+    """Return the model that a template needs."""
     return next(node["widgets_values"][0] for node in nodes if node["type"] == "ADTTreeModelLoader")
 
 
 def nodes_of(name: str) -> list[dict]:
-    """The nodes of a template."""
+    """Return the nodes of a template."""
     return json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
 
 
-def test_the_first_workflow_fits_the_screen(tab):
-    """As ComfyUI opens it, and as it fits it. At a zoom below 0.57 its canvas draws no text."""
+def test_first_template_fits_the_screen(tab):
+    """Check ComfyUI's initial view and the command Fit View. ComfyUI's canvas draws no text at zooms below 0.57."""
     for width, height in ((1920, 1080), (1280, 800)):
         tab.page.set_viewport_size({"width": width, "height": height})
-        tab.open()  # ComfyUI opens what it has shown before as it was seen: on another screen
+        tab.open()  # ComfyUI restores the view of a template that was open before, for another screen
         tab.open_template(RUNNABLE[0])
         tab.settle()
         assert tab.page.evaluate("app.canvas.ds.scale") > 0.9
@@ -135,7 +136,7 @@ def test_the_first_workflow_fits_the_screen(tab):
 
 
 @pytest.mark.parametrize("name", [pytest.param(RUNNABLE[0], marks=pytest.mark.smoke), *RUNNABLE[1:], *MISSING])
-def test_a_template_opens_with_every_node_in_sight(tab, name):
+def test_template_opens_with_every_node_visible(tab, name):
     tab.open_template(name)
     assert not tab.page.evaluate("app.graph.nodes.filter((node) => node.has_errors).map((node) => node.type)")
     assert out_of_place(tab) == []
@@ -143,9 +144,8 @@ def test_a_template_opens_with_every_node_in_sight(tab, name):
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_a_template_runs(tab, name):
-    """Every node that shows pictures has some; every map is finished and painted; all nodes stay in sight as maps grow,
-    for which other nodes make room in Nodes 2.0."""
+def test_template_runs(tab, name):
+    """Nodes show images, maps are finished and drawn, and all nodes stay visible as maps grow."""
     nodes = nodes_of(name)
     tab.open_template(name)
     tab.page.evaluate(SMALL, next(SEEDS))
@@ -158,7 +158,7 @@ def test_a_template_runs(tab, name):
     for node in mapped:
         tab.finished(node)
         tab.wait(node, "map.imageShown()")
-        # Tokens that were kept have no figure.
+        # Kept tokens have no figure.
         assert tab.map(node, "Math.max(...run.values('acceptance', 0).filter(Number.isFinite))") > 1
     tab.screenshot(f"run_{name}")
     assert out_of_place(tab) == []
@@ -166,14 +166,14 @@ def test_a_template_runs(tab, name):
 
 @pytest.fixture
 def without_errors_after(tab):
-    """What says that runs failed is gone after these tests: a panel at the right, which ComfyUI keeps open."""
+    """Close the error panel at the right after the test, which ComfyUI keeps open."""
     yield
     tab.page.evaluate("app.extensionManager.setting.set('Comfy.RightSidePanel.IsOpen', false)")
     tab.open()
 
 
-def test_a_template_without_its_model_tells_how_to_get_it(tab, without_errors_after):
-    """Its note names the input that downloads it. Run shows the command in the error, and a hint under the loader."""
+def test_template_without_its_model_explains_the_download(tab, without_errors_after):
+    """Its note names the input that downloads the model. Run shows the command, and a hint under the loader."""
     nodes = nodes_of(MISSING[0])
     tab.open_template(MISSING[0])
     note = next(node["widgets_values"][0] for node in nodes if node["type"] == "MarkdownNote")
@@ -193,8 +193,8 @@ def test_a_template_without_its_model_tells_how_to_get_it(tab, without_errors_af
     tab.page.keyboard.press("Escape")
 
 
-def test_single_files_that_a_workflow_names_are_offered_for_download(tab, without_errors_after):
-    """GLM-Image's two loaders take them from four folders, our own among them. The dialogue knows files alone."""
+def test_missing_files_of_a_workflow_are_offered_for_download(tab, without_errors_after):
+    """GLM-Image's two loaders read from four folders, one of them ours. The dialogue supports only single files."""
     named = {
         "ADTTreeModelLoader": {"glm_image_ar.safetensors": "ar_image"},
         "ADTTreeGLMDecoderLoader": {

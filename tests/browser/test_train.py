@@ -1,23 +1,23 @@
-"""Train Drafter on the page: lines say what it takes and what came of it, and the curve stands on the node."""
+"""Train Drafter on the page: text shows its needs and its result, and the node shows the curve."""
 
 from itertools import count
 
 NUMBERS = count()
-"""Of trainings: one that has been done is not done again."""
+"""Numbers of trainings, because a finished training is not repeated."""
 
 SHOWN = """([id, name]) => {
   const node = app.graph.getNodeById(id);
   const said = adtTest.line(node);
   return said.startsWith(`'${name}' drafts `) && [512, 640].includes(node.imgs?.[0]?.naturalWidth);
 }"""
-"""The canvas may go on showing the live curve, which ComfyUI sends with 512 pixels at most."""
+"""Returns whether the node shows the result and a curve, which can be the live one of 512 pixels."""
 HEAR = """() => {
   adtTest.text = [];
   app.api.addEventListener('progress_text', ({ detail }) => adtTest.text.push(detail.text));
 }"""
 
 
-def test_a_training_shows_what_it_takes_and_its_curve(tab, workflow):
+def test_training_shows_its_needs_and_its_curve(tab, workflow):
     prompts = "\n".join(f"a {colour} {thing}" for colour in ("red", "blue") for thing in ("house", "ball", "car"))
     numbers = [0, 3.0, 1.0, 0, 1.0, "model default"]
     name = f"from the page {next(NUMBERS)}"

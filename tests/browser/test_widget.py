@@ -1,4 +1,4 @@
-"""The map as a widget among ComfyUI's own: beside the properties panel, and hidden and shown again."""
+"""Map widget next to other parts of ComfyUI: the properties panel, previews, and a small zoom."""
 
 import pytest
 from map_reading import done
@@ -9,13 +9,13 @@ OWN_PREVIEW = "map.node.imgs?.length > 0 && map.node.widgets.some(({ name }) => 
 TITLE = """(({ pos }, { ds, canvas }) => {
   const { x, y } = canvas.getBoundingClientRect();
   return [x + (pos[0] + 40 + ds.offset[0]) * ds.scale, y + (pos[1] - 15 + ds.offset[1]) * ds.scale];
-})(map.node, app.canvas)"""  # a point of the node's title
+})(map.node, app.canvas)"""  # a point in the node's title
 LOOK = "(app.canvas.ds.scale = argument, app.canvas.centerOnNode(map.node), app.canvas.setDirty(true, true))"
 COLOURS = """(({ canvas }, [width, height]) => {
   const [w, h] = [Math.floor(0.2 * width), Math.floor(0.1 * height)], zoom = canvas.width / canvas.clientWidth;
   const [x, y] = [(canvas.width - zoom * w) / 2, canvas.height / 2];
   return new Set(new Uint32Array(canvas.getContext('2d').getImageData(x, y, zoom * w, zoom * h).data.buffer)).size;
-})(app.canvas, map.node.size)"""  # on ComfyUI's canvas, in the lower half of the node that it is centred on
+})(app.canvas, map.node.size)"""  # number of colours on ComfyUI's canvas, in the lower half of the centred node
 DRAWN_WHILE_MOVING = """(async () => {
   const { getContext } = OffscreenCanvas.prototype;
   let count = 0;
@@ -30,11 +30,11 @@ DRAWN_WHILE_MOVING = """(async () => {
   }
   OffscreenCanvas.prototype.getContext = getContext;
   return count;
-})()"""  # how many pictures are made while the page is dragged
+})()"""  # number of images created while the page is dragged
 
 
 def place(tab, sampler) -> list:
-    """The map's size on the page and of itself, and its node's size."""
+    """Return the map's size on the page, its unscaled width, and its node's size."""
     return tab.map(
         sampler,
         """(() => {
@@ -44,7 +44,7 @@ def place(tab, sampler) -> list:
     )
 
 
-def test_the_properties_panel_leaves_the_map_on_its_node(tab, workflow):
+def test_properties_panel_leaves_the_map_on_its_node(tab, workflow):
     sampler = done(tab, workflow)
     tab.wait(sampler, "map.imageShown()")
     before = place(tab, sampler)
@@ -61,9 +61,9 @@ def test_the_properties_panel_leaves_the_map_on_its_node(tab, workflow):
     assert place(tab, sampler) == before
 
 
-def test_shown_again_the_map_is_the_only_picture(tab, workflow, prefer):
-    """ComfyUI shows its live preview in place of a map that is hidden."""
-    sampler = workflow.batch(48).sampler  # long enough for a preview on a quick machine, too
+def test_map_replaces_the_preview_when_it_is_shown_again(tab, workflow, prefer):
+    """ComfyUI shows its live preview while the map is hidden."""
+    sampler = workflow.batch(48).sampler  # long enough for a preview even on a fast machine
     tab.load(workflow.data)
     tab.run()
     tab.wait(sampler, "run?.state === 'running' && map.imageShown()")
@@ -83,8 +83,8 @@ def test_shown_again_the_map_is_the_only_picture(tab, workflow, prefer):
     assert place(tab, sampler)[3:] == size
 
 
-def test_zoomed_out_the_map_is_an_image_that_is_drawn_once(tab, workflow):
-    """On ComfyUI's canvas: there an element is laid out anew with each frame. Nodes 2.0 moves all elements as one."""
+def test_small_zoom_replaces_the_map_by_an_image(tab, workflow):
+    """In canvas mode the browser lays out elements again with each frame; Nodes 2.0 moves all elements as one."""
     sampler = done(tab, workflow)
     tab.wait(sampler, "map.imageShown()")
     tab.map(sampler, LOOK, 0.3)
@@ -93,7 +93,7 @@ def test_zoomed_out_the_map_is_an_image_that_is_drawn_once(tab, workflow):
     else:
         tab.wait(sampler, "panel.element.getBoundingClientRect().width === 0")
         assert tab.map(sampler, COLOURS) > 20
-    for _ in range(10):  # it is told late of its new size
+    for _ in range(10):  # the new size arrives with a delay
         if (drawn := tab.map(sampler, DRAWN_WHILE_MOVING)) == 0:
             break
     assert drawn == 0

@@ -1,10 +1,10 @@
-"""A workflow as a file has it, with the tiny model, and short ways to change it before it is opened."""
+"""Workflow file with the tiny model, and methods to change it before it is opened."""
 
 from __future__ import annotations
 
 import itertools
 
-_seeds = itertools.count(1000, 10)  # tests count on from theirs
+_seeds = itertools.count(1000, 10)  # tests may increment their seed
 OUTPUTS = {
     "ADTTreeModelLoader": {"model": "ADT_MODEL", "CLIP": "CLIP", "VAE": "VAE"},
     "ADTTreeDrafterLoader": {"drafter": "ADT_DRAFTER"},
@@ -13,14 +13,14 @@ OUTPUTS = {
     "ADTTreeSampler": {"LATENT": "LATENT", "trace": "ADT_TRACE"},
     "VAEDecode": {"IMAGE": "IMAGE"},
 }
-"""Names and types, by kind of node."""
+"""Names and types of outputs, by type of node."""
 SETTINGS = ["auto", "coupled", 0, 0, 0, "horizontal", "carry", 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0]
 NUMBERS = [3.0, 1.0, 0, 1.0, 1, 0.5, 0.0, "Auto", "model default"]
-"""Of the sampler, behind its seed, from before it had *noise*: the page gives that its default."""
+"""Values of the sampler after its seed in the format without *noise*, for which the page uses the default."""
 
 
 class Workflow:
-    """From a text to a saved image by ADT-Tree; everything that drafts is connected to the sampler."""
+    """Workflow from a text to a saved image, with a drafter and settings connected to the sampler."""
 
     def __init__(self):
         view = {"ds": {"scale": 0.8, "offset": [80, 70]}}
@@ -30,10 +30,10 @@ class Workflow:
         settings = self.add("ADTTreeSettings", (40, 440), ["adt-tree", *SETTINGS[1:]])
         text = self.add("CLIPTextEncode", (430, 80), ["A red house in a field."], (420, 150), clip=(loader, 1))
         negative = self.add("CLIPTextEncode", (430, 290), [""], (420, 110), clip=(loader, 1))
-        self._plugs = {"model": (loader, 0), "positive": (text, 0), "negative": (negative, 0), "drafter": (drafter, 0)}
+        self._links = {"model": (loader, 0), "positive": (text, 0), "negative": (negative, 0), "drafter": (drafter, 0)}
         numbers = [next(_seeds), "fixed", *NUMBERS]
-        plugs = {**self._plugs, "settings": (settings, 0)}
-        self.sampler = self.add("ADTTreeSampler", (910, 80), numbers, (330, 770), **plugs)
+        links = {**self._links, "settings": (settings, 0)}
+        self.sampler = self.add("ADTTreeSampler", (910, 80), numbers, (330, 770), **links)
         self._decoded(self.sampler, 1300, "SaveImage", ["ADT-Tree"])
 
     def node(self, kind: str) -> dict:
@@ -51,35 +51,43 @@ class Workflow:
         return self
 
     def reading_the_trace(self) -> Workflow:
-        """With a node of the tests that shows the trace."""
+        """Add a node of the tests that shows the trace."""
         self.add("ProbeReadTrace", (900, 900), trace=(self.sampler, 1))
         return self
 
     def second_sampler(self, method: str) -> int:
-        """A copy of the sampler that decodes by another method, for the same model; its node number."""
+        """Add a sampler with another method for the same model, and return its id."""
         settings = self.add("ADTTreeSettings", (1800, 80), [method, *SETTINGS[1:]])
         numbers = list(self.widgets("ADTTreeSampler"))
-        second = self.add("ADTTreeSampler", (2200, 80), numbers, (330, 770), **self._plugs, settings=(settings, 0))
+        second = self.add("ADTTreeSampler", (2200, 80), numbers, (330, 770), **self._links, settings=(settings, 0))
         self._decoded(second, 2600, "PreviewImage", [])
         return second
 
     def _decoded(self, sampler: int, left: int, kind: str, values: list) -> None:
-        vae = self._plugs["model"][0], 2
+        vae = self._links["model"][0], 2
         image = self.add("VAEDecode", (left, 80), size=(210, 46), samples=(sampler, 0), vae=vae)
         self.add(kind, (left, 190), values, (420, 500), images=(image, 0))
 
-    def add(self, kind: str, pos: tuple, values=(), size: tuple = (330, 110), **plugs: tuple[int, int]) -> int:
-        """A new node; its number. plugs: for each input that is linked the node and output that it is linked to."""
+    def add(self, kind: str, pos: tuple, values=(), size: tuple = (330, 110), **links: tuple[int, int]) -> int:
+        """Add a node and return its id.
+
+        Args:
+            kind: Type of the node.
+            pos: Position of its top left corner.
+            values: Values of its widgets.
+            size: Width and height.
+            links: Input -> id of the node and index of the output that it is linked to.
+        """
         number = self.data["last_node_id"] = self.data["last_node_id"] + 1
         outputs = [{"name": name, "type": type, "links": []} for name, type in OUTPUTS.get(kind, {}).items()]
-        inputs = [self._link(name, number, slot, *plug) for slot, (name, plug) in enumerate(plugs.items())]
+        inputs = [self._link(name, number, slot, *link) for slot, (name, link) in enumerate(links.items())]
         place = {"id": number, "type": kind, "pos": list(pos), "size": list(size), "order": number, "mode": 0}
         own = {"flags": {}, "properties": {}, "widgets_values": list(values)}
         self.data["nodes"].append({**place, **own, "inputs": inputs, "outputs": outputs})
         return number
 
     def _link(self, name: str, target: int, slot: int, source: int, output: int) -> dict:
-        """The input of a node that is linked to the output of another."""
+        """Link the output of a node to an input of another, and return the input."""
         number = self.data["last_link_id"] = self.data["last_link_id"] + 1
         socket = self.data["nodes"][source - 1]["outputs"][output]
         socket["links"].append(number)

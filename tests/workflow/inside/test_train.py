@@ -54,7 +54,7 @@ def test_trained_drafter_is_listed_and_lossless(pack, small, train, caplog):
 
 
 def test_training_resumes_after_cancelling(pack, train, monkeypatch):
-    """Cancel while images are drawn and between two checkpoints: the weights equal those of an uninterrupted training."""
+    """Cancel while images are drawn and between checkpoints; the weights equal an uninterrupted training."""
     module = sys.modules[pack.nodes["ADTTreeTrainDrafter"].__module__]
     monkeypatch.setattr(module, "MEASURED", 2)
     train("complete")
