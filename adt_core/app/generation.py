@@ -26,7 +26,7 @@ from .args import GenerateArgs, OutputArgs
 from .checkpoints import load_drafter
 from .images import check_outputs, to_png
 from .jobs import conditions, drawing, new_decoding, split, warm_up
-from .loading import choose_device, complete, models_of, named, open_target
+from .loading import choose_device, complete, given_paths, model_files, open_target
 from .prompts import blank_note, non_blank, read_all
 from .training_domain import domain_warning
 
@@ -81,9 +81,9 @@ def plan(args: GenerateArgs) -> GenerationPlan:
     check_outputs(
         [*(("output", path) for path in dict.fromkeys([files.output, *paths])), *_json_outputs(files)],
         [
-            *named(inputs, "prompts", "from_png"),
-            *named(args.image_to_image, "source", "continue_from"),
-            *models_of(recipe.loading.model, recipe.drafter or JACOBI),
+            *given_paths(inputs, "prompts", "from_png"),
+            *given_paths(args.image_to_image, "source", "continue_from"),
+            *model_files(recipe.loading.model, recipe.drafter or JACOBI),
         ],
     )
     parts = split(len(prompts), batch.max_batch_size, batch.batch_size, args.parallel.workers)
@@ -91,7 +91,7 @@ def plan(args: GenerateArgs) -> GenerationPlan:
 
 
 def _output_paths(output: Path, count: int) -> list[Path]:
-    """Return the path of each image; several are numbered from 0001."""
+    """Return the path of each image. Several images are numbered from 0001."""
     if count > MAX_IMAGES:
         raise AdtError(
             f"`batch_size`: this makes {count} images, but at most {MAX_IMAGES} are allowed; use a smaller number."
@@ -101,7 +101,7 @@ def _output_paths(output: Path, count: int) -> list[Path]:
 
 
 def _json_outputs(files: OutputArgs) -> list[tuple[str, Path]]:
-    return named(files, "tokens", "trace", "report")
+    return given_paths(files, "tokens", "trace", "report")
 
 
 class PartResult(NamedTuple):
@@ -166,6 +166,7 @@ class GenerationWorker:
 
         Args:
             part: Number of the part, from 0.
+
         Yields:
             The outcome of each round, then the results of the part.
         """
@@ -239,6 +240,7 @@ def summarise(
         plan: Arguments of the run.
         by_method: Results of all parts by the chosen method, then with ``compare`` by plain decoding.
         elapsed: Seconds of the run, loading and writing included.
+
     Returns:
         Statistics for the report, and lines for the user.
     """
@@ -252,17 +254,9 @@ def summarise(
         + (f", {report['substitution_rate']:.1%} of the tokens substituted" if plan.recipe.lantern else "")
     ]
     if plan.args.files.compare:
-        plain = figures(by_method[1])
-        images = len(paths)
-        drafted, undrafted = (torch.cat([result.codes for result in results]) for results in by_method)
-        same = int((drafted == undrafted).flatten(1).all(1).sum())
-        speedup = plain["seconds"] / report["seconds"]
-        identical = same == images
-        report |= {"plain": plain, "speedup": speedup, "identical": identical, "identical_images": same}
-        lines.append(
-            f"Speed-up over plain decoding ({plain['seconds']:.2f} s), measured in this run: {speedup:.2f}x; "
-            + ("tokens identical" if identical else f"tokens identical in {same} of {images} images")
-        )
+        comparison, line = _compare(report["seconds"], by_method)
+        report |= comparison
+        lines.append(line)
     if parallel.uses_ray:
         report |= {"workers": parallel.workers, "elapsed_seconds": elapsed}
         lines.append(
@@ -270,6 +264,20 @@ def summarise(
             "loading included."
         )
     return report, lines
+
+
+def _compare(seconds: float, by_method: Sequence[Sequence[PartResult]]) -> tuple[dict, str]:
+    """Compare the chosen method, which took `seconds`, with plain decoding: statistics, and a line for the user."""
+    plain = figures(by_method[1])
+    drafted, undrafted = (torch.cat([result.codes for result in results]) for results in by_method)
+    images = len(drafted)
+    same = int((drafted == undrafted).flatten(1).all(1).sum())
+    speedup = plain["seconds"] / seconds
+    identical = same == images
+    line = f"Speed-up over plain decoding ({plain['seconds']:.2f} s), measured in this run: {speedup:.2f}x; " + (
+        "tokens identical" if identical else f"tokens identical in {same} of {images} images"
+    )
+    return {"plain": plain, "speedup": speedup, "identical": identical, "identical_images": same}, line
 
 
 def figures(results: Sequence[PartResult]) -> dict:

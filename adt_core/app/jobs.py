@@ -39,6 +39,7 @@ def new_decoding(
         prefix: Codes [images, P] that each image begins with (default: the recipe's).
         check: Called often; may raise an exception to cancel.
         seeds: Seed of each image (default: the recipe's).
+
     Raises:
         AdtError: If a prompt is empty or too long, or settings contradict each other.
     """
@@ -48,12 +49,14 @@ def new_decoding(
 
 @contextmanager
 def drawing(decoding: Decoding) -> Iterator[Iterator[list[int]]]:
-    """Decode to the end, as in ``with drawing(decoding) as running: for finished in running: ...``.
+    """Decode to the end within a block, which frees the caches also after an exception.
 
-    The end of the block frees the caches, however it ends. Call :meth:`Decoding.measure_costs` after it.
+    Usage: `with drawing(decoding) as running: for finished in running: ...`. Call `Decoding.measure_costs` after the
+    block.
 
     Args:
         decoding: Decoding that has not begun.
+
     Yields:
         An iterator that gives, after each round, the indices of the images that it finished, which are often none. One
         more item follows if the last images were finished by reading their prompts.
@@ -67,6 +70,7 @@ def rounds(decoding: Decoding) -> Generator[list[int], None, None]:
 
     Args:
         decoding: Decoding that has not begun.
+
     Yields:
         After each round, the indices of the images that it finished.
     """
@@ -119,13 +123,16 @@ def warm_up(decoding: Decoding, count: int = WARM_UP) -> None:
 
 
 def split(prompts: int, at_once: int, together: int = 1, workers: int = 1) -> list[range]:
-    """Split the numbers 0 .. `prompts` - 1 into the prompts of one decoding each, so that memory stays bounded.
+    """Divide prompts into the parts of one decoding each, so that memory stays bounded.
 
     Args:
         prompts: Number of prompts.
         at_once: Images that are decoded at the same time; the slot of a finished image is reused within a part.
         together: Images of a prompt.
         workers: Workers that share the parts; each gets at least one if there are enough prompts.
+
+    Returns:
+        Indices of the prompts of each part.
     """
     active = math.ceil(at_once / together)  # prompts that are decoded at the same time
     size = active if active == 1 else max(active, min(PART_FACTOR * active, math.ceil(prompts / workers)))

@@ -1,4 +1,4 @@
-"""From a recipe to loaded models: which drafter suits a model, what holds where nothing is asked for, and where."""
+"""Completion of recipes with defaults, and loading of their models."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ def complete(given: Mapping[str, Any], device: str = "auto", strict: bool = Fals
     """Complete a recipe with the defaults of its model, drafter and device.
 
     Args:
-        given: Values of the recipe's options, by their names. None stands for the default.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        strict: Whether to refuse options of other methods. A PNG may contain them, if another method drew it.
+        given: Values of the recipe's options by name. None selects the default.
+        device: "auto", "cpu" or "cuda".
+        strict: Whether to reject options of other methods. A PNG may contain them.
+
     Raises:
-        AdtError: If a value is out of bounds, values contradict each other.
+        AdtError: If a value is out of bounds, or values contradict each other.
     """
     model = given.get("model") or BUNDLED
     drafter = given.get("drafter") or default_drafter(model)
@@ -50,34 +51,65 @@ def _published_sampling(model: str) -> PublishedSampling:
 
 
 def default_drafter(model: str) -> str:
-    """The drafter where none is named: the bundled model has one; others may have a published one beside them, else it
-    is the one that needs no network."""
+    """Return the default drafter of a model.
+
+    This is the bundled one for the bundled model, else the published drafter if it is installed, else jacobi.
+
+    Args:
+        model: Path of the model.
+    """
     return BUNDLED if model == BUNDLED else str(find_drafter(model) or JACOBI)
 
 
 def open_target(loading: Loading, device: torch.device) -> Target:
-    """The target of a recipe, with its weights on ``device``. Raises AdtError if it can't be read."""
+    """Load the target of a recipe.
+
+    Args:
+        loading: Path, precision and image size.
+        device: Device of the weights.
+
+    Raises:
+        AdtError: If it cannot be read.
+    """
     dtype = getattr(torch, loading.dtype)
     target = load_target(loading.model, device, dtype, weights=loading.weights, exact=loading.exact == "on")
     return target.sized(*loading.size) if loading.size else target
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto``, ``cpu`` or ``cuda`` as a device of this machine."""
+    """Return the device of an option.
+
+    Args:
+        name: "auto", "cpu" or "cuda".
+
+    Raises:
+        AdtError: If there is no CUDA device.
+    """
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise AdtError("`device` cuda: this PyTorch finds no CUDA device; use `device` cpu.")
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
-def named(settings: Settings, *names: str) -> list[tuple[str, Path]]:
-    """For ``check_outputs``: settings of these names that were given, and the paths that they name."""
-    given = ((name, getattr(settings, name)) for name in names)
-    listed = ((name, value if isinstance(value, tuple) else (value,)) for name, value in given)
-    return [(name, Path(path)) for name, several in listed for path in several if path]
+def given_paths(settings: Settings, *names: str) -> list[tuple[str, Path]]:
+    """Return pairs of option and path for `check_outputs`.
+
+    Args:
+        settings: Section of arguments.
+        *names: Options with paths, which may not be given.
+    """
+    values = ((name, getattr(settings, name)) for name in names)
+    lists = ((name, value if isinstance(value, tuple) else (value,)) for name, value in values)
+    return [(name, Path(path)) for name, paths in lists for path in paths if path]
 
 
-def models_of(model: str, drafter: str = JACOBI, option: str = "drafter") -> list[tuple[str, Path]]:
-    """For ``check_outputs``: the files of a target, and of a drafter if it has any. option: that names the drafter."""
+def model_files(model: str, drafter: str = JACOBI, option: str = "drafter") -> list[tuple[str, Path]]:
+    """Return pairs of option and file of a target and a drafter for `check_outputs`.
+
+    Args:
+        model: Path of the target.
+        drafter: Name or path of the drafter.
+        option: Option of the drafter.
+    """
     network = [] if drafter in DRAFTERS else checkpoint_files(drafter.removesuffix(WITH_WINDOW), "drafter")
     return [*(("model", file) for file in checkpoint_files(model, "target")), *((option, file) for file in network)]

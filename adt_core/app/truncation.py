@@ -55,8 +55,14 @@ def _truncation_note(error: PromptTooLongError, kept: int, length: int) -> str:
     """Return the note on a prompt of `length` characters, of which `kept` are drawn."""
     if error.tokens is None:
         return f"truncated to its first {kept} of {length} characters: {str(error).rpartition(';')[0]}"
-    limits = {"model": error.model, "limit": error.limit}
-    return message("prompt.truncation", kept=kept, length=length, tokens=error.tokens, **limits)
+    return message(
+        "prompt.truncation",
+        kept=kept,
+        length=length,
+        tokens=error.tokens,
+        model=error.model,
+        limit=error.limit,
+    )
 
 
 def _truncate(check: Callable[[str], str], prompt: str) -> str:

@@ -26,7 +26,7 @@ from ..app.args import BenchmarkArgs, QualityArgs, WorkerArgs
 from ..app.checkpoints import load_drafter
 from ..app.images import check_outputs, open_image, to_png
 from ..app.jobs import conditions, decode, new_decoding, warm_up
-from ..app.loading import choose_device, complete, models_of, named, open_target
+from ..app.loading import choose_device, complete, given_paths, model_files, open_target
 from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, drafter_defaults, with_window, without_window
 from ..engine.job import Job
@@ -434,7 +434,7 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
 
 def _check_files(benchmark: Benchmark, args: BenchmarkArgs, scores: QualityArgs) -> None:
     """Raise AdtError if an output cannot be written or would replace an input."""
-    inputs = models_of(benchmark.recipe.loading.model, benchmark.recipe.drafter or JACOBI)
-    inputs += [*named(args, "prompts"), *named(scores, *scores.fields())]
+    inputs = model_files(benchmark.recipe.loading.model, benchmark.recipe.drafter or JACOBI)
+    inputs += [*given_paths(args, "prompts"), *given_paths(scores, *scores.fields())]
     inputs += [(option, file) for option, path in inputs if path.is_dir() for file in path.rglob("*")]
     check_outputs([("output", path) for path in benchmark.files(args.output)], inputs)

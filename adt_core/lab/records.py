@@ -115,8 +115,9 @@ def _is_run(run: object, settings: dict) -> TypeGuard[dict]:
     if not run_stats.are_run_stats(run, FIGURES) or not _is_map(run.get("acceptance"), settings["grid"]):
         return False
     scores = run.get("quality")
-    has_scores = _are_scores(scores) and bool(scores) == bool(settings["metrics"])
-    return has_scores and scores.keys().isdisjoint(COLUMNS) and _is_inside(run.get("picture"))
+    if not _are_scores(scores) or bool(scores) != bool(settings["metrics"]):
+        return False
+    return scores.keys().isdisjoint(COLUMNS) and _is_inside(run.get("picture"))
 
 
 def _is_map(value: object, grid: Sequence[int]) -> bool:

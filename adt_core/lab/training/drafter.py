@@ -27,7 +27,7 @@ from ...app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs
 from ...app.checkpoints import explain_errors
 from ...app.images import check_outputs
 from ...app.jobs import rounds
-from ...app.loading import choose_device, complete, models_of, named, open_target
+from ...app.loading import choose_device, complete, given_paths, model_files, open_target
 from ...drafters import JACOBI, is_network
 from ...drafters.eagle import EagleDrafter
 from ...drafters.eagle_files import config_fields, load_eagle, new_config
@@ -136,9 +136,9 @@ def plan(
     result = TrainingPlan(data, training, files, recipe, prompts, paths, choose_device(device))
     _check_output(result)
     inputs = [
-        *models_of(model, files.compare or JACOBI, "compare"),
-        *models_of(model, training.start or JACOBI, "start"),
-        *named(data, "prompts"),
+        *model_files(model, files.compare or JACOBI, "compare"),
+        *model_files(model, training.start or JACOBI, "start"),
+        *given_paths(data, "prompts"),
     ]
     inputs += [("images", file) for path in paths or () for file in (path, caption_file(path))]
     check_outputs([("output", files.output / name) for name in FILES], inputs)

@@ -61,7 +61,9 @@ def curve(rows: list[dict], passes: int) -> Image.Image:
     image = Image.new("RGB", (WIDTH, HEIGHT), "white")
     draw = ImageDraw.Draw(image)
     font = ImageFont.load_default(18)
-    left, top, right, bottom = 50, 50, WIDTH - 30, HEIGHT - 50
+    left = top = 50
+    right = WIDTH - 30
+    bottom = HEIGHT - 50
 
     def place(step: float, tau: float) -> tuple[float, float]:
         return left + (right - left) * step / rows[-1]["step"], bottom - (bottom - top) * (tau - 1) / passes

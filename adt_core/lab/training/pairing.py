@@ -19,7 +19,7 @@ from ...app.args import CheckDrafterArgs
 from ...app.checkpoints import explain_errors
 from ...app.images import check_outputs
 from ...app.jobs import decode
-from ...app.loading import choose_device, complete, named, open_target
+from ...app.loading import choose_device, complete, given_paths, open_target
 from ...app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ...drafters import JACOBI, is_network
 from ...drafters.eagle import EagleDrafter, Pairing
@@ -68,7 +68,7 @@ def plan(args: CheckDrafterArgs, given: Mapping[str, Any], device: str) -> Pairi
     prompts = read_prompts(args.prompts or BUNDLED_CAPTIONS)
     prompts = sample(prompts, args.count, recipe.sampling.seed)
     file = None if drafter == BUNDLED else _result_file(drafter)
-    check_outputs([("drafter", file)] if file else [], named(args, "prompts"))
+    check_outputs([("drafter", file)] if file else [], given_paths(args, "prompts"))
     return PairingPlan(recipe, prompts, choose_device(device), file)
 
 

@@ -61,7 +61,9 @@ def orthogonalise(matrix: Tensor) -> Tensor:
     Args:
         matrix: [m, n].
     """
-    a, b, c = 3.4445, -4.7750, 2.0315
+    a = 3.4445
+    b = -4.7750
+    c = 2.0315
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
     x = x / (x.norm() + 1e-7)
