@@ -51,7 +51,8 @@ def main(arguments: list[str]) -> int:
     """Run the command named on the command line and return its exit code."""
     if sys.version_info < (3, 10):  # noqa: UP036
         return _fail(f"Python 3.10 or newer is needed; this is {sys.version.split()[0]}.")
-    command, rest = (arguments or [""])[0], arguments[1:]
+    command = arguments[0] if arguments else ""
+    rest = arguments[1:]
     try:
         if command == "demo" and not rest:
             return demo()

@@ -1,6 +1,6 @@
-"""The code keeps to its plan: imports point down, and files, classes and functions are small enough to read at once.
+"""Structure of the code: imports point down, sizes are limited, and some constructs are used in one place only.
 
-All of it is read from the source; nothing is imported.
+The tests parse the source and import nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FLOORS = (
+LAYERS = (
     ("errors", "files", "messages", "runtime", "untrusted", "version"),
     ("rules",),
     ("models",),
@@ -26,8 +26,8 @@ FLOORS = (
     ("lab",),
     ("cli", "terminal", "__main__", "__init__"),
 )
-"""Modules and packages of ``adt_core``, from the lowest floor up. Each may import its own floor and those below it."""
-STRANGERS = {
+"""Modules and packages of ``adt_core`` from the lowest layer up. Each may import its own layer and lower layers."""
+FORBIDDEN = {
     "nodes",
     "comfy",
     "comfy_api",
@@ -38,13 +38,14 @@ STRANGERS = {
     "tests",
 }
 """Packages that ``adt_core`` never imports."""
-FILE, CLASS, FUNCTION = 600, 250, 40
-"""Lines at most, docstrings included."""
+MAX_FILE_LINES = 600
+MAX_CLASS_LINES = 250
+MAX_FUNCTION_LINES = 40
 
 
 @cache
 def modules(*folders: str) -> dict[str, ast.Module]:
-    """The Python files of folders of this repository, parsed, by path."""
+    """Return the syntax trees of all Python files in these folders, by path relative to the repository."""
     paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
@@ -55,7 +56,7 @@ SHIPPED = CORE | modules("nodes")
 
 
 def dotted(path: str) -> str:
-    """adt_core/rules/tree.py -> adt_core.rules.tree; adt_core/rules/__init__.py -> adt_core.rules"""
+    """Return the module name of a path, for example adt_core.rules for adt_core/rules/__init__.py."""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
@@ -63,7 +64,7 @@ NAMES = {dotted(path) for path in CORE}
 
 
 def imports(path: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and full name of every module that a file imports, those within functions too."""
+    """Yield line and full name of every module that a file imports, including imports inside functions."""
     package = dotted(path).split(".") if path.endswith("__init__.py") else dotted(path).split(".")[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -72,29 +73,29 @@ def imports(path: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
             above = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
             for alias in node.names:
-                whole = f"{module}.{alias.name}" if module else alias.name
-                yield node.lineno, whole if whole in NAMES else module
+                full = f"{module}.{alias.name}" if module else alias.name
+                yield node.lineno, full if full in NAMES else module
 
 
-def floor(module: str) -> int:
-    """The floor of a module of ``adt_core``, counted from the lowest."""
+def layer(module: str) -> int:
+    """Return the index of the layer of a module of ``adt_core``; 0 is the lowest."""
     part = (module.split(".") + ["__init__"])[1]
-    found = [number for number, floor in enumerate(FLOORS) if part in floor]
-    assert found, f"{module} stands on no floor of tests/unit/test_architecture.py"
+    found = [number for number, parts in enumerate(LAYERS) if part in parts]
+    assert found, f"{module} is in no layer; add it to LAYERS in tests/unit/test_architecture.py"
     return found[0]
 
 
 def test_imports_point_down():
     wrong = [
-        f"{path}:{line} imports {module}, which is above it"
+        f"{path}:{line} imports {module}, which is in a higher layer"
         for path, tree in CORE.items()
         for line, module in imports(path, tree)
-        if module.split(".")[0] == "adt_core" and floor(module) > floor(dotted(path))
+        if module.split(".")[0] == "adt_core" and layer(module) > layer(dotted(path))
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_modules_do_not_import_each_other_in_a_circle():
+def test_imports_have_no_cycles():
     graph = {dotted(path): {m for _, m in imports(path, tree) if m in NAMES} for path, tree in CORE.items()}
     try:
         TopologicalSorter(graph).prepare()
@@ -102,38 +103,38 @@ def test_modules_do_not_import_each_other_in_a_circle():
         pytest.fail(" is imported by ".join(error.args[1]))
 
 
-def test_the_core_knows_neither_the_nodes_nor_comfyui():
+def test_the_core_imports_neither_nodes_nor_comfyui():
     wrong = [
         f"{path}:{line} imports {module}"
         for path, tree in CORE.items()
         for line, module in imports(path, tree)
-        if module.split(".")[0] in STRANGERS or not module
+        if module.split(".")[0] in FORBIDDEN or not module
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_file_class_and_function_can_be_read_at_once():
+def test_sizes_of_files_classes_and_functions():
     wrong = []
     for path, tree in (SHIPPED | modules("benchmarks", "model_making", "tests")).items():
         lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
-        wrong += [f"{path} has {lines} lines, at most {FILE}"] * (lines > FILE)
+        wrong += [f"{path} has {lines} lines, at most {MAX_FILE_LINES}"] * (lines > MAX_FILE_LINES)
         for node in ast.walk(tree):
             if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             length = node.end_lineno - node.lineno + 1
-            most = CLASS if isinstance(node, ast.ClassDef) else FUNCTION
+            most = MAX_CLASS_LINES if isinstance(node, ast.ClassDef) else MAX_FUNCTION_LINES
             wrong += [f"{path}:{node.lineno} {node.name} has {length} lines, at most {most}"] * (length > most)
     assert not wrong, "\n".join(wrong)
 
 
 def names(node: ast.AST) -> set[str]:
-    """All names and attributes that stand in an expression."""
+    """Return all names and attributes in an expression."""
     found = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
     return found | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
 
 
-def test_nobody_asks_which_drafter_it_has():
-    """A drafter says what it can do; only ``adt_core/drafters`` knows its classes apart."""
+def test_drafter_classes_are_checked_only_in_drafters():
+    """Code elsewhere uses the attributes of a drafter instead of its class."""
     drafters = {
         node.name
         for path, tree in CORE.items()
@@ -157,14 +158,14 @@ def _is_method(node: ast.AST) -> bool:
 
 
 def _is_text(node: ast.AST) -> bool:
-    """A string, a collection of strings, or the name of a constant."""
+    """Return whether this is a string, a collection of strings, or the name of a constant."""
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
         return any(map(_is_text, node.elts))
     return isinstance(getattr(node, "value", None), str) or (isinstance(node, ast.Name) and node.id.isupper())
 
 
-def test_nobody_asks_which_method_it_runs():
-    """A policy says what it needs; only ``adt_core/policies`` knows methods apart. Looking one up is fine."""
+def test_method_names_are_compared_only_in_policies():
+    """Code elsewhere uses the attributes of a policy. Looking a name up in a table is allowed."""
     wrong = []
     for path, tree in (SHIPPED | modules("benchmarks")).items():
         for node in ast.walk(tree):
@@ -178,20 +179,20 @@ def test_nobody_asks_which_method_it_runs():
 
 
 OPENERS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
-"""Functions and methods that open a file which nobody has looked at."""
+"""Functions and methods that open a file without checking its type."""
 MAY_OPEN = {
-    "adt_core/files.py": "it looks at what it has opened",
-    "adt_core/app/hub.py": "regular files in its own folder, which are checked by their hash",
-    "adt_core/app/images.py": "it says which formats it wants",
-    "adt_core/app/distributed.py": "the empty device",
-    "nodes/schema.py": "pages of the pack itself",
+    "adt_core/files.py": "checks the type of opened files",
+    "adt_core/app/hub.py": "regular files in its own folder, with verified hashes",
+    "adt_core/app/images.py": "restricts the image formats",
+    "adt_core/app/distributed.py": "the null device",
+    "nodes/schema.py": "pages of the pack",
 }
 OTHERS = {"os", "self", "self._window"}
-"""What has an ``open`` that needs no such care."""
+"""Objects whose ``open`` method does not open a path from outside."""
 
 
-def test_files_and_pictures_are_opened_in_one_place():
-    """Elsewhere a pipe would be waited for, and Pillow would start other programs for some pictures."""
+def test_files_and_images_are_opened_in_one_place():
+    """Direct calls would block on pipes, and Pillow would start other programs for some image formats."""
     wrong = []
     for path, tree in SHIPPED.items():
         for node in ast.walk(tree):
@@ -203,7 +204,7 @@ def test_files_and_pictures_are_opened_in_one_place():
 
 
 def test_private_names_of_torch_are_in_one_file():
-    """Any version of torch may take them away, so what takes their place stands beside them."""
+    """A new version of torch may remove them, so that file also contains their replacements."""
     private = re.compile(r"torch(\.\w+)*\._[a-z]|torch\.ops\.")
     wrong = [
         f"{path}:{node.lineno} {ast.unparse(node)}"
@@ -228,7 +229,7 @@ def test_tests_import_public_names_only():
 
 
 def opens_a_text_file(call: ast.Call) -> bool:
-    """Whether this is a call of ``open``, ``read_text`` or ``write_text`` for text, without an encoding."""
+    """Return whether this call of ``open``, ``read_text`` or ``write_text`` opens text without an encoding."""
     method = isinstance(call.func, ast.Attribute)
     name = call.func.attr if method else getattr(call.func, "id", "")
     if any(keyword.arg in ("encoding", None) for keyword in call.keywords):
@@ -240,12 +241,12 @@ def opens_a_text_file(call: ast.Call) -> bool:
     named = [keyword.value for keyword in call.keywords if keyword.arg == "mode"]
     mode = next(iter(named or call.args[0 if method else 1 :]), None)
     if mode is None:
-        return not method  # of a method without a mode it is not known whether it opens files
+        return not method  # the method may open something else, such as a dialog
     return isinstance(mode, ast.Constant) and isinstance(mode.value, str) and set(mode.value) <= set("rwax+t")
 
 
 def test_text_files_are_opened_with_an_encoding():
-    """Without one, a system whose encoding is ASCII or a Windows code page can't read what others can."""
+    """The default encoding may be ASCII or a Windows code page, which lacks characters of our files."""
     wrong = [
         f"{path}:{node.lineno}: {ast.unparse(node)[:80]}"
         for path, tree in (SHIPPED | modules("benchmarks", "model_making", "tests")).items()
@@ -271,5 +272,5 @@ def test_text_files_are_opened_with_an_encoding():
         ("Image.open('a.png')", False),
     ],
 )
-def test_a_text_file_without_an_encoding_would_be_found(call, found):
+def test_text_files_without_an_encoding_are_detected(call, found):
     assert opens_a_text_file(ast.parse(call, mode="eval").body) is found
