@@ -1,4 +1,4 @@
-"""What the recipe of DeepFloyd IF and PixArt leaves of captions, case by case."""
+"""Caption cleaning of DeepFloyd IF and PixArt."""
 
 import re
 import sys
@@ -45,12 +45,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("caption", CASES)
-def test_what_is_left(caption):
+def test_cleaned_captions(caption):
     assert clean(caption) == CASES[caption]
 
 
 @pytest.mark.parametrize("package", ["ftfy", "bs4"])
-def test_a_missing_library_is_named(package, monkeypatch):
+def test_missing_libraries_are_reported(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(AdtError, match=f"{package} is not installed.*{re.escape(pip_install('ftfy beautifulsoup4'))}"):
         clean("a fox")
@@ -64,13 +64,13 @@ def test_a_missing_library_is_named(package, monkeypatch):
         ("", "python -m pip install ftfy"),
     ],
 )
-def test_the_command_to_install_it_can_be_pasted(python, command, monkeypatch):
+def test_command_to_install_a_library(python, command, monkeypatch):
     monkeypatch.setattr(sys, "executable", python)
     assert pip_install("ftfy") == command
 
 
-def test_a_caption_like_a_file_s_name_is_a_caption():
-    """Beautiful Soup warns of such texts, on the user's terminal."""
+def test_captions_that_resemble_file_names():
+    """Beautiful Soup prints a warning for such texts."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert clean("images/of/cats") == "images of cats" and clean("a_cat.jpg of a cat") == "of a cat"

@@ -1,4 +1,4 @@
-"""What people read when a model is missing, half there, or no model at all: what it is, and what to run instead."""
+"""Error messages for models that are missing, incomplete or unsupported."""
 
 import json
 import re
@@ -26,7 +26,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 499
 
 
 def said(path) -> str:
-    """What loading says; ``inspect`` says the same."""
+    """Return the error of loading, which `inspect` repeats."""
     with pytest.raises(AdtError) as raised:
         load_target(path)
     with pytest.raises(AdtError) as inspected:
@@ -39,8 +39,8 @@ def said(path) -> str:
 
 
 @pytest.mark.parametrize("row", TO_GET, ids=lambda row: row.name)
-def test_a_published_model_that_is_not_there(row, tmp_path, capsys):
-    """Command, size and licences, all in one sentence."""
+def test_missing_published_models(row, tmp_path, capsys):
+    """The message contains command, size and licences."""
     message = said(tmp_path / row.name)
     assert f"`{command(f'download {row.name} --to', tmp_path)}`" in message
     assert f"({row.size}; licence: {row.licences})" in message and len(message) < 1000
@@ -65,7 +65,7 @@ def test_folders_with_a_space_can_be_copied_to_a_terminal():
     assert TO_GET[0].downloads[0].command(Path("my models")).endswith('download Anole-7b-v0.1-hf --to "my models"')
 
 
-def test_a_download_that_stopped_half_way_goes_on_with_the_same_command(tmp_path):
+def test_incomplete_downloads(tmp_path):
     folder = write_emu3(tmp_path / "Emu3-Gen-hf")
     (folder / "model-00002-of-00002.safetensors").unlink()
     assert "lacks model-00002-of-00002.safetensors" in said(folder)
@@ -95,14 +95,14 @@ def test_lumina_without_its_codec(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lumina", "my-finetune", "Lumina-512-or-768"])
-def test_lumina_whose_name_says_no_size_is_not_guessed(tmp_path, name):
+def test_lumina_without_a_size_in_its_name(tmp_path, name):
     message = said(write_lumina(tmp_path / name))
     assert "does not have its image size (512, 768 or 1024) in its name; use the published folder name" in message
 
 
 @pytest.mark.parametrize("size", [512, 768, 1024])
 def test_lumina_in_the_cache_of_hugging_face(tmp_path, size):
-    """The folder models--..., its snapshots, and one of these."""
+    """For the folder models--..., its snapshots, and one snapshot."""
     cache = tmp_path / f"models--Alpha-VLLM--Lumina-mGPT-7B-{size}"
     write_lumina(cache / "snapshots" / "768abc", size_tokens=33)
     (cache / "snapshots" / "vqgan.ckpt").rename(tmp_path / "vqgan.ckpt")
@@ -111,7 +111,7 @@ def test_lumina_in_the_cache_of_hugging_face(tmp_path, size):
         assert target.name == f"Lumina-mGPT-7B-{size}" and target.grid == (size // 16, size // 16)
 
 
-def test_of_several_snapshots_the_one_that_is_named(tmp_path):
+def test_several_snapshots(tmp_path):
     cache = tmp_path / "models--somebody--tiny"
     for name, hidden in (("one", 32), ("two", 64)):
         write_tiny_checkpoint(cache / "snapshots" / name, hidden=hidden)
@@ -128,7 +128,7 @@ def test_of_several_snapshots_the_one_that_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_git_lfs_pointers(tmp_path, name):
-    """In a clone, git fetches the file. Elsewhere it can't, even if ComfyUI around it is a clone."""
+    """In a clone, git downloads the file. Elsewhere it cannot, even if the surrounding ComfyUI is a clone."""
     folder = write_tiny_checkpoint(tmp_path / "target")
     (folder / name).write_text(POINTER, encoding="utf-8")
     (tmp_path / ".git").mkdir()
@@ -141,7 +141,7 @@ def test_git_lfs_pointers(tmp_path, name):
         load_target(folder)
 
 
-def test_a_bin_that_was_cut_short(tmp_path):
+def test_truncated_bin_files(tmp_path):
     folder = write_tiny_checkpoint(tmp_path / "target")
     whole = folder / "pytorch_model.bin"
     torch.save(load_file(folder / "model.safetensors"), whole)
@@ -188,7 +188,7 @@ def test_a_drafter_chosen_as_model(tiny):
 
 
 def said_of_a_drafter(path) -> str:
-    """What loading says; ``inspect`` can describe drafters."""
+    """Return the error of loading. `inspect` can describe drafters."""
     with pytest.raises(AdtError) as raised:
         load_target(path)
     assert inspect(str(path))[0]["role"] == "drafter"
@@ -216,7 +216,7 @@ def test_shards_without_an_index_or_a_configuration(tmp_path):
 
 @pytest.mark.parametrize("stated", [100, 3000])
 def test_a_configuration_with_too_few_positions(tmp_path, stated):
-    """Rotations are computed beyond them, as the authors' code does: they do not depend on what is stated."""
+    """Rotary tables are computed beyond the stated number, as in the authors' code."""
     folders = [
         write_lumina(tmp_path / name / "Lumina-768", max_positions=n) for name, n in (("a", stated), ("b", 5000))
     ]
@@ -232,7 +232,7 @@ def test_a_configuration_with_too_few_positions(tmp_path, stated):
 
 
 @pytest.mark.parametrize("place", ["ar_image", "ar_image_drafters", "ar_image_drafters/sihwanpark"])
-def test_a_published_drafter_is_found_by_itself(tmp_path, place):
+def test_published_drafters_are_found(tmp_path, place):
     model = tmp_path / "models" / "ar_image" / "Lumina-mGPT-7B-768"
     drafter = tmp_path / "models" / place / "LANTERN-Lumina-mGPT-7B-768"
     assert default_drafter(str(model)) == "jacobi"

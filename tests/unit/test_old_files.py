@@ -1,4 +1,4 @@
-"""Files that version 0.1 wrote are read as it meant them: pictures, batches, benchmarks, trainings, profiles of costs.
+"""Files of version 0.1 can be read: images, batches, benchmarks, trainings and cost profiles.
 
 ``tests/fixtures/v0_1`` holds them. They were written with the tiny models, by these paths: ``target``, ``drafter``. The
 prompt is "a cat" unless a test says another.
@@ -27,7 +27,7 @@ OLD = Path(__file__).parents[1] / "fixtures" / "v0_1"
 
 @pytest.fixture
 def work(tiny, tmp_path, monkeypatch):
-    """A working folder in which the models lie, with an empty cache. The way there is relative, as it was then."""
+    """Working directory with the models, to which the files have relative paths, and an empty cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path / "cache"))
     for name in ("target", "drafter"):
@@ -36,8 +36,8 @@ def work(tiny, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["plain", "auto", "relaxed", "continued"])
-def test_a_picture_is_made_again_by_the_settings_in_it(work, name):
-    """All that it says of itself is said of the new one, too, beside what came later: noise, and source pictures."""
+def test_images_are_reproduced(work, name):
+    """The new PNG contains all settings of the old one, and later ones such as noise and source images."""
     before = read_settings(OLD / f"{name}.png")
     named = ["--model", "target", "--drafter", before["drafter"], "--device", "cpu"]
     assert cli.main(["generate", "--from-png", str(OLD / f"{name}.png"), *named, "--output", "again.png"]) == 0
@@ -57,8 +57,8 @@ def test_the_images_of_a_batch_are_found(work, name, more):
     assert [batch.find("a cat", seed).seed for seed in (None, 5)] == [4, 5]
 
 
-def test_a_benchmark_goes_on(work, monkeypatch):
-    """Where commit, versions and machine are the same, its folder is that of the same settings."""
+def test_a_benchmark_resumes(work, monkeypatch):
+    """If commit, versions and machine are equal, its settings are equal."""
     shutil.copytree(OLD / "benchmark", "benchmark")
     then = PRESETS["merged"].drafting.replace(depth=16, width=3)
     monkeypatch.setitem(PRESETS, "merged", PRESETS["merged"]._replace(drafting=then))
@@ -74,8 +74,7 @@ def test_a_benchmark_goes_on(work, monkeypatch):
     assert list(record["runs"]) == ["autoregressive", "adt-tree", "merged+lantern"]
 
 
-def test_a_training_goes_on(work):
-    """The settings of a run are those that it was begun with."""
+def test_a_training_resumes(work):
     Path("captions.txt").write_text("a cat\na dog\na cow\nan owl\n", encoding="utf-8")
     options = "--model target --prompts captions.txt --held-out 2 --batch 2 --steps 1 --device cpu --output trained"
     assert cli.main(["train-drafter", *options.split()]) == 0
@@ -86,7 +85,7 @@ def test_a_training_goes_on(work):
 
 
 @pytest.mark.parametrize("path", sorted(OLD.glob("costs-*.json")), ids=lambda path: path.stem)
-def test_a_profile_of_costs_is_found_by_its_name(work, path):
+def test_cost_profiles_are_found(work, path):
     profile = CostProfile.from_json(json.loads(path.read_text(encoding="utf-8")))
     Path("cache").mkdir()
     shutil.copy(path, Path("cache") / path.name)

@@ -1,5 +1,7 @@
-"""Upstream's noise is that of ``torch.multinomial`` and its generator, whoever asks for it, and what is made with it
-says so. Whole pictures are compared with upstream's scripts in tests/parity/test_upstreams_noise.py."""
+"""Upstream noise equals the noise of `torch.multinomial` and its generator, and is recorded in PNGs.
+
+tests/parity/test_upstreams_noise.py compares complete images with the original scripts.
+"""
 
 import json
 from dataclasses import replace
@@ -25,7 +27,7 @@ UPSTREAM = Sampling(SEED, noise="upstream")
 
 
 def calls(seed=SEED, together=1, count=LENGTH, width=WIDTH, columns=COLUMNS):
-    """The noise [count, together, V] of a script's calls, one after the other."""
+    """Return the noise [count, together, V] of consecutive calls of a script."""
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.empty(together, width).exponential_(generator=generator) for _ in range(count)]
     return -torch.stack(drawn)[..., columns].log()
@@ -40,8 +42,8 @@ def noise(kind, indices, ahead=3, seed=SEED):
 
 @pytest.mark.parametrize("width", [8, 50, 4096])
 @pytest.mark.parametrize("together", [1, 3])
-def test_the_likeliest_token_under_its_noise_is_the_one_that_multinomial_draws(width, together):
-    """From one stream of 20 draws of every seed. Half of the tokens are impossible."""
+def test_the_most_probable_token_with_noise_equals_multinomial(width, together):
+    """For 20 consecutive draws of every seed. Half of the tokens have probability 0."""
     columns = torch.arange(width)
     for seed in (0, 1, 2**63, 2**64 - 1):
         logits = torch.randn(20, together, width, generator=torch.Generator().manual_seed(1)) * 3
@@ -54,7 +56,7 @@ def test_the_likeliest_token_under_its_noise_is_the_one_that_multinomial_draws(w
         assert torch.equal(made, rows) and torch.equal((logits + made).argmax(-1), expected)
 
 
-def test_torchs_exponential_numbers_are_taken_themselves_where_they_are_made_otherwise(monkeypatch):
+def test_other_implementations_of_exponential_numbers_use_torch(monkeypatch):
     made = []
     for known in (True, False):
         monkeypatch.setattr("adt_core.rules.upstream.exponential_is_of_uniform", lambda known=known: known)
@@ -63,7 +65,7 @@ def test_torchs_exponential_numbers_are_taken_themselves_where_they_are_made_oth
 
 
 @pytest.mark.parametrize("kept", [0, 2, 100])
-def test_images_of_a_batch_are_rows_of_the_same_calls_however_far_each_is(kept):
+def test_images_of_a_batch_are_rows_of_the_same_calls(kept):
     kind = Upstream(WIDTH, COLUMNS, 3, kept=kept)
     whole = calls(together=3)
     rows = {index: kind((SEED, index)) for index in (2, 0, 1)}
@@ -71,7 +73,7 @@ def test_images_of_a_batch_are_rows_of_the_same_calls_however_far_each_is(kept):
         assert torch.equal(rows[index](positions), whole[positions.start : positions.stop, index])
 
 
-def test_what_is_kept_for_other_images_is_drawn_once(monkeypatch):
+def test_noise_of_other_images_is_drawn_once(monkeypatch):
     kind = Upstream(WIDTH, COLUMNS, 2, kept=8)
     drawn = []
     draw = Upstream._draw
@@ -86,7 +88,7 @@ def test_what_is_kept_for_other_images_is_drawn_once(monkeypatch):
     assert len(kind._kept) == 2, "memory is bounded"
 
 
-def test_the_first_call_belongs_to_the_first_token_that_is_drawn():
+def test_the_first_call_belongs_to_the_first_generated_token():
     rows = Upstream(WIDTH, COLUMNS, 1, start=6)((SEED, 0))
     assert torch.equal(rows(range(4, 9))[2:], calls()[:3, 0]) and rows(range(9, 11)).equal(calls()[3:5, 0])
     assert torch.equal(rows(range(14, 16)), calls()[8:10, 0]), "what was left out is drawn as well"
@@ -94,8 +96,8 @@ def test_the_first_call_belongs_to_the_first_token_that_is_drawn():
     assert torch.equal(behind(range(4)), calls()[3:7, 0]), "and so is what the script draws before"
 
 
-def test_the_ring_has_it_like_our_own():
-    """Images that are put aside, and others in their place, with a seed of their own."""
+def test_noise_in_the_ring_buffer():
+    """Also after images are suspended and replaced by images with other seeds."""
     ring = noise(Upstream(WIDTH, COLUMNS, 3, kept=6), (0, 1, 2))
     ring.prepare([5, 9, 2])
     ring.select(torch.tensor([1, 2]))
@@ -105,7 +107,7 @@ def test_the_ring_has_it_like_our_own():
     assert torch.equal(at, torch.stack([calls(1)[:4, 0], calls(together=3)[4:8, 2]]))
 
 
-def test_global_generators_are_left_alone():
+def test_global_generators_are_not_changed():
     torch.manual_seed(1)
     before = torch.get_rng_state()
     noise(Upstream(WIDTH, COLUMNS, 2), (0, 1)).prepare([0, 0])
@@ -120,7 +122,7 @@ INDICES = [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("at_once", [None, 3, 1])
-def test_images_are_the_same_however_many_are_at_work(models, at_once):
+def test_images_do_not_depend_on_the_batch_size(models, at_once):
     target, drafter = models
     whole = run(target, None, PROMPTS, sampling=UPSTREAM, image_indices=INDICES).codes
     how = {"drafting": Drafting("adt-tree"), "image_indices": INDICES, "at_once": at_once}
@@ -130,7 +132,7 @@ def test_images_are_the_same_however_many_are_at_work(models, at_once):
     assert torch.equal(run(target, None, PROMPTS[:1], sampling=alone, image_indices=[2]).codes[0], whole[2])
 
 
-def test_each_prompt_of_a_decoding_is_drawn_as_if_alone(models):
+def test_prompts_do_not_affect_each_other(models):
     target, drafter = models
     prompts = ("a cat", "a dog", "a cat")
     seeds = [3, 3, 4]
@@ -139,7 +141,7 @@ def test_each_prompt_of_a_decoding_is_drawn_as_if_alone(models):
         assert torch.equal(run(target, None, (prompt,), sampling=replace(UPSTREAM, seed=seed)).codes[0], codes)
 
 
-def test_a_picture_of_a_smaller_batch_than_its_number_is_refused(models):
+def test_an_index_beyond_the_batch_is_rejected(models):
     target, _ = models
     with pytest.raises(AdtError, match="noise_batch is 2, which is too small for image 4; use 4 or more"):
         Decoding(
@@ -151,7 +153,7 @@ def test_a_picture_of_a_smaller_batch_than_its_number_is_refused(models):
         )
 
 
-def test_the_memory_for_other_images_is_counted(models):
+def test_memory_for_the_noise_of_other_images(models):
     target, _ = models
 
     def needed(images, sampling):
@@ -168,7 +170,7 @@ def test_the_memory_for_other_images_is_counted(models):
 
 @pytest.fixture
 def generate(tiny, tmp_path, monkeypatch, capsys):
-    """``generate`` in a folder of its own. Returns the exit code and what was said."""
+    """Function that runs `generate` in an empty folder, and returns the exit code and the output."""
     monkeypatch.chdir(tmp_path)
     models = ["--model", tiny / "target", "--drafter", tiny / "drafter", "--device", "cpu"]
 
@@ -179,7 +181,7 @@ def generate(tiny, tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_each_picture_of_a_batch_says_whose_noise_it_has_and_is_made_again_from_that(generate):
+def test_images_of_a_batch_are_reproduced(generate):
     asked = "--prompt", "a cat", "--noise", "upstream", "--seed", 3
     assert generate(*asked, "--batch-size", 3, "--output", "x.png", "--trace", "t.json")[0] == 0
     assert generate(*asked, "--output", "alone.png")[0] == 0
@@ -192,7 +194,7 @@ def test_each_picture_of_a_batch_says_whose_noise_it_has_and_is_made_again_from_
     assert trace["sampling"]["noise"] == "upstream" and (trace["noise_batch"], trace["noise_device"]) == (3, "cpu")
 
 
-def test_a_picture_whose_noise_another_device_made_is_refused(generate, monkeypatch):
+def test_noise_of_another_device_is_rejected(generate, monkeypatch):
     assert generate("--prompt", "a cat", "--noise", "upstream", "--output", "a.png")[0] == 0
     monkeypatch.setattr(png_settings, "maker", lambda device: "NVIDIA RTX 4090")
     code, said = generate("--from-png", "a.png", "--output", "again.png")
@@ -204,7 +206,7 @@ def test_a_picture_whose_noise_another_device_made_is_refused(generate, monkeypa
         assert one.tobytes() == two.tobytes(), "a picture that has no noise of a device binds nobody to one"
 
 
-def test_a_picture_of_its_own_noise_has_a_folder_of_its_own(models, monkeypatch):
+def test_noise_changes_the_folder_of_a_batch(models, monkeypatch):
     job = Job(models[0], Recipe(Sampling(SEED)))
     changed = replace(job, recipe=Recipe(UPSTREAM))
     keys = [job_key(job), job_key(changed)]
@@ -213,5 +215,5 @@ def test_a_picture_of_its_own_noise_has_a_folder_of_its_own(models, monkeypatch)
     assert len(set(keys)) == 3 and job_key(job) == keys[0]
 
 
-def test_the_host_makes_it_as_the_cpu():
+def test_noise_of_the_host_equals_the_cpus():
     assert maker(torch.device("cpu")) == "cpu"
