@@ -1,4 +1,4 @@
-"""Batch invariance: features of a node of any tree are bitwise equal to those of the same token in plain decoding."""
+"""Batch invariance: a node of any tree has bitwise the features that its token has in plain decoding."""
 
 import tempfile
 from functools import cache
@@ -32,7 +32,7 @@ def target(dtype, weights=None, kv_heads=4):
 
 
 class Context(Reader):
-    """Model that has read prompts and the decided tokens of each image."""
+    """Model after a forward of the prompts and of the decided tokens of each image."""
 
     def __init__(self, decoder, near, decided, tokens):
         super().__init__(decoder, PROMPTS, more=SLOTS, images=2)
@@ -49,8 +49,8 @@ class Context(Reader):
         return self.read(rows.spread(self.decoder.image_ids[codes]), step)
 
 
-def by_hand(q, keys, values, mask):
-    """Attend to far keys in float64, for devices without a kernel for it."""
+def far_attention_float64(q, keys, values, mask):
+    """Attend to far keys in float64; the kernel for it exists on GPUs only."""
     scores = q.double() @ keys.double().mT * q.shape[-1] ** -0.5 + mask.double()
     return (scores.softmax(-1) @ values.double()).to(q.dtype), scores.logsumexp(-1).float()
 
@@ -80,7 +80,7 @@ def test_a_node_has_the_features_of_plain_decoding(kind, near, data):
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
     tokens = torch.randint(0, model.num_codes, (2, DECIDED + n), generator=generator)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "far_attention", by_hand)
+        patch.setattr(layers, "far_attention", far_attention_float64)
         context = Context(decoder, near, decided, tokens)
         before = context.cache.data.clone()
         parents, depths = (torch.tensor([tree[i] for tree in trees]) for i in range(2))
@@ -104,8 +104,10 @@ def test_a_node_has_the_features_of_plain_decoding(kind, near, data):
 @pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
 @torch.inference_mode()
 def test_features_differ_without_the_mode(runtime, monkeypatch, on):
-    """Products here depend on the number of rows, as on most machines. A chain then equals plain decoding only in the
-    batch-invariant mode, so the test above can fail."""
+    """A chain equals plain decoding only in the batch-invariant mode, so the test above can fail.
+
+    Products depend on the number of rows here, as on most machines.
+    """
     decoder = target(torch.bfloat16).decoder
     n = 12
     even = layers._multiply
@@ -132,7 +134,7 @@ def test_only_half_precision_has_tiles(dtype, tile):
 @torch.inference_mode()
 def test_every_key_is_attended_once(monkeypatch, near):
     """Features agree with float32 within the precision of bfloat16, with the mode and without it."""
-    monkeypatch.setattr(layers, "far_attention", by_hand)
+    monkeypatch.setattr(layers, "far_attention", far_attention_float64)
     codes = torch.randint(0, 32, (2, 18), generator=torch.Generator().manual_seed(0))
 
     def features(dtype, on):

@@ -14,7 +14,7 @@ LENGTH = 14
 
 
 class RandomModel:
-    """A random function from prefixes to logits; ``emit`` is the keyed-noise token that follows a prefix."""
+    """Random function from prefixes to logits; ``emit`` returns the keyed-noise token that follows a prefix."""
 
     def __init__(self, seed: int, sharpness: float):
         self.seed = seed
@@ -36,9 +36,17 @@ class RandomModel:
 
 
 def random_tree(
-    model: RandomModel, prefix: list[int], draw: torch.Generator, nodes: int, skill: float
+    model: RandomModel, prefix: list[int], draw: torch.Generator, nodes: int, accuracy: float
 ) -> tuple[DraftTree, list[tuple[int, ...]]]:
-    """Random parents and distinct sibling tokens; with probability ``skill`` a node gets the right token."""
+    """Return a tree with random parents and distinct siblings, and the path of tokens to each node.
+
+    Args:
+        model: Source of the correct tokens.
+        prefix: Tokens up to and including the root.
+        draw: Random generator.
+        nodes: Maximum number of drafts.
+        accuracy: Probability that a draft is the correct token.
+    """
     paths = [tuple(prefix)]
     parents = [0]
     tokens = [prefix[-1]]
@@ -49,7 +57,7 @@ def random_tree(
         if not free or len(paths[parent]) >= LENGTH:
             continue
         right = model.emit(paths[parent])
-        use_right = right in free and torch.rand((), generator=draw) < skill
+        use_right = right in free and torch.rand((), generator=draw) < accuracy
         token = right if use_right else free[int(torch.randint(len(free), (), generator=draw))]
         paths.append((*paths[parent], token))
         parents.append(parent)
@@ -60,15 +68,15 @@ def random_tree(
     return tree_of([tokens[i] for i in order], [number[parents[i]] for i in order]), [paths[i] for i in order]
 
 
-@given(seed=st.integers(0, 10**6), nodes=st.integers(0, 12), skill=st.floats(0, 1), sharpness=st.floats(0, 4))
-def test_random_trees_over_random_models_reproduce_plain_decoding(seed, nodes, skill, sharpness):
+@given(seed=st.integers(0, 10**6), nodes=st.integers(0, 12), accuracy=st.floats(0, 1), sharpness=st.floats(0, 4))
+def test_random_trees_over_random_models_reproduce_plain_decoding(seed, nodes, accuracy, sharpness):
     model = RandomModel(seed, sharpness)
     draw = torch.Generator().manual_seed(seed)
     truth = model.plain()
     tokens = [model.emit(())]
     rounds = 0
     while len(tokens) < LENGTH:
-        tree, paths = random_tree(model, tokens, draw, nodes, skill)
+        tree, paths = random_tree(model, tokens, draw, nodes, accuracy)
         emitted = torch.tensor([[model.emit(path) for path in paths]])
         acceptance = longest_path(tree, exact_agreement(tree, emitted), emitted)
         accepted = int(acceptance.accepted)
@@ -77,7 +85,7 @@ def test_random_trees_over_random_models_reproduce_plain_decoding(seed, nodes, s
         tokens += [int(tree.tokens[0, node]) for node in path[1:]] + [int(acceptance.next_root)]
         rounds += 1
     assert tokens[:LENGTH] == truth
-    if skill == 1 and nodes:
+    if accuracy == 1 and nodes:
         assert rounds < LENGTH - 1
 
 

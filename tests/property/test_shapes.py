@@ -1,5 +1,4 @@
-"""Whatever shapes a policy asks for, for every image and in every round others: no drafter makes more drafts than it
-was asked for, and the tokens are those of plain decoding."""
+"""Tree shapes that differ between images and rounds: no drafter exceeds them, and tokens equal plain decoding."""
 
 from unittest.mock import patch
 
@@ -20,7 +19,7 @@ PER_LEVEL = {"static:mc_sim_7b_63": [4, 8, 8, 3, 2], "static:naive_extend_57": [
 
 
 def uneven(shapes: list[Shape]) -> type[Policy]:
-    """A policy that goes through these shapes in turn, every image from another one on."""
+    """Return a policy that cycles through these shapes, with another first shape for every image."""
 
     class Uneven(Policy):
         @classmethod
@@ -51,25 +50,25 @@ def shares(decoding):
     temperature=st.sampled_from([0.0, 1.0]),
     at_once=st.integers(1, 3),
 )
-def test_every_image_gets_at_most_the_drafts_that_it_asks_for(shapes, drafter, proposal, seed, temperature, at_once):
+def test_trees_do_not_exceed_the_shape_of_the_policy(shapes, drafter, proposal, seed, temperature, at_once):
     how = {"seed": seed, "temperature": temperature}
     plain = decode(drafter, Drafting(PLAIN), **how)
     with patch.dict(POLICIES, uneven=uneven(shapes)):
         decoding = decode(drafter, Drafting("uneven", proposal=proposal), at_once=at_once, **how)
     assert torch.equal(decoding.codes, plain.codes)
     for share in shares(decoding):
-        asked = shapes[(share.image + share.position) % len(shapes)]
-        room = decoding.length - 2 - share.position
-        assert share.nodes <= (asked.nodes if room > 0 else 0), (share, asked)
-        assert share.depth <= min(asked.depth, asked.nodes, max(room, 0)), (share, asked)
-        assert share.width <= max(asked.nodes - share.depth + 1, 0), (share, asked)
+        shape = shapes[(share.image + share.position) % len(shapes)]
+        remaining = decoding.length - 2 - share.position
+        assert share.nodes <= (shape.nodes if remaining > 0 else 0), (share, shape)
+        assert share.depth <= min(shape.depth, shape.nodes, max(remaining, 0)), (share, shape)
+        assert share.width <= max(shape.nodes - share.depth + 1, 0), (share, shape)
 
 
 @given(method=st.sampled_from(sorted(PER_LEVEL)), seed=st.integers(0, 2**64 - 1), at_once=st.integers(1, 3))
-def test_a_published_tree_is_whole_as_far_as_there_is_room(method, seed, at_once):
-    """Also while another image of the batch has no room for drafts any more."""
+def test_published_trees_are_cut_only_at_the_end_of_the_image(method, seed, at_once):
+    """One image of a batch may reach its end before the others."""
     decoding = decode("network", Drafting(method), seed=seed, at_once=at_once)
     for share in shares(decoding):
-        room = decoding.length - 2 - share.position
-        assert share.depth == min(len(PER_LEVEL[method]), max(room, 0))
+        remaining = decoding.length - 2 - share.position
+        assert share.depth == min(len(PER_LEVEL[method]), max(remaining, 0))
         assert share.nodes == sum(PER_LEVEL[method][: share.depth])

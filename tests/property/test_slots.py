@@ -1,5 +1,4 @@
-"""However many images are decoded together, and whoever enters when another is finished: each is the image that it is
-alone."""
+"""Batch slots: an image does not depend on the batch size or on the images in other slots."""
 
 import torch
 from hypothesis import given
@@ -19,9 +18,9 @@ TREES = [
     Drafting(method="eagle2", depth=5, width=2, nodes=8, keep_above=0.05, expand_above=0.1),
     CHAIN,
 ]
-ALONE = [("network", drafting) for drafting in TREES] + [("jacobi", CHAIN)]
-"""Drafts that learn nothing from one image for another, so that even the trees are those of the image alone."""
-TOGETHER = [("jacobi", TREES[0]), (BOTH, TREES[0]), (BOTH, TREES[1]), ("jacobi", Drafting(method="auto"))]
+INDEPENDENT = [("network", drafting) for drafting in TREES] + [("jacobi", CHAIN)]
+"""Drafters and policies that share nothing between images: an image has the same trees in any batch."""
+SHARING = [("jacobi", TREES[0]), (BOTH, TREES[0]), (BOTH, TREES[1]), ("jacobi", Drafting(method="auto"))]
 PROMPTS = ["a cat", "x", "three small dogs", "a red house by the sea", "no", "a boat at night"]
 
 
@@ -39,8 +38,8 @@ def shares(decoding, image):
     ]
 
 
-def test_every_drafter_is_among_these():
-    assert {source for source, _ in ALONE + TOGETHER} == set(models()[1])
+def test_every_draft_mode_is_covered():
+    assert {source for source, _ in INDEPENDENT + SHARING} == set(models()[1])
 
 
 @given(
@@ -50,9 +49,9 @@ def test_every_drafter_is_among_these():
     temperature=st.sampled_from([0.0, 1.0]),
     guidance=st.sampled_from([1.0, 3.0]),
     start=st.integers(0, LENGTH - 1),
-    drafts=st.sampled_from(ALONE + TOGETHER),
+    drafts=st.sampled_from(INDEPENDENT + SHARING),
 )
-def test_every_image_is_that_of_its_prompt_alone(seed, prompts, at_once, temperature, guidance, start, drafts):
+def test_images_do_not_depend_on_the_batch(seed, prompts, at_once, temperature, guidance, start, drafts):
     images = range(len(prompts))
     sampling = Sampling(seed, temperature, guidance=guidance)
     draw = torch.Generator().manual_seed(seed % 2**31)
@@ -60,21 +59,21 @@ def test_every_image_is_that_of_its_prompt_alone(seed, prompts, at_once, tempera
     together = decode(prompts, *drafts, sampling=sampling, prefix=prefix, at_once=at_once, image_indices=images)
     for i in images:
         how = {"sampling": sampling, "prefix": prefix[i : i + 1], "image_indices": [i]}
-        alone = decode(prompts[i : i + 1], *(drafts if drafts in ALONE else (None, Drafting(PLAIN))), **how)
-        assert torch.equal(together.codes[i], alone.codes[0])
-        assert drafts not in ALONE or shares(together, i) == shares(alone, 0)
+        single = decode(prompts[i : i + 1], *(drafts if drafts in INDEPENDENT else (None, Drafting(PLAIN))), **how)
+        assert torch.equal(together.codes[i], single.codes[0])
+        assert drafts not in INDEPENDENT or shares(together, i) == shares(single, 0)
     report = together.trace.report()
     assert report["tokens"] == len(prompts) * (LENGTH - start) and together.done_tokens == together.total_tokens
 
 
-def test_a_place_that_becomes_free_is_taken_at_once():
-    """While images wait every round works on as many as it may; then on those that are left."""
+def test_free_slots_are_filled_immediately():
+    """Every round has the maximum batch size while images wait, and the remaining images after that."""
     decoding = decode(PROMPTS, "network", TREES[0], at_once=3)
-    at_work = [[share.image for share in round.images] for round in decoding.trace.rounds]
-    entered = [max(max(images) for images in at_work[: i + 1]) for i in range(len(at_work))]
-    full = [len(images) for images, newest in zip(at_work, entered) if newest < len(PROMPTS) - 1]
+    active = [[share.image for share in round.images] for round in decoding.trace.rounds]
+    entered = [max(max(images) for images in active[: i + 1]) for i in range(len(active))]
+    full = [len(images) for images, newest in zip(active, entered) if newest < len(PROMPTS) - 1]
     assert set(full) == {3} and len(full) > 3
-    counts = [len(images) for images in at_work]
+    counts = [len(images) for images in active]
     assert counts == sorted(counts, reverse=True) and counts[-1] < 3
-    assert {image for images in at_work for image in images} == set(range(6))
+    assert {image for images in active for image in images} == set(range(6))
     assert decoding.memory_required() < decode(PROMPTS, "network", TREES[0]).memory_required()

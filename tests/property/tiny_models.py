@@ -1,4 +1,4 @@
-"""One tiny target in float64, and every kind of drafter for it."""
+"""A tiny target in float64, and a drafter of every draft mode."""
 
 import tempfile
 from functools import cache
@@ -11,12 +11,12 @@ from adt_core.lab.benchmark import drafters_by_name
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 LENGTH = 16
-"""Tokens of its images."""
+"""Tokens per image."""
 
 
 @cache
 def models():
-    """The target, and its drafters by source."""
+    """Return the target, and its drafters by draft mode."""
     with tempfile.TemporaryDirectory() as folder:
         path = write_tiny_checkpoint(Path(folder) / "target", scale=3.0)
         target = load_target(path, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Small random models for all unit tests that only read them, and copies for those that change them."""
+"""Small random models: shared ones for tests that only read them, and copies for tests that change them."""
 
 import shutil
 from functools import cache
@@ -13,7 +13,7 @@ from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
-    """A folder with a tiny ``target`` of sharp distributions and its ``drafter``."""
+    """Write a tiny ``target`` with sharp distributions and its ``drafter``; return their folder."""
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_checkpoint(folder / "target", scale=3.0)
     write_tiny_drafter(folder / "drafter", folder / "target")
@@ -22,22 +22,22 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def models(tiny):
-    """The same, loaded in float64: the target, and its drafter."""
+    """Load the tiny target and its drafter in float64."""
     target = load_target(tiny / "target", dtype=torch.float64)
     return target, load_drafter(tiny / "drafter", target)
 
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory):
-    """By layout: a checkpoint, in a folder with what belongs beside it."""
-    from tests.layouts.families import LAYOUTS  # with transformers, which takes a while
+    """Return a function that writes a checkpoint in a layout, with its companion files, and returns its path."""
+    from tests.layouts.families import LAYOUTS  # imports transformers, which takes seconds
 
     return cache(lambda layout: LAYOUTS[layout](tmp_path_factory.mktemp(layout)))
 
 
 @pytest.fixture
 def copied(written, tmp_path):
-    """The same in a folder of the test's own."""
+    """Return a function that copies a checkpoint and its companion files to the test's folder."""
 
     def copy(layout):
         path = written(layout)
@@ -49,7 +49,7 @@ def copied(written, tmp_path):
 
 @pytest.fixture
 def local_hub(monkeypatch):
-    """A small Hub without repositories, which downloads of this test use."""
+    """Start a small Hub without repositories; downloads of this test use it."""
     with Hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
         for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):

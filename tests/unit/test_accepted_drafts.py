@@ -1,14 +1,12 @@
-"""The accepted drafts of every drafter, on fixed prompts: one that has become worse still writes the right tokens.
+"""Accepted drafts of every draft mode on fixed prompts, compared with stored rounds.
 
-The tokens are those of plain decoding, too.
-
-The bundled model continues held-out pictures in float64. Every round of every image is as ``accepted_drafts.json``
-says. If a change is meant to change a drafter's drafts, write the file anew, and say in the commit what became of the
-number of rounds, which it prints:
+Decoding stays lossless even if a drafter becomes worse, so comparing tokens does not detect it. The bundled model
+continues held-out images in float64, and every round must equal the one in ``accepted_drafts.json``. After a change
+that alters drafts on purpose, generate the file again, and state the printed numbers of rounds in the commit message:
 
     PYTHONPATH=. python tests/unit/test_accepted_drafts.py
 
-With another checkout first on PYTHONPATH, the file holds what that one drafts.
+To get the rounds of another checkout, put that checkout first on PYTHONPATH.
 """
 
 import json
@@ -26,13 +24,13 @@ from model_making.data import example
 
 FILE = Path(__file__).with_suffix("").with_name("accepted_drafts.json")
 PICTURES = (4400, 4401, 4402)
-"""Held-out pictures whose beginning is given and whose end is drawn."""
+"""Numbers of the held-out images, of which the first tokens are kept and the others are decoded."""
 KEPT = 200
-"""Tokens that are given, of 256."""
+"""Kept tokens, of 256."""
 
 
 class Resting(Policy):
-    """Draft in every third round only. Drafters follow the other rounds, so that they draft as well afterwards."""
+    """Policy with drafts in every third round only; drafters must also process the rounds without drafts."""
 
     CHAIN = Shape(4, 1, 4)
 
@@ -74,13 +72,13 @@ CASES = {
     "window, resting": ("jacobi", dict(method="resting")),
     "network and window, resting": ("bundled+jacobi", dict(method="resting")),
 }
-"""Name -> drafter and drafting. ``three images``: two at a time, and the third follows the one that ends first."""
+"""Draft mode and settings by name. With three images the batch size is 2, so the third takes the first free slot."""
 QUICK = "network, adt-tree", "window", "window, resting"
-"""The default tier's cases."""
+"""Cases of the default tier."""
 
 
-def started():
-    """The target in float64, and how images begin: prompts, and the first codes of every image [3, KEPT]."""
+def load_beginning():
+    """Return the target in float64, the encoded prompts, and the first codes [3, KEPT] of every image."""
     target = load_target(dtype=torch.float64)
     pictures, captions, _ = zip(*(example(2, number) for number in PICTURES))
     pixels = torch.stack([torch.tensor(picture).permute(2, 0, 1) for picture in pictures]).double() / 127.5 - 1
@@ -90,13 +88,13 @@ def started():
 
 
 def decoding_of(beginning, count: int, **drafts) -> Decoding:
-    """Of the first images, which has not begun."""
+    """Return a new decoding of the first `count` images."""
     target, prompts, codes = beginning
     return Decoding(target, prompts[:count], prefix=codes[:count], sampling=Sampling(seed=5), at_once=2, **drafts)
 
 
 def drafted(beginning, name: str) -> tuple[list[str], torch.Tensor]:
-    """Every image's rounds, each as ``position: nodes/depth accepted ranks;``, and the codes [images, T]."""
+    """Return rounds of each image as ``position: nodes/depth accepted ranks;``, and the codes [images, T]."""
     source, options = CASES[name]
     count = 3 if "three images" in name else 1
     images = [""] * count
@@ -112,19 +110,19 @@ def drafted(beginning, name: str) -> tuple[list[str], torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def beginning():
-    return started()
+    return load_beginning()
 
 
 @pytest.fixture(scope="module")
 def plain(beginning):
-    """A function: the codes [count, T] of plain decoding."""
+    """Return a function that returns the codes [count, T] of plain decoding."""
     return cache(lambda count: decode(decoding_of(beginning, count, drafting=Drafting(PLAIN))).codes)
 
 
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in CASES]
 )
-def test_every_round_has_the_drafts_that_it_had(beginning, plain, name):
+def test_rounds_equal_the_stored_rounds(beginning, plain, name):
     found, codes = drafted(beginning, name)
     assert codes.equal(plain(len(codes)))
     expected = json.loads(FILE.read_text(encoding="utf-8"))[name]
@@ -133,8 +131,8 @@ def test_every_round_has_the_drafts_that_it_had(beginning, plain, name):
 
 
 def write() -> None:
-    """Write the file anew."""
-    beginning = started()
+    """Decode all cases and overwrite the file."""
+    beginning = load_beginning()
     every = {name: drafted(beginning, name)[0] for name in CASES}
     FILE.write_text(json.dumps(every, indent=0) + "\n", encoding="utf-8")
     for name, images in every.items():

@@ -78,12 +78,12 @@ def test_a_report_is_only_replaced_by_the_same_list(tmp_path):
         return own
 
     assert write(rows) == "report"
-    assert write([row("1", "c.png", 2.0)]) == "report-2", "another list's"
+    assert write([row("1", "c.png", 2.0)]) == "report-2", "a report of another list"
     first = (tmp_path / "report.json").read_bytes()
-    assert write(rows[:1]) == "report-3", "it lacks an image of the report that is there"
+    assert write(rows[:1]) == "report-3", "the existing report has an image that this list lacks"
     assert (tmp_path / "report.json").read_bytes() == first
-    assert write([*rows, row("3", "d.png", 1.0)]) == "report", "the same list, grown"
-    assert write([row("1", "c.png", 9.0)]) == "report-2", "made again, with other figures"
+    assert write([*rows, row("3", "d.png", 1.0)]) == "report", "the same list with one more image"
+    assert write([row("1", "c.png", 9.0)]) == "report-2", "the same list with other figures"
     (tmp_path / "report.json").write_text("[", encoding="utf-8")
     assert write([*rows, row("9", "e.png", 1.0)]) == "report-3" and write([row("5", "f.png", 1.0)]) == "report-4"
     (tmp_path / "sums.csv").write_text("of somebody else", encoding="utf-8")
@@ -141,7 +141,7 @@ def test_lone_surrogates_are_escaped(tmp_path):
 @pytest.mark.parametrize("columns, shape", [(0, (3, 2)), (2, (2, 3)), (9, (5, 1))])
 def test_positions_of_images_on_the_sheet(columns, shape):
     sheet = collect.contact_sheet(PICTURES, [""] * 5, columns, width=50)
-    assert sheet.size == (shape[0] * 58 + 8, shape[1] * 33 + 8), "pictures of two to one, and gaps"
+    assert sheet.size == (shape[0] * 58 + 8, shape[1] * 33 + 8), "the aspect ratio is 2:1, with gaps"
     for number, color in enumerate(COLORS):
         assert sheet.getpixel((8 + number % shape[0] * 58 + 25, 8 + number // shape[0] * 33 + 12)) == color
 
@@ -151,7 +151,7 @@ def test_labels_are_below_their_images_and_truncated():
     sheet = np.asarray(collect.contact_sheet(PICTURES, labels, columns=5, width=100))
     ink = (sheet > 128).all(-1)
     columns = np.flatnonzero(ink.any(0))
-    assert 116 <= columns.min() and columns.max() < 216, "only under the second picture, and not under the third"
+    assert 116 <= columns.min() and columns.max() < 216, "only below the second image"
     assert not ink[:58].any() and ink[58:].any()
 
 
@@ -161,7 +161,7 @@ def test_sheets_of_relaxed_images_have_a_remark():
     assert collect.remark([row("1", "a.png", 2.0, relaxed=False)]) == ""
     plain, relaxed = (collect.contact_sheet(PICTURES, [""] * 5, remark=remark) for remark in ("", "Relaxed"))
     assert relaxed.height > plain.height
-    assert (np.asarray(relaxed)[plain.height :] > 128).any(), "no line stands below the pictures"
+    assert (np.asarray(relaxed)[plain.height :] > 128).any(), "there is no line below the images"
 
 
 def test_sheets_have_a_maximum_size():

@@ -1,4 +1,4 @@
-"""The round loop on tiny random models: stub drafters that always, never and sometimes agree; memory; cancelling."""
+"""Round loop on tiny random models: stub drafters that are always, never or sometimes right, memory, and requests."""
 
 import copy
 from types import SimpleNamespace
@@ -22,9 +22,11 @@ FIVE = ("a cat", "three small dogs", "x", "a boat", "no")
 
 
 class StubDrafter(Drafter):
-    """Drafts a chain of the true continuation, with some tokens made wrong on purpose.
+    """Drafter of a chain with the true continuation, in which some tokens are wrong on purpose.
 
-    truth: [B, T], the images that will be drawn. right: of every raster position, is its draft the true token?
+    Attributes:
+        truth: Codes [B, T] of the decoded images.
+        right: Function from a raster position to whether its draft is correct.
     """
 
     def __init__(self, truth, right):
@@ -69,7 +71,7 @@ def test_stub_drafters(models, right, tau):
     assert mean == tau if tau else 1 < mean < 5
 
 
-def test_same_seed_same_tokens_and_no_global_randomness(models):
+def test_decoding_is_deterministic_and_uses_no_global_random_state(models):
     target, drafter = models
     torch.manual_seed(1)
     state = torch.get_rng_state()
@@ -78,7 +80,7 @@ def test_same_seed_same_tokens_and_no_global_randomness(models):
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_progress_counts_up_and_the_map_covers_the_grid(models):
+def test_progress_increases_and_the_map_covers_the_grid(models):
     target, drafter = models
     decoding = Decoding(target, [target.encode_prompt("x")], drafter=drafter)
     seen = [decoding.done_tokens for _ in decoding]
@@ -89,7 +91,7 @@ def test_progress_counts_up_and_the_map_covers_the_grid(models):
 
 @pytest.mark.parametrize("images, words", [(1, "one image"), (3, "3 images at a time")])
 @pytest.mark.parametrize("enough", [True, False])
-def test_more_than_the_memory_holds_is_refused_with_the_numbers(models, monkeypatch, images, words, enough):
+def test_an_error_states_the_required_memory(models, monkeypatch, images, words, enough):
     target, drafter = models
     decoding = Decoding(target, [target.encode_prompt("x")] * images, drafter=drafter)
     weights = sum(part.numel() * part.element_size() for part in target.decoder.parameters())
@@ -102,8 +104,8 @@ def test_more_than_the_memory_holds_is_refused_with_the_numbers(models, monkeypa
             next(iter(decoding))
 
 
-def drawn_in_rounds(decoding):
-    """Tokens of every image, without the first, which comes with the prompt."""
+def tokens_in_rounds(decoding):
+    """Return the number of tokens of every image, without the first one, which the prefill samples."""
     counts = [0] * decoding.images
     for share in (share for round in decoding.trace.rounds for share in round.images):
         counts[share.image] += share.accepted + 1
@@ -111,87 +113,89 @@ def drawn_in_rounds(decoding):
 
 
 NO_MEMORY = torch.cuda.OutOfMemoryError("CUDA out of memory"), RuntimeError("could not create a primitive")
-"""A GPU's, and a CPU's in the middle of a product."""
+"""Errors of a GPU, and of a CPU during a matrix product."""
 
 
 @pytest.mark.parametrize("at, error", [(1, 0), (2, 1), (7, 0), (12, 1)])
-def test_where_memory_runs_out_fewer_images_go_on(models, monkeypatch, caplog, at, error):
-    """In the prefill, in a round, where an image enters: nothing is lost, and the figures are those of a run that had
-    room."""
+def test_the_batch_becomes_smaller_if_memory_runs_out(models, monkeypatch, caplog, at, error):
+    """The error is raised in the prefill, in a round, or when an image enters a slot.
+
+    Tokens and figures equal those of a run with enough memory.
+    """
     target, drafter = models
-    roomy = run(target, drafter, FIVE, drafting=TREE)
+    reference = run(target, drafter, FIVE, drafting=TREE)
     forward = type(target.decoder).forward
     calls = []
 
-    def crowded(self, ids, *rest, **named):
+    def fail_for_lack_of_memory(self, ids, *rest, **named):
         calls.append(len(ids))
         if len(calls) >= at and len(ids) > 4:  # two rows for each image
             raise NO_MEMORY[error]
         return forward(self, ids, *rest, **named)
 
-    monkeypatch.setattr(type(target.decoder), "forward", crowded)
+    monkeypatch.setattr(type(target.decoder), "forward", fail_for_lack_of_memory)
     decoding = run(target, drafter, FIVE, drafting=TREE)
-    assert torch.equal(decoding.codes, roomy.codes) and decoding.at_once == 2
+    assert torch.equal(decoding.codes, reference.codes) and decoding.at_once == 2
     assert caplog.messages == ["Out of memory; continuing with 2 images at a time."]
-    assert drawn_in_rounds(decoding) == [15] * 5 and decoding.trace.report()["tau"] == roomy.trace.report()["tau"]
+    assert tokens_in_rounds(decoding) == [15] * 5 and decoding.trace.report()["tau"] == reference.trace.report()["tau"]
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 @pytest.mark.parametrize("drafting", [Drafting(PLAIN), TREE], ids=lambda d: d.method)
-def test_memory_may_run_out_when_the_last_image_enters(models, monkeypatch, drafting, guidance):
-    """Then more slots are free than images wait."""
+def test_memory_runs_out_when_the_last_image_enters(models, monkeypatch, drafting, guidance):
+    """Then more slots are free than images are waiting."""
     target, drafter = models
     options = {"prompts": FIVE, "drafter": drafter, "drafting": drafting, "sampling": Sampling(5, guidance=guidance)}
-    roomy = run(target, **options)
+    reference = run(target, **options)
     forward = type(target.decoder).forward
     entered = []
 
-    def crowded(self, ids, step, *rest, **named):
+    def fail_for_lack_of_memory(self, ids, step, *rest, **named):
         if isinstance(step.cache_position, slice) and step.cache_position.start == 0:
             entered.append(len(ids))
             if len(entered) == 2:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return forward(self, ids, step, *rest, **named)
 
-    monkeypatch.setattr(type(target.decoder), "forward", crowded)
+    monkeypatch.setattr(type(target.decoder), "forward", fail_for_lack_of_memory)
     decoding = run(target, at_once=4, **options)
-    assert torch.equal(decoding.codes, roomy.codes) and decoding.at_once == 2 and len(entered) > 2
+    assert torch.equal(decoding.codes, reference.codes) and decoding.at_once == 2 and len(entered) > 2
 
 
-def test_memory_that_runs_out_in_the_last_round_leaves_a_whole_trace(models, monkeypatch):
-    """A round that asked for too much is done again, and counts once."""
+def test_the_trace_is_complete_if_memory_runs_out_in_the_last_round(models, monkeypatch):
+    """The round is repeated, and counts once."""
     target, drafter = models
     options = {"prompts": ("a cat", "x"), "drafter": drafter, "drafting": TREE}
-    roomy = run(target, **options)
+    reference = run(target, **options)
     calls = []
 
-    class Crowded(EagleProposer):
+    class OutOfMemory(EagleProposer):
         def on_verified(self, verified):
             calls.append(verified)
-            if len(calls) == len(roomy.trace.rounds) - 1:
+            if len(calls) == len(reference.trace.rounds) - 1:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory")
             super().on_verified(verified)
 
-    monkeypatch.setattr("adt_core.drafters.eagle.EagleProposer", Crowded)
+    monkeypatch.setattr("adt_core.drafters.eagle.EagleProposer", OutOfMemory)
     decoding = run(target, **options)
-    assert torch.equal(decoding.codes, roomy.codes)
-    assert drawn_in_rounds(decoding) == [15, 15]
+    assert torch.equal(decoding.codes, reference.codes)
+    assert tokens_in_rounds(decoding) == [15, 15]
 
 
-def test_too_little_memory_for_one_image_is_said(models, monkeypatch):
+def test_too_little_memory_for_one_image_is_an_error(models, monkeypatch):
     target, _ = models
 
     def full(*_):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(type(target.decoder), "forward", full)
-    with pytest.raises(torch.cuda.OutOfMemoryError):  # which ComfyUI and the command line know how to say
+    with pytest.raises(torch.cuda.OutOfMemoryError):  # ComfyUI and the command line report it
         run(target)
 
 
 @pytest.mark.parametrize("drafting", [Drafting(PLAIN), Drafting("auto")], ids=lambda d: d.method)
-def test_numbers_of_twice_the_size_take_twice_the_memory(tiny, drafting):
-    """But those of the codec, which is in float32 whatever the decoder is in."""
+def test_float64_requires_twice_the_memory_of_float32(tiny, drafting):
+    """Except for the codec, which is always in float32."""
 
     def slots_bytes(dtype):
         target = load_target(tiny / "target", dtype=dtype)
@@ -202,7 +206,7 @@ def test_numbers_of_twice_the_size_take_twice_the_memory(tiny, drafting):
     assert slots_bytes(torch.float64) == 2 * slots_bytes(torch.float32)
 
 
-def test_bad_requests_are_refused(models):
+def test_invalid_requests(models):
     target, _ = models
     with pytest.raises(AdtError, match="batch size is 0"):
         Decoding(target, [])
@@ -212,28 +216,28 @@ def test_bad_requests_are_refused(models):
         Decoding(target, [[0]])
 
 
-def test_callers_are_not_left_in_inference_mode(models):
+def test_inference_mode_is_off_between_rounds(models):
     target, _ = models
     for _ in Decoding(target, [target.encode_prompt("x")], drafting=Drafting(PLAIN)):
         assert not torch.is_inference_mode_enabled()
 
 
-def test_a_policy_is_told_where_the_weights_are_when_images_begin(models, monkeypatch):
-    """ComfyUI brings the weights to the GPU after a node has made its decoding; here they change their dtype."""
+def test_the_cost_profile_is_chosen_when_decoding_starts(models, monkeypatch):
+    """ComfyUI moves the weights to the GPU after a node has created the decoding; here they change their dtype."""
     target = copy.deepcopy(models[0])
-    told = []
+    names = []
 
-    class Listening(POLICIES["eagle2"]):
+    class Recording(POLICIES["eagle2"]):
         chooses = True
 
         def __init__(self, context):
             super().__init__(context)
-            told.append(context.profile.name)
+            names.append(context.profile.name)
 
-    monkeypatch.setitem(POLICIES, "listening", Listening)
+    monkeypatch.setitem(POLICIES, "recording", Recording)
     prompt = target.encode_prompt("a cat")
-    decoding = Decoding(target, [prompt], drafting=Drafting("listening"), drafter=load_drafter("jacobi", target))
+    decoding = Decoding(target, [prompt], drafting=Drafting("recording"), drafter=load_drafter("jacobi", target))
     target.decoder.set_dtype(torch.bfloat16)
     monkeypatch.setattr(profiles, "find", lambda name, images: CostProfile(name, images, built_in("cpu", 1).costs))
     next(iter(decoding))
-    assert "bfloat16" in told[-1]
+    assert "bfloat16" in names[-1]
