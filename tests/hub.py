@@ -161,7 +161,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._content(repository, name)
 
     def _content(self, repository: str, name: str) -> None:
-        hub, content = self.owner, self.owner.repositories[repository][name]
+        hub = self.owner
+        content = self.owner.repositories[repository][name]
         if name in hub.damaged:
             content = bytes([content[0] ^ 1]) + content[1:]
         start = int((re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")) or [0, 0])[1])

@@ -12,7 +12,8 @@ from tests.hub import Hub, content_of
 from tests.layouts.janus import write_janus
 from tests.layouts.llamagen import write_drafter, write_hugging_face
 
-JANUS, LLAMAGEN = "Janus-Pro-1B", "LlamaGen-T2I-2"
+JANUS = "Janus-Pro-1B"
+LLAMAGEN = "LlamaGen-T2I-2"
 
 
 def publish(hub: Hub, folder: Path) -> None:

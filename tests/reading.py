@@ -61,7 +61,8 @@ def logits_after(target: Target, prompts: Sequence[str], codes: Tensor, guidance
 
     All images have the same codes. One forward pass reads the prompts, another the codes.
     """
-    decoder, rows = target.decoder, guided_rows(target, prompts, guidance)
+    decoder = target.decoder
+    rows = guided_rows(target, prompts, guidance)
     reader = Reader(decoder, rows, len(codes), len(prompts), target.mrope_positions)
     rest = reader.read_on(decoder.image_ids[codes].expand(len(rows), -1))
     return decoder.logits(torch.cat([reader.features[:, -1:], rest], 1), guidance)

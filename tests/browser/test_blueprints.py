@@ -35,7 +35,7 @@ OPEN = """async ([name, seed]) => {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_blueprint_runs(tab, name):
+def test_blueprint_runs(tab, name):
     opened = tab.page.evaluate(OPEN, [name, next(SEEDS)])
     assert opened["shown"][:2] == ["text", "model"] and {"seed", "speed"} <= set(opened["shown"])
     tab.screenshot(f"blueprint_{name}")

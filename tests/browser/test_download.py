@@ -152,8 +152,8 @@ def test_error_without_download_explains_the_option(tab, hub):
     tab.open()
     tab.open_template(TEMPLATES[JANUS])
     run(tab)
-    said = finished(tab)
-    assert f"'{JANUS}' is not installed; set if_missing to 'download' and run again" in said
+    message = finished(tab)
+    assert f"'{JANUS}' is not installed; set if_missing to 'download' and run again" in message
     assert hub.requests == []
     tab.page.keyboard.press("Escape")
     tab.page.evaluate("app.extensionManager.setting.set('Comfy.RightSidePanel.IsOpen', false)")

@@ -80,8 +80,8 @@ def test_progress_is_translated(chinese):
     chinese.page.wait_for_function(  # a busy page shows the last line late
         "(last) => { adtTest.read(); return adtTest.lines.some((line) => line.includes(last)); }", arg=last
     )
-    said = [line for line in chinese.page.evaluate("adtTest.lines") if line]
-    assert said[0].startswith("2 张图像") and not any(" of " in line for line in said)
+    lines = [line for line in chinese.page.evaluate("adtTest.lines") if line]
+    assert lines[0].startswith("2 张图像") and not any(" of " in line for line in lines)
 
 
 ASK = """(values) => values.forEach((value, i) => {
@@ -104,9 +104,9 @@ def test_unknown_words_are_listed_in_the_language_of_the_page(chinese):
     chinese.page.evaluate(HEAR_ALL)
     assert chinese.page.evaluate(RUN)["end"] == ["execution_success", None]
     chinese.page.wait_for_function("adtTest.text.length > 0")
-    said = "这个小模型只认识房子、船、热气球、杯子等的英文词，没有画 'a cat on the moor'，画了别的。"
+    message = "这个小模型只认识房子、船、热气球、杯子等的英文词，没有画 'a cat on the moor'，画了别的。"
     begins = STAYS.replace("=== line", "?.startsWith(line)")  # the unknown words follow
-    chinese.page.wait_for_function(begins, arg=said)
+    chinese.page.wait_for_function(begins, arg=message)
     chinese.screenshot("unknown_chinese")
     assert out_of_place(chinese) == []
 

@@ -59,9 +59,6 @@ def test_text_disappears_with_the_next_run_and_the_map_keeps_its_size(tab):
     assert line_of(tab, sampler) == "" and max(sizes) - min(sizes) < 2, sizes
 
 
-CLOSE_PANEL = "app.extensionManager.setting.set('Comfy.RightSidePanel.IsOpen', false)"
-
-
 @pytest.mark.parametrize("name", ["ADT-Tree Janus-Pro text to image", "ADT-Tree GLM-Image edit a picture"])
 def test_long_text_below_a_node_covers_no_other_node(tab, name):
     """Long text can be scrolled. The node has its old height after it runs again."""

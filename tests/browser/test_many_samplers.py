@@ -6,7 +6,8 @@ import pytest
 from comfy_page import ComfyPage
 
 FRAMES = 40
-OURS, STOCK = "ADTTreeSampler", "KSampler"
+OURS = "ADTTreeSampler"
+STOCK = "KSampler"
 FILL = """async ([kind, count, hidden]) => {
   document.getElementById('adt-test-hidden')?.remove();
   const style = document.createElement('style');

@@ -107,7 +107,7 @@ def test_tooltip_and_table_describe_the_round(tab, comfy, workflow):
     tab.settle()  # in Nodes 2.0 other nodes move when the map grows
     tab.page.mouse.move(*point(tab, sampler, cell))
     tab.wait(sampler, "!panel.tip.hidden")
-    said = tab.map(sampler, "panel.tip.textContent")
+    message = tab.map(sampler, "panel.tip.textContent")
     tokens = share["accepted"] + 1
     for part in (
         f"Row {cell // 12 + 1}, column {cell % 12 + 1}",
@@ -115,7 +115,7 @@ def test_tooltip_and_table_describe_the_round(tab, comfy, workflow):
         f"{share['accepted']} of {share['nodes']} drafts accepted",
         " ms",
     ):
-        assert part in said, (part, said)
+        assert part in message, (part, message)
     assert tip_is_beside(tab, sampler, cell), "the tooltip hides the tokens that it describes"
     tab.page.mouse.move(5, 5)
     tab.widget(sampler).locator("summary").press("Enter")

@@ -59,8 +59,8 @@ def test_slider_shows_every_round(tab, workflow):
     assert all(
         near(edge(tab, sampler, cell), GREEN if cell - root <= share["accepted"] else ORANGE) for cell in tree
     ), share
-    said = f"{at + 1} / {len(rounds)}: {share['accepted']} of {share['nodes']} drafts accepted"
-    assert tab.map(sampler, "panel.replay.label.textContent") == said
+    message = f"{at + 1} / {len(rounds)}: {share['accepted']} of {share['nodes']} drafts accepted"
+    assert tab.map(sampler, "panel.replay.label.textContent") == message
     tab.screenshot("replayed")
     moment(tab, sampler, len(rounds))
     assert same_colours(painted(tab, sampler), complete)
@@ -97,11 +97,11 @@ def test_play_replays_to_the_end(tab, workflow):
 def test_summary_and_table_of_details(tab, workflow):
     sampler = done(tab, workflow)
     tab.map(sampler, "panel.draw()")
-    said = tab.map(sampler, "panel.sentence.textContent")
+    message = tab.map(sampler, "panel.sentence.textContent")
     places = "top left|top|top right|left|center|right|bottom left|bottom|bottom right"
     assert re.fullmatch(
-        rf"Fastest: ({places}) \(up to \d+ tokens per pass\)\. Slowest: ({places}) \([\d–]+\)\.|Details", said
-    ), said
+        rf"Fastest: ({places}) \(up to \d+ tokens per pass\)\. Slowest: ({places}) \([\d–]+\)\.|Details", message
+    ), message
     assert not tab.map(sampler, "panel.table.checkVisibility()")
     size = tab.map(sampler, "[map.node.size[1], panel.stage.clientHeight]")
     tab.widget(sampler).locator("summary").press("Enter")

@@ -126,7 +126,7 @@ def test_run_reference_named_like_a_method_is_ignored(tab, workflow):
 
 
 def test_each_file_of_a_batch_selects_its_image(tab, comfy, workflow):
-    """All files contain the same map. If the picture is none of the batch, the map shows the first image."""
+    """All files contain the same map. If the picture is not in the batch, the map shows the first image."""
     sampler = done(tab, workflow.batch(3))
     files = comfy.files(comfy.wait(tab.map(sampler, "run.reference.prompt")))
     assert len(files) == 3
@@ -196,32 +196,32 @@ def test_reload_shows_the_last_run(tab, workflow):
 def test_caption_shows_seeds_of_the_map_and_the_node(tab, workflow):
     sampler = done(tab, workflow)
     seed = widget(tab, sampler, "seed")
-    says = f"Made with seed {seed} (ADT-Tree)."
-    assert tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)") == says
+    caption = f"Made with seed {seed} (ADT-Tree)."
+    assert tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)") == caption
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'seed').value += 5")
     capture_state(tab)
-    tab.wait(sampler, f"panel.caption.own.firstChild.data === '{says} Seed is now {seed + 5}.'")
+    tab.wait(sampler, f"panel.caption.own.firstChild.data === '{caption} Seed is now {seed + 5}.'")
     tab.screenshot("differs")
     tab.widget(sampler).get_by_role("button", name=f"Restore seed {seed}").click()
-    tab.wait(sampler, f"panel.caption.element.textContent === '{says}'")
+    tab.wait(sampler, f"panel.caption.element.textContent === '{caption}'")
     assert widget(tab, sampler, "seed") == seed
 
 
 @pytest.mark.smoke
 def test_caption_reports_a_changed_prompt_and_restores_it(tab, workflow):
     sampler = done(tab, workflow)
-    says = tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)")
+    caption = tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)")
     text = "map.node.getInputNode(map.node.inputs.findIndex((i) => i.name === 'positive')).widgets[0]"
     before = tab.map(sampler, f"{text}.value")
     tab.map(sampler, f"({text}.value = '{{a red|a blue}} house', 0)")
     capture_state(tab)
     tab.settle()
-    assert tab.map(sampler, "panel.caption.element.textContent") == says, "the choices may give the same prompt"
+    assert tab.map(sampler, "panel.caption.element.textContent") == caption, "the choices may give the same prompt"
     tab.map(sampler, f"({text}.value = 'another house', 0)")
     capture_state(tab)
-    tab.wait(sampler, f"panel.caption.own.firstChild.data === '{says} The prompt has changed.'")
+    tab.wait(sampler, f"panel.caption.own.firstChild.data === '{caption} The prompt has changed.'")
     tab.widget(sampler).get_by_role("button", name="Restore prompt").click()
-    tab.wait(sampler, f"panel.caption.element.textContent === '{says}'")
+    tab.wait(sampler, f"panel.caption.element.textContent === '{caption}'")
     assert tab.map(sampler, f"{text}.value") == before
 
 
@@ -260,15 +260,15 @@ SECOND_PROMPT = """(({ node }, text) => {
 
 def test_caption_compares_the_prompt_of_another_node(tab, workflow):
     sampler = done(tab, workflow)
-    says = tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)")
+    caption = tab.map(sampler, "(panel.draw(), panel.caption.element.textContent)")
     text = tab.map(sampler, "Object.values(run.texts)[0].text")
     second = tab.map(sampler, SECOND_PROMPT, text)
     capture_state(tab)
     tab.settle()
-    assert tab.map(sampler, "panel.caption.element.textContent") == says, "the text is the same"
+    assert tab.map(sampler, "panel.caption.element.textContent") == caption, "the text is the same"
     tab.map(sampler, "(app.graph.getNodeById(argument).widgets[0].value = 'another house', 0)", second)
     capture_state(tab)
-    tab.wait(sampler, f"panel.caption.element.textContent === '{says} The prompt has changed.'")
+    tab.wait(sampler, f"panel.caption.element.textContent === '{caption} The prompt has changed.'")
 
 
 def test_caption_reports_a_node_that_does_not_run(tab, workflow):
@@ -276,8 +276,8 @@ def test_caption_reports_a_node_that_does_not_run(tab, workflow):
     for mode, why in ((2, "muted"), (4, "bypassed")):
         tab.map(sampler, "map.node.mode = argument", mode)
         capture_state(tab)
-        said = f"The node is {why}, so the map is from an earlier run."
-        tab.wait(sampler, f"panel.caption.element.textContent.endsWith('{said}')")
+        message = f"The node is {why}, so the map is from an earlier run."
+        tab.wait(sampler, f"panel.caption.element.textContent.endsWith('{message}')")
         assert float(tab.map(sampler, "getComputedStyle(panel.stage).opacity")) < 1
         tab.screenshot(why)
     tab.map(sampler, "map.node.mode = 0")

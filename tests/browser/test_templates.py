@@ -186,9 +186,9 @@ def test_template_without_its_model_explains_the_download(tab, without_errors_af
     error = re.compile(f"is not installed; .* run `.* download {model_of(nodes)} ")
     tab.page.get_by_text(error).first.wait_for(state="attached")
     tab.screenshot("missing")
-    said = f"{model_of(nodes)} is not installed; set if_missing to 'download' and run again"
-    assert tab.page.evaluate("adtTest.text") == [said]
-    tab.page.wait_for_function(STAYS, arg=said)
+    message = f"{model_of(nodes)} is not installed; set if_missing to 'download' and run again"
+    assert tab.page.evaluate("adtTest.text") == [message]
+    tab.page.wait_for_function(STAYS, arg=message)
     assert tab.page.evaluate(CROWDED) == []
     tab.page.keyboard.press("Escape")
 

@@ -27,15 +27,17 @@ class Message:
     data: dict | bytes
 
 
-PREVIEWS, TEXT = (1, 4), 3
-"""ComfyUI's numbers for a preview, and for a line of text under a node."""
+PREVIEWS = (1, 4)
+"""ComfyUI's numbers for previews in messages."""
+TEXT = 3
+"""ComfyUI's number for a line of text under a node."""
 
 
 def lines_under(messages: list[Message], node: str) -> list[str]:
     """Return the lines of text shown under a node. Each message starts with the length of the node's id and the id."""
     begins = len(node).to_bytes(4, "big") + node.encode()
-    said = (message.data for message in messages if message.type == TEXT)
-    return [line.removeprefix(begins).decode() for line in said if line.startswith(begins)]
+    contents = (message.data for message in messages if message.type == TEXT)
+    return [line.removeprefix(begins).decode() for line in contents if line.startswith(begins)]
 
 
 class Listener:
@@ -63,7 +65,8 @@ class Listener:
 
     def wait_for(self, wanted: Callable[[Message], bool], timeout: float = 120) -> Message:
         """Return the first message, past or future, for which ``wanted`` is true."""
-        deadline, seen = time.monotonic() + timeout, 0
+        deadline = time.monotonic() + timeout
+        seen = 0
         with self._news:
             while True:
                 for message in self.messages[seen:]:

@@ -70,7 +70,10 @@ def test_batch_resumes_after_cancelling_with_other_drafts(comfy, batch, graph, c
     """No image is lost or made twice; they equal the sampler's images; table, figures and sheet are complete."""
     captions = coco[1]
     seed = 41
-    folders = lambda: set(comfy.base.glob("output/adt_tree_batches/*"))  # noqa: E731
+
+    def folders() -> set[Path]:
+        return set(comfy.base.glob("output/adt_tree_batches/*"))
+
     before = folders()
     sampler = batch.set("ADTTreeBatchSampler", seed=seed, chunk_size=4).id("ADTTreeBatchSampler")
     length = cancel_batch(comfy, batch.prompt, sampler) // COUNT
@@ -178,9 +181,9 @@ def test_each_report_lists_truncated_and_skipped_prompts(comfy, batch):
     batch.set("ADTTreeBatchSampler", seed=77, folder=f"My {name}", unfit_prompts="truncate", chunk_size=3)
     batch.set("ADTTreePrompts", file=TEXT_BELOW, text=f"a fox\n\n{long}\na hen", count=0)
     workflow = {"id": "w", "extra": {"adt_tree_maps": {"9": {"parts": ["of another picture"]}}, "x": 1}}
-    said = text_under_nodes(comfy, batch, extra_pnginfo={"workflow": workflow})
-    assert "1 of 4 prompts are blank and were left out: '2'." in said
-    assert "1 of 3 prompts are truncated. The first, '3': truncated to its first " in said
+    shown_text = text_under_nodes(comfy, batch, extra_pnginfo={"workflow": workflow})
+    assert "1 of 4 prompts are blank and were left out: '2'." in shown_text
+    assert "1 of 3 prompts are truncated. The first, '3': truncated to its first " in shown_text
     (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
     fox, cut, hen = json.loads((folder / "report.json").read_text(encoding="utf-8"))["images"]
     assert (fox["prompt"], fox["note"], hen["prompt"]) == ("a fox", "", "a hen")
@@ -192,9 +195,12 @@ def test_each_report_lists_truncated_and_skipped_prompts(comfy, batch):
     first = {path: path.read_bytes() for path in folder.iterdir()}
 
     batch.set("ADTTreeBatchSampler", unfit_prompts="skip").set("ADTTreePrompts", text=f"a fox\n{long}\na cow")
-    said = text_under_nodes(comfy, batch)
-    assert "1 of 3 prompts are left out. The first, '2': left out: Prompt too long: " in said
-    assert "'report' is the report of another list, and stays. This list's is 'report-2', in the same folder." in said
+    shown_text = text_under_nodes(comfy, batch)
+    assert "1 of 3 prompts are left out. The first, '2': left out: Prompt too long: " in shown_text
+    assert (
+        "'report' is the report of another list, and stays. This list's is 'report-2', in the same folder."
+        in shown_text
+    )
     assert {path: path.read_bytes() for path in first} == first, "something was overwritten"
     with (folder / "report-2.csv").open(newline="", encoding="utf-8-sig") as file:
         rows = {row["id"]: row for row in csv.DictReader(file)}
@@ -211,8 +217,11 @@ def test_unpaired_surrogates_in_a_list_do_not_stop_the_batch(comfy, batch):
     batch.set("ADTTreeBatchSampler", folder=f"My {name}", unfit_prompts="skip").set(
         "ADTTreePrompts", file="halves.jsonl"
     )
-    said = text_under_nodes(comfy, batch)
-    assert "1 of 2 prompts are left out. The first, 'b\\ud800': left out: prompt contains half of a character" in said
+    shown_text = text_under_nodes(comfy, batch)
+    assert (
+        "1 of 2 prompts are left out. The first, 'b\\ud800': left out: prompt contains half of a character"
+        in shown_text
+    )
     (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     assert [row["id"] for row in (*report["images"], *report["left_out"])] == ["\ud83d", "b\ud800"]

@@ -30,20 +30,20 @@ def failed(comfy, graph, node: str) -> ShownError:
 def test_invalid_number_is_reported_for_its_input_only(comfy, graph, value):
     with pytest.raises(Refused) as error:
         comfy.queue(graph.set("ADTTreeSampler", guidance=value).prompt)
-    (said,) = error.value.details
-    assert said.startswith("guidance")
+    (shown,) = error.value.details
+    assert shown.startswith("guidance")
 
 
 def test_errors_are_shown_with_their_public_name(comfy, graph):
     """ComfyUI shows users the module of an exception's type. For a custom node that would be a path on their disk."""
-    said = failed(comfy, graph.set("CLIPTextEncode", text="a red house " * 500), "ADTTreeSampler")
-    assert said.text.startswith("Prompt too long: ") and said.kind == "adt_core.AdtError"
+    shown = failed(comfy, graph.set("CLIPTextEncode", text="a red house " * 500), "ADTTreeSampler")
+    assert shown.text.startswith("Prompt too long: ") and shown.kind == "adt_core.AdtError"
 
 
 @pytest.mark.small_models
 def test_input_name_that_no_log_can_print(comfy, graph):
     """The name is half of a surrogate pair. ComfyUI's worker would stop if an exception quoted it unescaped."""
     link = graph.add("EmptyLatentImage", width=64, height=64, batch_size=1)
-    said = failed(comfy, graph.set("ADTTreeSampler", **{"\ud800": link}), "ADTTreeSampler")
-    assert r"'\ud800' is no input of this node" in said.text
+    shown = failed(comfy, graph.set("ADTTreeSampler", **{"\ud800": link}), "ADTTreeSampler")
+    assert r"'\ud800' is no input of this node" in shown.text
     assert comfy.files(comfy.run(graph.drop("ADTTreeSampler", "\ud800").prompt)), "the server still runs"

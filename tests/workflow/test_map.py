@@ -117,7 +117,7 @@ def test_image_of_a_cached_result_contains_the_map_of_that_result(comfy, traced)
 
 
 @pytest.mark.parametrize("seed, odd", [(631, "x"), (632, {"workflow": "x"})])
-def test_a_run_needs_no_workflow(comfy, traced, seed, odd):
+def test_run_needs_no_workflow(comfy, traced, seed, odd):
     """Save Image requires a valid workflow in these cases; nodes that read the trace do not."""
     traced.set("ADTTreeSampler", seed=seed)
     del traced.prompt[traced.id("SaveImage")]

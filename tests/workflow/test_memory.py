@@ -15,7 +15,7 @@ SETTLED = 4
 
 
 def memory(comfy) -> dict:
-    """Return what the probe finds; see ``probe_nodes``."""
+    """Return the report of the probe in ``probe_nodes``."""
     return comfy.get("/probe/memory")
 
 
@@ -148,7 +148,7 @@ def test_unloading_for_other_models_neither_changes_images_nor_leaks(comfy, shor
 
 @pytest.mark.long
 def test_many_runs_do_not_grow_the_server(comfy, short):
-    """A run needs about 10 MB of caches, so keeping those of one run would show after many."""
+    """A run needs about 10 MB of caches, so a leak of one run's caches is visible after many runs."""
     sizes = []
     for seed in range(2 + RUNS + SETTLED):
         comfy.run(short.set("ADTTreeSampler", seed=2000 + seed).prompt, preview_method="auto")

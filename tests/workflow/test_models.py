@@ -168,19 +168,19 @@ def test_truncated_prompts_are_logged(stocked, stocked_template):
     assert "The prompt has 160 tokens, but LlamaGen-T2I-2 reads only 120" in stocked.log.read_text(encoding="utf-8")
     batch = stocked_template(BATCH).set("ADTTreePrompts", text=f"a fox\n{'fox ' * 50}")
     stocked.run(batch.set("ADTTreeModelLoader", model=TO_INSTALL[LLAMAGEN][2]).prompt)
-    said = "1 of 2 prompts are truncated. The first, '2': The prompt has 200 tokens"
-    assert said in stocked.log.read_text(encoding="utf-8")
+    message = "1 of 2 prompts are truncated. The first, '2': The prompt has 200 tokens"
+    assert message in stocked.log.read_text(encoding="utf-8")
 
 
 def test_auto_uses_the_published_drafter_if_installed(stocked, stocked_template):
-    """If the drafter is damaged, a message says so and 'jacobi' drafts; without it 'jacobi' drafts too."""
+    """If the drafter is damaged, 'jacobi' drafts and a warning is logged; without the drafter 'jacobi' drafts too."""
     drafter = stocked.base / "models" / "ar_image_drafters" / f"LANTERN-{LUMINA}"
     graph = stocked_template("ADT-Tree Lumina-mGPT text to image")
     alone = Graph({"1": graph.prompt[graph.id("ADTTreeModelLoader")]})
     alone.add("PreviewAny", source=alone.add("ADTTreeDrafterLoader", model=["1", 0], drafter="auto"))
     stocked.run(alone.prompt)
-    said = f"'{drafter.name}' is damaged or was made for another model, so 'jacobi' drafts"
-    assert said not in stocked.log.read_text(encoding="utf-8")
+    message = f"'{drafter.name}' is damaged or was made for another model, so 'jacobi' drafts"
+    assert message not in stocked.log.read_text(encoding="utf-8")
     (drafter / "model.safetensors").write_bytes(b"nothing")
     stocked.run(alone.prompt)
     assert f"'{drafter.name}' is damaged" in stocked.log.read_text(encoding="utf-8"), (
@@ -188,7 +188,7 @@ def test_auto_uses_the_published_drafter_if_installed(stocked, stocked_template)
     )
     graph.set("ADTTreeSampler", seed=4)
     assert images(stocked, stocked.run(graph.set("SaveImage", filename_prefix="damaged").prompt))
-    assert said in stocked.log.read_text(encoding="utf-8")
+    assert message in stocked.log.read_text(encoding="utf-8")
     shutil.rmtree(drafter)
     assert images(stocked, stocked.run(graph.set("SaveImage", filename_prefix="jacobi").prompt))
 

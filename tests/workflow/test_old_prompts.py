@@ -49,7 +49,7 @@ def test_old_and_new_prompt_draw_the_same_images(comfy, name):
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_prompt_in_an_image_draws_the_image(comfy):
+def test_prompt_in_an_image_draws_the_image(comfy):
     with Image.open(OLD / "image.png") as picture:
         prompt = json.loads(picture.text["prompt"])
         drawn = np.asarray(picture.convert("RGB"))
@@ -59,7 +59,7 @@ def test_the_prompt_in_an_image_draws_the_image(comfy):
     assert np.abs(second.astype(int) - drawn).max() > 50
 
 
-def test_a_batch_names_its_seeds_and_its_report_as_asked(comfy):
+def test_batch_uses_the_given_seeds_and_report_name(comfy):
     comfy.run(prompt_of("batch"))
     (folder,) = {path.parent for path in comfy.base.glob("output/adt_tree_batches/skip-*/old report*.json")}
     rows = json.loads((folder / "old report.json").read_text(encoding="utf-8"))["images"]

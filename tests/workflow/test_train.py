@@ -9,7 +9,7 @@ from test_cancel import interrupt_and_time
 
 
 @pytest.mark.small_models
-def test_a_drafter_is_trained_and_used(stocked, graph):
+def test_trained_drafter_is_listed_and_used(stocked, graph):
     """A run before the training loads the weights in inference mode, and training must work nevertheless."""
     comfy = stocked
     node, _ = graph.add("ADTTreeTrainDrafter", model=graph.link("ADTTreeModelLoader"), name="trained", **QUICK)

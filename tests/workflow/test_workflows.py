@@ -88,7 +88,7 @@ def test_fits_the_nodes(name, object_info):
                     assert node["inputs"][label] == options["default"], (node["class_type"], label)
 
 
-def test_the_batch_template_has_example_prompts():
+def test_batch_template_has_example_prompts():
     """The bundled model can draw them, so that its user sees what to type."""
     texts = {}
     for folder in ("workflows", "subgraphs"):
@@ -286,7 +286,7 @@ def test_lantern(comfy, template):
         pytest.param("ADT-Tree text to image and upscale with a model", 512, id="stock nodes and a small upscaler"),
     ],
 )
-def test_a_picture_is_enlarged(comfy, template, name, side):
+def test_image_is_enlarged(comfy, template, name, side):
     (image,) = images(comfy, comfy.run(template(name).prompt))
     assert image.shape == (side, side, 3) and image.std() > 20
 

@@ -52,8 +52,8 @@ def load(pack):
 
 
 def test_nothing_is_downloaded_by_default(pack, hub):
-    said = pack.fails("ADTTreeModelLoader", model=JANUS, dtype="auto")
-    assert f"'{JANUS}' is not installed; set if_missing to 'download' and run again, or run `" in said
+    message = pack.fails("ADTTreeModelLoader", model=JANUS, dtype="auto")
+    assert f"'{JANUS}' is not installed; set if_missing to 'download' and run again, or run `" in message
     assert hub.requests == []
 
 
@@ -87,7 +87,7 @@ def test_incomplete_model_is_completed_in_its_folder(pack, hub, load):
     assert (home / "makers" / JANUS / "tokenizer.json").exists() and not (home / JANUS).exists()
 
 
-def test_a_model_that_is_not_published_is_never_downloaded(pack, hub, load):
+def test_unpublished_model_is_never_downloaded(pack, hub, load):
     assert load(SMALL) and load("bundled")
     with pytest.raises(pack.AdtError, match="is in no folder"):
         load("someone/model")
@@ -146,7 +146,7 @@ def test_models_of_other_packs_are_found(pack, folders, tmp_path, monkeypatch, p
         shutil.rmtree(folder)
 
 
-def test_the_key_ar_image_of_extra_model_paths_is_read(pack, folders, tmp_path, monkeypatch):
+def test_extra_model_paths_key_ar_image_is_read(pack, folders, tmp_path, monkeypatch):
     import folder_paths
 
     write_janus(tmp_path / "shared" / "deepseek" / "Janus-Pro-7B")

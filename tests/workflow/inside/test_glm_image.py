@@ -109,10 +109,10 @@ def test_source_images_are_read_as_the_pipeline_reads_them(pack, stage, first, t
     near = 1e-5 if decoder.pipeline.dtype == torch.float32 else 2**-8
     np.testing.assert_allclose(made, pipeline_images(pipeline, tokens[1][0], **given), atol=near)
     for wrong in ({"source_images": images[:1], "positive": own}, {"source_images": images}, {"positive": own}):
-        said = pack.fails(
+        message = pack.fails(
             "ADTTreeGLMDecode", decoder=decoder, model=first[0], **{"positive": text(PROMPT)} | single | wrong
         )
-        assert said.startswith("source_images: ") and "VAE Encode" in said
+        assert message.startswith("source_images: ") and "VAE Encode" in message
 
 
 def test_separate_files_give_the_same_pixels(pack, folder, stage, decode, monkeypatch):
@@ -134,8 +134,8 @@ def test_separate_files_give_the_same_pixels(pack, folder, stage, decode, monkey
     folder_decoder, _ = stage
     (decoder,) = pack.run("ADTTreeGLMDecoderLoader", **chosen, dtype=str(folder_decoder.pipeline.dtype).split(".")[1])
     assert torch.equal(decode(decoder), decode(folder_decoder))
-    said = pack.fails("ADTTreeGLMDecoderLoader", transformer=chosen["transformer"])
-    assert said.startswith("text_encoder: ") and "choose a file or folder" in said
+    message = pack.fails("ADTTreeGLMDecoderLoader", transformer=chosen["transformer"])
+    assert message.startswith("text_encoder: ") and "choose a file or folder" in message
 
 
 def test_image_taken_out_of_a_batch_keeps_its_noise(stage, tokens, decode):
@@ -155,20 +155,23 @@ def test_every_input_changes_the_image(stage, text, decode, name, value):
 def test_inputs_that_cannot_be_decoded_are_refused(pack, first, stage, tokens, text, model):
     decoder, _ = stage
     usual = {"decoder": decoder, "model": first[0], "samples": tokens[0], "positive": text(PROMPT)}
-    says = lambda **inputs: pack.fails("ADTTreeGLMDecode", **usual | NUMBERS | inputs)  # noqa: E731
-    said = says(samples={"samples": torch.zeros(1, 4, 16, 16)})
-    assert said.startswith("samples: this LATENT has the shape [1, 4, 16, 16]") and "ADT-Tree Sampler" in said
-    assert says(model=model).startswith(f"model: this decoder reads the {CODES} codes of GLM-Image, and bundled draws")
-    assert says(positive=[[torch.zeros(1, 2), {}]]).startswith("positive: ")
-    assert says(source_images=torch.zeros(1, 20, 64, 3)).startswith("source_images: this IMAGE has the shape")
+
+    def error(**inputs) -> str:
+        return pack.fails("ADTTreeGLMDecode", **usual | NUMBERS | inputs)
+
+    message = error(samples={"samples": torch.zeros(1, 4, 16, 16)})
+    assert message.startswith("samples: this LATENT has the shape [1, 4, 16, 16]") and "ADT-Tree Sampler" in message
+    assert error(model=model).startswith(f"model: this decoder reads the {CODES} codes of GLM-Image, and bundled draws")
+    assert error(positive=[[torch.zeros(1, 2), {}]]).startswith("positive: ")
+    assert error(source_images=torch.zeros(1, 20, 64, 3)).startswith("source_images: this IMAGE has the shape")
 
 
 def test_missing_library_error_contains_the_install_command(pack, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
-    said = pack.fails("ADTTreeGLMDecoderLoader")
-    assert f"run `{pack.package('.adt_core.errors').pip_install('--upgrade diffusers')}`" in said
+    message = pack.fails("ADTTreeGLMDecoderLoader")
+    assert f"run `{pack.package('.adt_core.errors').pip_install('--upgrade diffusers')}`" in message
 
 
 def test_missing_stage_error_explains_the_download(pack):
-    said = pack.fails("ADTTreeGLMDecoderLoader", transformer="gone.safetensors")
-    assert said.startswith("transformer: 'GLM-Image' is not installed; set if_missing to 'download' and run again")
+    message = pack.fails("ADTTreeGLMDecoderLoader", transformer="gone.safetensors")
+    assert message.startswith("transformer: 'GLM-Image' is not installed; set if_missing to 'download' and run again")

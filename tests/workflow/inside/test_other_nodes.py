@@ -62,7 +62,8 @@ def test_map_as_image_and_mask(pack, small, show):
         if show == "acceptance":
             values = np.array(known["acceptance"])
             np.testing.assert_allclose(tokens, (values[image] - 1) / (values.max() - 1), atol=1e-5)
-        steps, pixels = (tokens * 255).round(), maps[image, 8::16, 8::16]
+        steps = (tokens * 255).round()
+        pixels = maps[image, 8::16, 8::16]
         colours = {value.item(): pixels[steps == value].unique(dim=0) for value in steps.unique()}
         assert len(colours) > 1 and all(len(found) == 1 for found in colours.values()), "one value, one colour"
 
@@ -111,22 +112,22 @@ UNKNOWN = "This small model knows houses, boats, balloons, mugs and the like, an
 def test_unknown_words_are_logged(pack, model, small, monkeypatch, caplog):
     """Every node that draws logs them for a model with a word list, also for images that were made before."""
 
-    def said(kind: str, **inputs) -> list[str]:
+    def logged(kind: str, **inputs) -> list[str]:
         caplog.clear()
         pack.run(kind, **inputs)
         return [message for message in caplog.messages if UNKNOWN in message]
 
     cat = {"model": small.model, "positive": small.text("a cat")}
-    assert said("ADTTreeSampler", batch_size=1, **cat) == []
+    assert logged("ADTTreeSampler", batch_size=1, **cat) == []
     monkeypatch.setattr(small.model.target, "words", model.target.words)
-    assert said("ADTTreeSampler", batch_size=1, **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'. Unknown words: cat."]
-    assert said("ADTTreeCompare", **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'. Unknown words: cat."]
+    assert logged("ADTTreeSampler", batch_size=1, **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'. Unknown words: cat."]
+    assert logged("ADTTreeCompare", **cat) == [f"ADT-Tree: {UNKNOWN}'a cat'. Unknown words: cat."]
     batch = {"model": [small.model], "seed": [1], "prompts": ["a cat", "a boat", "房子"]}
     for _ in range(2):
-        (last,) = said("ADTTreeBatchSampler", **batch)
+        (last,) = logged("ADTTreeBatchSampler", **batch)
         assert last.startswith("ADT-Tree: The images are in output/adt_tree_batches/")
         assert last.endswith(f". {UNKNOWN}2 of 3 prompts: 'a cat', '房子'. Unknown words: cat, 房子.")
-    assert said("ADTTreeBatchSampler", **batch | {"prompts": ["a boat"]}) == []
+    assert logged("ADTTreeBatchSampler", **batch | {"prompts": ["a boat"]}) == []
 
 
 @pytest.mark.parametrize("kind", ["ADTTreeSampler", "ADTTreeBatchSampler"])
@@ -152,7 +153,8 @@ def test_omitted_inputs_have_the_schema_default_and_given_ones_count(pack, small
     latents = [pack.run("ADTTreeSampler", **bare, **more) for more in given]
     nothing, own, guided, custom = (latent["samples"] for latent, _ in latents)
     assert torch.equal(nothing, own) and torch.equal(guided, custom) and not torch.equal(own, guided)
-    (settings,), (lantern,) = pack.run("ADTTreeSettings"), pack.run("ADTTreeLantern")
+    (settings,) = pack.run("ADTTreeSettings")
+    (lantern,) = pack.run("ADTTreeLantern")
     assert pack.run("ADTTreeCompare", **bare, settings_a=settings)
     assert pack.run("ADTTreeMapImage", trace=latents[0][1]) and pack.run("ADTTreeFigures", trace=latents[0][1])
     *_, results = pack.run("ADTTreeBatchSampler", model=[small.model], prompts=["a cat"], lantern=[lantern])
@@ -187,21 +189,22 @@ def last_message(caplog) -> str:
 
 @pytest.mark.parametrize("kind", ["ADTTreeSampler", "ADTTreeCompare"])
 def test_long_prompt_is_truncated_on_request(pack, small, caplog, kind):
-    """This holds for both prompts. The image is that of the shortened text, whose length is shown under the node."""
+    """This holds for both prompts. The shortened text gives the image, and its length is shown under the node."""
     long = "a red house behind a blue lake, " * 60
     inputs = {"model": small.model, "positive": small.text(long), "negative": small.text(long), "seed": 5}
     image, *_ = pack.run(kind, **inputs, invalid_prompts="truncate")
-    said = re.fullmatch(
+    match = re.fullmatch(
         r"Prompt truncated to its first (\d+) of 1920 characters: (\d+) tokens; small accepts (\d+)\. "
         r"Negative prompt truncated to its first \1 of 1920 characters: \2 tokens; small accepts \3\.",
         last_message(caplog),
     )
-    assert said, caplog.messages
-    short = small.text(long[: int(said[1])])
+    assert match, caplog.messages
+    short = small.text(long[: int(match[1])])
     expected, *_ = pack.run(kind, **inputs | {"positive": short, "negative": short})
     caplog.clear()
     if kind == "ADTTreeSampler":
-        image, expected = image["samples"], expected["samples"]
+        image = image["samples"]
+        expected = expected["samples"]
     assert torch.equal(image, expected)
     assert not caplog.messages, "prompts that fit are not truncated"
     assert "Prompt too long: " in pack.fails(kind, **inputs)
@@ -222,9 +225,9 @@ def test_settings_that_the_preset_overrides_are_logged(pack, small, caplog, kind
         pack.run(kind, **given)
         return [message for message in caplog.messages if "Ignored" in message]
 
-    (said,) = ignored()
+    (message,) = ignored()
     remedy = "Set preset to 'custom' to use your own values."
-    assert said.endswith(f"Ignored, because preset is 'model default': guidance 9.5. {remedy}")
+    assert message.endswith(f"Ignored, because preset is 'model default': guidance 9.5. {remedy}")
     assert ignored(guidance=2.0) == ignored(preset="custom") == []
 
 
@@ -240,7 +243,9 @@ def test_benchmark_uses_the_settings_of_its_preset(pack, small, monkeypatch):
         (folder,) = set(pack.base.glob("output/adt_tree_benchmark/*")) - before
         return json.loads((folder / "results.json").read_text(encoding="utf-8"))["settings"]
 
-    named = lambda made: [made["sampling"][name] for name in ("guidance", "temperature", "top_k")]  # noqa: E731
+    def named(made: dict) -> list[float]:
+        return [made["sampling"][name] for name in ("guidance", "temperature", "top_k")]
+
     made = settings(preset="model default", guidance=2.0, temperature=0.6)
     assert named(made) == [1.5, 0.7, 9] and made["suffix"] == ", by the authors"
     made = settings(guidance=3.0, temperature=1.0)

@@ -90,10 +90,10 @@ def test_defaults_are_accepted(pack):
 @pytest.mark.parametrize("kind, name", [("ADTTreePrompts", "file"), ("ADTTreeBenchmark", "prompts")])
 def test_long_list_is_not_read_during_validation(pack, model, kind, name):
     """The server answers no other request during validation. Errors in a long list are found when its node runs."""
-    said = "does not have the format of its file extension"
+    message = "does not have the format of its file extension"
     for file, wrong in (("short.json", 3), ("long.json", 10**6)):
         (pack.base / "input" / file).write_text("[" + "1, " * wrong + "1]", encoding="utf-8")
-    assert any(f"short.json' {said}" in error for error in pack.refused(kind, **{name: "short.json"}))
+    assert any(f"short.json' {message}" in error for error in pack.refused(kind, **{name: "short.json"}))
     assert pack.refused(kind, **{name: "long.json"}) == []
     others = {"model": model, "methods": "jacobi"} if kind == "ADTTreeBenchmark" else {}
-    assert f"long.json' {said}" in pack.fails(kind, **others, **{name: "long.json"})
+    assert f"long.json' {message}" in pack.fails(kind, **others, **{name: "long.json"})

@@ -45,7 +45,8 @@ def test_old_and_new_values_are_accepted_and_new_ones_are_listed(pack, renamed):
     ],
 )
 def test_sampler_draws_the_same_with_either_name(small, old, new):
-    (before, trace), (after, same) = small.sample(**old), small.sample(**new)
+    (before, trace) = small.sample(**old)
+    (after, same) = small.sample(**new)
     assert (before["samples"] == after["samples"]).all()
     assert trace.report()["method"] == same.report()["method"]
 

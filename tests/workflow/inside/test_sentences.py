@@ -31,18 +31,18 @@ def diffusion_inputs():
 
 def test_prompts_that_are_empty_or_too_long(pack, sampler_error, encoded):
     assert "prompt is empty" in sampler_error("  ")
-    said = sampler_error(LONG)
-    assert said == (
+    message = sampler_error(LONG)
+    assert message == (
         "Prompt too long: 1500 tokens; the bundled model accepts 125; shorten it, or set invalid_prompts to 'truncate' "
         "(under advanced inputs)."
     )
-    said = sampler_error(negative=encoded(LONG))
-    assert said.startswith("Negative prompt too long: 1500 tokens; ")
+    message = sampler_error(negative=encoded(LONG))
+    assert message.startswith("Negative prompt too long: 1500 tokens; ")
 
 
 def test_prompts_of_other_models_and_combined_prompts(pack, sampler_error, encoded, diffusion_inputs):
-    said = sampler_error(positive=diffusion_inputs[0])
-    assert said.startswith("positive: ") and "CLIP Text Encode" in said
+    message = sampler_error(positive=diffusion_inputs[0])
+    assert message.startswith("positive: ") and "CLIP Text Encode" in message
     assert sampler_error(negative=diffusion_inputs[0]).startswith("negative: ")
     prompt = encoded("a cat")
     assert "2 prompts are combined" in sampler_error(positive=prompt + prompt)
@@ -51,8 +51,8 @@ def test_prompts_of_other_models_and_combined_prompts(pack, sampler_error, encod
 
 
 def test_our_prompt_in_nodes_that_need_embeddings(pack, encoded, diffusion_inputs):
-    said = pack.fails("ConditioningZeroOut", conditioning=encoded("a cat"))
-    assert "text, not an embedding" in said and "negative empty" in said
+    message = pack.fails("ConditioningZeroOut", conditioning=encoded("a cat"))
+    assert "text, not an embedding" in message and "negative empty" in message
     embedding, latent = diffusion_inputs
     (diffusion,) = pack.run("ProbeDiffusionModel")
     k_sampler = {"model": diffusion, "negative": embedding, "latent_image": latent, "seed": 0, "steps": 1, "cfg": 2.0}
@@ -67,8 +67,8 @@ def test_our_prompt_in_nodes_that_need_embeddings(pack, encoded, diffusion_input
 def test_stock_nodes_that_need_other_models(pack, loaded):
     _, clip, vae = loaded
     sizes = dict.fromkeys(("width", "height", "crop_w", "crop_h", "target_width", "target_height"), 64)
-    said = pack.fails("CLIPTextEncodeSDXL", clip=clip, text_g="a house", text_l="a house", **sizes)
-    assert "plain CLIP Text Encode" in said
+    message = pack.fails("CLIPTextEncodeSDXL", clip=clip, text_g="a house", text_l="a house", **sizes)
+    assert "plain CLIP Text Encode" in message
     with pytest.raises(AttributeError, match="works with the VAE Decode"):
         pack.run("VAESave", vae=vae, filename_prefix="vae")
 
@@ -78,8 +78,8 @@ def test_incompatible_inputs(pack, model, sampler_error):
     assert sampler_error(speed="Exact ADT-Tree", lantern=lantern).startswith("drafting: 'Exact ADT-Tree' is exact")
     other = pack.run("ADTTreeModelLoader", model="bundled", dtype="bfloat16")[0]
     (drafter,) = pack.run("ADTTreeDrafterLoader", model=other)
-    said = sampler_error(drafter=drafter)
-    assert "drafter" in said and "another model" in said
+    message = sampler_error(drafter=drafter)
+    assert "drafter" in message and "another model" in message
     (jacobi,) = pack.run("ADTTreeDrafterLoader", model=model, drafter="jacobi")
     asked = {"model": model, "drafter": jacobi, "prompts": "a cat", "count": 1, "methods": "jacobi,adt-tree"}
     assert "'adt-tree' needs a drafter network" in pack.fails("ADTTreeBenchmark", **asked, **NUMBERS)
@@ -96,19 +96,21 @@ def test_incompatible_inputs(pack, model, sampler_error):
 def test_latents_that_do_not_fit(pack, model, loaded, sampler_error, shape, words):
     channels = model.target.codec.codebook.shape[1]
     samples = torch.zeros([channels if side is None else side for side in shape])
-    said = sampler_error(latent_image={"samples": samples, "noise_mask": torch.ones(1, 64, 64)})
-    assert said.startswith("latent_image: ") and all(word in said for word in words)
+    message = sampler_error(latent_image={"samples": samples, "noise_mask": torch.ones(1, 64, 64)})
+    assert message.startswith("latent_image: ") and all(word in message for word in words)
     if None not in shape:
-        said = pack.fails("VAEDecode", vae=loaded[2], samples={"samples": samples})
-        assert said.startswith("samples: ") and "[1, 4, 16, 16]" in said
+        message = pack.fails("VAEDecode", vae=loaded[2], samples={"samples": samples})
+        assert message.startswith("samples: ") and "[1, 4, 16, 16]" in message
 
 
 def test_sizes_and_batches_that_do_not_fit(pack, model, encoded):
-    said = pack.fails("ADTTreeImageSize", model=model, width=256, height=128)
-    assert "size is 256x128, which bundled does not support: its images always have 16 x 16 tokens; try 128x128" in said
+    message = pack.fails("ADTTreeImageSize", model=model, width=256, height=128)
+    assert (
+        "size is 256x128, which bundled does not support: its images always have 16 x 16 tokens; try 128x128" in message
+    )
     _, trace = pack.run("ADTTreeSampler", model=model, positive=encoded("a cat"), batch_size=1)
-    said = pack.fails("ADTTreeMapImage", trace=trace, show="depth", opacity=0.5, images=torch.zeros(3, 64, 64, 3))
-    assert said.startswith("images: 3 were given, but the trace is of 1")
+    message = pack.fails("ADTTreeMapImage", trace=trace, show="depth", opacity=0.5, images=torch.zeros(3, 64, 64, 3))
+    assert message.startswith("images: 3 were given, but the trace is of 1")
 
 
 @pytest.mark.parametrize(
@@ -144,25 +146,25 @@ def test_missing_published_model_error_explains_the_download(pack, name, mark):
     """The value is the name in a template, or the name with the mark that older versions appended."""
     row = find_published(name)
     assert pack.refused("ADTTreeModelLoader", model=name + mark) == [], "the node's error is more detailed"
-    said = pack.fails("ADTTreeModelLoader", model=name + mark)
+    message = pack.fails("ADTTreeModelLoader", model=name + mark)
     home = pack.base / "models" / "ar_image"
-    assert said == (
+    assert message == (
         f"model: '{row.name}' is not installed; set if_missing to 'download' and run again, or "
         f"{row.how_to_get(home)} and press R."
     )
-    assert f"download {row.name} --to {home.as_posix()}`" in said and row.size in said
+    assert f"download {row.name} --to {home.as_posix()}`" in message and row.size in message
 
 
 def test_unknown_model_error_lists_ten_models(pack, monkeypatch):
     """API users do not see the list of models. Installed models come first."""
-    (said,) = pack.refused("ADTTreeModelLoader", model="no-such-model")
-    assert "'no-such-model' is in no folder" in said
-    named = said.partition("or choose another: ")[2].rstrip(".")
+    (message,) = pack.refused("ADTTreeModelLoader", model="no-such-model")
+    assert "'no-such-model' is in no folder" in message
+    named = message.partition("or choose another: ")[2].rstrip(".")
     *first, last = named.split(", ")
     assert first[0] == "bundled" and len(first) == 9 and " and " in last
     folders = pack.package(".nodes.folders")
     assert [*first, last.split(" and ")[0]] == [folders.plain(name) for name in folders.offered()][:10]
-    assert pack.fails("ADTTreeModelLoader", model="no-such-model", dtype="auto").endswith(said.partition(": ")[2])
+    assert pack.fails("ADTTreeModelLoader", model="no-such-model", dtype="auto").endswith(message.partition(": ")[2])
     monkeypatch.setattr(folders, "offered", lambda: ["bundled", "other"])
     assert "another: bundled, other." in pack.refused("ADTTreeModelLoader", model="no-such-model")[0]
 
@@ -171,8 +173,8 @@ def test_damaged_model(pack):
     cut = shutil.copytree(pack.bundled / "target", pack.base / "models" / "LLM" / "cut")
     weights = next(cut.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
-    said = pack.fails("ADTTreeModelLoader", model="cut")
-    assert "model.safetensors" in said and "download it again" in said
+    message = pack.fails("ADTTreeModelLoader", model="cut")
+    assert "model.safetensors" in message and "download it again" in message
 
 
 def test_unknown_inputs(pack):
@@ -201,11 +203,11 @@ def test_models_and_images_larger_than_the_gpu(pack, gpu):
     asked = {"positive": positive, "speed": "No drafting"}
     sentence = "bundled needs 0.1 GB with its working memory, and meta has 0.0 GB; choose {}a smaller model."
     for size in (1, 64):
-        said = pack.fails("ADTTreeSampler", model=model, batch_size=size, **asked)
-        assert said == sentence.format("'int8 weights' in the Model Loader, or ")
+        message = pack.fails("ADTTreeSampler", model=model, batch_size=size, **asked)
+        assert message == sentence.format("'int8 weights' in the Model Loader, or ")
     gpu(2**20)
     model, _, vae = pack.run("ADTTreeModelLoader", dtype="int8 weights")
-    said = pack.fails("ADTTreeSampler", model=model, batch_size=1, **asked)
-    assert "int8" not in said and said.endswith("; choose a smaller model.")
-    said = pack.fails("VAEEncode", pixels=torch.zeros(1, 1024, 1024, 3), vae=vae)
-    assert said.startswith("bundled's image tokeniser needs ") and said.endswith("; use a smaller image.")
+    message = pack.fails("ADTTreeSampler", model=model, batch_size=1, **asked)
+    assert "int8" not in message and message.endswith("; choose a smaller model.")
+    message = pack.fails("VAEEncode", pixels=torch.zeros(1, 1024, 1024, 3), vae=vae)
+    assert message.startswith("bundled's image tokeniser needs ") and message.endswith("; use a smaller image.")

@@ -41,8 +41,8 @@ def test_trained_drafter_is_listed_and_lossless(pack, small, train, caplog):
         drafter, curve, figures = train("first")
     assert random.getstate() == states[0] and (np.random.get_state()[1] == states[1]).all()
     assert torch.equal(torch.get_rng_state(), states[2])
-    (said,) = (one for one in caplog.records if one.message.startswith("ADT-Tree: The training takes about "))
-    assert said.message.endswith(" GB of disk.")
+    (record,) = (one for one in caplog.records if one.message.startswith("ADT-Tree: The training takes about "))
+    assert record.message.endswith(" GB of disk.")
     assert {one.levelname for one in caplog.records} == {"INFO"}, "an estimate is no warning"
     assert curve.shape == (1, 400, 640, 3) and 0 <= curve.min() < curve.max() <= 1 and ": 4 steps in " in figures
     _, options = pack.ours["ADTTreeDrafterLoader"]["input"]["optional"]["drafter"]
@@ -85,7 +85,7 @@ def test_prompts_are_typed_or_read_from_a_file(pack, train):
 
 
 @pytest.mark.parametrize(
-    "inputs, said",
+    "inputs, error",
     [
         ({"prompts": ["a cat", "a dog"]}, "prompts: 'the list' has 2 captions, but 4 are needed"),
         ({"name": "small"}, "name: '.*small' contains a model that was not trained here"),
@@ -93,8 +93,8 @@ def test_prompts_are_typed_or_read_from_a_file(pack, train):
         ({"start": "jacobi"}, "start: 'jacobi' is not an EAGLE drafter"),
     ],
 )
-def test_bad_inputs(pack, small, train, inputs, said):
+def test_bad_inputs(pack, small, train, inputs, error):
     if "start" in inputs:
         inputs = {**inputs, "start": small.drafters["jacobi"]}
-    with pytest.raises(pack.AdtError, match=said):
+    with pytest.raises(pack.AdtError, match=error):
         train(**{"name": "refused", **inputs})

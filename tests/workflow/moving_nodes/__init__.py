@@ -15,7 +15,8 @@ from server import PromptServer
 
 made = ModelPatcher.__init__
 moves = {"loaded": 0, "unloaded": 0}
-load, unload = ModelPatcher.load, ModelPatcher.unpatch_model
+load = ModelPatcher.load
+unload = ModelPatcher.unpatch_model
 
 
 def is_ours(model: torch.nn.Module) -> bool:
@@ -62,7 +63,9 @@ def unloading(self, device_to=None, unpatch_weights=True):
         moves["unloaded"] += 1
 
 
-ModelPatcher.__init__, ModelPatcher.load, ModelPatcher.unpatch_model = init, loading, unloading
+ModelPatcher.__init__ = init
+ModelPatcher.load = loading
+ModelPatcher.unpatch_model = unloading
 
 
 @PromptServer.instance.routes.get("/moving/moves")

@@ -23,7 +23,9 @@ from .costs import pack
 class DiffusionModel:
     """Diffusion model with a few thousand random weights, for the stock KSampler."""
 
-    CATEGORY, FUNCTION, RETURN_TYPES = "probe", "make", ("MODEL",)
+    CATEGORY = "probe"
+    FUNCTION = "make"
+    RETURN_TYPES = ("MODEL",)
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -60,7 +62,9 @@ class DiffusionModel:
 class Embedding:
     """Prompt as a diffusion model's text encoder makes it."""
 
-    CATEGORY, FUNCTION, RETURN_TYPES = "probe", "make", ("CONDITIONING",)
+    CATEGORY = "probe"
+    FUNCTION = "make"
+    RETURN_TYPES = ("CONDITIONING",)
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -73,7 +77,9 @@ class Embedding:
 class Pressure:
     """Node that unloads all other models, as loading a model that fills the device does."""
 
-    CATEGORY, FUNCTION, RETURN_TYPES = "probe", "press", ("MODEL",)
+    CATEGORY = "probe"
+    FUNCTION = "press"
+    RETURN_TYPES = ("MODEL",)
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -87,7 +93,10 @@ class Pressure:
 class ReadTrace:
     """Node that shows a trace as JSON."""
 
-    CATEGORY, FUNCTION, RETURN_TYPES, OUTPUT_NODE = "probe", "read", (), True
+    CATEGORY = "probe"
+    FUNCTION = "read"
+    RETURN_TYPES = ()
+    OUTPUT_NODE = True
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -103,7 +112,10 @@ _watched: list[tuple[str, weakref.ref]] = []
 class Watch:
     """Node that keeps weak references to its inputs and their parts."""
 
-    CATEGORY, FUNCTION, RETURN_TYPES, OUTPUT_NODE = "probe", "watch", (), True
+    CATEGORY = "probe"
+    FUNCTION = "watch"
+    RETURN_TYPES = ()
+    OUTPUT_NODE = True
     SOCKETS = {
         "model": "ADT_MODEL",
         "clip": "CLIP",
@@ -149,7 +161,10 @@ class Watch:
 class Loop:
     """Node that runs another node again with another seed; the page shows the copy as the original node."""
 
-    CATEGORY, FUNCTION, RETURN_TYPES, OUTPUT_NODE = "probe", "loop", (), True
+    CATEGORY = "probe"
+    FUNCTION = "loop"
+    RETURN_TYPES = ()
+    OUTPUT_NODE = True
 
     @classmethod
     def INPUT_TYPES(cls):

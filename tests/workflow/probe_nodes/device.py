@@ -11,7 +11,8 @@ from aiohttp import web
 from server import PromptServer
 
 routes = PromptServer.instance.routes
-own_norm, own_load = torch.nn.functional.rms_norm, mm.load_models_gpu
+own_norm = torch.nn.functional.rms_norm
+own_load = mm.load_models_gpu
 
 
 @routes.get("/probe/exhaust")
@@ -47,7 +48,10 @@ mm.load_models_gpu = load_models_gpu
 class Keep:
     """Node that keeps an object beside the decoder of a model, or unloads some bytes of the model."""
 
-    CATEGORY, FUNCTION, RETURN_TYPES, OUTPUT_NODE = "probe", "keep", (), True
+    CATEGORY = "probe"
+    FUNCTION = "keep"
+    RETURN_TYPES = ()
+    OUTPUT_NODE = True
 
     @classmethod
     def INPUT_TYPES(cls):
