@@ -47,7 +47,7 @@ class Workflow:
         self.upstream = bool({"upstream", "original script"} & set(map(str, values["ADTTreeSampler"])))
 
     def steps(self) -> list[str]:
-        """What the workflow does, step by step."""
+        """Return the steps of the workflow."""
         model = "the bundled model" if self.model == "bundled" else self.model
         drawn = f"Tokens by {model}"
         if self.upstream:

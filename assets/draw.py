@@ -2,11 +2,10 @@
 
     python assets/draw.py            from the top of the repository, after pip install -e .
 
-That of the batch is the contact sheet that it makes of eight captions, and assets/cards.py draws those of models that
-are not part of the pack.
+The thumbnail of the batch is its contact sheet of eight captions; assets/cards.py draws the cards of other models.
 
-The bundled model draws the picture. Each token is coloured by how many tokens its round brought (viridis: few to many).
-What is still to be drawn is dark, with a draft tree that looks ahead.
+The bundled model draws the image. Colors of tokens show how many tokens their rounds decided (viridis: few to many). The
+unfinished part is dark, with a draft tree.
 """
 
 from pathlib import Path
@@ -39,7 +38,7 @@ SEA_SEED = RELAXED_SEED = 0
 SEA = "A red sailboat in the middle on a calm lake at sunset."
 BEACH = "A red house on the left of a sandy beach under a cloudy sky."
 EDGE, GAP = 256, 6
-"""Of a picture among several of a thumbnail, in pixels."""
+"""Side of each image of a thumbnail with several, and gap between them, in pixels."""
 
 
 class Painter:
@@ -50,7 +49,7 @@ class Painter:
         self.drafter = adt_core.load_drafter("bundled", self.target)
 
     def decode(self, caption: str, seed: int, **options) -> adt_core.Decoding:
-        """A decoding that has ended."""
+        """Decode an image to the end."""
         prompt = self.target.encode_prompt(caption)
         own = self.target.published
         sampling = adt_core.Sampling(seed, own.temperature, guidance=own.guidance)
@@ -97,7 +96,7 @@ def together(*images: Image.Image) -> Image.Image:
 
 
 def tokens(image: Image.Image, cells: list[list[int]], size: int, rows: int, opacity: float) -> Image.Image:
-    """The first ``rows`` rows of the image, under its map; the rest dark."""
+    """Draw the first ``rows`` rows of the image under its map, and the rest dark."""
     side = size / len(cells)
     shown = image.resize((size, size), Image.Resampling.LANCZOS)
     overlay = Image.new("RGB", (size, size), DARK)
@@ -119,7 +118,7 @@ def tokens(image: Image.Image, cells: list[list[int]], size: int, rows: int, opa
 
 
 def grow(draw: ImageDraw.ImageDraw, x: float, y: float, unit: float) -> None:
-    """The draft tree: what was accepted is bright."""
+    """Draw the draft tree with accepted drafts in bright colors."""
     places = {path: (x + unit * dx, y + unit * dy) for path, (dx, dy) in TREE.items()}
     radius = 0.42 * unit
     for path in sorted(TREE, key=lambda path: path in ACCEPTED):

@@ -73,11 +73,11 @@ class Decoding:
             lantern: Relaxed acceptance, which changes the image; None for exact acceptance.
             image_indices: Index of each image among the images of its prompt (default: 0).
             seeds: Seed of each image (default: the sampling's).
-            prefix: Codes [B, P] of the first P cells of each image, which are kept. Our noise depends on the position,
-                so a prefix of the seed's own image leads to that image.
+            prefix: Codes [B, P] of the first P cells of each image, which are kept (default: none).
             at_once: Images that are decoded at the same time (default: all). A finished image's slot is reused.
             check: Called often; may raise an exception to cancel.
             profile: Cost profile for a policy that chooses (default: measured here, or built in).
+
         Raises:
             AdtError: If arguments contradict each other. Iteration raises it if the machine's memory is too small.
         """

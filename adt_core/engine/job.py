@@ -42,8 +42,10 @@ class Job:
 
         Args:
             prompts: Texts of all images.
+
         Returns:
             Remarks for the author of the prompts.
+
         Raises:
             AdtError: If a prompt or the negative prompt is empty or too long.
         """
@@ -66,8 +68,10 @@ class Job:
 
         Args:
             prompt: Text of an image, without the recipe's suffix.
+
         Returns:
             A remark for its author, or "".
+
         Raises:
             AdtError: If it is empty or too long.
         """
@@ -78,8 +82,10 @@ class Job:
 
         Args:
             prompts: Texts, one per image.
+
         Returns:
             Conditional rows, one per image.
+
         Raises:
             AdtError: If a prompt is empty or too long.
         """
@@ -96,6 +102,7 @@ class Job:
         Args:
             codes: [B, rows, columns] int64.
             check: Called often; may raise an exception to cancel.
+
         Returns:
             Pixels [B, 3, H, W] in [-1, 1], on the codec's device.
         """

@@ -108,6 +108,7 @@ class Request:
             seeds: Seed of each image (default: the recipe's).
             prefix: Codes [B, P] of the first cells of each image, which are kept (default: none).
             check: Called often; may raise an exception to cancel.
+
         Raises:
             AdtError: If there are no prompts, or arguments contradict each other.
         """
@@ -123,8 +124,7 @@ class Request:
     def __post_init__(self) -> None:
         most = self.target.decoder.config.max_positions - self.target.length
         if self.longest > most:
-            name = self.target.name
-            raise AdtError(f"Prompt too long: {self.longest} tokens; {name} accepts {most}; shorten it.")
+            raise AdtError(f"Prompt too long: {self.longest} tokens; {self.target.name} accepts {most}; shorten it.")
         if self.drafting.policy.needs_drafter and self.job.drafter is None:
             method = self.drafting.method
             raise AdtError(f"method {method!r} needs a drafter; choose a drafter, or the method 'autoregressive'.")
