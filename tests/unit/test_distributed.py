@@ -117,7 +117,7 @@ def test_prompt_of_a_killed_worker_is_drawn_again(ray, run, folder, monkeypatch)
         return run("generate", f"{folder}/a.png", batch_size=2, method="adt-tree", **files, **more)
 
     assert generate("alone")[0] == 0
-    monkeypatch.setattr(generation, "Engine", fragile(generation, "Engine", folder))
+    monkeypatch.setattr(generation, "GenerationWorker", fragile(generation, "GenerationWorker", folder))
     code, out, err = generate("spread", workers=2)
     assert code == 0, err
     assert tries(folder) == (Counter(range(len(PROMPTS))) + Counter([LOST]), 3), (
