@@ -1,4 +1,4 @@
-"""The cards of the templates: each shows its own workflow."""
+"""Cards of the workflow templates, each of which shows its workflow."""
 
 import importlib.util
 from itertools import combinations
@@ -24,15 +24,15 @@ def pixels(picture: Image.Image, side: int = 128) -> np.ndarray:
     return np.asarray(picture.convert("RGB").resize((side, side)), dtype=float)
 
 
-def test_no_two_cards_look_alike():
+def test_cards_look_different():
     shown = {path.stem: pixels(Image.open(path)) for path in SHIPPED}
     assert set(shown) == {path.stem for path in ROOT.glob("workflows/*.json")}
     alike = [(one, other) for one, other in combinations(shown, 2) if np.abs(shown[one] - shown[other]).mean() < 8]
     assert alike == []
 
 
-def test_drawn_cards_are_those_of_their_workflows(cards):
-    """After a change of a workflow's prompt or model, assets/cards.py has to run again."""
+def test_cards_show_their_current_workflow(cards):
+    """After a change of a workflow's prompt or model, run assets/cards.py."""
     for name, title in cards.CARDS.items():
         drawn = pixels(cards.card(title, cards.Workflow(name)))
         shipped = pixels(Image.open(ROOT / "workflows" / f"{name}.jpg"))

@@ -1,4 +1,4 @@
-"""GLM-Image's second stage as files: what does not belong together is said before anything large is read."""
+"""Files of GLM-Image's second stage: parts that do not fit together are reported before large files are read."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "part, fields, said",
+    "part, fields, words",
     [
         ("vae", {"latents_mean": None}, "does not fit"),
         ("vae", {"latent_channels": 8}, "does not fit"),
@@ -25,9 +25,9 @@ def folder(tmp_path):
         ("transformer", {"time_embed_dim": 32}, "belongs to another model"),
     ],
 )
-def test_configurations_that_make_no_sense(folder, part, fields, said):
+def test_invalid_configurations(folder, part, fields, words):
     edit_config(folder / part, lambda config: config.update(fields))
-    with pytest.raises(AdtError, match=said) as refused:
+    with pytest.raises(AdtError, match=words) as refused:
         glm_pixels.load(folder / "transformer")
     assert str(folder / part) in str(refused.value)
 

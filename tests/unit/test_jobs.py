@@ -1,4 +1,4 @@
-"""Jobs: the one loop over a decoding, prompts in stretches, and what a PNG says."""
+"""Jobs: the loop over a decoding, the division of prompts into parts, and the settings in a PNG."""
 
 from dataclasses import replace
 
@@ -20,24 +20,24 @@ def job(models):
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_every_image_is_announced_once_when_it_is_whole(job, at_once):
+def test_every_image_is_yielded_once_when_it_is_complete(job, at_once):
     decoding = new_decoding(job, PROMPTS, at_once=at_once)
-    announced = []
+    yielded = []
     with drawing(decoding) as running:
         for finished in running:
             for image in finished:
                 assert (decoding.codes[image] >= 0).all()
-            announced += finished
-    assert sorted(announced) == list(range(len(PROMPTS)))
+            yielded += finished
+    assert sorted(yielded) == list(range(len(PROMPTS)))
 
 
-def test_images_that_are_kept_whole_are_announced_without_a_round(job):
+def test_completely_kept_images_are_yielded_without_a_round(job):
     prefix = torch.zeros(2, 16, dtype=torch.long)
     with drawing(new_decoding(job, PROMPTS[:2], prefix=prefix)) as running:
         assert list(running) == [[0, 1]]
 
 
-def test_a_loop_that_is_left_frees_the_caches(job):
+def test_leaving_the_loop_frees_the_caches(job):
     decoding = new_decoding(job, PROMPTS)
     with pytest.raises(ValueError), drawing(decoding) as running:
         for _ in running:
@@ -47,11 +47,11 @@ def test_a_loop_that_is_left_frees_the_caches(job):
 
 @pytest.mark.parametrize("prompts", [1, 7, 8, 9, 40])
 @pytest.mark.parametrize("at_once, together, workers", [(1, 1, 1), (4, 1, 1), (4, 2, 3), (3, 4, 2)])
-def test_stretches_cover_the_prompts_in_order(prompts, at_once, together, workers):
+def test_parts_cover_the_prompts_in_order(prompts, at_once, together, workers):
     found = split(prompts, at_once, together, workers)
-    assert [number for stretch in found for number in stretch] == list(range(prompts))
-    assert at_once > together or all(len(stretch) == 1 for stretch in found)
-    assert len(found) >= min(workers, prompts // -(-at_once // together)), "an engine is left without a part"
+    assert [number for part in found for number in part] == list(range(prompts))
+    assert at_once > together or all(len(part) == 1 for part in found)
+    assert len(found) >= min(workers, prompts // -(-at_once // together)), "a worker has no part"
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,13 @@ def test_stretches_cover_the_prompts_in_order(prompts, at_once, together, worker
         (Lantern(7, factor=2.0, max_substitution=0.5), (7, None, 2.0, 0.5)),
     ],
 )
-def test_a_png_says_what_the_options_were(job, lantern, options):
-    said = Job(job.target, replace(job.recipe, lantern=lantern, negative=" fog ")).settings("a cat", 2)
+def test_a_png_contains_the_options(job, lantern, options):
+    settings = Job(job.target, replace(job.recipe, lantern=lantern, negative=" fog ")).settings("a cat", 2)
     names = ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")
-    assert tuple(said[name] for name in names) == options
-    assert (said["prompt"], said["image_index"], said["negative"], said["size"]) == ("a cat", 2, "fog", None)
+    assert tuple(settings[name] for name in names) == options
+    assert (settings["prompt"], settings["image_index"], settings["negative"], settings["size"]) == (
+        "a cat",
+        2,
+        "fog",
+        None,
+    )

@@ -1,4 +1,4 @@
-"""Labels in any language: letters that some font has are drawn, and others are said to be missing."""
+"""Labels in any language: characters without a font are replaced by a box or a name."""
 
 import numpy as np
 import pytest
@@ -6,18 +6,18 @@ from adt_tree_pack.nodes import contact_sheet, lettering
 from PIL import Image, ImageDraw, ImageFont
 
 SIZES = iter(size + 0.5 for size in range(12, 100))
-"""Each is asked for once, since the fonts that were found for a size are remembered. No sheet asks for such a size."""
+"""Font sizes, each used once, because fonts are cached by size. Contact sheets have whole sizes only."""
 
 
 def with_fonts(monkeypatch, size, *fonts):
-    """The letters of a machine that has these fonts, and Pillow's own, of English letters."""
-    there = iter(fonts)
-    usual = ImageFont.truetype
+    """Return the lettering on a machine with these fonts and Pillow's built-in font, which has English letters only."""
+    remaining = iter(fonts)
+    truetype = ImageFont.truetype
 
     def find(name, size, **how):
-        if not isinstance(name, str):  # Pillow's own, which it reads from memory
-            return usual(name, size, **how)
-        if (font := next(there, None)) is None:
+        if not isinstance(name, str):  # Pillow's built-in font, which is in memory
+            return truetype(name, size, **how)
+        if (font := next(remaining, None)) is None:
             raise OSError("no such font")
         return font
 
@@ -45,38 +45,38 @@ def test_an_emoji_without_a_font_is_named(plain):
 
 
 @pytest.mark.parametrize("text", ["\u732b", "\u3042", "\uae40"], ids=["Chinese", "Japanese", "Korean"])
-def test_a_letter_without_a_font_is_a_box_and_the_sheet_says_so(plain, text):
+def test_a_character_without_a_font_is_a_box_and_the_sheet_has_a_remark(plain, text):
     assert plain.readable(f"1: {text} x") == f"1: {lettering.MISSING} x"
     picture = Image.new("RGB", (64, 64))
-    unassigned = "\u0378"  # no font of this machine has it either
+    unassigned = "\u0378"  # not in any font
     with_note, without = (contact_sheet.contact_sheet([picture], [label], width=400) for label in (unassigned, "a"))
     assert with_note.height > without.height
 
 
-def test_what_a_system_s_fonts_have_is_drawn():
+def test_characters_of_system_fonts_are_drawn():
     letters = lettering.Lettering(next(SIZES))
     text = letters.readable("caf\u00e9 ")
     assert text.startswith("caf") and drawn(letters, text).any() and letters.length(text) > 2 * letters.length("c")
 
 
-def test_a_letter_is_taken_from_the_first_font_that_has_it(monkeypatch):
+def test_a_character_is_drawn_with_the_first_font_that_contains_it(monkeypatch):
     size = next(SIZES)
     small = ImageFont.load_default(size)
     large = ImageFont.load_default(3 * size)
-    known = small.getmask
-    small.getmask = lambda text, *how: known(text.replace("B", "\U0010fffe"), *how)  # drawn as a missing letter is
+    getmask = small.getmask
+    small.getmask = lambda text, *how: getmask(text.replace("B", "\U0010fffe"), *how)  # as a missing character
     letters = with_fonts(monkeypatch, size, small, large)
     assert letters.readable("aB") == "aB"
     assert letters.length("aB") == small.getlength("a") + large.getlength("B")
 
 
-def test_joiners_leave_no_trace(plain):
+def test_joiners_are_removed(plain):
     assert plain.readable("a\ufe0f\u200d\u0301b") == "ab"
 
 
 @pytest.mark.parametrize("ending, lines", [("", 2), ("...", 1)])
 @pytest.mark.parametrize("width", [1, 20, 57, 100, 1000])
-def test_as_much_fits_as_letter_by_letter(plain, width, ending, lines):
+def test_a_line_has_as_many_characters_as_fit(plain, width, ending, lines):
     text = "awideWINDOWwithillegiblelittleliliesonitssill"
     count = len(text)
     while count > 1 and plain.length(text[:count] + ending * (count < len(text))) > width:
@@ -95,5 +95,5 @@ def test_as_much_fits_as_letter_by_letter(plain, width, ending, lines):
     ],
 )
 def test_lines_are_broken_between_words(plain, monkeypatch, text, expected):
-    monkeypatch.setattr(plain, "length", len)  # every letter is one wide
+    monkeypatch.setattr(plain, "length", len)  # every character has width 1
     assert plain.wrap(text, 6, 2) == expected

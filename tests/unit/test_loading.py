@@ -1,4 +1,4 @@
-"""Checkpoints of real size: described from their headers alone, and loaded without a second copy of the weights."""
+"""Checkpoints of real size: ``inspect`` reads only headers, and loading makes no second copy of the weights."""
 
 import json
 import struct
@@ -32,11 +32,8 @@ ANOLE = dict(
 )
 
 
-def write_hollow(folder: Path, shape: dict, shards: int) -> int:
-    """Write a checkpoint in Anole's layout and return the size of its weights in bytes.
-
-    Its weights are holes in its files: zeros that take no room on the disk.
-    """
+def write_sparse(folder: Path, shape: dict, shards: int) -> int:
+    """Write a checkpoint in Anole's layout as sparse files of zeros, and return the size of its weights in bytes."""
     folder.mkdir()
     others = {
         "model_type": "chameleon",
@@ -55,7 +52,7 @@ def write_hollow(folder: Path, shape: dict, shards: int) -> int:
     for shard in range(shards):
         file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
         own = names[shard::shards]
-        total += write_holes(folder / file, {name: sizes[name] for name in own})
+        total += write_sparse_file(folder / file, {name: sizes[name] for name in own})
         files |= dict.fromkeys(own, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}), encoding="utf-8")
     return total
@@ -97,8 +94,8 @@ def anoles_tensors(shape: dict) -> dict[str, tuple[int, ...]]:
     return tensors | {f"model.vqmodel.{name}": tuple(p.shape) for name, p in codec.named_parameters()}
 
 
-def write_holes(file: Path, sizes: dict[str, tuple[int, ...]]) -> int:
-    """Write a safetensors file of tensors of zeros, and return how many bytes they are."""
+def write_sparse_file(file: Path, sizes: dict[str, tuple[int, ...]]) -> int:
+    """Write a sparse safetensors file of zeros, and return the size of its tensors in bytes."""
     end = 0
     header = {}
     for name, size in sizes.items():
@@ -113,11 +110,11 @@ def write_holes(file: Path, sizes: dict[str, tuple[int, ...]]) -> int:
     return end
 
 
-def test_seven_billion_parameters_are_described_without_being_read(tmp_path):
-    total = write_hollow(tmp_path / "Anole-7b-v0.1-hf", ANOLE, shards=3)
+def test_inspect_does_not_read_seven_billion_parameters(tmp_path):
+    total = write_sparse(tmp_path / "Anole-7b-v0.1-hf", ANOLE, shards=3)
     started = time.process_time()
     (found,) = inspect(str(tmp_path / "Anole-7b-v0.1-hf"))
-    assert time.process_time() - started < 10  # seconds, where reading would take minutes
+    assert time.process_time() - started < 10  # seconds; reading takes minutes
     facts = {"family": "chameleon", "grid": [32, 32], "pixels": [512, 512], "dtype": "BF16"}
     assert {name: found[name] for name in facts} == facts
     assert found["missing"] == found["left_over"] == found["wrong_shape"] == found["to_do"] == []
@@ -126,8 +123,8 @@ def test_seven_billion_parameters_are_described_without_being_read(tmp_path):
     assert 26e9 < memory["float32"] < 32e9 and 13e9 < memory["bfloat16"] < 17.5e9 and memory["int8"] < 11e9
 
 
-def test_what_is_told_of_a_models_memory_is_what_is_asked_for(tiny):
-    """On a GPU, graphs included: for the weights, and by a decoding of an image by the usual method."""
+def test_inspect_states_the_memory_that_a_decoding_requires(tiny):
+    """The stated memory is for the weights and one image with `auto` on a GPU, including CUDA graphs."""
     target = load_target(tiny / "target", dtype=torch.bfloat16)
     row = [EncodedPrompt([0] * 64)]
     drafting = {"drafting": Drafting("auto"), "drafter": JacobiDrafter()}
@@ -140,7 +137,7 @@ def test_what_is_told_of_a_models_memory_is_what_is_asked_for(tiny):
 
 
 def move_as_comfyui_does(module):
-    """ModelPatcher sets ``param.data`` outside of inference mode. A change of dtype stands for that of the device."""
+    """Set ``param.data`` outside of inference mode, as ModelPatcher does, here to another dtype instead of a device."""
     for parameter in module.parameters():
         assert not parameter.is_inference()
         parameter.data = parameter.data.to(torch.float64)
@@ -149,7 +146,7 @@ def move_as_comfyui_does(module):
 
 @pytest.mark.parametrize("family", ["chameleon", pytest.param("llamagen", marks=pytest.mark.long)])
 def test_weights_loaded_in_inference_mode_can_be_moved_outside_of_it(tiny, tmp_path, family):
-    """Transformer, codec, text encoder (LlamaGen's), and drafter."""
+    """Tested with the transformer, the codec, LlamaGen's text encoder, and a drafter."""
     with torch.inference_mode():
         folder = tiny / "target" if family == "chameleon" else write_upstream(tmp_path / "llamagen")
         target = load_target(folder)
@@ -157,7 +154,7 @@ def test_weights_loaded_in_inference_mode_can_be_moved_outside_of_it(tiny, tmp_p
     for module in (target.decoder, target.codec, target.text_encoder, drafter):
         if module is not None:
             move_as_comfyui_does(module)
-    length = len(target.encode_prompt("a cat"))  # weights are read outside of inference mode as well
+    length = len(target.encode_prompt("a cat"))  # reads weights outside of inference mode, too
     assert length > 0 and target.decoder.embedding[0].isfinite().all()
     drafting = Drafting("adt-tree") if drafter else Drafting(method="autoregressive")
     drawn = run(target, drafter, drafting=drafting).codes
@@ -169,8 +166,8 @@ LOADED = "import sys, adt_core; adt_core.load_target(sys.argv[1]); print('torch.
 
 
 @pytest.mark.long
-def test_loading_does_not_wait_for_the_compiler(tmp_path):
-    """It takes two seconds to import, and nothing here uses it."""
+def test_loading_does_not_import_the_compiler(tmp_path):
+    """Importing it takes two seconds, and loading does not use it."""
     command = [sys.executable, "-c", LOADED, str(write_tiny_checkpoint(tmp_path / "target"))]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\n"
 
@@ -180,26 +177,29 @@ import re, sys
 import torch
 import adt_core
 
-def taken(kind):
+def memory(kind):
     with open("/proc/self/status") as file:
         return int(re.search(kind + r":\\s+(\\d+) kB", file.read())[1]) * 1024
 
-before = taken("VmRSS")
+before = memory("VmRSS")
 target = adt_core.load_target(sys.argv[1], dtype=torch.bfloat16, weights=sys.argv[2] or None)
 parts = [*target.decoder.state_dict().values(), *target.codec.state_dict().values()]
-print(sum(part.numel() * part.element_size() for part in parts), taken("VmRSS") - before, taken("VmHWM") - before)
+print(sum(part.numel() * part.element_size() for part in parts), memory("VmRSS") - before, memory("VmHWM") - before)
 """
 
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from Linux's accounting")
 @pytest.mark.parametrize("weights", ["", "int8"], ids=["as stored", "int8"])
-def test_loading_takes_no_more_than_the_largest_file_above_the_weights(tmp_path, weights):
-    """Of 1.6 GB in three shards. A second copy, or a wide one of a matrix that is quantised, would take more."""
-    write_hollow(tmp_path / "anole", {**ANOLE, "num_hidden_layers": 1}, shards=3)
+def test_peak_memory_of_loading(tmp_path, weights):
+    """Loading 1.6 GB in three shards needs at most one shard in addition to the weights.
+
+    A second copy, or a float32 copy of a quantised matrix, would need more.
+    """
+    write_sparse(tmp_path / "anole", {**ANOLE, "num_hidden_layers": 1}, shards=3)
     largest = max(file.stat().st_size for file in (tmp_path / "anole").glob("*.safetensors"))
     command = [sys.executable, "-c", PEAK, str(tmp_path / "anole"), weights]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     stored, after, peak = map(int, out.split())
-    assert after > 0.98 * stored, "what is loaded is really in memory"
+    assert after > 0.98 * stored, "the weights are not in memory"
     assert peak < stored + largest

@@ -1,4 +1,4 @@
-"""Marks of the images of a batch: they tell images apart, and stay as they are when a picture is enlarged."""
+"""Marks of the images of a batch: they differ between images, and do not change when an image is enlarged."""
 
 import base64
 
@@ -19,28 +19,28 @@ def test_a_mark_is_the_mean_colours_of_the_file():
     own = read(marks.mark(PICTURES[0]))
     file = np.floor(255 * PICTURES[0].numpy())
     assert own[0, 0] == pytest.approx(file[:5, :4].mean((0, 1)), abs=0.51)
-    assert own[7, 3] == pytest.approx(file[35:, 10:14].mean((0, 1)), abs=0.51), "row by row"
+    assert own[7, 3] == pytest.approx(file[35:, 10:14].mean((0, 1)), abs=0.51), "cells are in row-major order"
     large = PICTURES[0].repeat_interleave(3, 0).repeat_interleave(3, 1)
     assert np.abs(read(marks.mark(large)) - own).max() < 12 and np.abs(read(marks.mark(PICTURES[1])) - own).max() > 25
 
 
-def test_a_map_gets_a_mark_of_each_image_that_is_decoded():
-    """In whatever order, also by two maps of the same images; an image alone needs none."""
+def test_a_map_gets_a_mark_of_each_decoded_image():
+    """Images may be decoded in any order, and have several maps. The map of a single image has no mark."""
     saved = {"images": 3}
     other = {"images": 3}
-    alone = {"images": 1}
+    single = {"images": 1}
     marks.expect(VECTORS, saved)
     marks.expect(VECTORS, other)
-    marks.expect(VECTORS[:1], alone)
+    marks.expect(VECTORS[:1], single)
     marks.note(VECTORS[2:], PICTURES[2:])
     marks.note(VECTORS[:1], PICTURES[:1])
     marks.note(VECTORS[:1] + 1, PICTURES[1:2])
     assert saved["marks"] == other["marks"] == [marks.mark(PICTURES[0]), None, marks.mark(PICTURES[2])]
-    assert "marks" not in alone
+    assert "marks" not in single
 
 
-def test_maps_that_wait_are_few():
-    """The oldest are given up: those of images that were never decoded, and those of one image in many nodes."""
+def test_the_number_of_waiting_maps_is_limited():
+    """The oldest maps are dropped, both of images that are never decoded and of one image in many nodes."""
     maps = [{"images": 3} for _ in range(300)]
     for number, saved in enumerate(maps):
         marks.expect(VECTORS + 10 + number, saved)

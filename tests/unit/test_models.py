@@ -1,4 +1,4 @@
-"""The table of families: how a model is recognised, and that what is listed elsewhere comes from there."""
+"""Table of families: recognition of checkpoints, and lists that are generated from the table."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ({}, None),
     ],
 )
-def test_a_configuration_names_its_family(config, family):
+def test_families_are_recognised_by_their_configuration(config, family):
     found = [one.name for one in load.FAMILIES if one.recognises(config, ())]
     assert found[-1:] == ([family] if family else []) and checkpoints.is_target_config(config) is bool(family)
 
@@ -38,12 +38,12 @@ def test_a_configuration_names_its_family(config, family):
 @pytest.mark.parametrize(
     "name, expected", [("t2i_XL_stage1_256.pt", True), ("vq_ds16_t2i.pt", False), ("t2i.bin", False)]
 )
-def test_files_that_are_models_by_themselves(name, expected):
+def test_single_files_that_are_models(name, expected):
     assert checkpoints.is_target_file(name) is expected
 
 
-def test_a_new_family_is_one_line(monkeypatch):
-    """Of several that recognise a checkpoint, the last of the table has it."""
+def test_a_new_family_is_one_row(monkeypatch):
+    """If several families recognise a checkpoint, the last one in the table is used."""
     row = Published("New-1B", (Download("somebody/New-1B", 2, "MIT", "New-1B"),), "256", (2.0, 1.0))
     new = load.FAMILIES[0]._replace(name="new", recognises=lambda config, names: "new" in config, published=(row,))
     assert not checkpoints.is_target_config({"new": 1})
@@ -54,12 +54,12 @@ def test_a_new_family_is_one_line(monkeypatch):
     )
 
 
-def test_every_family_says_what_people_look_for():
+def test_every_family_has_a_title_and_search_words():
     assert all(family.title and family.search and family.published for family in load.FAMILIES)
     assert len({family.name for family in load.FAMILIES}) == len(load.FAMILIES)
 
 
 @pytest.mark.parametrize("table", ["models_table", "sampling_table"])
-def test_the_docs_have_what_the_families_say(table):
-    """If it fails, put what that function of ``model_tables`` returns into docs/models.md."""
+def test_the_docs_contain_the_tables_of_families(table):
+    """After a change, copy the result of this function of ``model_tables`` to docs/models.md."""
     assert getattr(model_tables, table)() in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")

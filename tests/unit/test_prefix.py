@@ -1,4 +1,4 @@
-"""Images that start from given tokens: what they depend on, what figures count, and what a window knows of them."""
+"""Images with kept tokens: dependence on the settings, statistics, and the start of the Jacobi window."""
 
 import pytest
 import torch
@@ -15,29 +15,29 @@ def decode(models, drafting=None, prefix=None, prompts=("a cat", "three small do
     return run(target, prompts=prompts, prefix=prefix, image_indices=range(len(prompts)), **given, **options)
 
 
-def strangers_codes(images, count, seed=3):
-    """Tokens that the model would hardly have drawn itself."""
+def random_codes(images, count, seed=3):
+    """Return random codes [images, count], which are improbable for the model."""
     return torch.randint(40, (images, count), generator=torch.Generator().manual_seed(seed))
 
 
-def test_what_follows_depends_on_seed_prompt_and_prefix(models):
-    prefix = strangers_codes(1, 8)
+def test_decoded_tokens_depend_on_seed_prompt_and_prefix(models):
+    prefix = random_codes(1, 8)
     codes = [
         decode(models, prefix=prefix, prompts=("a cat",)).codes,
         decode(models, prefix=prefix, prompts=("fog",)).codes,
         decode(models, prefix=prefix, prompts=("a cat",), sampling=Sampling(seed=6)).codes,
-        decode(models, prefix=strangers_codes(1, 8, seed=4), prompts=("a cat",)).codes,
+        decode(models, prefix=random_codes(1, 8, seed=4), prompts=("a cat",)).codes,
     ]
     rests = {tuple(c[0, 8:].tolist()) for c in codes}
     assert len(rests) == 4 and all(torch.equal(c[:, :8], prefix) for c in codes[:3])
 
 
-def test_a_window_starts_from_the_logits_of_the_first_drawn_token(models):
-    """They are the furthest that the target has given, and those behind what is kept."""
+def test_a_window_starts_from_the_logits_of_the_first_decoded_token(models):
+    """These are the target's logits after the kept tokens."""
     target, _ = models
 
     class Watched(JacobiProposer):
-        """Writes down the logits z [4, V] from which it guesses the first four positions."""
+        """Proposer that records the logits z [4, V] of the guesses for the first four positions."""
 
         def propose(self, roots, shapes):
             window = self.open_window(roots, shapes)
@@ -58,44 +58,44 @@ def test_a_window_starts_from_the_logits_of_the_first_drawn_token(models):
             [target.encode_prompt("x")],
             drafting=Drafting("eagle2", depth=target.columns, width=target.num_codes, nodes=target.columns),
             drafter=WatchedDrafter(),
-            sampling=Sampling(guidance=1, temperature=0),  # so that there is no noise in what it guesses from
-            prefix=strangers_codes(1, start),
+            sampling=Sampling(guidance=1, temperature=0),  # no noise in the guesses
+            prefix=random_codes(1, start),
         )
         next(iter(decoding))
         return guessed[0]
 
-    at_the_top, behind_six, behind_seven = map(first_guesses, (0, 6, 7))
-    for z in (at_the_top, behind_six, behind_seven):
+    without_prefix, after_six, after_seven = map(first_guesses, (0, 6, 7))
+    for z in (without_prefix, after_six, after_seven):
         assert len(z) == 4 and all(torch.equal(one, z[0]) for one in z)
-    assert not torch.equal(at_the_top[0], behind_six[0]) and not torch.equal(behind_six[0], behind_seven[0])
+    assert not torch.equal(without_prefix[0], after_six[0]) and not torch.equal(after_six[0], after_seven[0])
 
 
-def test_figures_count_what_was_drawn(models):
-    drafted = decode(models, Drafting("adt-tree"), prefix=strangers_codes(2, 6))
+def test_statistics_count_decoded_tokens(models):
+    drafted = decode(models, Drafting("adt-tree"), prefix=random_codes(2, 6))
     report = drafted.trace.report()
     assert report["tokens"] == 2 * 10 and drafted.total_tokens == drafted.done_tokens == 2 * 16
     shares = [share for round in drafted.trace.rounds for share in round.images]
-    assert sum(share.accepted + 1 for share in shares) == 2 * 9, "the first comes from the prefill"
+    assert sum(share.accepted + 1 for share in shares) == 2 * 9, "the prefill samples the first one"
     cells = [cell for row in drafted.trace.acceptance_map() for cell in row]
     assert cells[:6] == [0] * 6 and all(cell > 0 for cell in cells[6:])
     assert all(share.position >= 6 for share in shares)
 
 
-def test_an_image_that_is_kept_whole(models):
-    prefix = strangers_codes(2, 16)
+def test_a_completely_kept_image(models):
+    prefix = random_codes(2, 16)
     decoding = decode(models, Drafting("adt-tree"), prefix=prefix)
     assert torch.equal(decoding.codes, prefix)
     assert decoding.trace.rounds == [] and decoding.trace.report()["tokens"] == 0
 
 
-def test_the_cap_on_substitution_counts_drawn_tokens(models):
-    """Kept tokens earn no allowance: with a cap of a tenth, ten drawn tokens allow one."""
+def test_the_limit_of_substitutions_counts_decoded_tokens(models):
+    """Kept tokens do not count: with a limit of 0.1, ten decoded tokens allow one substitution."""
     lantern = Lantern(neighbours=39, delta=1.0, max_substitution=0.1)
     for seed in range(4):
         decoding = decode(
             models,
             Drafting("eagle2", depth=3, width=3, nodes=9),
-            prefix=strangers_codes(2, 6),
+            prefix=random_codes(2, 6),
             lantern=lantern,
             sampling=Sampling(seed=seed),
         )
@@ -114,14 +114,14 @@ def test_the_cap_on_substitution_counts_drawn_tokens(models):
         (torch.full((2, 3), -1), "from -1"),
     ],
 )
-def test_a_prefix_that_does_not_fit(models, prefix, words):
+def test_invalid_prefixes(models, prefix, words):
     with pytest.raises(AdtError, match=words):
         decode(models, prefix=prefix)
 
 
-def test_memory_of_a_long_prefill_is_counted(models):
+def test_required_memory_includes_a_long_prefill(models):
     target, _ = models
     row = [target.encode_prompt("x")]
     plain = Drafting(PLAIN)
-    short, long = (Decoding(target, row, drafting=plain, prefix=strangers_codes(1, count)) for count in (0, 15))
+    short, long = (Decoding(target, row, drafting=plain, prefix=random_codes(1, count)) for count in (0, 15))
     assert long.memory_required() > short.memory_required()

@@ -1,4 +1,4 @@
-"""Processed logits, and that keyed noise makes an exact sample of their softmax."""
+"""Processed logits, and exact samples of their softmax with keyed noise."""
 
 import numpy as np
 import pytest
@@ -54,8 +54,8 @@ def test_temperature_zero_has_no_noise():
 
 
 @pytest.mark.parametrize("length, vocabulary", [(1, 4), (9, 4), (7, 2**14), (3, 2**15 + 1)])
-def test_the_noise_of_whole_images_is_that_which_they_are_drawn_with(length, vocabulary):
-    """Position by position, whether they are made one by one or many at a time."""
+def test_the_noise_table_equals_the_noise_of_each_image(length, vocabulary):
+    """Several positions may be computed at a time."""
     table = noise_table(Sampling(seed=5), [2, 7], length, vocabulary, torch.empty(0, dtype=torch.float64))
     for noise, index in zip(table, (2, 7)):
         assert np.array_equal(noise.numpy(), keyed_gumbel(5, index, range(length), vocabulary))

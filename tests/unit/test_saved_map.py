@@ -1,4 +1,4 @@
-"""Maps that travel in images: their size, and what makes two runs the same."""
+"""Maps that are saved in images: their size, the digest of a node's inputs, and their place in workflows."""
 
 import json
 import random
@@ -23,7 +23,7 @@ def changed(node: str, **inputs) -> dict:
     return prompt
 
 
-def test_90_by_90_tokens_in_two_thousand_rounds_are_tens_of_kilobytes():
+def test_a_map_of_90_by_90_tokens_in_2000_rounds_has_less_than_32_kilobytes():
     draw = random.Random(1)
     rounds = []
     position = 0
@@ -37,7 +37,7 @@ def test_90_by_90_tokens_in_two_thousand_rounds_are_tens_of_kilobytes():
     assert len(pack(rounds)) < 32_000
 
 
-def test_a_node_is_the_same_if_everything_that_feeds_it_is():
+def test_the_digest_depends_on_all_inputs_of_a_node():
     own = digest(PROMPT, "3")
     assert own == digest(changed("4", name="another"), "3")
     assert own == digest({key.replace("3", "33"): node for key, node in PROMPT.items()}, "33")
@@ -46,7 +46,7 @@ def test_a_node_is_the_same_if_everything_that_feeds_it_is():
         assert own != digest(other, "3")
 
 
-def test_a_prompt_without_sense_has_no_identity_and_goes_on_as_it_came():
+def test_invalid_prompts_have_no_digest_and_are_not_changed():
     for prompt in ({}, {"3": None}, {"3": {"inputs": []}}, {"3": {"class_type": "x", "inputs": {"a": [["3"], 0]}}}):
         assert digest(prompt, "3") is None
     loop = {"3": {"class_type": "ADTTreeSampler", "inputs": {"a": ["3", 0]}}}
@@ -54,7 +54,7 @@ def test_a_prompt_without_sense_has_no_identity_and_goes_on_as_it_came():
         assert remind(request) is request
 
 
-def test_a_workflow_goes_without_the_maps_that_it_brought():
+def test_maps_are_removed_from_a_queued_workflow():
     request = {"prompt": PROMPT, "extra_data": {"extra_pnginfo": {"workflow": {"extra": {"adt_tree_maps": {"3": {}}}}}}}
     remind(request)
     assert request["extra_data"]["extra_pnginfo"]["workflow"]["extra"] == {"adt_tree_maps": {}}
@@ -64,7 +64,7 @@ ODD = [None, "", 0, [], "x", 5, [5], {"3": 5}, {"3": None}, {"3": []}]
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_a_map_is_put_into_a_workflow_whatever_stands_in_its_place(odd):
+def test_a_map_replaces_any_value_in_a_workflow(odd):
     for extra in ({"adt_tree_maps": odd}, odd):
         workflow = {"id": "x", "extra": extra}
         remind({"prompt": PROMPT, "extra_data": {"extra_pnginfo": {"workflow": json.loads(json.dumps(workflow))}}})
@@ -73,7 +73,7 @@ def test_a_map_is_put_into_a_workflow_whatever_stands_in_its_place(odd):
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_what_is_no_workflow_gets_no_map_and_harms_nothing(odd):
+def test_invalid_workflows_are_not_changed(odd):
     for request in ({"prompt": PROMPT, "extra_data": odd}, {"prompt": PROMPT, "extra_data": {"extra_pnginfo": odd}}):
         assert remind(request) is request
     for extra_pnginfo in (odd, {"workflow": odd if not isinstance(odd, dict) else None}):
@@ -89,7 +89,7 @@ def tagged(number: int | str, tag: object) -> dict:
     return {"id": number, "type": "ADTTreeSampler", "properties": {"adt_tree_map": {"tag": tag}}}
 
 
-def test_maps_belong_to_their_workflow_and_the_tags_of_its_nodes_also_in_subgraphs():
+def test_homes_have_the_workflow_and_the_tag_of_the_node_also_in_subgraphs():
     inner = {"id": "sub", "nodes": [tagged(5, "b"), {"id": 6, "type": "subsub"}]}
     subgraphs = [inner, {"id": "subsub", "nodes": [tagged(7, "c")]}]
     nodes = [tagged(3, "a"), {"id": 12, "type": "sub"}, tagged(4, None), {"id": 8, "type": "ADTTreeSampler"}]
@@ -100,7 +100,7 @@ def test_maps_belong_to_their_workflow_and_the_tags_of_its_nodes_also_in_subgrap
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_in_a_workflow_of_any_kind_nothing_has_a_home(odd):
+def test_nodes_of_invalid_workflows_have_no_home(odd):
     for workflow in (
         {"nodes": odd},
         {"nodes": [odd]},

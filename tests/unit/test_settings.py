@@ -1,4 +1,4 @@
-"""Every setting that is declared refuses what is out of its bounds, in a sentence that begins with its name."""
+"""Bounds of all declared settings: the error for an invalid value begins with the name of the setting."""
 
 import math
 
@@ -10,13 +10,12 @@ from adt_core.policies import POLICIES, DraftSettings
 from adt_core.policies.recipe import Loading, Recipe
 from adt_core.rules.settings import Lantern, Option, Sampling, Settings
 
-ORDERS = [kind for kind in vars(args).values() if isinstance(kind, type) and issubclass(kind, Settings)]
+ARGUMENTS = [kind for kind in vars(args).values() if isinstance(kind, type) and issubclass(kind, Settings)]
 DRAFTS = dict.fromkeys([DraftSettings, *(policy.settings_type for policy in POLICIES.values())])
-TABLES = [Sampling, Lantern, Loading, Recipe, *DRAFTS, *ORDERS]
+TABLES = [Sampling, Lantern, Loading, Recipe, *DRAFTS, *ARGUMENTS]
 
 
-def wrong(option: Option) -> list:
-    """Values that it can't have."""
+def invalid_values(option: Option) -> list:
     if option.choices:
         return ["magic", 1]
     if option.repeated:
@@ -34,8 +33,8 @@ def wrong(option: Option) -> list:
     "table, field",
     [pytest.param(kind, name, id=f"{kind.__name__} {name}") for kind in TABLES for name in kind.fields()],
 )
-def test_a_value_that_a_setting_can_not_have_is_named(table, field):
+def test_errors_name_the_setting_with_an_invalid_value(table, field):
     option = table.fields()[field]
-    for value in wrong(option):
+    for value in invalid_values(option):
         with pytest.raises(AdtError, match=f"^{option.name or field} is "):
             table(**{field: value})

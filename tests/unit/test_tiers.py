@@ -1,4 +1,4 @@
-"""The suite's own rules: which tier a test is in, how much processor time it may take, and what the counts say."""
+"""Tiers of tests, their limit of processor time, and the counts of tests."""
 
 import json
 
@@ -50,29 +50,29 @@ PASSING = ["-k", "not test_slow or test_slow_once"]
 
 @pytest.fixture
 def suite(pytester, pytestconfig):
-    """A function: run a suite of its own with these options; returns pytest's result and the counts."""
+    """Return a function that runs a small suite with these options, and returns pytest's result and the counts."""
     pytester.makeini("[pytest]\nmarkers =\n  long\n  alone\n  smoke\n  runner")
     folder = pytester.mkdir("browser")
     (folder / "test_suite.py").write_text(SUITE, encoding="utf-8")
 
     def run(*options: str):
-        # Nested in this process: without xdist, and without the limit of time, which is one for all tests.
-        alone = ["-p", "tests.tiers", "-p", "no:xdist", "-p", "no:timeout", "-p", "no:cacheprovider"]
-        result = pytester.runpytest_inprocess(*alone, "--limit=0.15", "--counts=counts.json", *options)
+        # It runs in this process: without xdist, and without timeouts, which apply to the outer test.
+        plugins = ["-p", "tests.tiers", "-p", "no:xdist", "-p", "no:timeout", "-p", "no:cacheprovider"]
+        result = pytester.runpytest_inprocess(*plugins, "--limit=0.15", "--counts=counts.json", *options)
         return result, json.loads((pytester.path / "counts.json").read_text(encoding="utf-8"))
 
     yield run
-    tiers.load_profile(pytestconfig)  # the suite in this process has loaded its own
+    tiers.load_profile(pytestconfig)  # the inner suite has loaded another profile
 
 
-def test_a_test_above_the_limit_fails_if_it_is_above_it_twice(suite):
+def test_a_test_fails_if_it_exceeds_the_limit_twice(suite):
     result, counts = suite()
     assert result.parseoutcomes() == {"passed": 3, "failed": 1, "skipped": 1, "deselected": 4, "rerun": 2}
     result.stdout.fnmatch_lines(["The test took 0.2 s of processor time; the default tier allows 0.15 s.*"])
     assert (counts["passed"], counts["failed"]) == (3, 1)
 
 
-def test_the_counts_say_what_did_not_run_and_why(suite):
+def test_the_counts_include_tests_that_did_not_run_and_the_reason(suite):
     result, counts = suite(*PASSING)
     assert result.ret == 0
     skipped = "browser tests not run: no Chromium (apt install chromium)"
@@ -106,7 +106,7 @@ def test_tests_that_share_a_server_run_in_one_process(nodeid):
         "tests/unit/test_models.py::test_version[0.30.0]",
     ],
 )
-def test_other_tests_run_wherever_there_is_time(nodeid):
+def test_other_tests_run_in_any_process(nodeid):
     assert tiers.group_of(nodeid, False) == tiers.group_of(nodeid, True) == nodeid
 
 

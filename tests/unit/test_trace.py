@@ -9,7 +9,7 @@ from adt_core.rules.trace import ImageRound, Round, Trace
 
 @pytest.fixture
 def trace():
-    """Two images of 2 by 3 tokens; the second gets on more slowly."""
+    """Return the trace of two images of 2 by 3 tokens; the second one has fewer accepted drafts."""
     trace = Trace({}, (2, 3), 2, {0: 0.2, 1: 0.3})
     first = ImageRound(0, 0, 3, 2, 3, 5, 2, (0, 1), width=2), ImageRound(1, 0, 3, 2, 2, 4, 0, (), width=3)
     second = ImageRound(0, 3, 2, 1, 2, 2, 1, (0,), width=1), ImageRound(1, 1, 4, 1, 4, 4, 3, (0, 0, 0), width=1)
@@ -29,17 +29,17 @@ def trace():
     ],
 )
 def test_each_token_has_the_figure_of_its_round(trace, figure, image, rows):
-    """The first token comes with the prompt."""
+    """The first token is sampled in the prefill."""
     assert trace.token_map(figure, image) == [pytest.approx(row) for row in rows]
 
 
-def test_the_tokens_of_a_small_picture_come_first_and_are_on_no_map(trace):
-    alone = replace(trace, grid=(1, 3), small=(1, 3))
-    assert alone.token_map("acceptance") == [trace.token_map("acceptance")[1]]
-    assert alone.report() == trace.report()
+def test_the_tokens_of_the_small_image_are_first_and_not_on_the_map(trace):
+    with_small = replace(trace, grid=(1, 3), small=(1, 3))
+    assert with_small.token_map("acceptance") == [trace.token_map("acceptance")[1]]
+    assert with_small.report() == trace.report()
 
 
-def test_only_rounds_that_prepared_something_say_so(trace):
+def test_only_rounds_with_preparation_are_marked(trace):
     trace.rounds[1] = replace(trace.rounds[1], prepared=True)
     first, second = trace.to_json()["rounds"]
     assert "prepared" not in first and second.pop("prepared") is True
