@@ -41,7 +41,8 @@ TEMPLATES = {
     "tokens; {model} accepts {limit}.",
     "prompt.truncated": "Prompt truncated to its first {kept} of {length} characters: {tokens} tokens; {model} accepts "
     "{limit}.",
-    "prompt.truncation": "truncated to its first {kept} of {length} characters: {tokens} tokens; {model} accepts {limit}",
+    "prompt.truncation": "truncated to its first {kept} of {length} characters: {tokens} tokens; "
+    "{model} accepts {limit}",
     "prompt.unknown": "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
     "{prompt}.",
     "prompt.unknown_words": "Unknown words: {words}.",

@@ -4,7 +4,7 @@
 
 The thumbnail of the batch is its contact sheet of eight captions; assets/cards.py draws the cards of other models.
 
-The bundled model draws the image. Colors of tokens show how many tokens their rounds decided (viridis: few to many). The
+The bundled model draws the image. Colors show how many tokens each round decided (viridis: few to many). The
 unfinished part is dark, with a draft tree.
 """
 
