@@ -65,32 +65,12 @@ def short(graph):
 MADE = {"model", "decoder", "codec", "drafter", "network", "patcher", "trace", "vectors"}
 """Names in the probe of the objects that an image needs and creates."""
 CONSTANTS = {
-    *(
-        "ImageToImageArgs",
-        "Drafting",
-        "WorkerArgs",
-        "Family",
-        "Kind",
-        "Lantern",
-        "Loading",
-        "BatchArgs",
-        "Option",
-        "Pairing",
-    ),
-    *("Preset", "Published", "Recipe", "Sampling", "Shape", "Acceptance"),
-    *(
-        "DraftSettings",
-        "Source",
-        "FixedSettings",
-        "AdtTreeSettings",
-        "Download",
-        "PublishedSampling",
-        "Remedy",
-        "Values",
-        "_LowerBound",
-    ),
+    *("Acceptance", "AdtTreeSettings", "BatchArgs", "CostEstimate", "Download", "DraftMode", "DraftSettings"),
+    *("Drafting", "Family", "FixedSettings", "ImageToImageArgs", "InvarianceReport", "Kind", "Lantern"),
+    *("Loading", "Message", "Option", "Pairing", "Part", "Preset", "Published", "PublishedSampling", "Recipe"),
+    *("Runtime", "Sampling", "Shape", "Values", "WorkerArgs", "_LowerBound"),
 }
-"""Classes of the pack whose instances are constants of modules and schemas: settings, tables and bounds."""
+"""Classes of the pack with instances that live as long as the process: settings, tables, bounds and its runtime."""
 
 
 @pytest.mark.smoke
