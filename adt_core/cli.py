@@ -286,7 +286,7 @@ def _add(group: argparse._ActionsContainer, name: str, setting: Option, has_draf
     if setting.choices:
         options["choices"] = setting.choices
     else:
-        options |= {"type": _parser_of(setting), "metavar": setting.stands}
+        options |= {"type": _parser_of(setting), "metavar": setting.metavar}
     if setting.repeated:
         options["action"] = "append"
     if name in POSITIONAL:
@@ -300,7 +300,7 @@ def _parser_of(setting: Option) -> Callable[[str], Any]:
     """Return the function that parses an option's value."""
     if setting.kind is tuple:
         return _parse_size
-    if setting.kind is Path or setting.stands in _PATH_METAVARS:
+    if setting.kind is Path or setting.metavar in _PATH_METAVARS:
         return lambda text: setting.kind(os.path.expanduser(text))
     return setting.kind
 

@@ -34,9 +34,9 @@ from adt_core.models.reading.paths import resolve
 from adt_core.models.target import Target
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
-from adt_core.rules.noise import Own
+from adt_core.rules.noise import KeyedNoise
 from adt_core.rules.settings import BUNDLED, UPSTREAM
-from adt_core.rules.upstream import Upstream
+from adt_core.rules.upstream import UpstreamNoise
 
 from .harness import captions
 from .interleaving import header, median_with_interval, row
@@ -182,7 +182,7 @@ def noise_times(codes: int, width: int, repeats: int = 30) -> list[float]:
     """Return the median milliseconds of the noise of one position, this pack's own and ``upstream``."""
     medians = []
     chunk = max(2**15 // codes, 1)  # positions that the engine generates at a time
-    for kind in (Own(codes, torch.empty(0)), Upstream(width, torch.arange(codes), 1)):
+    for kind in (KeyedNoise(codes, torch.empty(0)), UpstreamNoise(width, torch.arange(codes), 1)):
         generate_noise = kind((1, 0))
         times = []
         for number in range(repeats):

@@ -19,7 +19,7 @@ from ..adt_core.lab import report
 from ..adt_core.messages import message
 from ..adt_core.policies import PLAIN
 from ..adt_core.policies.recipe import Loading, Recipe
-from ..adt_core.rules.settings import LARGEST_SEED, Lantern, Sampling
+from ..adt_core.rules.settings import MAX_SEED, Lantern, Sampling
 from .drafting import check_same_model, own_drafter
 from .prompts import check, fingerprint, read
 from .runtime import Progress, check_cancelled, loaded, refusal, tell
@@ -55,7 +55,7 @@ class ADTTreeBenchmark(io.ComfyNode):
                     tooltip=f"Methods to compare with plain decoding, separated by commas: {methods}. Add +lantern to "
                     "a name to relax its acceptance.",
                 ),
-                io.Int.Input("seed", default=0, min=0, max=LARGEST_SEED, control_after_generate=False),
+                io.Int.Input("seed", default=0, min=0, max=MAX_SEED, control_after_generate=False),
                 widget("guidance", own["guidance"]._replace(default=BUNDLED_SAMPLING.guidance)),
                 widget("temperature", own["temperature"]._replace(default=BUNDLED_SAMPLING.temperature)),
                 preset_input(),

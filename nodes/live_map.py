@@ -123,7 +123,7 @@ class LiveMap:
             "images": trace.images,
             "grid": list(trace.grid),
             "ends": int(trace.row_end),
-            "small": list(trace.small) if trace.lead else None,
+            "small": list(trace.lead) if trace.lead_length else None,
             "start": trace.start,
             "prefill": _milliseconds(trace.prefill_seconds),
         }

@@ -296,7 +296,7 @@ def preview(target: Target, decoding: Decoding, image: int = 0) -> Image.Image:
         image: Index of the image.
     """
     codes = decoding.grid_codes()[image]
-    if decoding.trace.lead and (codes < 0).all():
+    if decoding.trace.lead_length and (codes < 0).all():
         codes = decoding.target.small(decoding.codes)[image]
     missing = codes < 0
     blank = target.codec.nearest(target.codec.codebook.mean(0).reshape(1, -1, 1, 1)).item()

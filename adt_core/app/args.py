@@ -12,17 +12,17 @@ from typing import Any
 
 from ..rules.settings import (
     BUNDLED,
-    LARGEST_SEED,
-    MOST_AT_ONCE,
+    MAX_BATCH_SIZE,
+    MAX_SEED,
     Settings,
     choice,
+    fraction,
+    integer,
     number,
     path,
     paths,
     setting,
-    share,
     text,
-    whole,
 )
 from .prompts import CAPTIONS
 
@@ -40,13 +40,13 @@ class InputArgs(Settings):
 class BatchArgs(Settings):
     """Number of images of `generate`."""
 
-    batch_size: int = whole(1, "Images per prompt.", 1, MOST_AT_ONCE, stands="N")
-    at_once: int | None = whole(
+    batch_size: int = integer(1, "Images per prompt.", 1, MAX_BATCH_SIZE, metavar="N")
+    at_once: int | None = integer(
         None,
         "Images generated at the same time; more are faster (default: the images of one prompt).",
         1,
-        MOST_AT_ONCE,
-        stands="N",
+        MAX_BATCH_SIZE,
+        metavar="N",
     )
 
     @property
@@ -63,8 +63,10 @@ class ImageToImageArgs(Settings):
         "Source image that GLM-Image changes as the prompt says; repeat the option for several, in order."
     )
     continue_from: Path | None = path("Image to continue; cropped and resized to the model's size.")
-    keep: float | None = share(None, "Share of its rows to keep, from the top (default: 0.5).", stands="SHARE")
-    keep_left: float | None = share(None, "Share of the next row to keep, from the left (default: 0).", stands="SHARE")
+    keep: float | None = fraction(None, "Share of its rows to keep, from the top (default: 0.5).", metavar="SHARE")
+    keep_left: float | None = fraction(
+        None, "Share of the next row to keep, from the left (default: 0).", metavar="SHARE"
+    )
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,8 @@ class DeviceArgs(Settings):
 class WorkerArgs(Settings):
     """Worker processes that share the prompts of a file."""
 
-    workers: int = whole(
-        1, "Number of worker processes, each with one GPU or a share of the CPU cores.", 1, None, stands="N"
+    workers: int = integer(
+        1, "Number of worker processes, each with one GPU or a share of the CPU cores.", 1, None, metavar="N"
     )
     ray_address: str | None = text(
         None, "HOST:PORT of a running Ray cluster, or auto for this machine's (default: none).", "ADDRESS"
@@ -135,8 +137,8 @@ class BenchmarkArgs(Settings):
     prompts: str = text(
         BUNDLED, "File of prompts, as for generate; bundled: the captions included in the pack.", "FILE"
     )
-    count: int | None = whole(None, "Number of prompts to use (default: all).", 1, None, stands="N")
-    sample_seed: int = whole(0, "Seed that selects the prompts for `count`.", 0, LARGEST_SEED, stands="N")
+    count: int | None = integer(None, "Number of prompts to use (default: all).", 1, None, metavar="N")
+    sample_seed: int = integer(0, "Seed that selects the prompts for `count`.", 0, MAX_SEED, metavar="N")
     caption: str = choice(CAPTIONS[0], "Which caption of an MS-COCO image to use.", CAPTIONS)
     methods: str | None = text(
         None, "Methods; add +lantern to a name for relaxed acceptance (default: a selection).", "A,B,..."
@@ -165,15 +167,15 @@ class TrainingDataArgs(Settings):
     images: Path | None = path(
         "Folder of images with captions, such as 1.jpg and 1.txt, to use instead of prompts.", "DIR"
     )
-    pictures: int | None = whole(
+    pictures: int | None = integer(
         None,
         "Images to train on; prompts are reused if there are fewer (default: one per prompt).",
         1,
         None,
-        stands="N",
+        metavar="N",
     )
-    held_out: int = whole(32, "Held-out images, of other prompts, to measure acceptance on.", 1, None, stands="N")
-    draw_batch: int = whole(32, "Images generated at the same time.", 1, None, stands="N")
+    held_out: int = integer(32, "Held-out images, of other prompts, to measure acceptance on.", 1, None, metavar="N")
+    draw_batch: int = integer(32, "Images generated at the same time.", 1, None, metavar="N")
 
 
 @dataclass(frozen=True)
@@ -183,21 +185,21 @@ class TrainingArgs(Settings):
     start: str | None = text(
         None, "Start from this drafter's weights, such as the drafter of a fine-tuned target's base model.", "PATH"
     )
-    steps: int | None = whole(None, "Total steps, over which the learning rate decays.", 1, None, stands="N")
+    steps: int | None = integer(None, "Total steps, over which the learning rate decays.", 1, None, metavar="N")
     minutes: float | None = number(
         None,
         "Training time, without generating images; `steps` may end it earlier (default: 60 without `steps`).",
         1e-3,
-        stands="M",
+        metavar="M",
     )
-    batch: int = whole(4, "Images per forward pass.", 1, None, stands="N")
-    accumulate: int = whole(1, "Forward passes per step.", 1, None, stands="N")
-    passes: int = whole(
+    batch: int = integer(4, "Images per forward pass.", 1, None, metavar="N")
+    accumulate: int = integer(1, "Forward passes per step.", 1, None, metavar="N")
+    passes: int = integer(
         3,
         "Draft depths to train: the first on the target's features, the others on the drafter's.",
         1,
         None,
-        stands="N",
+        metavar="N",
     )
     learning_rate: float = number(0.02, "Learning rate of matrices (Muon); vectors use a fifth of it (AdamW).", 1e-9)
     autocast: str = choice(
@@ -215,7 +217,7 @@ class TrainingOutputArgs(Settings):
     """Output files of `train-drafter`."""
 
     output: Path = path("Folder of the drafter, to use as `drafter`.", "DIR")
-    every: int = whole(100, "Measure and save after this many steps.", 1, None, stands="N")
+    every: int = integer(100, "Measure and save after this many steps.", 1, None, metavar="N")
     compare: str | None = text(None, "Also measure this drafter on the same held-out images.", "PATH")
 
 
@@ -224,7 +226,7 @@ class CheckDrafterArgs(Settings):
     """Test images of `check-drafter`."""
 
     prompts: Path | None = path("File of prompts, as for generate (default: the captions included in the pack).")
-    count: int = whole(8, "Images to generate.", 1, None, stands="N")
+    count: int = integer(8, "Images to generate.", 1, None, metavar="N")
 
 
 @dataclass(frozen=True)

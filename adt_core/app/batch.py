@@ -23,7 +23,7 @@ from ..errors import AdtError, Check
 from ..files import inside, is_link, write_in
 from ..rules.noise import NOISE_VERSION
 from ..rules.settings import UPSTREAM
-from ..rules.upstream import maker
+from ..rules.upstream import noise_device
 from ..untrusted import list_of, whole_number
 from .images import digest, read_pixels, read_settings, to_png, to_uint8
 from .prompts import file_name_part, slug
@@ -151,7 +151,7 @@ class BatchFolder:
         codes = decoding.grid_codes()[image].clone()
         path = self.path(prompt, seed, place)
         pixels = self.job.pixels(codes[None], check)[0]
-        report = decoding.trace.part([image]).report()
+        report = decoding.trace.subset([image]).report()
         own = {"seed": self._seed(seed)}
         figures = {name: value for name, value in report.items() if name not in NESTED} | own
         figures |= {"drafter": self.job.recipe.drafter_name, "images_at_once": decoding.at_once}
@@ -209,9 +209,9 @@ def job_key(job: Job) -> str:
     modules = (target.decoder, target.codec, target.text_encoder)
     weights = [fingerprint(module) for module in modules if module is not None]
     drafter_weights = fingerprint(network) if network is not None and job.recipe.lantern is not None else None
-    content = job.loaded.image(weights, target.grid, drafter_weights)
+    content = job.loaded.image_settings(weights, target.grid, drafter_weights)
     if job.recipe.sampling.noise == UPSTREAM:
-        content["noise_device"] = maker(target.decoder.embedding.device)
+        content["noise_device"] = noise_device(target.decoder.embedding.device)
     return digest({**content, "noise_version": NOISE_VERSION})
 
 

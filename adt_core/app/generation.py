@@ -299,7 +299,7 @@ def write_files(plan: GenerationPlan, results: Sequence[PartResult], report: dic
         write_json(files.tokens, {**content, "seed": plan.recipe.sampling.seed})
     if files.trace:
         groups = [(r.trace, first) for r in results for first in range(0, len(r.codes), size)]
-        traces = [trace.part(list(range(first, first + size))) for trace, first in groups]
+        traces = [trace.subset(list(range(first, first + size))) for trace, first in groups]
         decodings = [{"prompt": prompt, **trace.to_json()} for prompt, trace in zip(plan.prompts, traces)]
         write_json(files.trace, {"report": report, "decodings": decodings})
     if files.report:

@@ -98,7 +98,7 @@ def conditions(decoding: Decoding, image: int) -> dict:
     """Return the decoding's conditions for an image's metadata, under LANTERN with the share of replaced tokens."""
     if decoding.request.lantern is None:
         return decoding.conditions()
-    rate = decoding.trace.part([image]).report()["substitution_rate"]
+    rate = decoding.trace.subset([image]).report()["substitution_rate"]
     return {**decoding.conditions(), "figures": {"substitution_rate": rate}}
 
 

@@ -11,7 +11,7 @@ from ..errors import AdtError, shown
 from ..policies.recipe import BUNDLED, Recipe
 from ..rules.noise import NOISE_VERSION
 from ..rules.settings import UPSTREAM
-from ..rules.upstream import maker
+from ..rules.upstream import noise_device
 from .args import InputArgs
 from .images import read_settings
 from .loading import choose_device
@@ -43,7 +43,7 @@ def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
     values = {name: saved[name] for name in ("prompt", *Recipe.names()) if saved.get(name) is not None}
     for name, option in options.items():
         value = values.get(name)
-        if (name == "prompt" or name in values) and not option.holds(value):
+        if (name == "prompt" or name in values) and not option.accepts(value):
             raise AdtError(f"{path} has {name} {shown(value)}, which is not valid; generate a new image instead.")
     if values.get("noise") == UPSTREAM == given.get("noise", UPSTREAM):
         _check_noise_device(path, saved.get("noise_device"), str(given.get("device", "auto")))
@@ -59,7 +59,7 @@ def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
 
 def _check_noise_device(path: Path, saved: object, chosen: str) -> None:
     """Raise AdtError if the saved device makes other upstream noise than the chosen device."""
-    here = maker(choose_device(chosen))
+    here = noise_device(choose_device(chosen))
     if saved != here:
         raise AdtError(
             f"{path} was made with the upstream noise of {shown(saved)}, but `device` {here} makes other noise; "

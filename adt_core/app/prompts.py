@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import AdtError, shown
 from ..files import LARGEST_LIST, opened, parse_json, read_text, reason
-from ..rules.settings import LARGEST_SEED
+from ..rules.settings import MAX_SEED
 from .tables import read_table
 
 FILES = (".txt", ".json", ".jsonl", ".csv", ".tsv")
@@ -297,6 +297,6 @@ def _seed(value: Any) -> int | None:
     """Return the seed of a list, an integer or its digits. Raise ValueError for anything else but None and ""."""
     if value is None or value == "":
         return None
-    if isinstance(value, bool | float) or not 0 <= int(value) <= LARGEST_SEED:
+    if isinstance(value, bool | float) or not 0 <= int(value) <= MAX_SEED:
         raise ValueError(f"{shown(value)} is not a seed, which is a whole number from 0 to 2**64 - 1")
     return int(value)

@@ -1,4 +1,4 @@
-"""Loading an EAGLE drafter from its published layout."""
+"""Loading of EAGLE drafters in their published layout."""
 
 from __future__ import annotations
 
@@ -19,21 +19,29 @@ from ..models.target import Target
 from .eagle import EagleDrafter, Pairing
 
 PAIRING_FILE = "pairing.json"
-"""Where ``check-drafter`` records, in the drafter's folder, how it was trained."""
+"""File in a drafter's folder in which `check-drafter` records its pairing."""
 _EAGLE3 = re.compile(r"(^|\.)(midlayer\.|layers\.0\.hidden_norm\.|(d2t|t2d)$)")
 """Names of tensors of EAGLE-3 drafters, as its authors, SpecForge and vLLM save them."""
 LLAMAGEN_GRIDS = {"t2i": (119, 16), "t2i2": (119, 32)}
-"""``grid_rope`` by the ``input_type`` in the configurations of LANTERN's drafters for LlamaGen."""
+"""`grid_rope` by the `input_type` in the configurations of LANTERN's drafters for LlamaGen."""
 
 
 @torch.inference_mode(False)
 def load_eagle(
     path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None
 ) -> EagleDrafter:
-    """Load the drafter at ``path`` ("bundled" or a folder) for ``target``: in its dtype, on ``device`` or where it is.
+    """Load a drafter in its target's dtype.
 
-    Raises AdtError if the files are missing or damaged, or the drafter was made for another target. The weights can be
-    moved outside of inference mode, as ComfyUI does, even if they were loaded inside it.
+    The weights are loaded outside of inference mode, because ComfyUI moves them outside of it.
+
+    Args:
+        path: "bundled" or the folder of the drafter.
+        target: Target to draft for.
+        check: Called often; may raise an exception to cancel.
+        device: Device of the weights (default: the target's).
+
+    Raises:
+        AdtError: If files are missing or damaged, or the drafter was made for another target.
     """
     checkpoint = Checkpoint(resolve(path, "drafter"))
     drafter = _empty(checkpoint, str(path), target)
@@ -48,7 +56,7 @@ def load_eagle(
 
 
 def fits(path: str | Path, target: Target) -> bool:
-    """Was the drafter at ``path`` made for ``target``? Its weights are not read."""
+    """Return whether the drafter at `path` was made for a target, without reading its weights."""
     try:
         _empty(Checkpoint(resolve(path, "drafter")), str(path), target)
     except AdtError:
@@ -75,9 +83,19 @@ def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
 
 
 def _empty(checkpoint: Checkpoint, path: str, target: Target) -> EagleDrafter:
-    """The drafter without its weights. Raises AdtError as :func:`load_eagle` does. path: what sentences call it."""
+    """Return the drafter without its weights.
+
+    Args:
+        checkpoint: The drafter's checkpoint.
+        path: Name of the drafter in errors.
+        target: Target to draft for.
+
+    Raises:
+        AdtError: If the files are damaged, or the drafter was made for another target.
+    """
     refuse_eagle3(checkpoint, f"drafter {path!r}")
-    ours, remedy = target.decoder.config, "choose a drafter that was trained for this model"
+    ours = target.decoder.config
+    remedy = "choose a drafter that was trained for this model"
     if "fc.weight" not in checkpoint.names or "layers.0.self_attn.q_proj.weight" not in checkpoint.names:
         raise AdtError(f"drafter {path!r} is not an EAGLE drafter (it lacks fc.weight or layers.0.*); {remedy}.")
     width, tokens = (checkpoint.sizes(name)[0] for name in ("fc.weight", "embed_tokens.weight"))
@@ -95,9 +113,11 @@ def _empty(checkpoint: Checkpoint, path: str, target: Target) -> EagleDrafter:
 
 
 def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tuple[EagleDrafter, list[Entry]]:
-    """The drafter of a checkpoint without its weights, for a target of the shape ``target``, and where they come from.
+    """Return a drafter without its weights, and the entries of a checkpoint from which to load them.
 
-    What its configuration leaves unsaid is as in the target.
+    Args:
+        checkpoint: The drafter's checkpoint.
+        target: Shape of the target, used for values that the drafter's configuration lacks.
     """
     fields = checkpoint.config
     grid = LLAMAGEN_GRIDS.get(str(fields.get("input_type")))
@@ -112,7 +132,7 @@ def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tup
 
 
 def config_fields(config: DecoderConfig) -> dict:
-    """The fields of a drafter's ``config.json`` that shape it, for a drafter or a target of this shape."""
+    """Return the fields of a drafter's `config.json` that determine this shape."""
     stage = next((name for name, grid in LLAMAGEN_GRIDS.items() if grid == config.grid_rope), None)
     return {
         **({"input_type": stage} if stage else {}),
@@ -131,16 +151,16 @@ def config_fields(config: DecoderConfig) -> dict:
 
 
 def new_config(target: DecoderConfig) -> DecoderConfig:
-    """Shape of a drafter that is made for a target: one plain layer as wide as the target's."""
+    """Return the shape of a new drafter for a target: one plain layer as wide as the target's."""
     plain = replace(target, mrope_section=None, qkv_bias=False, post_norms=False)
     return replace(plain, num_layers=1, head_hidden_size=0, grid_rope=grid_of_pairs(target))
 
 
 def grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:
-    """``grid_rope`` of a target's drafter.
+    """Return the `grid_rope` of a target's drafter.
 
-    The drafter reads pairs of a feature and the next token. A pair's position is the feature's; its cell in the grid,
-    by which it is rotated, is the token's.
+    The drafter reads pairs of a feature and the next token. A pair has the position of the feature, but the rotary
+    embedding of the token's cell, so its grid starts one position earlier.
     """
     return target.grid_rope and (target.grid_rope[0] - 1, target.grid_rope[1])
 

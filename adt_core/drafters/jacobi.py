@@ -27,15 +27,15 @@ from ..models.rows import BatchRows, Roots
 from ..policies import Context, DraftMode, check_fit
 from ..policies.costs import CostEstimate
 from ..rules.noise import Noise
-from ..rules.tree import DraftTree, ancestor_matrix, best_only, chain
+from ..rules.tree import DraftTree, ancestor_matrix, chain, keep_best
 from .base import Drafter, Prefill, Proposer, Shapes, Verified
 from .calibration import CLASSES, NEVER, Calibration, Forecast, staleness_after, staleness_classes
 
 LEFT_WEIGHT = 0.25
 """Weight of the logits of the position before, for a draft directly after a changed token."""
 # The GPU costs here and in merged.py approximate an H100 (docs/gpu.md): there, rounds with 24 drafts take 1.15 plain
-# steps in the mode `window` and 1.38 in `both`; 64 drafts take 1.96. The measured cost rises in steps, one for each tile
-# of batch-invariant mode; the estimate is a straight line.
+# steps in the mode `window` and 1.38 in `both`; 64 drafts take 1.96. The measured cost rises in steps, one for each
+# tile of batch-invariant mode; the estimate is a straight line.
 CHAIN = DraftMode(
     "chain",
     width=1,
@@ -536,7 +536,7 @@ def _best_branches(log_p: Tensor, count: int, budgets: Tensor | None) -> _Branch
         count: Number of nodes.
         budgets: [B, 1], number of nodes of each image, if some have fewer.
     """
-    scores = best_only(branch_scores(log_p).flatten(1), budgets)
+    scores = keep_best(branch_scores(log_p).flatten(1), budgets)
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
     # A flat index is candidate * (LONGEST_RETURN + 1) + m, and a candidate's is position * (k - 1) + rank - 1.
     candidate = best // (LONGEST_RETURN + 1)

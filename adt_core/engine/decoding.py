@@ -106,7 +106,7 @@ class Decoding:
         self.codes[:, : self.start] = request.prefix
         target = self.target
         self.trace = Trace(
-            request.settings(), target.grid, self.images, start=self.start, row_end=target.row_end, small=target.lead
+            request.settings(), target.grid, self.images, start=self.start, row_end=target.row_end, lead=target.lead
         )
         self._costs = Costs(request, request.recipe.profile)
         self._budget = Budget(request.lantern, self.images)
@@ -236,12 +236,12 @@ class Decoding:
         queue.begin(unfinished, self.at_once)
         self.codes[unfinished, self.start :] = -1
         self._budget.reset(unfinished)
-        self.trace.forget(unfinished)
+        self.trace.restart(unfinished)
 
     def _record_first_tokens(self, slots: Slots, seconds: float) -> None:
         """Record the first token of images whose prompts were read in `seconds`."""
         self.codes[slots.images, self.start] = slots.roots.codes.cpu()
-        self.trace.entered(slots.images, seconds)
+        self.trace.add_prefill(slots.images, seconds)
 
     @torch.inference_mode()
     def _round(self, slots: Slots) -> Round:

@@ -36,7 +36,7 @@ def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
     addresses = tuple(part.data_ptr() for module in weights for part in (*module.parameters(), *module.buffers()))
     rows = count, request.groups, target.grid, request.largest
     lengths = request.padded, request.start, request.cache_length
-    return rows, lengths, target.decoder.fallback, request.recipe.memory(), drafter and drafter.kind, addresses
+    return rows, lengths, target.decoder.fallback, request.recipe.memory_key(), drafter and drafter.kind, addresses
 
 
 def put(decoder: nn.Module, slots: Slots) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 from ..drafters import Drafter, Prefill
 from ..models.cache import KVCache
 from ..models.rows import BatchRows, Roots
-from ..rules.noise import Kind, Noise, Own
+from ..rules.noise import KeyedNoise, Noise, NoiseKind
 from ..rules.settings import UPSTREAM
-from ..rules.upstream import Upstream
+from ..rules.upstream import UpstreamNoise
 from . import pool
 from .forward import add_noise, logits, prefill
 from .graphs import Graphs, make_recorder
@@ -43,7 +43,7 @@ class ImageQueue:
         self.slots: Slots | None = None
         self._drafter: Drafter | None = None
         self._shared_tables: Tables | None = None
-        self._kind: Kind | None = None
+        self._kind: NoiseKind | None = None
 
     def begin(self, images: list[int], max_batch_size: int) -> None:
         """Queue images for decoding, at most `max_batch_size` at a time."""
@@ -155,15 +155,15 @@ class ImageQueue:
         noise.prepare([max(request.start - 1, 0)] * len(images), ahead=1)
         return noise
 
-    def _noise_kind(self, like: Tensor) -> Kind:
+    def _noise_kind(self, like: Tensor) -> NoiseKind:
         """Return the generator of the noise of all images, in the dtype and on the device of `like`."""
         request = self._request
         target = self._request.target
         if request.sampling.noise != UPSTREAM:
-            return Own(target.num_tokens, like)
+            return KeyedNoise(target.num_tokens, like)
         kept = Noise.held(target.length, target.num_tokens, request.noise_ahead) if request.images > 1 else 0
         before = 0 if request.start else target.script_header  # a prefix is part of the script's prompt
-        return Upstream(*target.script_layout, request.script_batch, request.start, kept, before)
+        return UpstreamNoise(*target.script_layout, request.script_batch, request.start, kept, before)
 
     def _tables(self) -> Tables:
         """Return the lookup tables, which all images share."""

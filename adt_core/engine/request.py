@@ -18,7 +18,7 @@ from ..policies import Context, CostProfile, Drafting, DraftMode, Shape
 from ..policies.recipe import Recipe
 from ..rules.noise import NOISE_VERSION, Key
 from ..rules.settings import UPSTREAM, Lantern, Sampling
-from ..rules.upstream import maker
+from ..rules.upstream import noise_device
 from .job import Job
 
 PROMPT_MULTIPLE = 128
@@ -282,7 +282,7 @@ class Request:
         """Return what the original script's noise depends on in addition to the recipe; {} for our own noise."""
         if self.sampling.noise != UPSTREAM:
             return {}
-        return {"noise_batch": self.script_batch, "noise_device": maker(self.target.decoder.embedding.device)}
+        return {"noise_batch": self.script_batch, "noise_device": noise_device(self.target.decoder.embedding.device)}
 
     def settings(self) -> dict:
         """Return the settings for traces and reports, as plain JSON types."""

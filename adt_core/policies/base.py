@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..rules.settings import Settings, choice, share
+from ..rules.settings import Settings, choice, fraction
 from ..rules.trace import Round
 from .costs import CostEstimate, CostProfile
 
@@ -75,8 +75,8 @@ class DraftSettings(Settings):
     """Options of every method. Subclasses add their own with :func:`setting`."""
 
     proposal: str = choice("coupled", _PROPOSAL_HELP, ("coupled", "top-k"))
-    expand_above: float = share(0.0, "Stop drafting below a node that is less probable than this; 0 is off.")
-    keep_above: float = share(0.0, "Do not verify drafts that are less probable than this; 0 is off.")
+    expand_above: float = fraction(0.0, "Stop drafting below a node that is less probable than this; 0 is off.")
+    keep_above: float = fraction(0.0, "Do not verify drafts that are less probable than this; 0 is off.")
 
 
 class Slot(NamedTuple):

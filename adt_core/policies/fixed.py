@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..rules.settings import whole
+from ..rules.settings import integer
 from .base import NO_DRAFTS, DraftSettings, Policy, Shape
 
 STATIC_TREES: dict[str, dict[str, int]] = {
@@ -14,13 +14,15 @@ STATIC_TREES: dict[str, dict[str, int]] = {
     | {"11": 1, "20": 1, "000": 4, "001": 3, "002": 2, "003": 1, "010": 2, "011": 1, "020": 1}
     | {"0000": 3, "0001": 2, "0010": 2, "0011": 1, "0020": 1},
 }
-"""The published trees (EAGLE, arXiv 2401.15077; LANTERN++, arXiv 2502.06352): how many children a node has, if any.
+"""Published trees (EAGLE, arXiv 2401.15077; LANTERN++, arXiv 2502.06352), as the number of children of each inner node.
 
-A node's name is its path from the root: a string of sibling ranks 0, 1, ... No node has more children than the root."""
+A node's name is its path from the root, a string of sibling ranks: "01" is the second child of the root's first child.
+No node has more children than the root.
+"""
 
 
 class Plain(Policy):
-    """No drafts."""
+    """Plain decoding, without drafts."""
 
     help = "no drafting, one token per pass of the model, as a baseline"
     needs_drafter = False
@@ -34,20 +36,20 @@ class Plain(Policy):
 class FixedSettings(DraftSettings):
     """Settings of :class:`Fixed`."""
 
-    depth: int = whole(3, "Levels of the tree (ADT-Tree: at the start); with jacobi, the length of its window.")
-    width: int = whole(2, "Branches per level of the tree (ADT-Tree: at the start); with jacobi, drafts per token.")
-    nodes: int = whole(6, "Maximum number of drafts that one pass of the model verifies.")
+    depth: int = integer(3, "Levels of the tree (ADT-Tree: at the start); with jacobi, the length of its window.")
+    width: int = integer(2, "Branches per level of the tree (ADT-Tree: at the start); with jacobi, drafts per token.")
+    nodes: int = integer(6, "Maximum number of drafts that one pass of the model verifies.")
 
 
 class Fixed(Policy):
-    """The same shape in every round; with a drafter network this is EAGLE-2 (arXiv 2406.16858)."""
+    """Policy with the same shape in every round; with a drafter network this is EAGLE-2 (arXiv 2406.16858)."""
 
     settings_type = FixedSettings
     help = "the tree of the EAGLE-2 paper, with the same shape everywhere"
 
 
 class Static(Policy):
-    """A published tree, the same in every round."""
+    """Policy with a published tree in every round."""
 
     tree: ClassVar[str]
     help = "a published tree with the same nodes everywhere"
@@ -60,5 +62,5 @@ class Static(Policy):
 
 
 def static(name: str) -> type[Static]:
-    """The policy of the published tree ``name``."""
+    """Return the policy of the published tree `name`."""
     return type("Static", (Static,), {"tree": name})

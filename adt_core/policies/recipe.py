@@ -1,7 +1,7 @@
-"""The recipe: all that makes a picture what it is but its prompt, and how soon it is there, in plain values.
+"""Settings that determine an image and its speed, apart from the prompt.
 
-What a run *is* stands here and nowhere else. The command line, the nodes, PNGs, traces, records, folders of batches,
-profiles of costs and trainings take from it what they need.
+The command line, the nodes, PNGs, traces, records, batch folders, cost profiles and trainings all describe a run by a
+:class:`Recipe`, or by parts of it.
 """
 
 from __future__ import annotations
@@ -19,25 +19,30 @@ from ..rules.settings import (
     Settings,
     choice,
     flat_lantern,
-    relaxed,
+    integer,
+    read_lantern,
     setting,
     text,
-    whole,
 )
 from .costs import CostProfile
 from .table import DEFAULT, POLICIES, Drafting
 from .table import options as drafting_options
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-MOST_CODES, MOST_PIXELS, MOST_IMAGES = 2**20, 2**14, 2**32
-"""Bounds of a code and of how many are kept, of a side, and of an image's number among those of its prompt."""
+"""Names of the dtypes."""
+MAX_CODE = 2**20
+"""Upper bound of a code."""
+MAX_PIXELS = 2**14
+"""Maximum width and height of an image in pixels."""
+MAX_IMAGE_INDEX = 2**32
+"""Upper bound of an image's index among the images of its prompt."""
 
 
 @dataclass(frozen=True)
 class Loading(Settings):
-    """Which target draws, and in which numbers.
+    """Target and its precision.
 
-    tiled: the exact mode of half precision is at work, which only a loaded target can tell: some devices have none.
+    `tiled` is set by the loaded target: whether batch-invariant mode is active, which some devices do not support.
     """
 
     model: str = text(BUNDLED, "Folder or weights file of the target model.", "PATH")
@@ -59,9 +64,9 @@ class Loading(Settings):
         "Image size in pixels, for models that support several sizes (default: the model's usual size).",
         kind=tuple,
         low=0,
-        high=MOST_PIXELS,
+        high=MAX_PIXELS,
         length=2,
-        stands="WxH",
+        metavar="WxH",
     )
     tiled: bool = False
 
@@ -75,13 +80,20 @@ _NEGATIVE_HELP = "Negative prompt: what guidance steers away from (default: none
 
 @dataclass(frozen=True)
 class Recipe(Settings):
-    """How pictures are made.
+    """Settings that determine an image, apart from its prompt.
 
-    sampling, drafting: how tokens are drawn, and how drafts are. lantern: None for exact acceptance. loading: of the
-    target. drafter: what ``load_drafter`` takes; None where nothing drafts, and where it has not been chosen yet. kept:
-    codes that every image starts from, in raster order. sources: pictures that every image is made of, as
-    ``app.continuation`` writes them. image_index: of the first image, among those of its prompt.
-    profile: what rounds cost, where a PNG has said it.
+    Attributes:
+        sampling: How tokens are sampled.
+        drafting: Method and its options.
+        lantern: Relaxed acceptance; None for exact acceptance.
+        loading: Target and its precision.
+        profile: Cost profile from a PNG; None to use the device's.
+        drafter: Name for `load_drafter`; None without drafting, and before the default is chosen.
+        negative: Negative prompt.
+        suffix: Text to append to every prompt.
+        kept: Codes that every image begins with, in raster order.
+        sources: Source images, as :mod:`...app.continuation` encodes them.
+        image_index: Index of the first image among the images of its prompt.
     """
 
     sampling: Sampling = Sampling()
@@ -92,24 +104,32 @@ class Recipe(Settings):
     drafter: str | None = text(None, _DRAFTER_HELP, "PATH")
     negative: str = text("", _NEGATIVE_HELP)
     suffix: str = text("", "Appended to every prompt.")
-    kept: tuple[int, ...] = setting((), "Codes that the image starts with.", low=0, high=MOST_CODES)
-    sources: tuple[int, ...] = setting((), "Source images.", low=0, high=MOST_CODES)
-    image_index: int = whole(0, "Index of the image among the images of its prompt.", 0, MOST_IMAGES)
+    kept: tuple[int, ...] = setting((), "Codes that the image starts with.", low=0, high=MAX_CODE)
+    sources: tuple[int, ...] = setting((), "Source images.", low=0, high=MAX_CODE)
+    image_index: int = integer(0, "Index of the image among the images of its prompt.", 0, MAX_IMAGE_INDEX)
 
     @classmethod
     def options(cls) -> dict[str, Option]:
-        """Every setting of every part, by the names that files and the command line use."""
+        """Return the declarations of all settings, by their names in files and on the command line."""
         sections = Loading.options(), super().options(), method_options(), Sampling.options(), Lantern.options()
         return {name: option for section in sections for name, option in section.items()}
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The names of all that :meth:`of` reads."""
+        """Return the names of all values that :meth:`of` reads."""
         return *cls.options(), "profile"
 
     @classmethod
     def of(cls, given: Mapping[str, Any], usual: Mapping[str, Any] = {}) -> Recipe:  # type: ignore[override]
-        """The recipe by those names. usual: what holds for what is not given, or None. AdtError for a wrong value."""
+        """Make a recipe from values by their names in files and on the command line.
+
+        Args:
+            given: Values; None stands for the default.
+            usual: Other defaults than those of the settings.
+
+        Raises:
+            AdtError: If a value is not valid.
+        """
         chosen = {**usual, **{name: value for name, value in given.items() if value is not None}}
         profile = chosen.get("profile")
         own: dict[str, Any] = {name: chosen[name] for name in cls.fields() if name in chosen}
@@ -117,7 +137,7 @@ class Recipe(Settings):
         return cls(
             Sampling.of(chosen),
             Drafting.of(chosen),
-            relaxed(chosen),
+            read_lantern(chosen),
             Loading.of(chosen),
             CostProfile.from_json(profile) if profile is not None else None,
             **own,
@@ -125,11 +145,11 @@ class Recipe(Settings):
 
     @property
     def drafter_name(self) -> str:
-        """What people call the drafter: the last part of its path, or "none"."""
+        """Short name of the drafter: the last part of its path, or "none"."""
         return PurePath(self.drafter).name if self.drafter else "none"
 
     def flat(self) -> dict[str, Any]:
-        """What :meth:`of` reads, in JSON's types, as PNGs carry it. A decoding says which ``profile`` it followed."""
+        """Return the values that :meth:`of` reads as plain JSON types. The decoding adds the `profile` that it used."""
         size = self.loading.size
         return {
             **super().flat(),
@@ -144,7 +164,7 @@ class Recipe(Settings):
         }
 
     def sections(self) -> dict[str, Any]:
-        """The same part by part, as traces, reports and records carry it, in JSON's types."""
+        """Return the settings by group as plain JSON types, for traces, reports and records."""
         return {
             "method": self.drafting.method,
             "proposal": self.drafting.proposal,
@@ -152,16 +172,21 @@ class Recipe(Settings):
             "dtype": self.loading.dtype,
             "weights": self.loading.weights,
             "exact": self.loading.tiled,
-            "sampling": self.sampling.told(),
+            "sampling": self.sampling.recorded(),
             "drafting": self.drafting.flat(),
             "lantern": self.lantern and asdict(self.lantern),
         }
 
-    def image(self, weights: Sequence[str], grid: Sequence[int], network: str | None) -> dict[str, Any]:
-        """What changes an image, in JSON's types. Drafting counts under LANTERN alone.
+    def image_settings(self, weights: Sequence[str], grid: Sequence[int], network: str | None) -> dict[str, Any]:
+        """Return the settings that change an image, as plain JSON types. Drafting changes it only with LANTERN.
 
-        weights, network: what tells the target's weights, and the drafter's, from others. Names of folders are digests
-        of this, so what came with later versions is there only where it has a value of its own.
+        Names of folders are digests of the result. Therefore settings of later versions are included only if they
+        differ from the default.
+
+        Args:
+            weights: Fingerprints of the target's weights.
+            grid: Rows and columns of the image.
+            network: Fingerprint of the drafter's weights; None without weights.
         """
         drafts = {**self.drafting.flat(), "drafter": self.drafter_name, "drafter_weights": network}
         return {
@@ -170,26 +195,27 @@ class Recipe(Settings):
             "grid": list(grid),
             "dtype": self.loading.dtype,
             **({"exact": True} if self.loading.tiled else {}),
-            "sampling": self.sampling.told(),
+            "sampling": self.sampling.recorded(),
             **({"suffix": self.suffix} if self.suffix else {}),
             "negative": self.negative.strip(),
             "lantern": self.lantern and {**asdict(self.lantern), **drafts},
         }
 
-    def memory(self) -> Hashable:
-        """What the memory of a decoding, and what is captured in it, depends on."""
-        how = replace(self.sampling, seed=0), self.drafting.settings, self.lantern
-        return *how, self.loading.dtype, self.loading.weights, self.loading.tiled
+    def memory_key(self) -> Hashable:
+        """Return a key of the settings that a decoding's memory and captured graphs depend on."""
+        loading = self.loading
+        sampling = replace(self.sampling, seed=0)
+        return sampling, self.drafting.settings, self.lantern, loading.dtype, loading.weights, loading.tiled
 
-    def costs(self) -> tuple[str, str]:
-        """What costs of rounds depend on, in words: the numbers, and the way in which tokens are drawn and accepted."""
+    def cost_key(self) -> tuple[str, str]:
+        """Return descriptions of the precision and the sampling, on which the cost of a round depends."""
         numbers = f"{self.loading.dtype}{' exact' if self.loading.tiled else ''}"
         drawn = "greedy" if self.sampling.greedy else "drawn"
         return f"{numbers}, {self.loading.weights or 'plain weights'}", drawn + (", relaxed" if self.lantern else "")
 
 
 def method_options() -> dict[str, Option]:
-    """The method and the options of all policies. They are looked up when they are needed: policies may be added."""
+    """Return the declarations of the method and of all methods' options, including those of added policies."""
     methods = "; ".join(f"{name}: {policy.help}" for name, policy in POLICIES.items())
-    method = Option(DEFAULT, methods, str, choices=tuple(POLICIES), stands="METHOD")
+    method = Option(DEFAULT, methods, str, choices=tuple(POLICIES), metavar="METHOD")
     return {"method": method, **drafting_options()}

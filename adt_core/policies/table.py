@@ -1,4 +1,4 @@
-"""The table of policies, and how a user says which one drafts and with what settings."""
+"""Table of policies, and the choice of one of them with its settings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .base import DraftSettings, Policy
 from .fixed import STATIC_TREES, Fixed, Plain, static
 
 PLAIN = "autoregressive"
-"""The method that drafts nothing; all others are measured against it."""
+"""Method without drafts, the baseline of all others."""
 DEFAULT = "auto"
-"""The method where none is named."""
+"""Default method."""
 POLICIES: dict[str, type[Policy]] = {
     DEFAULT: Auto,
     "adt-tree": AdtTree,
@@ -24,29 +24,39 @@ POLICIES: dict[str, type[Policy]] = {
     PLAIN: Plain,
     **{f"static:{name}": static(name) for name in STATIC_TREES},
 }
-"""The policies by the name of their method, those for everyday use first. A new policy is a line here."""
+"""Policies by the name of their method, the most useful first. To add a policy, add a line here."""
 
 
 @dataclass(frozen=True, init=False)
 class Drafting:
-    """How drafts are made. method: a key of POLICIES. settings: of its policy."""
+    """A method and its options.
+
+    Attributes:
+        method: Key of POLICIES.
+        settings: Options of its policy.
+    """
 
     method: str
     settings: DraftSettings
 
     def __init__(self, method: str = DEFAULT, **options: Any):
-        """options: of the method, by their names.
+        """Check and store the method and its options.
 
-        Raises AdtError for a method that is unknown, an option that it does not have, and a value out of bounds.
+        Args:
+            method: Key of POLICIES.
+            **options: Options of the method, by their names.
+
+        Raises:
+            AdtError: If the method is unknown, an option does not belong to it, or a value is not valid.
         """
-        if method not in list(POLICIES):  # a list, because what has no hash may be asked for, too
+        if method not in list(POLICIES):  # a list, because the value may not be hashable
             raise AdtError(f"`method` is {shown(method)}; choose one of {', '.join(POLICIES)}.")
         object.__setattr__(self, "method", method)
         self.check_options(options)
         object.__setattr__(self, "settings", self.policy.settings_type(**options))
 
     def check_options(self, given: Mapping[str, Any]) -> None:
-        """Raises AdtError for an option of another method."""
+        """Raise AdtError if an option belongs to another method."""
         own = self.policy.settings_type.options()
         for name in given:
             if name in options() and name not in own:
@@ -56,18 +66,26 @@ class Drafting:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Drafting:
-        """The same from options of several methods: None, and what the method does not have, is left out."""
+        """Return a method and its options from values that may include other settings.
+
+        Args:
+            values: Values by option name; None, and options that the method does not have, are ignored.
+        """
         given = {name: value for name, value in values.items() if value is not None}
         method = given.pop("method", DEFAULT)
         names = POLICIES[method].settings_type.options() if method in list(POLICIES) else {}
         return cls(method, **{name: given[name] for name in names if name in given})
 
     def flat(self) -> dict[str, Any]:
-        """The method and all its options by their names, as PNGs, traces and reports carry them."""
+        """Return the method and all its options by name, as saved in PNGs, traces and reports."""
         return {"method": self.method, **self.settings.flat()}
 
     def replace(self, **options: Any) -> Drafting:
-        """With these options in place of its own; another method keeps what it has in common with this one."""
+        """Return a copy with other options.
+
+        Args:
+            **options: New values. If `method` is among them, options that both methods have are kept.
+        """
         return Drafting.of({**self.flat(), **options})
 
     @property
@@ -80,10 +98,10 @@ class Drafting:
 
 
 def options() -> dict[str, Option]:
-    """Every option of every method in the table but the method itself.
+    """Return all options of all methods in the table.
 
-    Their order is that of the Settings node's inputs, which saved workflows name by position: what comes with another
-    policy goes last.
+    Their order is that of the Settings node's inputs, which saved workflows refer to by position. So options of new
+    policies come last.
     """
     table = AdtTreeSettings.options()
     table |= {name: table.pop(name) for name in ("expand_above", "keep_above")}
@@ -93,7 +111,15 @@ def options() -> dict[str, Option]:
 
 
 def check_fit(method: str, network: bool) -> None:
-    """Raises AdtError if the method needs a network without a window, and there is none."""
+    """Check that a method can be used with a drafter.
+
+    Args:
+        method: Key of POLICIES.
+        network: Whether the drafter is a network without the Jacobi window.
+
+    Raises:
+        AdtError: If the method needs such a network.
+    """
     if method in POLICIES and POLICIES[method].needs_network and not network:
         raise AdtError(
             f"method {method!r} needs a drafter network; choose 'eagle2' or 'adt-tree' with the drafter 'jacobi'."

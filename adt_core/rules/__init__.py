@@ -1,1 +1,1 @@
-"""Which token is drawn and which drafts pass: pure tensor functions."""
+"""Sampling, draft trees and acceptance as pure tensor functions, and the settings and statistics of a run."""

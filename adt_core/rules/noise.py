@@ -1,9 +1,10 @@
-"""Noise: Gumbel(0, 1) numbers for every position and code of an image, made as images advance.
+"""Gumbel(0, 1) noise for every position and token of an image, made while the image is decoded.
 
-Our own is keyed: it depends on (seed, image index, position, code) alone. That of :mod:`.upstream` is the other kind.
+Our own noise is keyed: it depends only on (seed, image index, position, token). :mod:`.upstream` has the noise of the
+model authors' scripts.
 
-The noise of a whole image can be large and slow to make: 1 GiB for 8,192 positions of 32,768 codes. So only the rows
-around which an image is drawn are held, and those to come are made a few at a time.
+The noise of an entire image can be large and slow to make: 1 GiB for 8,192 positions of 32,768 tokens. So only the rows
+near the current position are stored, and new rows are made a few at a time.
 """
 
 from __future__ import annotations
@@ -18,25 +19,34 @@ from torch import Tensor
 from ..errors import Check
 
 Key = tuple[int, int]
-"""What an image's noise depends on: its seed, and its number within its prompt's batch."""
-Rows = Callable[[range], Tensor]
-"""Makes an image's noise [n, V] at n positions. It is asked in raster order, for every position once."""
-Kind = Callable[[Key], Rows]
-"""A kind of noise: whose rows an image gets."""
+"""Seed of an image, and its index among the images of its prompt."""
+NoiseRows = Callable[[range], Tensor]
+"""Function that makes an image's noise [n, V] at n positions; called once per position, in raster order."""
+NoiseKind = Callable[[Key], NoiseRows]
+"""Function that returns the noise of an image."""
 NOISE_VERSION = 1
-"""Format of the keyed noise; written into metadata, raised if the bits ever change."""
-_NUMBERS_AT_ONCE = 2**15
-"""Noise is made in chunks of about so many numbers: they stay in the processor's cache and take about 0.6 ms."""
+"""Version of the keyed noise, saved in metadata; to be raised if its values ever change."""
+_CHUNK_NUMBERS = 2**15
+"""Numbers made in one call: they fit into the processor's cache and take about 0.6 ms on one core."""
 
 
 def keyed_gumbel(seed: int, image_index: int, positions: range, vocabulary: int) -> np.ndarray:
-    """Gumbel(0, 1) noise, float64 [len(positions), vocabulary].
+    """Return keyed Gumbel(0, 1) noise.
 
-    Counter-based (Philox 4x64): key (seed, image_index), counter word 1 = position. So any position can be made alone,
-    and nothing depends on what was drawn before.
+    The generator is counter-based (Philox 4x64) with the key (seed, image_index) and the position as counter word 1.
+    So each position can be made on its own, and no number depends on what was drawn before.
+
+    Args:
+        seed: Seed of the image.
+        image_index: Index of the image among the images of its prompt.
+        positions: Raster positions.
+        vocabulary: Number of tokens V.
+
+    Returns:
+        [n, V] float64.
     """
     philox = np.random.Philox(key=np.array([seed, image_index], dtype=np.uint64))
-    state = philox.state  # at the beginning; to set it again is faster than to make another generator
+    state = philox.state  # setting the initial state again is faster than making another generator
     bits = np.empty((len(positions), vocabulary), dtype=np.uint64)
     for row, position in zip(bits, positions):
         state["state"]["counter"][1] = position
@@ -50,26 +60,35 @@ def keyed_gumbel(seed: int, image_index: int, positions: range, vocabulary: int)
     return table
 
 
-class Own:
-    """The kind that is the same on every device, and of which any position can be made at once."""
+class KeyedNoise:
+    """Noise that is the same on every device. Any position can be made on its own."""
 
     def __init__(self, vocabulary: int, like: Tensor):
-        """like: gives dtype and device of the memory that rows are copied to."""
-        self._vocabulary, self._like = vocabulary, like
+        """Prepare the noise.
 
-    def __call__(self, key: Key) -> Rows:
+        Args:
+            vocabulary: Number of tokens V.
+            like: Tensor that sets the dtype of rows, and the device that they will be copied to.
+        """
+        self._vocabulary = vocabulary
+        self._like = like
+
+    def __call__(self, key: Key) -> NoiseRows:
         return partial(self._rows, key)
 
     def _rows(self, key: Key, positions: range) -> Tensor:
-        """On the host. Pinned memory is not given to anybody else before the copy from it is done."""
+        """Return rows in host memory. torch does not reuse pinned memory before the copy from it has finished."""
         gumbel = torch.from_numpy(keyed_gumbel(*key, positions, self._vocabulary))
         return torch.empty(gumbel.shape, dtype=self._like.dtype, pin_memory=self._like.is_cuda).copy_(gumbel)
 
 
 class Noise:
-    """The noise of images that are being drawn: of each, the rows from its root on, in the device's memory.
+    """Noise of the active images, in device memory from each image's root on.
 
-    Position p of an image lies in row p % W of the image's ring. ``ring`` [B, W, V] keeps its memory until ``select``.
+    Attributes:
+        ring: [B, W, V]. Row p % W of an image has the noise of position p. Its memory stays the same until `select`.
+        length: Positions of an image.
+        ahead: Maximum distance from an image's root at which noise is read.
     """
 
     def __init__(
@@ -80,17 +99,25 @@ class Noise:
         ahead: int,
         like: Tensor,
         check: Check | None = None,
-        kind: Kind | None = None,
+        kind: NoiseKind | None = None,
     ):
-        """keys: one of each image. length: positions of an image. ahead: how far beyond an image's root any reader may
-        ask, in positions.
+        """Allocate the ring.
 
-        like: gives dtype and device. check: called before every chunk that is made. kind: our own unless given.
+        Args:
+            keys: Key of each image.
+            length: Positions of an image.
+            vocabulary: Number of tokens V.
+            ahead: Maximum distance from an image's root at which noise is read, in positions.
+            like: Tensor that sets dtype and device.
+            check: Called before each chunk; may raise an exception to cancel.
+            kind: Kind of noise (default: keyed).
         """
-        self.length, self.ahead, self._check = length, ahead, check
+        self.length = length
+        self.ahead = ahead
+        self._check = check
         self._chunk, width = _sizes(length, vocabulary, ahead)
-        self._rows = list(map(kind or Own(vocabulary, like), keys))
-        self._made = [0] * len(keys)  # of each image, the position before which nothing is left to make
+        self._rows = list(map(kind or KeyedNoise(vocabulary, like), keys))
+        self._made = [0] * len(keys)  # all positions before this one are made, for each image
         self.ring = like.new_zeros(len(keys), width, vocabulary)
         self._number_slots()
 
@@ -99,19 +126,36 @@ class Noise:
 
     @staticmethod
     def num_bytes(images: int, length: int, vocabulary: int, ahead: int, itemsize: int = 4) -> int:
-        """Bytes on the device for so many images. itemsize: bytes of a number."""
+        """Return the bytes of a ring.
+
+        Args:
+            images: Number of images.
+            length: Positions of an image.
+            vocabulary: Number of tokens.
+            ahead: Maximum distance from an image's root at which noise is read.
+            itemsize: Bytes of a number.
+        """
         return images * Noise.held(length, vocabulary, ahead) * vocabulary * itemsize
 
     @staticmethod
     def held(length: int, vocabulary: int, ahead: int) -> int:
-        """Rows of an image that are held."""
+        """Return the number W of rows that are stored for an image.
+
+        Args:
+            length: Positions of an image.
+            vocabulary: Number of tokens.
+            ahead: Maximum distance from an image's root at which noise is read.
+        """
         return _sizes(length, vocabulary, ahead)[1]
 
     def prepare(self, positions: Sequence[int], ahead: int | None = None) -> None:
-        """Make what is missing of the rows from each image's root, at ``positions``, to ``ahead`` positions beyond it.
+        """Make the missing rows from each image's root on, without waiting for the device.
 
-        positions: of the images' roots, on the host; none lies before the last it was given. ahead: that of the
-        constructor unless told, and never more. Rows before a root may be overwritten. The device is not waited for.
+        Rows before a root may be overwritten.
+
+        Args:
+            positions: Position of each image's root, which never decreases.
+            ahead: Number of positions after the root (default and maximum: the constructor's `ahead`).
         """
         ahead = self.ahead if ahead is None else ahead
         for slot, position in enumerate(positions):
@@ -120,40 +164,51 @@ class Noise:
                 self._make(slot, range(start, min(start + self._chunk, self.length)))
 
     def _make(self, slot: int, positions: range) -> None:
-        """Make one chunk. It never wraps, since the ring is a whole number of chunks, or as long as an image."""
+        """Make one chunk. It never wraps, because the ring has a whole number of chunks or is as long as an image."""
         if self._check is not None:
             self._check()
         first = positions.start % self.ring.shape[1]
-        # Nobody has to wait for a copy to a GPU.
         self.ring[slot, first : first + len(positions)].copy_(self._rows[slot](positions), non_blocking=True)
         self._made[slot] = positions.stop
 
     def at(self, positions: Tensor) -> Tensor:
-        """Noise [B, n, V] of the raster positions [B, n] int64; beyond the image's last position, that of the last.
+        """Return the noise at raster positions, without waiting for the device.
 
-        What was not prepared is finite and means nothing. The device is not waited for.
+        Args:
+            positions: [B, n] int64. Positions after the image's last one get the noise of the last one.
+
+        Returns:
+            [B, n, V]. Rows that were not prepared have arbitrary finite values.
         """
         return self.ring[self._slots, positions.clamp_max(self.length - 1) % self.ring.shape[1]]
 
     def select(self, slots: Tensor) -> None:
-        """Go on with the images of these slots alone."""
+        """Drop the images of all other slots."""
         self.ring = self.ring[slots]
         kept = slots.tolist()
-        self._rows, self._made = [self._rows[slot] for slot in kept], [self._made[slot] for slot in kept]
+        self._rows = [self._rows[slot] for slot in kept]
+        self._made = [self._made[slot] for slot in kept]
         self._number_slots()
 
     def admit(self, slots: Tensor, others: Noise) -> None:
-        """Put the images of ``others``, of the same sizes, in these slots. The ring's memory stays.
+        """Replace the images of some slots in place.
 
-        ``check`` is that of ``others`` from now on.
+        Args:
+            slots: [b], slots to fill.
+            others: Noise of the new images, with the same sizes. Its `check` is used from now on.
         """
         self.ring.index_copy_(0, slots, others.ring)
         for number, slot in enumerate(slots.tolist()):
-            self._rows[slot], self._made[slot] = others._rows[number], others._made[number]
+            self._rows[slot] = others._rows[number]
+            self._made[slot] = others._made[number]
         self._check = others._check
 
 
 def _sizes(length: int, vocabulary: int, ahead: int) -> tuple[int, int]:
-    """Rows of a chunk, and of an image's ring: those that may be asked for, in whole chunks, and no more than exist."""
-    chunk = max(_NUMBERS_AT_ONCE // vocabulary, 1)
+    """Return the rows of a chunk and of an image's ring.
+
+    Example: 4,096 tokens give chunks of 8 rows. For ahead = 20 the ring has 24 + 8 = 32 rows, because a root can be
+    anywhere in its chunk. It never has more rows than an image has positions.
+    """
+    chunk = max(_CHUNK_NUMBERS // vocabulary, 1)
     return chunk, min(-(-ahead // chunk) * chunk + chunk, length)

@@ -1,8 +1,8 @@
-"""Draft trees: candidate scores, rerank to the verification budget, parents, depths, ancestor mask.
+"""Draft trees: candidate pool, selection of the best nodes, and the tensors that verification needs.
 
-A tree has a root (node 0, an emitted token whose keys and values are not cached yet) and up to N drafts. Parents come
-before their children, and siblings stand in descending score. An image's tree with fewer drafts than others is padded
-with nodes whose ``valid`` is False.
+A tree has a root (node 0: a decided token whose keys and values are not cached yet) and up to N drafts. Parents come
+before their children, and siblings are in descending order of score. If an image's tree has fewer drafts than others,
+it is padded with nodes whose `valid` is False.
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ from torch import Tensor
 
 @dataclass
 class DraftTree:
-    """tokens, parents, depths, ranks, scores, valid: [B, N + 1]; ancestors: [B, N + 1, N + 1] bool.
+    """Draft trees of a batch of images.
 
-    ``tokens[:, 0]`` is the root's code. ``ancestors[b, i, j]``: j is i or an ancestor of i. ``ranks`` counts siblings
-    from 0 (the drafter's favourite). ``scores`` are cumulative log-probabilities. ``height`` bounds all depths.
+    Attributes:
+        tokens: [B, N + 1], code of each node; `tokens[:, 0]` are the roots.
+        parents: [B, N + 1], index of each node's parent; the root's is itself.
+        depths: [B, N + 1], 0 for the root.
+        ranks: [B, N + 1], rank among siblings, 0 for the drafter's favourite.
+        scores: [B, N + 1], cumulative log-probabilities.
+        valid: [B, N + 1] bool, False for padding.
+        ancestors: [B, N + 1, N + 1] bool, whether node j is node i or an ancestor of it, at [b, i, j].
+        height: Upper bound of all depths.
     """
 
     tokens: Tensor
@@ -34,25 +41,32 @@ class DraftTree:
 
     @property
     def size(self) -> int:
-        """Nodes, root and padding included."""
+        """Number of nodes, root and padding included."""
         return self.tokens.shape[1]
 
     def realised_depth(self) -> Tensor:
-        """Depth of each image's tree, [B]."""
+        """Return the depth of each image's tree, [B]."""
         return (self.depths * self.valid).amax(1)
 
     def levels(self) -> Tensor:
-        """Drafts on each level of each image's tree, [B, height + 1]; the root's own level has none."""
+        """Return the number of drafts on each level of each image's tree, [B, height + 1]; 0 on the root's level."""
         levels = torch.zeros(len(self.depths), self.height + 1, dtype=torch.long, device=self.depths.device)
         levels.scatter_add_(1, self.depths * self.valid, self.valid.long())
-        levels[:, 0] = 0  # the root and padding are no drafts
+        levels[:, 0] = 0  # the root and padding are not drafts
         return levels
 
 
 def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:
-    """parents [B, n], root pointing at itself -> bool [B, n, n]; ``depth`` bounds the longest path.
+    """Return which nodes are ancestors of which.
 
-    Squaring the relation "self or parent" reaches twice as far each time.
+    Squaring the relation "self or parent" doubles the number of generations that it covers.
+
+    Args:
+        parents: [B, n], index of each node's parent; the root's is itself.
+        depth: Upper bound of the longest path.
+
+    Returns:
+        [B, n, n] bool, whether node j is node i or an ancestor of it, at [b, i, j].
     """
     batch, n = parents.shape
     reach = torch.eye(n, device=parents.device).repeat(batch, 1, 1).scatter_(2, parents[..., None], 1.0)
@@ -62,39 +76,49 @@ def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:
 
 
 @cache
-def _counting(n: int, device: torch.device) -> Tensor:
+def _arange(n: int, device: torch.device) -> Tensor:
     return torch.arange(n, device=device)
 
 
 def _depths_and_ranks(sizes: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Depth and sibling rank of every candidate of levels with ``m`` parents and ``k`` children each.
+    """Return depth and sibling rank of all candidates.
 
-    They are not remembered by these sizes: on a CPU every tree may have others, and all would stay for good.
+    Args:
+        sizes: For each level, its number of parents and the number of children of each.
+        device: Device of the tensors.
     """
-    depths = _counting(len(sizes) + 1, device)
+    # Example: [(1, 2), (2, 3)] has depths [1, 1, 2, 2, 2, 2, 2, 2] and ranks [0, 1, 0, 1, 2, 0, 1, 2]. The result is
+    # not cached by sizes, because on a CPU every tree may have others, and the cache would grow without limit.
+    depths = _arange(len(sizes) + 1, device)
     depth = [depths[level].expand(m * k) for level, (m, k) in enumerate(sizes, 1)]
-    return torch.cat(depth), torch.cat([_counting(k, device).repeat(m) for m, k in sizes])
+    return torch.cat(depth), torch.cat([_arange(k, device).repeat(m) for m, k in sizes])
 
 
 @cache
 def _chain_shape(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Parents and depths [1, n] and ancestors [1, n, n] of a chain of n nodes, root included."""
+    """Return parents and depths [1, n] and ancestors [1, n, n] of a chain of n nodes, root included."""
     depths = torch.arange(n, device=device)[None]
     return (depths - 1).clamp_min(0), depths, torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
 
 
 def chain(tokens: Tensor, scores: Tensor) -> DraftTree:
-    """The tree without branches: tokens [B, n], root first; cumulative scores [B, n - 1], -inf for padding."""
+    """Return a tree without branches.
+
+    Args:
+        tokens: [B, n] codes, root first.
+        scores: [B, n - 1], cumulative log-probabilities of the drafts; -inf for padding.
+    """
     batch, n = tokens.shape
     parents, depths, ancestors = (part.expand(batch, *part.shape[1:]) for part in _chain_shape(n, tokens.device))
-    valid, ranks = F.pad(scores.isfinite(), (1, 0), value=True), torch.zeros_like(tokens)
+    valid = F.pad(scores.isfinite(), (1, 0), value=True)
+    ranks = torch.zeros_like(tokens)
     return DraftTree(tokens, parents, depths * valid, ranks, F.pad(scores, (1, 0)), valid, ancestors, n - 1)
 
 
 class CandidatePool:
-    """Candidates of all levels, and the choice of the N best (EAGLE-2, arXiv 2406.16858, section 4.2).
+    """Candidates of growing trees, and the selection of the best of them (EAGLE-2, arXiv 2406.16858, section 4.2).
 
-    Candidates are numbered from 1 in the order they come; 0 is the root.
+    Candidates are numbered from 1 in the order in which they are added; 0 is the root.
     """
 
     def __init__(self) -> None:
@@ -103,10 +127,15 @@ class CandidatePool:
         self.count = 0
 
     def add(self, tokens: Tensor, scores: Tensor, parents: Tensor) -> int:
-        """Append one level: tokens and scores [B, m, k], k children for each of the candidates ``parents`` [B, m].
+        """Add one level of candidates.
 
-        Scores are cumulative; -inf marks a candidate that must not be used. Returns the number of the level's first
-        candidate; the others follow in flattened order.
+        Args:
+            tokens: [B, m, k], codes of k children for each of m parents.
+            scores: [B, m, k], their cumulative log-probabilities; -inf for candidates that must not be used.
+            parents: [B, m], numbers of the parents.
+
+        Returns:
+            Number of the level's first candidate; the others follow in flattened order.
         """
         _, m, k = tokens.shape
         parents = parents[..., None].expand(-1, -1, k)
@@ -116,35 +145,44 @@ class CandidatePool:
         return self.count - m * k + 1
 
     def threshold(self, n: int) -> Tensor | float:
-        """Score of each image's n-th best candidate so far, [B, 1]; -inf while there are fewer."""
+        """Return the score of each image's n-th best candidate so far, [B, 1]; -inf if there are fewer."""
         return self._scores().topk(n, 1).values[:, -1:] if self.count >= n else -torch.inf
 
     def usable(self) -> Tensor:
-        """Candidates of each image that may be used, [B]."""
+        """Return the number of usable candidates of each image, [B]."""
         return self._scores().isfinite().sum(1)
 
     def _scores(self) -> Tensor:
         return torch.cat([scores for _, scores, _ in self._levels], 1)
 
     def rerank(self, root: Tensor, nodes: int, budgets: Tensor | None = None) -> DraftTree:
-        """Keep the ``nodes`` best candidates of each image, ties to the earlier one.
+        """Return the tree of each image's best candidates; ties go to the earlier one.
 
-        root: codes [B]. budgets: [B, 1], where images may keep fewer than ``nodes``. A child never scores above its
-        parent and stands behind it, so the kept nodes have all their ancestors.
+        A child never has a higher score than its parent and comes after it, so all ancestors of a kept node are kept.
+
+        Args:
+            root: [B], codes of the roots.
+            nodes: Number of candidates to keep.
+            budgets: [B, 1], number of candidates to keep of each image, if some keep fewer.
         """
         tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*self._levels))
         depth, rank = _depths_and_ranks(self._sizes, root.device)
-        scores = best_only(scores, budgets)
+        scores = keep_best(scores, budgets)
         nodes = min(nodes, self.count)
         if nodes < self.count:
+            # Example: the kept candidates 0, 2 and 3 (numbers 1, 3 and 4) become nodes 1, 2 and 3, so `node` maps the
+            # numbers 0 to 4 to [0, 1, 0, 2, 3]. The parent number 3 becomes node 2.
             kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(1).values
-            node = torch.zeros(len(root), self.count + 1, dtype=torch.long, device=root.device)  # candidate -> node
+            node = torch.zeros(len(root), self.count + 1, dtype=torch.long, device=root.device)
             node.scatter_(1, kept + 1, torch.arange(1, nodes + 1, device=root.device).expand(len(root), -1))
-            tokens, scores = tokens.gather(1, kept), scores.gather(1, kept)
+            tokens = tokens.gather(1, kept)
+            scores = scores.gather(1, kept)
             parents = node.gather(1, parents.gather(1, kept))
-            depth, rank = depth[kept], rank[kept]
+            depth = depth[kept]
+            rank = rank[kept]
         else:
-            depth, rank = depth.expand_as(tokens), rank.expand_as(tokens)
+            depth = depth.expand_as(tokens)
+            rank = rank.expand_as(tokens)
         valid = F.pad(scores.isfinite(), (1, 0), value=True)
         parents = F.pad(parents, (1, 0)) * valid
         return DraftTree(
@@ -159,10 +197,20 @@ class CandidatePool:
         )
 
 
-def best_only(scores: Tensor, budgets: Tensor | None) -> Tensor:
-    """Scores [B, n] with -inf for all but each image's best ``budgets`` [B, 1], if given; ties to the earlier one."""
+def keep_best(scores: Tensor, budgets: Tensor | None) -> Tensor:
+    """Set all but each image's best scores to -inf; ties go to the earlier one.
+
+    Args:
+        scores: [B, n].
+        budgets: [B, 1], number of scores to keep of each image; None keeps all.
+
+    Returns:
+        [B, n].
+    """
     if budgets is None:
         return scores
+    # Example: scores [0.3, 0.5, 0.4] have the order [1, 2, 0], so their places are [2, 0, 1].
     order = scores.sort(dim=1, descending=True, stable=True).indices
-    places = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
-    return scores.masked_fill(torch.empty_like(order).scatter_(1, order, places) >= budgets, -torch.inf)
+    indices = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
+    places = torch.empty_like(order).scatter_(1, order, indices)
+    return scores.masked_fill(places >= budgets, -torch.inf)

@@ -88,7 +88,7 @@ def test_a_stopped_batch_resumes(make, tmp_path, stop):
 @pytest.mark.parametrize("at_once", [len(PROMPTS), 2])
 def test_time_is_divided_among_active_images(make, at_once):
     decoding = decode(new_decoding(make, PROMPTS, at_once=at_once))
-    parts = [decoding.trace.part([image]).report() for image in range(len(PROMPTS))]
+    parts = [decoding.trace.subset([image]).report() for image in range(len(PROMPTS))]
     assert len({part["target_forwards"] for part in parts}) > 1, "images must advance unequally for this test"
     whole = decoding.trace.report()
     for name in ("seconds", "tokens", "verified_nodes", "drafting_seconds"):

@@ -43,7 +43,7 @@ def table(indices, seed=SEED, length=LENGTH, codes=CODES) -> torch.Tensor:
 
 
 def in_chunks_of(rows, monkeypatch) -> None:
-    monkeypatch.setattr(noise, "_NUMBERS_AT_ONCE", rows * CODES)
+    monkeypatch.setattr(noise, "_CHUNK_NUMBERS", rows * CODES)
 
 
 def made(indices, ahead, seed=SEED, check=None) -> Noise:

@@ -47,7 +47,7 @@ def path_options():
         name = command.__name__.replace("_", "-")
         settings = {key: option for tables in groups.values() for table in tables for key, option in table().items()}
         for key, option in settings.items():
-            if option.kind is Path or (option.kind is str and option.stands in ("PATH", "FILE")):
+            if option.kind is Path or (option.kind is str and option.metavar in ("PATH", "FILE")):
                 alone = key in cli.ONE_OF.get(command, ())
                 yield pytest.param(name, key, [*least.get(name, []), *([] if alone else one.get(name, []))], id=key)
 

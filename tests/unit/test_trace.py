@@ -34,7 +34,7 @@ def test_each_token_has_the_figure_of_its_round(trace, figure, image, rows):
 
 
 def test_the_tokens_of_the_small_image_are_first_and_not_on_the_map(trace):
-    with_small = replace(trace, grid=(1, 3), small=(1, 3))
+    with_small = replace(trace, grid=(1, 3), lead=(1, 3))
     assert with_small.token_map("acceptance") == [trace.token_map("acceptance")[1]]
     assert with_small.report() == trace.report()
 

@@ -18,7 +18,7 @@ from adt_core.app.images import read_settings
 from adt_core.engine.job import Job
 from adt_core.policies.recipe import Recipe
 from adt_core.rules.noise import Noise
-from adt_core.rules.upstream import Upstream, maker
+from adt_core.rules.upstream import UpstreamNoise, noise_device
 from tests.drafted import run
 
 LENGTH, WIDTH, SEED = 23, 50, 7
@@ -51,7 +51,7 @@ def test_the_most_probable_token_with_noise_equals_multinomial(width, together):
         generator = torch.Generator().manual_seed(seed)
         expected = torch.cat([torch.multinomial(z.softmax(-1), 1, generator=generator).T for z in logits])
         rows = calls(seed, together, 20, width, columns)
-        kind = Upstream(width, columns, together)
+        kind = UpstreamNoise(width, columns, together)
         made = torch.stack([kind((seed, index))(range(20)) for index in range(together)], 1)
         assert torch.equal(made, rows) and torch.equal((logits + made).argmax(-1), expected)
 
@@ -59,14 +59,14 @@ def test_the_most_probable_token_with_noise_equals_multinomial(width, together):
 def test_other_implementations_of_exponential_numbers_use_torch(monkeypatch):
     made = []
     for known in (True, False):
-        monkeypatch.setattr("adt_core.rules.upstream.exponential_is_of_uniform", lambda known=known: known)
-        made.append(Upstream(WIDTH, COLUMNS, 2)((SEED, 1))(range(LENGTH)))
+        monkeypatch.setattr("adt_core.rules.upstream.exponential_uses_uniform", lambda known=known: known)
+        made.append(UpstreamNoise(WIDTH, COLUMNS, 2)((SEED, 1))(range(LENGTH)))
     assert made[0].equal(made[1]) and made[0].equal(calls(together=2)[:, 1])
 
 
 @pytest.mark.parametrize("kept", [0, 2, 100])
 def test_images_of_a_batch_are_rows_of_the_same_calls(kept):
-    kind = Upstream(WIDTH, COLUMNS, 3, kept=kept)
+    kind = UpstreamNoise(WIDTH, COLUMNS, 3, kept=kept)
     whole = calls(together=3)
     rows = {index: kind((SEED, index)) for index in (2, 0, 1)}
     for index, positions in [(2, range(4)), (0, range(4)), (2, range(4, 9)), (1, range(4)), (0, range(4, 9))]:
@@ -74,10 +74,10 @@ def test_images_of_a_batch_are_rows_of_the_same_calls(kept):
 
 
 def test_noise_of_other_images_is_drawn_once(monkeypatch):
-    kind = Upstream(WIDTH, COLUMNS, 2, kept=8)
+    kind = UpstreamNoise(WIDTH, COLUMNS, 2, kept=8)
     drawn = []
-    draw = Upstream._draw
-    monkeypatch.setattr(Upstream, "_draw", lambda *given: drawn.append(given[2]) or draw(*given))
+    draw = UpstreamNoise._make
+    monkeypatch.setattr(UpstreamNoise, "_make", lambda *given: drawn.append(given[2]) or draw(*given))
     one = kind((SEED, 0))
     other = kind((SEED, 1))
     for ahead in (one, other):
@@ -89,19 +89,19 @@ def test_noise_of_other_images_is_drawn_once(monkeypatch):
 
 
 def test_the_first_call_belongs_to_the_first_generated_token():
-    rows = Upstream(WIDTH, COLUMNS, 1, start=6)((SEED, 0))
+    rows = UpstreamNoise(WIDTH, COLUMNS, 1, start=6)((SEED, 0))
     assert torch.equal(rows(range(4, 9))[2:], calls()[:3, 0]) and rows(range(9, 11)).equal(calls()[3:5, 0])
     assert torch.equal(rows(range(14, 16)), calls()[8:10, 0]), "what was left out is drawn as well"
-    behind = Upstream(WIDTH, COLUMNS, 1, before=3)((SEED, 0))
+    behind = UpstreamNoise(WIDTH, COLUMNS, 1, before=3)((SEED, 0))
     assert torch.equal(behind(range(4)), calls()[3:7, 0]), "and so is what the script draws before"
 
 
 def test_noise_in_the_ring_buffer():
     """Also after images are suspended and replaced by images with other seeds."""
-    ring = noise(Upstream(WIDTH, COLUMNS, 3, kept=6), (0, 1, 2))
+    ring = noise(UpstreamNoise(WIDTH, COLUMNS, 3, kept=6), (0, 1, 2))
     ring.prepare([5, 9, 2])
     ring.select(torch.tensor([1, 2]))
-    ring.admit(torch.tensor([0]), noise(Upstream(WIDTH, COLUMNS, 1), (0,), seed=1))
+    ring.admit(torch.tensor([0]), noise(UpstreamNoise(WIDTH, COLUMNS, 1), (0,), seed=1))
     ring.prepare([0, 4])
     at = ring.at(torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7]]))
     assert torch.equal(at, torch.stack([calls(1)[:4, 0], calls(together=3)[4:8, 2]]))
@@ -110,7 +110,7 @@ def test_noise_in_the_ring_buffer():
 def test_global_generators_are_not_changed():
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    noise(Upstream(WIDTH, COLUMNS, 2), (0, 1)).prepare([0, 0])
+    noise(UpstreamNoise(WIDTH, COLUMNS, 2), (0, 1)).prepare([0, 0])
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -196,7 +196,7 @@ def test_images_of_a_batch_are_reproduced(generate):
 
 def test_noise_of_another_device_is_rejected(generate, monkeypatch):
     assert generate("--prompt", "a cat", "--noise", "upstream", "--output", "a.png")[0] == 0
-    monkeypatch.setattr(png_settings, "maker", lambda device: "NVIDIA RTX 4090")
+    monkeypatch.setattr(png_settings, "noise_device", lambda device: "NVIDIA RTX 4090")
     code, said = generate("--from-png", "a.png", "--output", "again.png")
     assert code == 1 and "the upstream noise of 'cpu'" in said and "--device NVIDIA RTX 4090 makes other noise" in said
     assert generate("--from-png", "a.png", "--noise", "own", "--output", "own.png")[0] == 0
@@ -210,10 +210,10 @@ def test_noise_changes_the_folder_of_a_batch(models, monkeypatch):
     job = Job(models[0], Recipe(Sampling(SEED)))
     changed = replace(job, recipe=Recipe(UPSTREAM))
     keys = [job_key(job), job_key(changed)]
-    monkeypatch.setattr("adt_core.app.batch.maker", lambda device: "another")
+    monkeypatch.setattr("adt_core.app.batch.noise_device", lambda device: "another")
     keys.append(job_key(changed))
     assert len(set(keys)) == 3 and job_key(job) == keys[0]
 
 
 def test_noise_of_the_host_equals_the_cpus():
-    assert maker(torch.device("cpu")) == "cpu"
+    assert noise_device(torch.device("cpu")) == "cpu"

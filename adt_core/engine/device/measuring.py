@@ -50,7 +50,7 @@ def profile_name(request: Request) -> str:
     network = request.job.drafter.network if request.job.drafter is not None else None
     size = sum(part.numel() for part in network.parameters()) if network is not None else 0
     modes = "+".join(mode.name for mode in request.modes)
-    numbers, drawn = request.recipe.costs()
+    numbers, drawn = request.recipe.cost_key()
     rows = f"{request.groups} rows, {drawn}"
     if decoder.tile:
         numbers += f", tiles of {decoder.tile}"

@@ -104,7 +104,7 @@ class TrainingPlan:
             **{name: training[name] for name in ("start", "passes", "batch", "accumulate", "learning_rate")},
         }
         plain = {name: x if isinstance(x, int | float | None) else str(x) for name, x in given.items()}
-        return {**plain, **self.recipe.sampling.told(), "captions": self.prompts}
+        return {**plain, **self.recipe.sampling.recorded(), "captions": self.prompts}
 
 
 def plan(
