@@ -1,4 +1,4 @@
-"""The training-free window: it converges, learns how far it may be trusted, and is not confused by what it was fed."""
+"""Jacobi drafter: convergence, calibration, branches, and updates from rejected drafts."""
 
 import copy
 import math
@@ -31,8 +31,8 @@ def target(models):
     return models[0]
 
 
-def test_a_model_that_ignores_context_is_guessed_in_one_refresh(target):
-    """Once a window has been read, its slots hold exactly what such a target emits: every later draft is accepted."""
+def test_a_model_that_ignores_context_is_predicted_after_one_round(target):
+    """After the first round the window has exactly the tokens that such a target emits, so all drafts are accepted."""
     target = copy.deepcopy(target)
     with torch.no_grad():
         for layer in target.decoder.layers:
@@ -42,16 +42,16 @@ def test_a_model_that_ignores_context_is_guessed_in_one_refresh(target):
     chain = Drafting("eagle2", depth=4, width=1, nodes=4)
     decoding = run(target, load_drafter("jacobi", target), ("a",), drafting=chain)
     shares = [share for round in decoding.trace.rounds for share in round.images]
-    assert len(shares) == 3, "15 tokens behind the first, 5 a round"
+    assert len(shares) == 3, "15 tokens after the first one, 5 per round"
     assert all(share.accepted == share.depth for share in shares)
 
 
-def test_branches_are_single_deviations_in_order_of_their_probability():
+def test_branches_leave_the_spine_once_and_the_most_probable_ones_are_kept():
     log_p = torch.tensor([[0.9, 0.06, 0.04], [0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]).log()[None]
     others = torch.tensor([[[11, 12], [21, 22], [31, 32]]])
     tree = spine_and_branches(torch.tensor([[0, 10, 20, 30]]), others, log_p, nodes=6)
-    # Kept: the other token at slot 2 (.9 * .4) and its follower (* .8), then slot 2's third (.09), which is above .06
-    # at slot 1 and .0675 at slot 3.
+    # Kept are the second candidate at position 2 (0.9 * 0.4), the spine's token after it (* 0.8), and the third
+    # candidate at position 2 (0.09), which is above 0.06 at position 1 and 0.0675 at position 3.
     assert tree.tokens.tolist() == [[0, 10, 20, 30, 21, 30, 22]]
     assert tree.parents.tolist() == [[0, 0, 1, 2, 1, 4, 1]]
     assert tree.depths.tolist() == [[0, 1, 2, 3, 2, 3, 2]] and tree.ranks.tolist() == [[0, 0, 0, 0, 1, 0, 2]]
@@ -59,15 +59,14 @@ def test_branches_are_single_deviations_in_order_of_their_probability():
 
 
 def temperature(calibration, one):
-    """Of a class, for each of three images: how much closer the logits 1 and 0 come."""
+    """Return the temperature of a class for each of three images, from the distance of the logits 1 and 0."""
     scores = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(3, 1, 2)
     _, log_p = calibration.expect(torch.full((3, 1), one), torch.zeros(3, 1, 2, dtype=torch.long), scores)
     return (1 / (log_p[:, 0, 0] - log_p[:, 0, 1])).tolist()
 
 
-def test_every_class_learns_from_its_own_positions_up_to_the_first_miss():
-    """Three images: the first takes two drafts and misses the third, the second misses its first, and the third has no
-    drafts. None learns of the others."""
+def test_each_class_learns_from_its_positions_up_to_the_first_miss():
+    """Of three images, the first has two correct drafts and a miss, the second one miss, and the third no drafts."""
     calibration = Calibration(3, torch.zeros((), dtype=torch.float64))
     tokens = torch.tensor([[9, 1, 2, 3], [9, 4, 5, 6], [9, 4, 5, 6]])
     following = torch.tensor([[1, 2, 7], [8, 0, 0], [4, 0, 0]])
@@ -97,15 +96,16 @@ def test_every_class_learns_from_its_own_positions_up_to_the_first_miss():
             assert temperature(calibration, one)[image] == pytest.approx(before[one][image] * factor)
 
 
-# ---- what a rejected draft still teaches -----------------------------------------------------------
+# ---- updates from rejected drafts ------------------------------------------------------------------
 
-ROOT, GUESS = 5, 3
+ROOT = 5
+GUESS = 3
 WINDOW = Shape(4, 2, 5)
 
 
 @pytest.fixture
 def window(target):
-    """A proposer at temperature 0, whose root is code 7 at position 5, and which guesses code 3 at all later ones."""
+    """Proposer at temperature 0 with the root 7 at position 5 and the draft 3 at all later positions."""
     rows = BatchRows([[1, 2]], 64, target.decoder.embedding)
     context = Context(target, Sampling(temperature=0, guidance=1), DraftSettings(), WINDOW)
     proposer = JacobiProposer(context, rows, None, 2)
@@ -123,8 +123,11 @@ def roots(code, position):
 
 
 def verified(target, tokens, parents):
-    """The target has taken node 1, and emits code 2 behind it, code 20 + n behind a node n of the greatest depth, and
-    the old guess behind those between."""
+    """Return a verified tree.
+
+    Node 1 is accepted, and the target emits 2 after it. It emits 20 + n after a node n of the greatest depth, and the
+    old draft after other nodes.
+    """
     tree = tree_of(tokens, parents)
     emitted = torch.where(tree.depths == tree.height, 20 + torch.arange(tree.size), GUESS)
     perturbed = torch.zeros(1, tree.size, target.num_codes, dtype=torch.float64).scatter_(2, emitted[..., None], 1.0)
@@ -134,39 +137,38 @@ def verified(target, tokens, parents):
     return Verified(tree, torch.empty(0), perturbed, acceptance, torch.ones(1, dtype=torch.bool), roots(7, ROOT))
 
 
-def read_on(window):
-    """The window after code 2 at position 7, from position 8 on."""
+def next_window(window):
+    """Return the window after code 2 at position 7, from position 8 on."""
     return window.open_window(roots(2, 7), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
 
 
 @pytest.mark.parametrize(
     "tokens, parents, nodes, staleness",
     [
-        # Node 2 is not the token that came, so what stands on it has a change 1 and 2 positions back.
+        # Node 2 differs from the decided token, so positions after it have a change 1 and 2 positions before them.
         ([7, 1, 9, 3], [0, 0, 1, 2], (2, 3), [1, 2]),
-        # Nodes 4 and 5 are a path on which nothing has changed, although they stand behind the others.
+        # Nodes 4 and 5 are on a path without any change, although they have higher indices.
         ([7, 1, 9, 3, 2, 3], [0, 0, 1, 2, 1, 4], (4, 5), [0, 0]),
-        # Where the change is further back, the later nodes are worth less: node 4 is no better than node 2.
+        # Both paths have a change at the same depth, so the earlier nodes are used.
         ([7, 1, 9, 3, 8, 3], [0, 0, 1, 2, 1, 4], (2, 3), [1, 2]),
     ],
     ids=["on the path", "beside the path", "on both paths"],
 )
-def test_a_position_is_computed_anew_from_the_node_whose_path_has_changed_least(
+def test_a_position_is_drafted_again_from_the_node_whose_path_has_changed_least(
     target, window, tokens, parents, nodes, staleness
 ):
-    """Decided are code 1 at position 6 and code 2 at position 7. Positions 8 and 9 get what the target emits behind the
-    node that has the best context for them."""
+    """Code 1 at position 6 and code 2 at position 7 are decided; positions 8 and 9 are drafted again."""
     at, node = window.refresh(verified(target, tokens, parents))
     assert at.tolist() == [[target.length, 6, 7, 8, 9]] and tuple(node[0, 3:].tolist()) == nodes
-    opened = read_on(window)
+    opened = next_window(window)
     assert opened.tokens[0, :3].tolist() == [2, GUESS, 20 + nodes[1]]
     assert opened.staleness[0, :2].tolist() == staleness
 
 
-def test_what_was_never_read_is_guessed_by_the_logits_that_are_furthest_ahead(target, window):
-    """Those after node 4 are for position 10. A later tree that ends before it leaves them where they are."""
+def test_unread_positions_are_drafted_from_the_furthest_logits(target, window):
+    """The logits after node 4 are for position 10. A later, shorter tree does not replace them."""
     window.refresh(verified(target, [7, 1, 2, 3, 3], [0, 0, 1, 2, 3]))
-    assert read_on(window).tokens.tolist() == [[2, GUESS, GUESS, 24, 24]]
+    assert next_window(window).tokens.tolist() == [[2, GUESS, GUESS, 24, 24]]
     window.refresh(replace(verified(target, [2, 3, 9], [0, 0, 1]), roots=roots(2, 7)))
     opened = window.open_window(roots(2, 9), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
     assert opened.tokens[0, 3:].tolist() == [24, 24]
@@ -175,14 +177,18 @@ def test_what_was_never_read_is_guessed_by_the_logits_that_are_furthest_ahead(ta
 @pytest.mark.parametrize(
     "first, second, before, guess", [(1, 0, 0, 11), (1, -math.inf, 0, 10), (-math.inf, -math.inf, 0, 11), (1, 0, 3, 12)]
 )
-def test_behind_a_change_two_readings_and_the_position_before_are_heard(target, window, first, second, before, guess):
-    """Nodes 2 and 3 are both not the token that came. Code 10 has the logits ``first`` and ``second`` behind them, code
-    11 has 0.8 behind both, and code 12 has ``before`` one position before. A code that the second
-    reading excludes keeps what the first one gave it."""
+def test_after_a_change_two_estimates_and_the_position_before_are_combined(
+    target, window, first, second, before, guess
+):
+    """Nodes 2 and 3 both differ from the decided token.
+
+    Code 10 has the logits `first` and `second` after them, code 11 has 0.8 after both, and code 12 has `before` at the
+    position before. A code that the second estimate excludes keeps the logit of the first.
+    """
     seen = verified(target, [7, 1, 9, 8, 3], [0, 0, 1, 1, 2])
     seen.perturbed[0, 1:4] = 0
     seen.perturbed[0, 2:4, 10] = torch.tensor([first, second])
     seen.perturbed[0, 2:4, 11] = 0.8
     seen.perturbed[0, 1, 12] = before
     window.refresh(seen)
-    assert read_on(window).tokens[0, 1] == guess
+    assert next_window(window).tokens[0, 1] == guess

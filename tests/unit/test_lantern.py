@@ -1,4 +1,4 @@
-"""Relaxed acceptance on vocabularies small enough to enumerate."""
+"""Relaxed acceptance, with vocabularies that are small enough to enumerate."""
 
 import itertools
 
@@ -17,27 +17,27 @@ UNLIMITED = torch.tensor([10**6])
 
 
 def star(children: list[int]) -> DraftTree:
-    """A root with the given children."""
+    """Return a tree of a root and its children."""
     return tree_of([0, *children], [0] * (len(children) + 1))
 
 
 def relaxed(tree: DraftTree, y: int, z: torch.Tensor, neighbours: Neighbours, lantern: Lantern, greedy: bool = False):
-    """:func:`relaxed_agreement` where the target emits ``y`` behind every node, and no cap holds."""
+    """Call :func:`relaxed_agreement` with `y` emitted after every node and no limit on substitutes."""
     emitted = torch.full((1, tree.size), y)
     width = tree.size - 1
     return relaxed_agreement(tree, emitted, z, neighbours, lantern, greedy=greedy, width=width, allowed=UNLIMITED)
 
 
-def output_law(p: torch.Tensor, children: list[int], neighbours: Neighbours, lantern: Lantern) -> torch.Tensor:
-    """Law of the token after the root, by enumeration of the exact sample y."""
-    law = torch.zeros_like(p)
+def output_distribution(p: torch.Tensor, children: list[int], neighbours: Neighbours, lantern: Lantern) -> torch.Tensor:
+    """Return the distribution of the token after the root, by enumerating the exact sample y."""
+    distribution = torch.zeros_like(p)
     for y, mass in enumerate(p):
         tree = star(children)
         agrees, _ = relaxed(tree, y, p.log()[None, None].expand(1, tree.size, -1), neighbours, lantern)
         passed = agrees[0, 1:].nonzero().flatten().tolist()
         assert len(passed) <= 1
-        law[children[passed[0]] if passed else y] += mass
-    return law
+        distribution[children[passed[0]] if passed else y] += mass
+    return distribution
 
 
 def random_case(seed: int, codes: int, width: int, k: int):
@@ -54,51 +54,51 @@ def random_case(seed: int, codes: int, width: int, k: int):
     k=st.integers(1, 8),
     delta=st.floats(0, 1),
 )
-def test_no_more_than_delta_moves_whatever_the_number_of_siblings(seed, codes, width, k, delta):
+def test_at_most_delta_moves_with_any_number_of_siblings(seed, codes, width, k, delta):
     p, children, neighbours = random_case(seed, codes, min(width, codes), k)
-    law = output_law(p, children, neighbours, Lantern(k, delta))
-    assert (law - p).clamp_min(0).sum() <= delta + 1e-9
+    distribution = output_distribution(p, children, neighbours, Lantern(k, delta))
+    assert (distribution - p).clamp_min(0).sum() <= delta + 1e-9
 
 
 @given(seed=st.integers(0, 9999), codes=st.integers(3, 9), k=st.integers(1, 8), delta=st.floats(0, 1))
-def test_a_single_child_passes_with_the_published_probability(seed, codes, k, delta):
-    """p(x) + p(A(x)): A(x) is the longest prefix of x's neighbours whose mass is within delta.
+def test_a_single_child_is_accepted_with_the_published_probability(seed, codes, k, delta):
+    """It is p(x) + p(A(x)), LANTERN's relaxed probability.
 
-    This is LANTERN's equation of the relaxed probability.
+    A(x) is the longest prefix of x's neighbours with a total probability of at most delta.
     """
     p, (x,), neighbours = random_case(seed, codes, 1, k)
     prefix = list(itertools.takewhile(lambda mass: mass <= delta, p[neighbours.indices[x]].cumsum(0).tolist()))
-    law = output_law(p, [x], neighbours, Lantern(k, delta))
-    assert law[x].item() == pytest.approx(p[x].item() + (prefix[-1] if prefix else 0.0), abs=1e-9)
+    distribution = output_distribution(p, [x], neighbours, Lantern(k, delta))
+    assert distribution[x].item() == pytest.approx(p[x].item() + (prefix[-1] if prefix else 0.0), abs=1e-9)
 
 
 @given(seed=st.integers(0, 9999), codes=st.integers(3, 9), width=st.integers(1, 4), factor=st.floats(1, 20))
 def test_lantern_plus_plus_bounds_each_child_by_its_own_probability(seed, codes, width, factor):
     p, children, neighbours = random_case(seed, codes, min(width, codes), codes)
-    law = output_law(p, children, neighbours, Lantern(codes, factor=factor))
+    distribution = output_distribution(p, children, neighbours, Lantern(codes, factor=factor))
     for x in children:
-        assert law[x] <= factor * p[x] + 1e-9
+        assert distribution[x] <= factor * p[x] + 1e-9
 
 
 @pytest.mark.parametrize("lantern", [Lantern(5, 0.0), Lantern(5, factor=1.0)])
 def test_nothing_moves_at_delta_0_or_lambda_1(lantern):
     for seed in range(20):
         p, children, neighbours = random_case(seed, 8, 3, 5)
-        assert torch.allclose(output_law(p, children, neighbours, lantern), p)
+        assert torch.allclose(output_distribution(p, children, neighbours, lantern), p)
 
 
-def test_the_nearest_substitute_wins_and_an_exact_match_beats_it():
+def test_exact_matches_have_priority_then_the_nearest_substitute():
     neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [1.6], [9.0]]), 3)
     z = torch.full((1, 3, 4), 0.25).log()
 
     def passed(y: int) -> list[list[bool]]:
         return [flags[0].tolist() for flags in relaxed(star([0, 2]), y, z, neighbours, Lantern(3, 1.0))]
 
-    assert passed(1) == [[True, False, True], [False, False, True]]  # code 1 lies nearer to 2 than to 0
+    assert passed(1) == [[True, False, True], [False, False, True]]  # code 1 is nearer to 2 than to 0
     assert passed(0) == [[True, True, False], [False, False, False]]
 
 
-def test_the_greedy_rule_adds_the_neighbours_to_a_draft():
+def test_the_greedy_rule_adds_the_neighbours_probability_to_the_drafts():
     neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [2.1], [9.0]]), 3)
     z = torch.tensor([0.2, 0.25, 0.15, 0.4]).log().expand(1, 2, -1)
 
@@ -106,25 +106,25 @@ def test_the_greedy_rule_adds_the_neighbours_to_a_draft():
         return bool(relaxed(star([x]), 3, z, neighbours, Lantern(3, delta), greedy=True)[1][0, 1])
 
     assert passes(0, 0.3)  # .20 + .25 > .40
-    assert not passes(0, 0.2)  # its nearest neighbour holds .25
+    assert not passes(0, 0.2)  # its nearest neighbour has .25
     assert passes(1, 0.3) and not passes(2, 0.2)
 
 
-def relaxed_run(models, source: str, lantern=None):
+def relaxed_run(models, drafter_name: str, lantern=None):
     target, network = models
-    drafter = network if source == "network" else load_drafter(source, target)
+    drafter = network if drafter_name == "network" else load_drafter(drafter_name, target)
     tree = Drafting("eagle2", depth=4, width=4, nodes=20)
     return run(target, drafter, ("a cat", "three small dogs", "x"), lantern=lantern, drafting=tree)
 
 
-@pytest.mark.parametrize("source", ["network", "jacobi"])
-def test_relaxing_accepts_more_and_says_how_much_it_changed(models, source):
-    exact, more = (relaxed_run(models, source, lantern).trace.report() for lantern in (None, Lantern(39, 1.0)))
+@pytest.mark.parametrize("drafter_name", ["network", "jacobi"])
+def test_relaxed_acceptance_accepts_more_and_reports_the_substitution_rate(models, drafter_name):
+    exact, more = (relaxed_run(models, drafter_name, lantern).trace.report() for lantern in (None, Lantern(39, 1.0)))
     assert more["tau"] > exact["tau"] and more["substitution_rate"] > 0 == exact["substitution_rate"]
 
 
 @pytest.mark.parametrize("cap", [0.0, 0.1, 0.3])
-def test_the_cap_holds_for_every_image_at_every_time(models, cap):
+def test_the_limit_on_substitutes_is_kept_by_every_image_at_any_time(models, cap):
     decoding = relaxed_run(models, "jacobi", Lantern(39, 1.0, max_substitution=cap))
     emitted = [1] * 3
     substituted = [0] * 3

@@ -1,4 +1,4 @@
-"""Network and window in one tree: the network reads what was really accepted."""
+"""Drafter network combined with the Jacobi window: the network reads exactly the accepted tokens."""
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ from tests.drafted import run
 PROMPTS = ("a cat", "three small dogs", "x")
 
 
-class InTurns(POLICIES["eagle2"]):
-    """Asks the network in every n-th round alone; n is the width that was asked for."""
+class EveryNth(POLICIES["eagle2"]):
+    """Policy that uses the network only in every n-th round, where n is the option `width`."""
 
     rounds = 0
 
@@ -26,8 +26,8 @@ class InTurns(POLICIES["eagle2"]):
         return [Shape(self.settings.depth, 3, self.settings.nodes, mode=mode)] * len(slots)
 
 
-class Watched(EagleProposer):
-    """Beside it goes a twin that reads the accepted path alone, and enters and leaves with its images."""
+class Compared(EagleProposer):
+    """Proposer with a second one, `twin`, that reads only the accepted path and has the same images."""
 
     by_image = (*EagleProposer.by_image, "twin")
     by_row = (*EagleProposer.by_row, "expected")
@@ -57,17 +57,17 @@ class Watched(EagleProposer):
 
 @pytest.fixture
 def checked(monkeypatch):
-    """Every network is watched. The list has one entry a round: by how many different steps its images advanced."""
+    """Compare every network with its twin. Return the number of different step lengths of the images, by round."""
     steps = []
-    observe = MergedProposer.on_verified
+    on_verified = MergedProposer.on_verified
 
-    def observe_and_follow(proposer, verified):
+    def on_verified_both(proposer, verified):
         proposer._network.follow(verified)
         steps.append(len(set(verified.acceptance.accepted.tolist())))
-        observe(proposer, verified)
+        on_verified(proposer, verified)
 
-    monkeypatch.setattr(MergedProposer, "on_verified", observe_and_follow)
-    monkeypatch.setattr(EagleDrafter, "proposer", lambda *given: Watched(*given))
+    monkeypatch.setattr(MergedProposer, "on_verified", on_verified_both)
+    monkeypatch.setattr(EagleDrafter, "proposer", lambda *given: Compared(*given))
     return steps
 
 
@@ -76,16 +76,16 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, checked, monkeypa
     """What it makes of the new root is what a network makes that was fed the accepted path alone, round by round; in
     rounds that do without it, as soon as it is asked again."""
     target, network = models
-    monkeypatch.setitem(POLICIES, "in turns", InTurns)
-    drafting = Drafting(method="in turns", depth=8, width=every, nodes=16)
+    monkeypatch.setitem(POLICIES, "every n-th", EveryNth)
+    drafting = Drafting(method="every n-th", depth=8, width=every, nodes=16)
     plain = run(target, None, PROMPTS)
     assert torch.equal(run(target, with_window(network), PROMPTS, drafting=drafting).codes, plain.codes)
-    assert len(checked) > 2 and max(checked) > 1  # some rounds advanced the images unequally
-    # others take the places of those that are finished
+    assert len(checked) > 2 and max(checked) > 1  # in some rounds the images advance by different lengths
+    # new images replace finished ones
     run(target, with_window(network), (*PROMPTS, "x", "a red house"), drafting=drafting, at_once=2)
 
 
-def test_each_call_reads_the_guesses_of_the_one_before(models, monkeypatch):
+def test_each_pass_reads_the_window_that_the_last_one_has_changed(models, monkeypatch):
     target, network = models
     windows = []
     fed = []
@@ -105,12 +105,12 @@ def test_each_call_reads_the_guesses_of_the_one_before(models, monkeypatch):
     run(target, with_window(network), drafting=Drafting("eagle2", depth=8, width=3, nodes=16))
     assert fed and all(torch.equal(tokens, windows[count - 1][:, :-1]) for count, tokens in fed)
     at = [count for count, _ in fed]
-    assert any(not torch.equal(windows[i], windows[i - 1]) for i in at[::MIN_PASSES])  # a call made changes
-    assert [i - at[0] for i in at[:MIN_PASSES]] == list(range(MIN_PASSES))  # one guess of the window after each
+    assert any(not torch.equal(windows[i], windows[i - 1]) for i in at[::MIN_PASSES])  # a pass has changed the window
+    assert [i - at[0] for i in at[:MIN_PASSES]] == list(range(MIN_PASSES))  # one pass after each change
 
 
 @pytest.mark.parametrize("depth", [1, 2, 12])
-def test_a_round_has_the_calls_that_its_spine_asks_for(models, monkeypatch, depth):
+def test_the_number_of_passes_follows_from_the_length_of_the_spine(models, monkeypatch, depth):
     target, network = models
     forwards = {}
     propose = MergedProposer.propose
@@ -126,11 +126,11 @@ def test_a_round_has_the_calls_that_its_spine_asks_for(models, monkeypatch, dept
     assert forwards[depth] == {num_passes(depth)}
 
 
-def test_longer_spines_have_more_calls():
+def test_longer_spines_have_more_passes():
     assert [num_passes(depth) for depth in (0, 1, 2, 18, 19, 27, 28, 42)] == [0, 0, 2, 2, 3, 3, 4, 5]
 
 
-def test_where_the_target_has_read_nothing_the_network_goes_on_over_what_it_expected(models, monkeypatch):
+def test_where_the_target_has_read_nothing_the_network_continues_from_its_own_predictions(models, monkeypatch):
     target, network = models
     called = []
     never_read = []
@@ -157,7 +157,7 @@ def test_where_the_target_has_read_nothing_the_network_goes_on_over_what_it_expe
         assert torch.equal(fed[:, at], expected[:, :-1][:, at])
 
 
-def test_static_trees_take_a_network_alone(models):
+def test_static_trees_need_a_network_without_a_window(models):
     target, network = models
     with pytest.raises(AdtError, match="static:mc_sim_7b_63"):
         run(target, with_window(network), drafting=Drafting("static:mc_sim_7b_63"))
@@ -166,7 +166,7 @@ def test_static_trees_take_a_network_alone(models):
 # ---- the window ------------------------------------------------------------
 
 
-def test_replaced_guesses_make_what_stands_behind_them_stale():
+def test_replaced_candidates_make_later_positions_stale():
     distance = torch.tensor([[1, 0, 4, NEVER, 2]])
     window = Window(
         torch.arange(1, 6)[None],

@@ -1,4 +1,4 @@
-"""Keyed noise depends on nothing but its key, and what is made as images advance is the same noise."""
+"""Keyed noise depends only on its key, and the ring buffer has the same values."""
 
 import random
 
@@ -11,21 +11,22 @@ from hypothesis import strategies as st
 from adt_core.rules import noise
 from adt_core.rules.noise import Noise, keyed_gumbel
 
-LENGTH, CODES, SEED = 57, 6, 9
+LENGTH = 57
+CODES = 6
+SEED = 9
 LIKE = torch.empty(0)
 
 
-# ---- the bits ------------------------------------------------------------------------------------
+# ---- values --------------------------------------------------------------------------------------
 
 
 def test_noise_format_is_frozen():
-    """A change here changes every image that a seed names: raise NOISE_VERSION with it."""
+    """A change of the values changes the image of every seed; raise NOISE_VERSION with it."""
     expected = [-1.49545161, -0.35113712, -0.78590678, 0.55867546]
     assert np.allclose(keyed_gumbel(0, 0, range(1), 4)[0], expected, atol=1e-6)
 
 
-def test_bits_are_those_of_a_generator_of_each_position():
-    """By the definition, with nothing shared between positions."""
+def test_each_position_has_the_values_of_its_own_generator():
     for row, position in zip(keyed_gumbel(2**64 - 1, 3, range(5, 9), 70), range(5, 9)):
         key = np.array([2**64 - 1, 3], dtype=np.uint64)
         bits = np.random.Philox(key=key, counter=[0, position, 0, 0]).random_raw(70)
@@ -33,87 +34,87 @@ def test_bits_are_those_of_a_generator_of_each_position():
         assert np.array_equal(row, -np.log(-np.log(uniform)))
 
 
-# ---- made as images advance ----------------------------------------------------------------------
+# ---- ring buffer ---------------------------------------------------------------------------------
 
 
 def table(indices, seed=SEED, length=LENGTH, codes=CODES) -> torch.Tensor:
-    """The whole noise of these images, [B, length, codes] in float32."""
-    whole = [keyed_gumbel(seed, index, range(length), codes) for index in indices]
-    return torch.from_numpy(np.stack(whole)).float()
+    """Return the complete noise of images, [B, length, codes] float32."""
+    rows = [keyed_gumbel(seed, index, range(length), codes) for index in indices]
+    return torch.from_numpy(np.stack(rows)).float()
 
 
-def in_chunks_of(rows, monkeypatch) -> None:
+def set_chunk_size(rows, monkeypatch) -> None:
     monkeypatch.setattr(noise, "_CHUNK_NUMBERS", rows * CODES)
 
 
-def made(indices, ahead, seed=SEED, check=None) -> Noise:
+def new_noise(indices, ahead, seed=SEED, check=None) -> Noise:
     return Noise([(seed, index) for index in indices], LENGTH, CODES, ahead, LIKE, check)
 
 
-def holds(made: Noise, roots, whole: torch.Tensor, ahead=None) -> bool:
-    """Is all there that a reader may ask for, from the images' roots on, the end of the image included?"""
-    ahead = made.ahead if ahead is None else ahead
+def has_rows(noise: Noise, roots, expected: torch.Tensor, ahead=None) -> bool:
+    """Return whether all rows that may be read are there, from the roots on, also at the end of the image."""
+    ahead = noise.ahead if ahead is None else ahead
     positions = torch.tensor(roots)[:, None] + torch.arange(ahead + 1)
-    expected = whole[torch.arange(len(roots))[:, None], positions.clamp_max(LENGTH - 1)]
-    return torch.equal(made.at(positions), expected)
+    rows = expected[torch.arange(len(roots))[:, None], positions.clamp_max(LENGTH - 1)]
+    return torch.equal(noise.at(positions), rows)
 
 
 @given(st.integers(1, 70), st.integers(1, 20), st.integers(1, 12), st.integers(0, 40), st.integers(0, 2**32))
-def test_images_that_walk_on_by_random_steps_find_the_noise_of_the_whole_image(ahead, chunk, stride, start, seed):
-    steps = random.Random(seed)
+def test_images_that_advance_by_random_steps_get_the_complete_noise(ahead, chunk, stride, start, seed):
+    random_steps = random.Random(seed)
     indices = (0, 3, 1)
     with pytest.MonkeyPatch.context() as patch:
-        in_chunks_of(chunk, patch)
-        walked = made(indices, ahead)
-        whole = table(indices)
+        set_chunk_size(chunk, patch)
+        buffer = new_noise(indices, ahead)
+        expected = table(indices)
         roots = [start] * len(indices)
-        memory = walked.ring.data_ptr()
-        walked.prepare([start - 1] * len(indices), ahead=1)
-        assert holds(walked, roots, whole, ahead=0), "the first token's"
+        memory = buffer.ring.data_ptr()
+        buffer.prepare([start - 1] * len(indices), ahead=1)
+        assert has_rows(buffer, roots, expected, ahead=0), "row of the first token"
         while min(roots) < LENGTH - 1:
-            walked.prepare(roots)
-            assert holds(walked, roots, whole)
-            roots = [min(root + steps.randint(0, min(stride, ahead)), LENGTH - 1) for root in roots]
-            assert holds(walked, roots, whole, ahead=0), "what was made for the round before reaches the new roots"
-        assert walked.ring.data_ptr() == memory
+            buffer.prepare(roots)
+            assert has_rows(buffer, roots, expected)
+            roots = [min(root + random_steps.randint(0, min(stride, ahead)), LENGTH - 1) for root in roots]
+            assert has_rows(buffer, roots, expected, ahead=0), "rows made for the round before include the new roots"
+        assert buffer.ring.data_ptr() == memory
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_have_the_dtype_that_was_asked_for(dtype):
-    walked = Noise([(SEED, 0)], LENGTH, CODES, 8, torch.empty(0, dtype=dtype))
-    walked.prepare([-1])
+def test_rows_have_the_given_dtype(dtype):
+    buffer = Noise([(SEED, 0)], LENGTH, CODES, 8, torch.empty(0, dtype=dtype))
+    buffer.prepare([-1])
     expected = torch.from_numpy(keyed_gumbel(SEED, 0, range(8), CODES)).to(dtype)
-    assert torch.equal(walked.at(torch.arange(8)[None])[0], expected)
+    assert torch.equal(buffer.at(torch.arange(8)[None])[0], expected)
 
 
-def test_the_ring_is_shorter_than_an_image_and_chunks_are_made_as_they_are_needed(monkeypatch):
-    in_chunks_of(4, monkeypatch)
+def test_the_ring_is_shorter_than_an_image_and_each_chunk_is_made_once(monkeypatch):
+    set_chunk_size(4, monkeypatch)
     calls = []
-    walked = made([0], ahead=6, check=lambda: calls.append(len(calls)))
-    assert walked.ring.shape == (1, 12, CODES)
-    walked.prepare([-1], ahead=1)
+    buffer = new_noise([0], ahead=6, check=lambda: calls.append(len(calls)))
+    assert buffer.ring.shape == (1, 12, CODES)
+    buffer.prepare([-1], ahead=1)
     assert len(calls) == 1
     for root in range(LENGTH):
-        walked.prepare([root])
-    assert len(calls) == -(-LENGTH // 4), "every chunk once"
-    assert made([0], ahead=200).ring.shape[1] == LENGTH
+        buffer.prepare([root])
+    assert len(calls) == -(-LENGTH // 4), "each chunk is made once"
+    assert new_noise([0], ahead=200).ring.shape[1] == LENGTH
 
 
-def test_the_memory_serves_the_next_images_and_their_check(monkeypatch):
-    in_chunks_of(2, monkeypatch)
+def test_new_images_use_the_same_memory_and_their_own_check(monkeypatch):
+    set_chunk_size(2, monkeypatch)
     calls = []
-    walked = made([0, 1], ahead=3, check=lambda: calls.append("old"))
-    memory = walked.ring.data_ptr()
-    walked.prepare([40, 41])
+    buffer = new_noise([0, 1], ahead=3, check=lambda: calls.append("old"))
+    memory = buffer.ring.data_ptr()
+    buffer.prepare([40, 41])
     calls.clear()
-    walked.admit(torch.arange(2), made([2, 0], ahead=3, seed=1, check=lambda: calls.append("new")))
-    walked.prepare([0, 0])
-    assert holds(walked, [0, 0], table([2, 0], seed=1)) and walked.ring.data_ptr() == memory
+    buffer.admit(torch.arange(2), new_noise([2, 0], ahead=3, seed=1, check=lambda: calls.append("new")))
+    buffer.prepare([0, 0])
+    assert has_rows(buffer, [0, 0], table([2, 0], seed=1)) and buffer.ring.data_ptr() == memory
     assert set(calls) == {"new"}
 
 
-def test_making_noise_can_be_cancelled_and_gone_on_with(monkeypatch):
-    in_chunks_of(1, monkeypatch)
+def test_making_noise_can_be_cancelled_and_resumed(monkeypatch):
+    set_chunk_size(1, monkeypatch)
     calls = []
 
     def check() -> None:
@@ -121,24 +122,25 @@ def test_making_noise_can_be_cancelled_and_gone_on_with(monkeypatch):
         if len(calls) == 3:
             raise KeyboardInterrupt
 
-    walked = made([0, 1], ahead=4, check=check)
+    buffer = new_noise([0, 1], ahead=4, check=check)
     with pytest.raises(KeyboardInterrupt):
-        walked.prepare([0, 0])
-    assert holds(walked, [0, 0], table([0, 1]) * torch.tensor([1.0, 0.0])[:, None, None], ahead=1), "two rows so far"
-    walked.prepare([0, 0])
-    assert holds(walked, [0, 0], table([0, 1]))
+        buffer.prepare([0, 0])
+    only_first = table([0, 1]) * torch.tensor([1.0, 0.0])[:, None, None]
+    assert has_rows(buffer, [0, 0], only_first, ahead=1), "two rows of the first image were made"
+    buffer.prepare([0, 0])
+    assert has_rows(buffer, [0, 0], table([0, 1]))
 
 
-def test_what_was_not_made_is_finite_and_positions_behind_the_image_get_its_last_row():
-    walked = made([0, 1], ahead=LENGTH)
+def test_missing_rows_are_finite_and_positions_after_the_image_get_its_last_row():
+    buffer = new_noise([0, 1], ahead=LENGTH)
     last = torch.tensor([[LENGTH - 1, LENGTH, 10**6]] * 2)
-    assert walked.at(last).isfinite().all()
-    walked.prepare([0, 0])
-    assert torch.equal(walked.at(last), table([0, 1])[:, -1:].expand(-1, 3, -1))
+    assert buffer.at(last).isfinite().all()
+    buffer.prepare([0, 0])
+    assert torch.equal(buffer.at(last), table([0, 1])[:, -1:].expand(-1, 3, -1))
 
 
-def test_memory_for_emu3_at_720_pixels_is_far_below_the_whole_noise():
-    """90 rows of 90 codes and an end of row, 32,768 codes and that end; the deepest tree that settings allow, twice."""
+def test_memory_for_emu3_at_720_pixels_is_far_below_the_complete_noise():
+    """90 rows of 90 codes and an end token, 32,768 codes and that token, and twice the maximum depth of a tree."""
     length = 90 * 91
     codes = 32769
     ahead = 2 * 257
@@ -149,12 +151,12 @@ def test_memory_for_emu3_at_720_pixels_is_far_below_the_whole_noise():
     assert small.ring.numel() * 4 == Noise.num_bytes(2, 300, codes, 7)
 
 
-def test_global_generators_are_left_alone():
+def test_global_generators_are_not_changed():
     torch.manual_seed(1)
     before = torch.get_rng_state()
     numpy_before = np.random.get_state()[1].copy()
-    walked = made([0, 1], ahead=8)
-    walked.prepare([0, 0])
-    walked.at(torch.zeros(2, 1, dtype=torch.long))
+    buffer = new_noise([0, 1], ahead=8)
+    buffer.prepare([0, 0])
+    buffer.at(torch.zeros(2, 1, dtype=torch.long))
     assert torch.equal(before, torch.get_rng_state())
     assert np.array_equal(numpy_before, np.random.get_state()[1])

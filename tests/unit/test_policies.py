@@ -1,4 +1,4 @@
-"""The policies with one shape, ADT-Tree's as documented, and how a user says which policy drafts with what settings."""
+"""Policies with a constant shape, the rules of ADT-Tree, and the choice of a method and its options."""
 
 from types import SimpleNamespace
 
@@ -36,71 +36,71 @@ def adt_tree(columns=8, **changes) -> Policy:
 
 
 def size(policy: Policy, position: int, image: int = 0) -> tuple[int, int]:
-    """Depth and width of the tree whose root is at ``position``."""
+    """Return depth and width of the tree whose root is at `position`."""
     (shape,) = policy.choose([Slot(image, position)])
     assert shape.nodes == SETTINGS["nodes"] and not shape.tree
     return shape.depth, shape.width
 
 
-def learn(policy: Policy, position: int, accepted: int, depth: int, image: int = 0) -> None:
-    """One round rooted at ``position``, over a tree of this realised depth."""
+def add_round(policy: Policy, position: int, accepted: int, depth: int, image: int = 0) -> None:
+    """Give the policy a round with the root at `position` and a tree of this depth."""
     share = ImageRound(image, position, depth, 1, depth, depth, accepted, (0,) * accepted)
     policy.on_verified(Round(0, 0.01, 0.001, 1, (share,)))
 
 
-# ---- ADT-Tree: adjacency, bisectional refinement, row wrap, every image by itself ----------------
+# ---- ADT-Tree: adjacency, refinement, row wrap, independent images ---------------------------------
 
 
-def test_starts_from_the_configured_shape():
+def test_the_first_shape_is_the_configured_one():
     assert adt_tree().choose([Slot(0, 0)]) == [Shape(4, 3, 9)]
 
 
-def test_the_configured_shape_is_brought_within_the_bounds():
+def test_the_configured_shape_is_cut_to_the_bounds():
     assert size(adt_tree(depth=9, width=9), 0) == (6, 5)
 
 
-def test_success_goes_deeper_and_narrower_failure_shallower_and_wider():
+def test_trees_become_deeper_and_narrower_after_success_and_the_reverse_after_failure():
     p = adt_tree()
     size(p, 0)
-    learn(p, 0, accepted=2, depth=4)  # alpha = 0.5 >= beta
+    add_round(p, 0, accepted=2, depth=4)  # alpha = 0.5 >= beta
     assert size(p, 3) == (5, 2)
-    learn(p, 3, accepted=0, depth=5)
+    add_round(p, 3, accepted=0, depth=5)
     assert size(p, 4) == (4, 3)
 
 
-def test_alpha_divides_by_realised_depth():
+def test_alpha_is_relative_to_the_depth_of_the_verified_tree():
     p = adt_tree()
     size(p, 0)
-    learn(p, 0, accepted=1, depth=2)  # 1 / 2, although depth 4 was asked for
+    add_round(p, 0, accepted=1, depth=2)  # 1 / 2, although depth 4 was chosen
     assert size(p, 2)[0] == 5
 
 
-def test_bounds_hold():
+def test_shapes_stay_within_the_bounds():
     p = adt_tree()
     for position in range(20):
         size(p, position)
-        learn(p, position, accepted=0, depth=3)
+        add_round(p, position, accepted=0, depth=3)
     assert size(p, 20) == (1, 5)
     for position in range(20, 60, 2):
         size(p, position)
-        learn(p, position, accepted=1, depth=1)
+        add_round(p, position, accepted=1, depth=1)
     assert size(p, 60) == (6, 1)
 
 
-def test_a_round_without_drafts_teaches_nothing():
+def test_a_round_without_drafts_changes_nothing():
     p = adt_tree()
     shape = size(p, 0)
-    learn(p, 0, accepted=0, depth=0)
+    add_round(p, 0, accepted=0, depth=0)
     assert size(p, 1) == shape
 
 
-def test_vertical_adjacency_takes_the_cell_above():
+def test_vertical_adjacency_uses_the_cell_above():
     p = adt_tree(init="vertical")
     size(p, 0)
-    learn(p, 0, accepted=4, depth=4)  # cells 1..5 become deeper
+    add_round(p, 0, accepted=4, depth=4)  # cells 1..5 become deeper
     for position in (5, 6, 7, 8):
         size(p, position)
-        learn(p, position, accepted=0, depth=4)
+        add_round(p, position, accepted=0, depth=4)
     assert size(p, 10) == (5, 2)  # below cell 2
 
 
@@ -108,13 +108,13 @@ def test_vertical_adjacency_takes_the_cell_above():
 def test_first_round_of_a_row(wrap, expected):
     p = adt_tree(columns=4, wrap=wrap)
     size(p, 0)
-    learn(p, 0, accepted=1, depth=2)  # cells 1, 2: (5, 2)
+    add_round(p, 0, accepted=1, depth=2)  # cells 1, 2: (5, 2)
     size(p, 2)
-    learn(p, 2, accepted=3, depth=4)  # cells 3..6: (6, 1)
+    add_round(p, 2, accepted=3, depth=4)  # cells 3..6: (6, 1)
     assert size(p, 6) == expected  # row 1, column 2; above it is cell 2
 
 
-def test_random_initialisation_is_seeded_and_in_bounds():
+def test_random_shapes_are_seeded_and_within_the_bounds():
     first, again = (adt_tree(init="random", seed=5) for _ in range(2))
     shapes = [size(first, i, image=1) for i in range(50)]
     assert shapes == [size(again, i, image=1) for i in range(50)]
@@ -122,28 +122,28 @@ def test_random_initialisation_is_seeded_and_in_bounds():
     assert [size(adt_tree(init="random", seed=5), i, image=2) for i in range(50)] != shapes
 
 
-def test_every_image_has_shapes_of_its_own():
+def test_images_have_independent_shapes():
     p = adt_tree()
     p.choose([Slot(0, 0), Slot(1, 0)])
-    learn(p, 0, accepted=4, depth=4, image=0)
-    learn(p, 0, accepted=0, depth=4, image=1)
+    add_round(p, 0, accepted=4, depth=4, image=0)
+    add_round(p, 0, accepted=0, depth=4, image=1)
     assert [shape[:2] for shape in p.choose([Slot(1, 1), Slot(0, 5)])] == [(3, 4), (5, 2)]
 
 
-def test_images_that_are_begun_anew_start_from_the_configured_shape():
+def test_images_that_start_again_have_the_configured_shape():
     p = adt_tree()
     size(p, 0)
-    learn(p, 0, accepted=4, depth=4)
+    add_round(p, 0, accepted=4, depth=4)
     p.begin()
     assert size(p, 5) == (4, 3)
 
 
-# ---- the others ----------------------------------------------------------------------------------
+# ---- other policies ------------------------------------------------------------------------------
 
 
-def test_eagle2_never_changes():
+def test_eagle2_has_a_constant_shape():
     p = policy("eagle2", depth=3, width=2, nodes=9)
-    learn(p, 0, accepted=3, depth=3)
+    add_round(p, 0, accepted=3, depth=3)
     assert p.choose([Slot(0, 4), Slot(1, 0)]) == [Shape(3, 2, 9)] * 2
 
 
@@ -154,7 +154,7 @@ def test_eagle2_never_changes():
         ("static:naive_extend_57", Shape(5, 5, 57, "naive_extend_57")),
     ],
 )
-def test_static_trees_are_always_the_published_ones(method, largest):
+def test_static_trees_have_the_published_shapes(method, largest):
     p = policy(method)
     assert p.choose([Slot(0, 0), Slot(1, 7)]) == [largest] * 2 == [p.largest(p.settings)] * 2
 
@@ -166,20 +166,20 @@ def test_plain_decoding_drafts_nothing():
 
 @pytest.mark.parametrize("method", POLICIES)
 def test_no_shape_is_larger_than_the_largest(method):
-    """Memory is set aside for that one."""
+    """Memory is allocated for the largest one."""
     p = policy(method)
     settings = Drafting(method).settings
     largest = POLICIES[method].largest(settings)
     for position in range(40):
         for shape in p.choose([Slot(0, position)]):
             assert all(chosen <= most for chosen, most in zip(shape[:3], largest[:3]))
-        learn(p, position, accepted=position % 2, depth=2)
+        add_round(p, position, accepted=position % 2, depth=2)
 
 
-# ---- what a user asks for ------------------------------------------------------------------------
+# ---- method and options --------------------------------------------------------------------------
 
 
-def test_an_option_of_another_method_is_refused_unless_it_may_be_left_out():
+def test_options_of_other_methods_are_refused_by_the_constructor_and_ignored_by_of():
     with pytest.raises(AdtError, match="method 'magic'|method is 'magic'"):
         Drafting("magic")
     with pytest.raises(AdtError, match="beta is not an option of the method 'eagle2'"):
@@ -187,11 +187,11 @@ def test_an_option_of_another_method_is_refused_unless_it_may_be_left_out():
     assert Drafting.of({"method": "eagle2", "beta": 0.5, "depth": 4, "width": None}) == Drafting("eagle2", depth=4)
 
 
-def test_auto_drafts_where_no_method_is_named():
+def test_the_default_method_is_auto():
     assert Drafting() == Drafting.of({}) == Drafting("auto")
 
 
-def test_a_drafting_is_what_its_options_say():
+def test_a_drafting_is_determined_by_its_options():
     drafting = Drafting("adt-tree", depth=2, proposal="top-k")
     assert drafting.flat() == {"method": "adt-tree", **drafting.flat()} and drafting.flat()["depth"] == 2
     assert Drafting(**drafting.flat()) == drafting and hash(Drafting(**drafting.flat())) == hash(drafting)
@@ -199,23 +199,23 @@ def test_a_drafting_is_what_its_options_say():
     assert drafting.replace(method="eagle2") == Drafting("eagle2", depth=2, proposal="top-k")
 
 
-def test_every_option_of_every_method_is_in_the_table():
-    """With the default that it has where nobody names it, and with help."""
+def test_the_table_has_every_option_of_every_method():
+    """With its default and a help text."""
     for method in POLICIES:
         settings = Drafting(method).flat()
         assert settings.pop("method") == method
         assert {name: options()[name].default for name in settings} == settings
     assert all(option.help.endswith(".") for option in options().values())
-    assert list(options())[:4] == ["proposal", "depth", "width", "nodes"], "saved workflows name them by position"
+    assert list(options())[:4] == ["proposal", "depth", "width", "nodes"], "saved workflows refer to them by position"
 
 
-# ---- what suits a drafter and a device -----------------------------------------------------------
+# ---- defaults by drafter and device --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("drafter", ["bundled", "jacobi", "bundled+jacobi"])
-def test_trees_are_large_where_drafts_are_nearly_free(drafter):
+def test_default_trees_are_larger_on_a_gpu(drafter):
     cpu, cuda = (Drafting.of({"method": "adt-tree", **drafter_defaults(drafter, device)}) for device in ("cpu", "cuda"))
     small, large = (one.policy.largest(one.settings) for one in (cpu, cuda))
     assert large.depth >= small.depth and large.width >= small.width
     assert cuda.settings.nodes > 24 >= cpu.settings.nodes and cuda.settings.depth_max < NEAR_WINDOW
-    assert 2 * (cuda.settings.nodes + 1) % TILE["cuda"] == 0, "with guidance and roots, whole tiles of the exact mode"
+    assert 2 * (cuda.settings.nodes + 1) % TILE["cuda"] == 0, "with guidance and the root, tiles are full"

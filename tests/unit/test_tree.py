@@ -1,4 +1,4 @@
-"""Rerank, parents, depths and ancestors of draft trees."""
+"""Draft trees: selection of nodes, parents, depths and ancestors."""
 
 import gc
 from itertools import product
@@ -11,7 +11,7 @@ from adt_core.rules.tree import CandidatePool
 
 
 def grow(depth: int, width: int, logp: torch.Tensor) -> CandidatePool:
-    """A pool expanded the EAGLE-2 way with the same child log-probabilities everywhere."""
+    """Return a pool that grew by EAGLE-2's rule, with the same log-probabilities for the children of every node."""
     pool = CandidatePool()
     beam_scores = torch.zeros(1, 1)
     parents = torch.zeros(1, 1, dtype=torch.long)
@@ -24,8 +24,8 @@ def grow(depth: int, width: int, logp: torch.Tensor) -> CandidatePool:
     return pool
 
 
-def test_flat_drafts_make_wide_trees_shallow():
-    """Near-uniform drafts fill level by level: realised depth 1 + ceil((N - k) / k^2) for N = 58."""
+def test_wide_trees_of_equally_probable_drafts_are_shallow():
+    """Almost uniform drafts fill the tree level by level: its depth is 1 + ceil((N - k) / k^2), here for N = 58."""
     expected = {10: 2, 8: 2, 7: 3, 6: 3, 5: 4, 4: 5, 3: 8, 2: 15}
     for width, depth in expected.items():
         tree = grow(16, width, -5.0 - 1e-4 * torch.arange(10)).rerank(torch.zeros(1, dtype=torch.long), 58)
@@ -66,7 +66,7 @@ def test_ties_go_to_the_earlier_candidate():
     assert tree.depths[0].tolist() == [0, 1, 1, 2]
 
 
-def test_forbidden_candidates_become_padding():
+def test_excluded_candidates_become_padding():
     pool = CandidatePool()
     scores = torch.tensor([[[-1.0, -2.0]], [[-1.0, -torch.inf]]])
     pool.add(torch.tensor([[[4, 5]], [[6, 7]]]), scores, torch.zeros(2, 1, dtype=torch.long))
@@ -75,7 +75,7 @@ def test_forbidden_candidates_become_padding():
     assert tree.parents[1, 2] == 0 and tree.depths[1, 2] == 0
 
 
-def test_candidates_know_their_depths_and_their_places_among_their_siblings():
+def test_depths_and_sibling_ranks_of_candidates():
     pool = CandidatePool()
     pool.add(torch.tensor([[[4, 5, 6]]]), torch.tensor([[[-1.0, -2.0, -3.0]]]), torch.zeros(1, 1, dtype=torch.long))
     pool.add(torch.tensor([[[7, 8], [9, 1]]]), torch.full((1, 2, 2), -9.0), torch.tensor([[1, 3]]))
@@ -85,12 +85,12 @@ def test_candidates_know_their_depths_and_their_places_among_their_siblings():
     assert tree.parents[0].tolist() == [0, 0, 0, 0, 1, 1, 3, 3]
 
 
-def test_trees_of_ever_other_sizes_leave_nothing_behind():
-    """On a CPU as many nodes of a level get children as can still count, so hardly any two pools are alike."""
+def test_trees_of_many_sizes_leave_no_tensors_in_memory():
+    """On a CPU the number of nodes with children varies, so nearly all pools have different sizes."""
 
     def tensors() -> int:
         gc.collect()
-        return sum(type(thing) is torch.Tensor for thing in gc.get_objects())  # without those that are frozen
+        return sum(type(thing) is torch.Tensor for thing in gc.get_objects())  # excludes frozen objects
 
     def draw(parents: tuple[int, ...]) -> None:
         pool = CandidatePool()
@@ -100,7 +100,7 @@ def test_trees_of_ever_other_sizes_leave_nothing_behind():
 
     draw((4, 4, 4))
     gc.collect()
-    gc.freeze()  # what the other tests of this process have left need not be counted, which takes seconds
+    gc.freeze()  # exclude the objects of other tests, which would be slow to count
     try:
         before = tensors()
         for parents in product(range(1, 5), repeat=3):
