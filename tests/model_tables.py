@@ -17,7 +17,7 @@ def models_table() -> str:
 
 def _row(row: Published) -> tuple[str, ...]:
     if not row.downloads:
-        return row.name, "comes with the pack", "", "", row.pixels, "0.1 GiB in float32"
+        return row.name, "included in the pack", "", "", row.pixels, "0.1 GiB in float32"
     own, *others = row.downloads
     files = f" ({', '.join(f'`{file}`' for file in own.files)})" if own.files else ""
     more = [f"`{one.repository}`{' (`tokenizer.json`)' if 'tokenizer.json' in one.files[:1] else ''}" for one in others]
@@ -29,7 +29,7 @@ def _row(row: Published) -> tuple[str, ...]:
 
 def sampling_table() -> str:
     """Return the table of the authors' sampling settings in Markdown."""
-    head = ("family", "guidance", "temperature", "top-k", "top-p", "behind every prompt", "from")
+    head = ("family", "guidance", "temperature", "top-k", "top-p", "prompt suffix", "from")
     rows = [(f.title, *(f"`{x}`" if isinstance(x, str) and x else f"{x}" for x in f.sampling)) for f in FAMILIES]
     return _table(head, rows)
 
