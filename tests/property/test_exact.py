@@ -95,8 +95,8 @@ def test_a_node_has_the_features_of_plain_decoding(kind, near, data):
                 path.insert(0, at)
             context.cache.data.copy_(before)
             for step, at in enumerate(path):
-                alone = Roots(codes[:, at], torch.tensor(decided)[:, None] + step)
-                feature = context.see(alone, codes[:, at : at + 1])
+                single = Roots(codes[:, at], torch.tensor(decided)[:, None] + step)
+                feature = context.see(single, codes[:, at : at + 1])
             for row in (image, image + 2):
                 assert seen[row, node].equal(feature[row, 0])
 
@@ -121,8 +121,8 @@ def test_features_differ_without_the_mode(runtime, monkeypatch, on):
         Roots.all_at(codes[:, 0], 9), codes, torch.ones(2, n, n, dtype=torch.bool).tril(), torch.arange(n).expand(2, -1)
     )
     context.cache.data.copy_(before)
-    alone = [context.see(Roots.all_at(codes[:, i], 9 + i), codes[:, i : i + 1]) for i in range(n)]
-    assert chain.equal(torch.cat(alone, 1)) is on
+    single = [context.see(Roots.all_at(codes[:, i], 9 + i), codes[:, i : i + 1]) for i in range(n)]
+    assert chain.equal(torch.cat(single, 1)) is on
 
 
 @pytest.mark.parametrize("dtype, tile", [(torch.bfloat16, 4), (torch.float16, 4), (torch.float32, 0)], ids=str)

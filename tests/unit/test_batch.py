@@ -80,8 +80,8 @@ def test_a_stopped_batch_resumes(make, tmp_path, stop):
     second = run(other, PROMPTS, tmp_path, chunk=4)
     assert sorted(first + second) == sorted(PROMPTS), "an image is missing or was generated twice"
     assert {path: path.stat().st_mtime_ns for path in kept} == kept and len(list(tmp_path.iterdir())) == len(PROMPTS)
-    run(make, PROMPTS, tmp_path / "whole", chunk=5)
-    assert all(torch.equal(a, b) for a, b in zip(codes(make, tmp_path), codes(make, tmp_path / "whole")))
+    run(make, PROMPTS, tmp_path / "complete", chunk=5)
+    assert all(torch.equal(a, b) for a, b in zip(codes(make, tmp_path), codes(make, tmp_path / "complete")))
     assert run(make, [*PROMPTS, "a mouse"], tmp_path, chunk=5) == ["a mouse"]
 
 
@@ -90,10 +90,10 @@ def test_time_is_divided_among_active_images(make, at_once):
     decoding = decode(new_decoding(make, PROMPTS, at_once=at_once))
     parts = [decoding.trace.subset([image]).report() for image in range(len(PROMPTS))]
     assert len({part["target_forwards"] for part in parts}) > 1, "images must advance unequally for this test"
-    whole = decoding.trace.report()
+    total = decoding.trace.report()
     for name in ("seconds", "tokens", "verified_nodes", "drafting_seconds"):
-        assert sum(part[name] for part in parts) == pytest.approx(whole[name]), name
-    assert (max(part["target_forwards"] for part in parts) == whole["target_forwards"]) == (at_once == len(PROMPTS))
+        assert sum(part[name] for part in parts) == pytest.approx(total[name]), name
+    assert (max(part["target_forwards"] for part in parts) == total["target_forwards"]) == (at_once == len(PROMPTS))
 
 
 def test_settings_that_change_images_change_the_folder(make, tiny, tmp_path):
@@ -144,9 +144,9 @@ def test_prompts_with_seeds(make, tmp_path):
         batch.save(decoding, image, "a cat", seed, f"{image + 1}-id")
     assert len(list(tmp_path.iterdir())) == 3 and batch.find("a cat", 5) is None
     for image, seed in enumerate(seeds):
-        alone = changed(make, sampling=replace(make.recipe.sampling, seed=seed))
+        single = changed(make, sampling=replace(make.recipe.sampling, seed=seed))
         picture = BatchFolder(make, tmp_path).find("a cat", seed)
-        assert torch.equal(picture.codes, decode(new_decoding(alone, ["a cat"])).grid_codes()[0])
+        assert torch.equal(picture.codes, decode(new_decoding(single, ["a cat"])).grid_codes()[0])
         assert picture.seed == picture.figures["seed"] == read_settings(picture.path)["seed"] == seed
         assert picture.path.name.startswith(f"{image + 1}-id-a-cat-")
     assert BatchFolder(make, tmp_path).find("a cat").seed == make.recipe.sampling.seed == 3
@@ -179,10 +179,10 @@ def black(picture: SavedImage) -> torch.Tensor:
 def test_damaged_images_are_generated_again(make, tmp_path, damage):
     run(make, PROMPTS[:1], tmp_path, chunk=1)
     (path,) = tmp_path.iterdir()
-    whole = path.read_bytes()
+    content = path.read_bytes()
     sound = BatchFolder(make, tmp_path).find(PROMPTS[0])
     if damage.startswith("cut"):
-        path.write_bytes(whole[: len(whole) // 4 if damage == "cut" else -100])
+        path.write_bytes(content[: len(content) // 4 if damage == "cut" else -100])
     elif damage == "empty":
         path.write_bytes(b"")
     elif damage == "other size":

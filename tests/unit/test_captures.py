@@ -171,7 +171,7 @@ def test_garbage_collection_is_disabled_during_a_capture(device, error):
 
 @pytest.mark.parametrize("allocator, captures", [("native", 2), ("cudaMallocAsync", 1)])
 def test_captures_end_after_a_failure_that_the_allocator_does_not_survive(device, driver, caplog, allocator, captures):
-    """torch's own allocator recovers from a lack of memory in a capture, CUDA's does not."""
+    """The allocator of torch recovers from a lack of memory in a capture, but CUDA's does not."""
     driver[0] = allocator
     full = torch.cuda.OutOfMemoryError("CUDA out of memory.")
     tries = []

@@ -222,9 +222,9 @@ WRONG = {
 @pytest.mark.parametrize("layout, wrong", [(layout, wrong) for layout in WRONG for wrong in WRONG[layout]])
 def test_errors_name_the_problem_of_a_checkpoint(copied, layout, wrong):
     path = copied(layout)
-    (change, said) = WRONG[layout][wrong]
+    (change, message) = WRONG[layout][wrong]
     change(path)
-    with pytest.raises(AdtError, match=said):
+    with pytest.raises(AdtError, match=message):
         load_target(path)
 
 
@@ -242,7 +242,7 @@ def test_chameleon_reads_the_image_decoder_from_metas_file(copied, place):
     The file is found in the checkpoint's folder or in the one above, but not in other folders.
     """
     path = copied("chameleon")
-    whole = load_target(path)
+    reference = load_target(path)
     stored = load_file(path / "model.safetensors")
     codec = {name[len("model.vqmodel.") :]: value for name, value in stored.items() if ".vqmodel." in name}
     edit_tensors(path, lambda tensors: [tensors.pop(name) for name in stored if ".vqmodel.decoder." in name])
@@ -254,4 +254,4 @@ def test_chameleon_reads_the_image_decoder_from_metas_file(copied, place):
             load_target(path)
         return
     codes = torch.arange(36).view(1, 6, 6)
-    assert torch.equal(load_target(path).codec.decode(codes), whole.codec.decode(codes))
+    assert torch.equal(load_target(path).codec.decode(codes), reference.codec.decode(codes))

@@ -28,7 +28,10 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def generate(models, tmp_path, monkeypatch, capsys):
-    """Function that runs `generate` with the tiny models in an empty folder, and returns the exit code and outputs."""
+    """Return a function that runs `generate` with the tiny models in an empty folder.
+
+    It returns the exit code, standard output and standard error.
+    """
     (tmp_path / "run").mkdir()
     monkeypatch.chdir(tmp_path / "run")
 
@@ -369,7 +372,7 @@ def test_debug_shows_the_traceback(generate):
 
 
 @pytest.mark.parametrize("value", ["--", "--output"])
-def test_a_value_behind_an_equals_sign_may_look_like_an_option(generate, value):
+def test_values_after_an_equals_sign_may_look_like_options(generate, value):
     code, _, err = generate(f"--prompt={value}", "--max-substitution=0.5", prompt=None, method="autoregressive")
     assert code == 0, err
     with Image.open("a.png") as image:

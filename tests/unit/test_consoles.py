@@ -20,7 +20,7 @@ ENCODINGS = pytest.mark.parametrize("encoding", ["cp1252", "gbk", "ascii"])
 
 @pytest.fixture
 def console(monkeypatch):
-    """Function that runs a command line with an encoding, and returns the exit code and both outputs."""
+    """Return a function that runs a command line with an encoding, and returns the exit code and both outputs."""
 
     def run(encoding, *arguments):
         streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True) for _ in range(2)]

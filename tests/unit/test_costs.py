@@ -35,7 +35,7 @@ MEASURED = CostProfile("here", 1, {"chain": ((0, 1.0), (16, 2.0))})
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty cache folder, which does not exist yet."""
+    """Set a cache folder that does not exist yet, and return it."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("ADT_TREE_CACHE", str(folder))
     return folder
@@ -61,14 +61,14 @@ def test_the_digest_depends_on_all_values():
 
 
 def damaged():
-    whole = PROFILE.to_json()
-    yield from (None, [], "costs", 3, {}, {**whole, "more": 1}, {**whole, "digest": "0123456789"})
-    yield from ({**whole, "name": name} for name in ("", 3, "x" * 1000, "two\nlines"))
-    yield from ({**whole, "images": images} for images in (0, -1, True, 1.5, "2", 10**30))
-    yield {**whole, "costs": {}}
+    valid = PROFILE.to_json()
+    yield from (None, [], "costs", 3, {}, {**valid, "more": 1}, {**valid, "digest": "0123456789"})
+    yield from ({**valid, "name": name} for name in ("", 3, "x" * 1000, "two\nlines"))
+    yield from ({**valid, "images": images} for images in (0, -1, True, 1.5, "2", 10**30))
+    yield {**valid, "costs": {}}
     curves = [], [[0, 1.0]], [[4, 1.0], [8, 2.0]], [[0, 1.0], [8, 2.0], [4, 2.0]], [[0, 1.0], [8, float("nan")]]
     more = [[0, 1.0], [8, 10**400]], [[0, -1.0], [8, 2.0]], [[0, 1.0], [8, "2"]], [[0, 1.0], [8, 2.0, 3.0]], "ab", {}
-    yield from ({**whole, "costs": {"chain": curve}} for curve in (*curves, *more, [[i, 1.0] for i in range(100)]))
+    yield from ({**valid, "costs": {"chain": curve}} for curve in (*curves, *more, [[i, 1.0] for i in range(100)]))
 
 
 @pytest.mark.parametrize("value", list(damaged()))
@@ -323,7 +323,7 @@ def test_a_warm_up_measures_costs(models, cache):
 
 
 def test_a_warm_up_that_decodes_the_complete_image_measures_once(models, cache, monkeypatch):
-    """As on a GPU. Otherwise a mismatch would count twice."""
+    """GPUs use such warm-ups. With two measurements a mismatch would count twice."""
     measure = mock.Mock()
     monkeypatch.setattr(Decoding, "measure_costs", measure)
     monkeypatch.setattr(Request, "replayed", True)

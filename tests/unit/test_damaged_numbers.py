@@ -153,8 +153,8 @@ def test_numbers_of_a_drafter_that_do_not_fit_its_targets_dtype(target, tmp_path
 # ---- the check itself ------------------------------------------------------------------------------
 
 
-def test_empty_tensors_and_whole_numbers_are_finite(tmp_path):
-    tensors = {"empty": torch.zeros(0, 3), "whole": torch.arange(3), "large": torch.full((99,), 3e38)}
+def test_empty_tensors_and_integers_are_finite(tmp_path):
+    tensors = {"empty": torch.zeros(0, 3), "integers": torch.arange(3), "large": torch.full((99,), 3e38)}
     save_file(tensors, tmp_path / WEIGHTS)
     checkpoint = Checkpoint(tmp_path)
     for name, value in tensors.items():

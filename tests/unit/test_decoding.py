@@ -120,7 +120,7 @@ NO_MEMORY = torch.cuda.OutOfMemoryError("CUDA out of memory"), RuntimeError("cou
 def test_the_batch_becomes_smaller_if_memory_runs_out(models, monkeypatch, caplog, at, error):
     """The error is raised in the prefill, in a round, or when an image enters a slot.
 
-    Tokens and figures equal those of a run with enough memory.
+    Tokens and figures are the same as with enough memory.
     """
     target, drafter = models
     reference = run(target, drafter, FIVE, drafting=TREE)

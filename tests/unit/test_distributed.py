@@ -1,4 +1,4 @@
-"""Workers on Ray: results are equal to those of a single process, also if a worker or a machine is lost."""
+"""Workers on Ray: results equal the results of a single process, also if a worker or a machine is lost."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def cluster(ray):
 
 @pytest.fixture
 def run(tiny, capsys):
-    """Function that runs a command and returns its exit code, standard output and standard error."""
+    """Return a function that runs a command and returns its exit code, standard output and standard error."""
     usual = {"model": tiny / "target", "drafter": tiny / "drafter", "prompts": "list.txt"}
     usual |= {"device": "cpu", "dtype": "float64"}
     return lambda command, output, **given: (
@@ -111,12 +111,12 @@ def without_times(decodings):
 
 
 @pytest.mark.long
-def test_prompt_of_a_killed_worker_is_drawn_again(ray, run, folder, monkeypatch):
+def test_prompt_of_a_killed_worker_is_decoded_again(ray, run, folder, monkeypatch):
     def generate(folder, **more):
         files = {name: f"{folder}/{name}.json" for name in ("tokens", "trace", "report")}
         return run("generate", f"{folder}/a.png", batch_size=2, method="adt-tree", **files, **more)
 
-    assert generate("alone")[0] == 0
+    assert generate("single")[0] == 0
     monkeypatch.setattr(generation, "GenerationWorker", fragile(generation, "GenerationWorker", folder))
     code, out, err = generate("spread", workers=2)
     assert code == 0, err
@@ -126,40 +126,42 @@ def test_prompt_of_a_killed_worker_is_drawn_again(ray, run, folder, monkeypatch)
     assert not ray.is_initialized() and "2 workers" in out
     assert err.count("A worker failed") == 1 and "raylet" not in out + err
 
-    names = sorted(path.name for path in Path("alone").iterdir())
+    names = sorted(path.name for path in Path("single").iterdir())
     assert sorted(path.name for path in Path("spread").iterdir()) == names and len(names) == 2 * len(PROMPTS) + 3
-    assert load("alone/tokens.json") == load("spread/tokens.json")
-    assert without_times(load("alone/trace.json")["decodings"]) == without_times(load("spread/trace.json")["decodings"])
+    assert load("single/tokens.json") == load("spread/tokens.json")
+    assert without_times(load("single/trace.json")["decodings"]) == without_times(
+        load("spread/trace.json")["decodings"]
+    )
     for name in names[: 2 * len(PROMPTS)]:
-        with Image.open(f"alone/{name}") as one, Image.open(f"spread/{name}") as two:
+        with Image.open(f"single/{name}") as one, Image.open(f"spread/{name}") as two:
             assert one.tobytes() == two.tobytes() and one.text == two.text
-    alone = load("alone/report.json")
+    single = load("single/report.json")
     spread = load("spread/report.json")
     assert spread["workers"] == 2 and spread["elapsed_seconds"] > 0
     for counted in ("tokens", "images", "tau", "mean_depth", "target_forwards", "verified_nodes"):
-        assert alone[counted] == spread[counted]
+        assert single[counted] == spread[counted]
 
 
 COUNTED = "tokens tau target_forwards agreement acceptance substitution_rate picture".split()
 
 
 def assert_same_results(prompts):
-    """Compare the results of a benchmark in one process with those of two workers."""
-    alone = load("alone/results.json")
+    """Compare the results of a benchmark in one process with the results of two workers."""
+    single = load("single/results.json")
     spread = load("spread/results.json")
     assert [record["text"] for record in spread["records"]] == prompts and spread["settings"]["workers"] == 2
-    for one, two in zip(alone["records"], spread["records"]):
+    for one, two in zip(single["records"], spread["records"]):
         assert one["prompt"] == two["prompt"]
-        for name, run_alone in one["runs"].items():
-            assert all(run_alone[figure] == two["runs"][name][figure] for figure in COUNTED)
-            pictures = (Path(folder, run_alone["picture"]).read_bytes() for folder in ("alone", "spread"))
+        for name, run_single in one["runs"].items():
+            assert all(run_single[figure] == two["runs"][name][figure] for figure in COUNTED)
+            pictures = (Path(folder, run_single["picture"]).read_bytes() for folder in ("single", "spread"))
             assert next(pictures) == next(pictures)
 
 
 @pytest.mark.long
 def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monkeypatch):
     options = {"methods": "eagle2,jacobi+lantern", "lantern_delta": 0.5}
-    assert run("benchmark", "alone", **options)[0] == 0
+    assert run("benchmark", "single", **options)[0] == 0
     monkeypatch.setattr(benchmark, "load", fragile(benchmark, "load", folder))
     add_line = records.add_line
     added = []
@@ -198,13 +200,13 @@ def test_the_worker_of_a_lost_machine_restarts_where_another_has_finished(run, c
         written.append(path.name)
         write(path, content)
 
-    assert run("generate", "alone/a.png", tokens="alone.json")[0] == 0
+    assert run("generate", "single/a.png", tokens="single.json")[0] == 0
     monkeypatch.setattr(generation, "write", lose_the_machine)
     code, _, err = run("generate", "spread/a.png", workers=3, ray_address=cluster.address, tokens="spread.json")
     cluster.wait_for_nodes(timeout=100)  # until the loss is noticed: the tests that follow count on two cores
     assert code == 0, err
     assert sorted(written) == [f"a-{number:04}.png" for number in range(1, len(PROMPTS) + 1)]
-    assert load("alone.json") == load("spread.json")
+    assert load("single.json") == load("spread.json")
 
 
 # ---- bad input ------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Downloads of published models: complete, verified, resumable, and without replacing existing files.
 
-The client is the real huggingface_hub in a process of its own; the Hub is a small server (tests/hub.py).
+The client is the real huggingface_hub in a separate process; the Hub is a small server (tests/hub.py).
 """
 
 import os
@@ -42,7 +42,7 @@ def hub(local_hub):
 
 @pytest.fixture
 def get(tmp_path):
-    """Function that downloads parts to `models` and returns the reported states."""
+    """Return a function that downloads parts to `models` and returns the reported states."""
 
     def run(*parts, check=lambda: None):
         states: list[DownloadProgress] = []
@@ -123,7 +123,7 @@ def test_broken_connections_are_resumed(hub, get, tmp_path):
 
 
 class DownloadCancelled(BaseException):
-    """As ComfyUI's is in newer versions."""
+    """Exception that does not derive from Exception, as in newer versions of ComfyUI."""
 
 
 def cancel_after(condition):

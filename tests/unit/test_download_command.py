@@ -65,17 +65,17 @@ def test_formatted_sizes():
 
 @pytest.fixture
 def janus(local_hub):
-    """Published model on the local Hub."""
+    """Add a published model to the local Hub."""
     local_hub.repositories["deepseek-community/Janus-Pro-1B"] = {"config.json": b"{}", "model.safetensors": WEIGHTS}
     return local_hub
 
 
 def test_the_command_shows_a_bar_and_prints_the_path(janus, tmp_path, capsys):
     assert cli.main(["download", "Janus-Pro-1B", "--to", str(tmp_path / "m")]) == 0
-    said = capsys.readouterr()
-    assert said.out.strip() == f"Janus-Pro-1B is complete: {tmp_path / 'm' / 'Janus-Pro-1B'}"
+    output = capsys.readouterr()
+    assert output.out.strip() == f"Janus-Pro-1B is complete: {tmp_path / 'm' / 'Janus-Pro-1B'}"
     arrived = {path.name for path in (tmp_path / "m" / "Janus-Pro-1B").iterdir()}
-    assert "Downloading" in said.err and arrived == {"config.json", "model.safetensors"}
+    assert "Downloading" in output.err and arrived == {"config.json", "model.safetensors"}
 
 
 def test_list_of_published_models(capsys):

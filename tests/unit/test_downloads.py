@@ -25,7 +25,7 @@ TO_GET = [row for row in published() if row.downloads]
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 4990000000\n"
 
 
-def said(path) -> str:
+def error_of(path) -> str:
     """Return the error of loading, which `inspect` repeats."""
     with pytest.raises(AdtError) as raised:
         load_target(path)
@@ -41,7 +41,7 @@ def said(path) -> str:
 @pytest.mark.parametrize("row", TO_GET, ids=lambda row: row.name)
 def test_missing_published_models(row, tmp_path, capsys):
     """The message contains command, size and licences."""
-    message = said(tmp_path / row.name)
+    message = error_of(tmp_path / row.name)
     assert f"`{command(f'download {row.name} --to', tmp_path)}`" in message
     assert f"({row.size}; licence: {row.licences})" in message and len(message) < 1000
     assert all(one.licence in message for one in row.downloads)
@@ -68,8 +68,8 @@ def test_folders_with_a_space_can_be_copied_to_a_terminal():
 def test_incomplete_downloads(tmp_path):
     folder = write_emu3(tmp_path / "Emu3-Gen-hf")
     (folder / "model-00002-of-00002.safetensors").unlink()
-    assert "lacks model-00002-of-00002.safetensors" in said(folder)
-    assert f"run `{command('download Emu3-Gen-hf --to', tmp_path)}`" in said(folder)
+    assert "lacks model-00002-of-00002.safetensors" in error_of(folder)
+    assert f"run `{command('download Emu3-Gen-hf --to', tmp_path)}`" in error_of(folder)
 
 
 @pytest.mark.parametrize("version", ["512", "768-Omni", "1024"])
@@ -96,7 +96,7 @@ def test_lumina_without_its_codec(tmp_path):
 
 @pytest.mark.parametrize("name", ["lumina", "my-finetune", "Lumina-512-or-768"])
 def test_lumina_without_a_size_in_its_name(tmp_path, name):
-    message = said(write_lumina(tmp_path / name))
+    message = error_of(write_lumina(tmp_path / name))
     assert "does not have its image size (512, 768 or 1024) in its name; use the published folder name" in message
 
 
@@ -120,10 +120,10 @@ def test_several_snapshots(tmp_path):
     assert load_target(cache).decoder.config.hidden_size == 32
     shutil.rmtree(cache / "snapshots")
     (cache / "snapshots").mkdir()
-    assert "has no finished download" in said(cache) == said(cache / "snapshots")
+    assert "has no finished download" in error_of(cache) == error_of(cache / "snapshots")
 
 
-# ---- what is no model ------------------------------------------------------------------------------
+# ---- other files ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
@@ -143,12 +143,12 @@ def test_git_lfs_pointers(tmp_path, name):
 
 def test_truncated_bin_files(tmp_path):
     folder = write_tiny_checkpoint(tmp_path / "target")
-    whole = folder / "pytorch_model.bin"
-    torch.save(load_file(folder / "model.safetensors"), whole)
+    file = folder / "pytorch_model.bin"
+    torch.save(load_file(folder / "model.safetensors"), file)
     (folder / "model.safetensors").unlink()
     load_target(folder)
-    whole.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    assert "pytorch_model.bin is incomplete; download it again" in said(folder)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    assert "pytorch_model.bin is incomplete; download it again" in error_of(folder)
 
 
 def test_emu3_in_its_authors_layout(tmp_path):
@@ -156,20 +156,20 @@ def test_emu3_in_its_authors_layout(tmp_path):
     (folder / "config.json").write_text(
         json.dumps({"model_type": "Emu3", "architectures": ["Emu3ForCausalLM"]}), encoding="utf-8"
     )
-    assert "own layout" in said(folder) and command("download Emu3-Gen-hf --to", tmp_path) in said(folder)
+    assert "own layout" in error_of(folder) and command("download Emu3-Gen-hf --to", tmp_path) in error_of(folder)
 
 
 def test_a_quantised_repository(tmp_path):
     folder = write_tiny_checkpoint(tmp_path / "target")
     stated = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     edit_config(folder, lambda config: config.update(quantization_config=stated))
-    assert "is quantised by 'bitsandbytes'" in said(folder) and "use the original weights" in said(folder)
+    assert "is quantised by 'bitsandbytes'" in error_of(folder) and "use the original weights" in error_of(folder)
 
 
 @pytest.mark.parametrize("path", ["anole.gguf", ""])
 def test_gguf(tmp_path, path):
     (tmp_path / "anole.gguf").write_bytes(b"GGUF")
-    assert "is GGUF" in said(tmp_path / path) and "*.safetensors" in said(tmp_path / path)
+    assert "is GGUF" in error_of(tmp_path / path) and "*.safetensors" in error_of(tmp_path / path)
 
 
 @pytest.mark.parametrize("place, given", [("", ""), ("", "consolidated.pth"), ("models/7b", "")])
@@ -177,17 +177,17 @@ def test_anole_in_metas_layout(tmp_path, place, given):
     folder = tmp_path / "Anole-7b-v0.1"
     (folder / place).mkdir(parents=True)
     torch.save({"tok_embeddings.weight": torch.zeros(2, 2)}, folder / place / "consolidated.pth")
-    assert "is in Meta's layout" in said(folder / given)
-    assert "download Anole-7b-v0.1-hf --to" in said(folder / given)
+    assert "is in Meta's layout" in error_of(folder / given)
+    assert "download Anole-7b-v0.1-hf --to" in error_of(folder / given)
 
 
 def test_a_drafter_chosen_as_model(tiny):
-    message = said_of_a_drafter(tiny / "drafter")
-    told = "is an EAGLE drafter, not a model", "Drafter Loader", "use it as drafter"
-    assert all(words in message for words in told)
+    message = error_for_a_drafter(tiny / "drafter")
+    expected = "is an EAGLE drafter, not a model", "Drafter Loader", "use it as drafter"
+    assert all(words in message for words in expected)
 
 
-def said_of_a_drafter(path) -> str:
+def error_for_a_drafter(path) -> str:
     """Return the error of loading. `inspect` can describe drafters."""
     with pytest.raises(AdtError) as raised:
         load_target(path)
@@ -197,7 +197,7 @@ def said_of_a_drafter(path) -> str:
 
 def test_folders_of_diffusers(tmp_path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}', encoding="utf-8")
-    assert "is a diffusers folder" in said(tmp_path)
+    assert "is a diffusers folder" in error_of(tmp_path)
 
 
 def test_shards_without_an_index_or_a_configuration(tmp_path):
@@ -205,10 +205,10 @@ def test_shards_without_an_index_or_a_configuration(tmp_path):
     (folder / "model.safetensors.index.json").unlink()
     load_target(folder)
     (folder / "model-00001-of-00002.safetensors").unlink()
-    assert "lacks model-00001-of-00002.safetensors; download the missing files" in said(folder)
-    whole = write_emu3(tmp_path / "whole")
-    (whole / "config.json").unlink()
-    assert "has no config.json that names its model family; download the complete repository" in said(whole)
+    assert "lacks model-00001-of-00002.safetensors; download the missing files" in error_of(folder)
+    complete = write_emu3(tmp_path / "complete")
+    (complete / "config.json").unlink()
+    assert "has no config.json that names its model family; download the complete repository" in error_of(complete)
 
 
 # ---- fewer positions than an image has -----------------------------------------------------------

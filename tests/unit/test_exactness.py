@@ -30,7 +30,7 @@ def half():
 
 @pytest.fixture(autouse=True)
 def new_machine(runtime, monkeypatch, tmp_path):
-    """An empty cache folder and a new process."""
+    """Emulate an empty cache folder and a new process."""
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
 
 

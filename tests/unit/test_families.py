@@ -35,8 +35,8 @@ def test_janus_prompt_is_the_published_conversation(models):
     target, _ = models("janus")
     prompt = target.encode_prompt("  a cat\n")
     ids = target.prompter.vocabulary
-    said = f"{janus.BOS}<|User|>:acat\n\n<|Assistant|>:{janus.BEGIN_IMAGE}"
-    assert spelled(target, prompt).replace(" ", "") == said
+    expected = f"{janus.BOS}<|User|>:acat\n\n<|Assistant|>:{janus.BEGIN_IMAGE}"
+    assert spelled(target, prompt).replace(" ", "") == expected
     assert target.prompter.tokenizer.token_to_id("<|User|>") in prompt
     padding = [ids[janus.PAD]] * (len(prompt) - 2)
     assert target.unconditional(prompt) == [ids[janus.BOS], *padding, ids[janus.BEGIN_IMAGE]]
@@ -165,9 +165,11 @@ def test_a_model_in_one_file(written, tmp_path, family):
     folder = written(family)
     file = write_one_file(folder, folder / "tokenizer.json", tmp_path / "one.safetensors")
     one = load_target(file)
-    whole = load_target(folder)
-    assert one.family == family and one.encode_prompt("a cat") == whole.encode_prompt("a cat")
+    reference = load_target(folder)
+    assert one.family == family and one.encode_prompt("a cat") == reference.encode_prompt("a cat")
     for part in ("decoder", "codec"):
-        pairs = zip(getattr(one, part).state_dict().values(), getattr(whole, part).state_dict().values(), strict=True)
+        pairs = zip(
+            getattr(one, part).state_dict().values(), getattr(reference, part).state_dict().values(), strict=True
+        )
         assert all(torch.equal(a, b) for a, b in pairs)
     assert inspect(str(file))[0]["left_over"] == []

@@ -67,7 +67,7 @@ def test_masks_of_grouped_heads_are_aligned(emu3, kept):
 
 
 def test_a_kernel_may_return_queries_before_heads_in_memory(emu3, monkeypatch):
-    """torch's attention for GPUs does so."""
+    """GPU kernels of torch do so."""
     how = {"prompts": ("a cat",), "sampling": Sampling(seed=3, guidance=3.0)}
     expected = run(emu3, **how).codes
     usual = F.scaled_dot_product_attention
@@ -99,7 +99,7 @@ def test_a_kernel_that_depends_on_cache_positions_is_detected(runtime, wide, mon
     assert tried.differing == (COMPANY,) and tried.remark
 
 
-def test_features_are_equal_beside_a_longer_prompt(wide, monkeypatch):
+def test_features_are_equal_in_a_batch_with_a_longer_prompt(wide, monkeypatch):
     tried = run(wide, prompts=("a cat",), sampling=Sampling(guidance=3.0))  # before the first image
     assert tried.exact == InvarianceReport(), "the kernel for far keys is not used"
     recorded = []
@@ -115,5 +115,5 @@ def test_features_are_equal_beside_a_longer_prompt(wide, monkeypatch):
     for prompts in (("a cat",), ("a cat", LONG)):
         recorded.append([])
         run(wide, prompts=prompts, sampling=Sampling(guidance=3.0), prefix=cells.expand(len(prompts), -1))
-    alone, beside = (torch.cat(bits) for bits in recorded)
-    assert alone.equal(beside)
+    single, batched = (torch.cat(bits) for bits in recorded)
+    assert single.equal(batched)

@@ -129,11 +129,11 @@ def test_lines_are_complete_after_any_content(tmp_path, before):
 
 
 def test_lines_are_not_appended_to_hard_links(tmp_path):
-    (tmp_path / "ours").mkdir()
+    (tmp_path / "pack").mkdir()
     (tmp_path / "theirs").write_text("theirs\n", encoding="utf-8")
-    (tmp_path / "ours" / "a.jsonl").hardlink_to(tmp_path / "theirs")
+    (tmp_path / "pack" / "a.jsonl").hardlink_to(tmp_path / "theirs")
     with pytest.raises(AdtError, match=r"a.jsonl' is also in another folder \(a hard link\); replace it"):
-        add_line(tmp_path / "ours" / "a.jsonl", "{}")
+        add_line(tmp_path / "pack" / "a.jsonl", "{}")
     assert (tmp_path / "theirs").read_text(encoding="utf-8") == "theirs\n"
 
 

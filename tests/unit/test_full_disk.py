@@ -31,7 +31,7 @@ WRITES = {"generate": 2 + 3, "benchmark": 1 + 2 * 2 + 3, "train-drafter": 2 + 2 
 
 @pytest.fixture
 def run(tiny, tmp_path, monkeypatch, capsys) -> Callable:
-    """Function that runs a command with the tiny target, and returns its exit code and error output."""
+    """Return a function that runs a command with the tiny target, and returns its exit code and error output."""
     monkeypatch.chdir(tmp_path)
     Path("p.txt").write_text("a cat\na dog\n", encoding="utf-8")
 
@@ -51,11 +51,11 @@ def test_each_write_of_a_command(run, name, monkeypatch):
         output = f"o{number}"
         with monkeypatch.context() as patch:
             patch.setattr(*fault_patch("write", number, full_disk))
-            code, said = run(name, output)
+            code, error = run(name, output)
         if code == 0:
             break
-        assert code == 1 and said[0].startswith(f"error: '{output}/"), "it names the file"
-        assert "the disk is full" in said[0] and "finished results were kept" in said[0] and said[0].count(". ") == 0
+        assert code == 1 and error[0].startswith(f"error: '{output}/"), "it names the file"
+        assert "the disk is full" in error[0] and "finished results were kept" in error[0] and error[0].count(". ") == 0
         check_complete(Path(output))
         finished = {path: path.read_bytes() for path in Path(output).rglob("*.jsonl")}
         assert run(name, output)[0] == 0

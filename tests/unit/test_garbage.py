@@ -148,16 +148,16 @@ def test_a_bias_that_would_be_ignored(target):
 
 
 @pytest.mark.parametrize(
-    "fields, said",
+    "fields, message",
     [
         ({"in_channels": 32, "base_channels": 3}, "has 32 image channels"),
         ({"base_channels": 3}, "has 3 channels"),
     ]
     + [({"in_channels": 4}, "has 4 image channels"), ({"base_channels": 2**20}, "has 1048576 channels")],
 )
-def test_swapped_channels_of_a_codec(target, fields, said):
+def test_swapped_channels_of_a_codec(target, fields, message):
     edit_config(target, lambda config: config["vq_config"].update(fields))
-    with pytest.raises(AdtError, match=f"vq_config .*{said}"):
+    with pytest.raises(AdtError, match=f"vq_config .*{message}"):
         load_target(target)
 
 
@@ -171,17 +171,17 @@ def test_a_file_is_rarely_opened_again(monkeypatch, tiny):
     opened.clear()
     monkeypatch.setattr(files, "MOST_MAPPED", 10_000)
     load_target(tiny)
-    assert len(opened) > 10, "large files are not held in memory as a whole"
+    assert len(opened) > 10, "large files are not read completely into memory"
 
 
 @pytest.mark.parametrize(
-    "fields, said",
+    "fields, message",
     [({"in_channels": 64}, "has 64 image channels"), ({"out_channels": 4}, "has 4 image channels")]
     + [
         ({"base_channels": 3}, "has 3 channels"),
         ({"hidden_size": 64, "num_attention_heads": 3}, "hidden_size 64"),
     ],
 )
-def test_swapped_channels_of_the_codec_of_emu3(fields, said):
-    with torch.device("meta"), pytest.raises(AdtError, match=f"vq_config.*{said}"):
+def test_swapped_channels_of_the_codec_of_emu3(fields, message):
+    with torch.device("meta"), pytest.raises(AdtError, match=f"vq_config.*{message}"):
         Emu3Codec({"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, **fields}, "it")

@@ -219,7 +219,7 @@ def test_weights_that_have_moved_are_captured_again(target, drafters, tape):
 
 
 def test_alternating_methods_reuse_their_own_slots(target, drafters, tape):
-    """As in a comparison."""
+    """The Compare node alternates between methods."""
 
     def both():
         run(target, None, PROMPTS[:1])

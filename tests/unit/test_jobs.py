@@ -66,9 +66,5 @@ def test_a_png_contains_the_options(job, lantern, options):
     settings = Job(job.target, replace(job.recipe, lantern=lantern, negative=" fog ")).settings("a cat", 2)
     names = ("lantern_k", "lantern_delta", "lantern_lambda", "max_substitution")
     assert tuple(settings[name] for name in names) == options
-    assert (settings["prompt"], settings["image_index"], settings["negative"], settings["size"]) == (
-        "a cat",
-        2,
-        "fog",
-        None,
-    )
+    others = {"prompt": "a cat", "image_index": 2, "negative": "fog", "size": None}
+    assert others.items() <= settings.items()

@@ -32,7 +32,7 @@ def drafter(tmp_path, target):
     return write_tiny_drafter(tmp_path / "drafter", target)
 
 
-def said(path: Path) -> str:
+def error_of(path: Path) -> str:
     """Return the error of loading, which ``inspect`` repeats."""
     with pytest.raises(AdtError) as raised:
         load_target(path)
@@ -107,13 +107,13 @@ def test_a_pickle_with_other_values_than_dense_tensors(tmp_path, odd):
     ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module.", "module.module.", "_orig_mod._orig_mod."],
 )
 def test_prefixes_of_training_are_stripped(target, drafter, prefix):
-    whole = load_target(target)
-    network = load_drafter(drafter, whole)
+    reference = load_target(target)
+    network = load_drafter(drafter, reference)
     for folder in (target, drafter):
         tensors = {prefix + name: value for name, value in load_file(folder / WEIGHTS).items()}
         save_file(tensors, folder / WEIGHTS)
-    assert torch.equal(load_target(target).decoder.head, whole.decoder.head)
-    assert torch.equal(load_drafter(drafter, whole).fc, network.fc)
+    assert torch.equal(load_target(target).decoder.head, reference.decoder.head)
+    assert torch.equal(load_drafter(drafter, reference).fc, network.fc)
     assert inspect(str(target))[0]["left_over"] == []
 
 
@@ -144,8 +144,8 @@ def test_onnx(tmp_path, name):
     folder = tmp_path / "target"
     (folder / name).parent.mkdir(parents=True)
     (folder / name).write_bytes(b"\x08\x07")
-    assert "is ONNX, which this version can't read; use the repository with *.safetensors" in said(folder)
-    assert "is ONNX" in said(folder / name)
+    assert "is ONNX, which this version can't read; use the repository with *.safetensors" in error_of(folder)
+    assert "is ONNX" in error_of(folder / name)
     write_tiny_checkpoint(folder)
     load_target(folder)
 
@@ -164,7 +164,9 @@ def test_dfloat11(target, how):
     else:
         edit_tensors(target, compress)
     path = target / WEIGHTS if how == "one file" else target
-    assert "is compressed with DFloat11 (DF11), which this version can't read; use the original weights" in said(path)
+    assert "is compressed with DFloat11 (DF11), which this version can't read; use the original weights" in error_of(
+        path
+    )
 
 
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "of before torch 1.6"])
@@ -173,7 +175,7 @@ def test_a_pickle_named_safetensors_is_named(target, is_zip):
     before = load_target(target).decoder.head
     torch.save(load_file(target / WEIGHTS), target / "other", _use_new_zipfile_serialization=is_zip)
     (target / "other").replace(target / WEIGHTS)
-    assert f"{WEIGHTS} is a pickle, not a safetensors file; rename it to pytorch_model.bin, or" in said(target)
+    assert f"{WEIGHTS} is a pickle, not a safetensors file; rename it to pytorch_model.bin, or" in error_of(target)
     (target / WEIGHTS).rename(target / "pytorch_model.bin")
     assert torch.equal(load_target(target).decoder.head, before)
 
@@ -182,7 +184,7 @@ def test_a_pickle_named_safetensors_is_named(target, is_zip):
 def test_a_file_of_llamagen_named_safetensors_is_named(tmp_path, is_zip):
     torch.save({"a": torch.zeros(1)}, tmp_path / "t2i_256.pt", _use_new_zipfile_serialization=is_zip)
     (tmp_path / "t2i_256.pt").rename(tmp_path / "t2i_256.safetensors")
-    assert "is a pickle, not a safetensors file; rename it to t2i_256.pt" in said(tmp_path / "t2i_256.safetensors")
+    assert "is a pickle, not a safetensors file; rename it to t2i_256.pt" in error_of(tmp_path / "t2i_256.safetensors")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "weights.pt", "weights.ckpt", "weights.pth"])
@@ -194,12 +196,12 @@ def test_a_safetensors_file_named_as_a_pickle_is_read(target, name):
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"\0" * 20, b"{}"])
 def test_other_content_is_reported_by_the_files_name(tmp_path, content):
-    for name, said in (
+    for name, words in (
         (WEIGHTS, "is not a complete safetensors file"),
         ("a.pt", "is a pickle that is damaged or contains more"),
     ):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(AdtError, match=f"{name} {said}"):
+        with pytest.raises(AdtError, match=f"{name} {words}"):
             Checkpoint(tmp_path / name)
 
 
@@ -231,7 +233,7 @@ def test_a_drafter_of_eagle_3(target, drafter, layout):
     expected = "is an EAGLE-3 drafter, which is not supported; use an EAGLE-1 or EAGLE-2"
     with pytest.raises(AdtError, match=f"drafter '.*' {expected}"):
         load_drafter(drafter, model)
-    assert f"{drafter} {expected}" in said(drafter)
+    assert f"{drafter} {expected}" in error_of(drafter)
 
 
 # ---- links -----------------------------------------------------------------------------------------
@@ -257,7 +259,7 @@ def test_a_dangling_link(target, name):
 @needs_links
 def test_a_file_below_a_dangling_link(target):
     expected = break_link(target)
-    assert expected in said(target / WEIGHTS)
+    assert expected in error_of(target / WEIGHTS)
 
 
 @needs_links
@@ -272,7 +274,7 @@ def test_a_drafter_with_a_dangling_link(target, drafter):
 @needs_links
 def test_a_shard_with_a_dangling_link(tmp_path):
     folder = write_emu3(tmp_path / "target")
-    assert break_link(folder / "model-00002-of-00002.safetensors") in said(folder)
+    assert break_link(folder / "model-00002-of-00002.safetensors") in error_of(folder)
 
 
 @needs_links
@@ -281,13 +283,13 @@ def test_a_shard_with_a_dangling_link(tmp_path):
 )
 def test_an_image_decoder_with_a_dangling_link(copied, layout, name):
     folder = copied(layout)
-    assert break_link(folder.parent / name) in said(folder)
+    assert break_link(folder.parent / name) in error_of(folder)
 
 
 @needs_links
 def test_a_stage_of_glm_image_with_a_dangling_link(copied):
     folder = copied("glm-image")
-    assert break_link(folder / "vision_language_encoder" / "config.json") in said(folder)
+    assert break_link(folder / "vision_language_encoder" / "config.json") in error_of(folder)
 
 
 @needs_links

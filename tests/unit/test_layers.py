@@ -69,7 +69,7 @@ def test_cudnn_is_off_during_a_forward_and_afterwards_as_it_was(models, before):
 
 
 def test_grouped_heads_become_queries_of_one_head(grouped, monkeypatch):
-    """torch's fast kernels support no grouped heads with a mask.
+    """The fast kernels of torch support no grouped heads with a mask.
 
     They get as many query heads as key heads, and one mask for all layers.
     """
@@ -109,7 +109,7 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize("tokens", [1, 7])
 @torch.inference_mode()
 def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
-    """On a GPU each operation is a launch, which takes as long as the work of a small model's layer."""
+    """On a GPU each operation is a launch, whose duration is similar to the computation of a small model's layer."""
     monkeypatch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
     decoder = models[0].decoder
     rows = BatchRows([[1, 2], [3]], 16, decoder.embedding)
@@ -149,9 +149,7 @@ def test_a_batch_invariant_layer_has_few_more_operations(tiny, monkeypatch, near
 
 def test_rotations_as_matrices_are_the_same(models, grouped, monkeypatch):
     for decoder in (models[0].decoder, load_target(grouped / "target", dtype=torch.float64).decoder):
-        monkeypatch.setattr(
-            decoder, "config", replace(decoder.config, num_layers=3)
-        )  # asked for by several layers only
+        monkeypatch.setattr(decoder, "config", replace(decoder.config, num_layers=3))  # used by several layers only
         expected = forwards(decoder)
         with monkeypatch.context() as patch, torch.inference_mode():
             patch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)

@@ -6,7 +6,7 @@ from adt_tree_pack.nodes import contact_sheet, lettering
 from PIL import Image, ImageDraw, ImageFont
 
 SIZES = iter(size + 0.5 for size in range(12, 100))
-"""Font sizes, each used once, because fonts are cached by size. Contact sheets have whole sizes only."""
+"""Font sizes, each used once, because fonts are cached by size. Contact sheets have integer sizes only."""
 
 
 def with_fonts(monkeypatch, size, *fonts):

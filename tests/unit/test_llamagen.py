@@ -42,8 +42,8 @@ def test_generate_reports_truncated_captions(folder, tmp_path, capsys):
     for prompt, cut in (("a fox", False), ("fox " * 40, True)):
         command = words("generate", **models, prompt=prompt, negative="snow", output=tmp_path / "a.png")
         assert cli.main(command) == 0 and (tmp_path / "a.png").exists()
-        said = "The prompt has 160 tokens, but LlamaGen-T2I reads only 120"
-        assert (said in capsys.readouterr().out) is cut
+        note_text = "The prompt has 160 tokens, but LlamaGen-T2I reads only 120"
+        assert (note_text in capsys.readouterr().out) is cut
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -68,11 +68,11 @@ def test_the_unconditional_row_hides_as_many_tokens_as_the_caption(target):
 def test_a_long_caption_is_truncated_as_in_training(target):
     """The first 119 tokens and the end token remain, and a note reports it."""
     cut = target.encode_prompt("fox " * 40)
-    whole = target.encode_prompt(("fox " * 40)[:119])
+    complete = target.encode_prompt(("fox " * 40)[:119])
     assert cut.note == (
         "The prompt has 160 tokens, but t2i_XL_stage1_256.pt reads only 120: it was cut after '" + " fox" * 10 + "'."
     )
-    assert len(cut) == 120 and cut.hidden == 0 and torch.equal(cut.features, whole.features) and not whole.note
+    assert len(cut) == 120 and cut.hidden == 0 and torch.equal(cut.features, complete.features) and not complete.note
 
 
 # ---- inspect, and refused files ------------------------------------------------------------
@@ -107,14 +107,14 @@ def test_drafters_of_another_stage_or_family(folder, target, tmp_path):
     other = write_tiny_checkpoint(
         tmp_path / "chameleon", hidden=layout.HIDDEN, heads=layout.HEADS, intermediate=layout.WIDE
     )
-    stranger = write_tiny_drafter(tmp_path / "stranger", other)
-    with pytest.raises(AdtError, match="stranger' has hidden size 128 and .* tokens"):
-        load_drafter(stranger, target)
-    edit_config(stranger, lambda config: config.update(vocab_size=layout.CODES))
+    foreign = write_tiny_drafter(tmp_path / "foreign", other)
+    with pytest.raises(AdtError, match="foreign' has hidden size 128 and .* tokens"):
+        load_drafter(foreign, target)
+    edit_config(foreign, lambda config: config.update(vocab_size=layout.CODES))
     name = "embed_tokens.weight"
-    edit_tensors(stranger, lambda tensors: tensors.update({name: tensors[name][: layout.CODES].clone()}))
-    with pytest.raises(AdtError, match="stranger' was trained for another model family"):
-        load_drafter(stranger, target)
+    edit_tensors(foreign, lambda tensors: tensors.update({name: tensors[name][: layout.CODES].clone()}))
+    with pytest.raises(AdtError, match="foreign' was trained for another model family"):
+        load_drafter(foreign, target)
 
 
 def test_a_drafter_with_a_sparse_configuration(folder, target, tmp_path):

@@ -92,8 +92,8 @@ def test_cost_profiles_are_found(work, path):
     assert profiles.find(profile.name, profile.images) == profile
 
 
-def test_a_task_has_the_name_that_its_profile_had(work):
-    """All but the machine's part, and torch's. Exact products are others now, which their tiles say."""
+def test_names_of_cost_profiles_have_not_changed(work):
+    """Except for the machine, the version of torch, and the tile size of the batch-invariant mode."""
     names = {
         json.loads(path.read_text(encoding="utf-8"))["name"].split("; ", 1)[1] for path in OLD.glob("costs-*.json")
     }

@@ -48,8 +48,8 @@ def path_options():
         settings = {key: option for tables in groups.values() for table in tables for key, option in table().items()}
         for key, option in settings.items():
             if option.kind is Path or (option.kind is str and option.metavar in ("PATH", "FILE")):
-                alone = key in cli.ONE_OF.get(command, ())
-                yield pytest.param(name, key, [*least.get(name, []), *([] if alone else one.get(name, []))], id=key)
+                exclusive = key in cli.ONE_OF.get(command, ())
+                yield pytest.param(name, key, [*least.get(name, []), *([] if exclusive else one.get(name, []))], id=key)
 
 
 @pytest.mark.parametrize("command, key, rest", list(path_options()))
@@ -107,17 +107,18 @@ def test_errors_with_such_paths(odd, tmp_path, capsys):
         subject = [] if option in ("--prompts", "--from-png") else ["--prompt", "a house"]
         given = [*subject, option, str(odd / "nowhere"), "--output", str(tmp_path / "a.png")]
         assert cli.main(["generate", *given]) in (1, 2)
-        said = capsys.readouterr().err
-        assert f"{SPELLED}/nowhere" in said and said.count("\n") == 1 and "unexpected" not in said
+        message = capsys.readouterr().err
+        assert f"{SPELLED}/nowhere" in message and message.count("\n") == 1 and "unexpected" not in message
 
 
 def test_models_in_such_folders(odd, tiny, capsys):
     for role in ("target", "drafter"):
         (odd / role).symlink_to(tiny / role)
         assert cli.main(["inspect", str(odd / role)]) == 1
-        said = capsys.readouterr().err
+        message = capsys.readouterr().err
         assert (
-            f"{SPELLED}/{role}' is not UTF-8, and safetensors can't open such paths; rename the file or folder." in said
+            f"{SPELLED}/{role}' is not UTF-8, and safetensors can't open such paths; rename the file or folder."
+            in message
         )
 
 
@@ -137,11 +138,11 @@ def test_such_bytes_are_removed_from_names(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("locale", [{"LANG": "C"}, {"LC_ALL": "C"}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}], ids=str)
 def test_a_process_in_the_c_locale(odd, tiny, locale):
-    told = {name: value for name, value in os.environ.items() if name not in ("LANG", "LC_ALL", "LC_CTYPE")}
+    environment = {name: value for name, value in os.environ.items() if name not in ("LANG", "LC_ALL", "LC_CTYPE")}
     given = {"model": tiny / "target", "drafter": tiny / "drafter", "device": "cpu", "prompt": "a house"}
     line = words("generate", **given, output=odd / "ü.png", report=odd / "r.json")
     done = subprocess.run(
-        [sys.executable, "-m", "adt_core", *line], cwd=ROOT, env={**told, **locale}, capture_output=True
+        [sys.executable, "-m", "adt_core", *line], cwd=ROOT, env={**environment, **locale}, capture_output=True
     )
     assert done.returncode == 0, done.stderr
     assert b"caf\\udce9" in done.stdout and (odd / "ü.png").is_file()

@@ -1,4 +1,4 @@
-"""What is written in two places says the same, and tests see the modules that they should."""
+"""Consistency of versions, requirements and documents, and the commands that dev.py runs."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ PROJECT = PYPROJECT["project"]
 
 @pytest.fixture
 def dev():
-    """dev.py as a module."""
+    """Import dev.py as a module."""
     spec = importlib.util.spec_from_file_location("dev", ROOT / "dev.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -30,8 +30,10 @@ def dev():
 
 def test_requirements(dev):
     assert dev.REQUIREMENTS.read_text(encoding="utf-8").splitlines() == PROJECT["dependencies"]
-    assert not any(name.startswith("torch") for name in PROJECT["dependencies"]), "torch is ComfyUI's to choose"
-    assert all(re.fullmatch(r"[a-z0-9-]+(>=[\d.]+)?", line) for line in PROJECT["dependencies"]), "nothing is pinned"
+    assert not any(name.startswith("torch") for name in PROJECT["dependencies"]), "ComfyUI chooses the version of torch"
+    assert all(re.fullmatch(r"[a-z0-9-]+(>=[\d.]+)?", line) for line in PROJECT["dependencies"]), (
+        "versions must not be pinned"
+    )
 
 
 def test_version():
@@ -40,7 +42,7 @@ def test_version():
 
 
 def test_the_public_names():
-    """The docstring says what each is for; the command line's page names those that a program begins with."""
+    """The docstring describes every public name, and the page on the command line lists the main ones."""
     documented = set(re.findall(r"`(\w+)`", adt_core.__doc__)) - {"encode_prompt"}
     assert documented == set(adt_core.__all__) and all(hasattr(adt_core, name) for name in documented)
     (page,) = re.findall(
@@ -49,11 +51,11 @@ def test_the_public_names():
     assert set(re.findall(r"`(\w+)`", page)) <= documented
 
 
-def test_changes_are_told_of_this_version():
+def test_the_changelog_contains_this_version():
     assert f"\n## {VERSION} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_the_registry_gets_what_it_asks_for():
+def test_metadata_for_the_registry():
     name = PROJECT["name"]
     comfy = PYPROJECT["tool"]["comfy"]
     assert name.isascii() and len(name) < 100 and name[0].isalpha() and "comfyui" not in name.lower()
@@ -64,17 +66,17 @@ def test_the_registry_gets_what_it_asks_for():
         assert icon.width == icon.height <= 400 and banner.width * 9 == banner.height * 21
 
 
-def test_what_users_get_is_whole():
-    """.comfyignore leaves out files of the root, and none that the nodes, their help or their workflows need."""
+def test_comfyignore_excludes_no_required_files():
+    """The nodes, their help pages and their workflows need these files."""
     lines = (ROOT / ".comfyignore").read_text(encoding="utf-8").splitlines()
     lines = [line for line in lines if line and not line.startswith("#")]
-    left_out = {line.strip("/") for line in lines if line.startswith("/")}
+    excluded = {line.strip("/") for line in lines if line.startswith("/")}
     needed = "__init__.py adt_core nodes js locales subgraphs workflows requirements.txt pyproject.toml".split()
-    assert left_out.isdisjoint([*needed, "README.md", "LICENSE"])
+    assert excluded.isdisjoint([*needed, "README.md", "LICENSE"])
     assert {line for line in lines if not line.startswith("/")} == {".*", "__pycache__/", "*.pyc"}
 
 
-def test_our_nodes_are_not_comfyuis():
+def test_the_nodes_folder_does_not_shadow_comfyuis_nodes():
     spec = importlib.util.find_spec("nodes")
     assert spec is None or not Path(spec.origin).is_relative_to(ROOT / "nodes")
     assert all(map(importlib.util.find_spec, ("adt_core", "model_making")))
@@ -82,9 +84,9 @@ def test_our_nodes_are_not_comfyuis():
 
 @pytest.fixture
 def ran(dev, tmp_path, monkeypatch):
-    """The commands that dev.py runs, in order, without running them. Those that contain ``ran.fail`` fail.
+    """Record the commands of dev.py instead of running them.
 
-    pytest writes the counts ``ran.counts``.
+    Commands that contain the word ``ran.fail`` fail, and pytest writes the counts ``ran.counts``.
     """
 
     class Commands(list):
@@ -110,7 +112,7 @@ def ran(dev, tmp_path, monkeypatch):
 
 
 def test_the_environment_is_set_up_once(dev, ran, tmp_path):
-    """Later runs do nothing, until more packages are wanted."""
+    """Later runs only install packages if the requirements have changed."""
     first = tmp_path / "first.txt"
     more = tmp_path / "more.txt"
     first.write_text("numpy\n", encoding="utf-8")
@@ -118,7 +120,7 @@ def test_the_environment_is_set_up_once(dev, ran, tmp_path):
     dev.VENV.mkdir()
     assert dev.environment(first, more)
     assert ran[0].startswith("-m venv") and ran[1].startswith("-m pip install") and len(ran) == 2
-    assert all(word in ran[1].split() for word in (dev.TORCH, str(first), str(more))), "so that nothing replaces torch"
+    assert all(word in ran[1].split() for word in (dev.TORCH, str(first), str(more))), "no package may replace torch"
     dev.PYTHON.parent.mkdir()
     dev.PYTHON.touch()
     assert not dev.environment(first) and not dev.environment(first, more) and len(ran) == 2
@@ -127,7 +129,7 @@ def test_the_environment_is_set_up_once(dev, ran, tmp_path):
 
 
 @pytest.mark.parametrize("step", ["venv", "pip"])
-def test_a_set_up_that_fails_is_tried_again(dev, ran, step, capsys):
+def test_a_failed_set_up_is_repeated(dev, ran, step, capsys):
     dev.VENV.mkdir()
     ran.fail = step
     for attempt in (1, 2):
@@ -145,23 +147,23 @@ def steps(dev, ran, monkeypatch):
 
 
 @pytest.mark.parametrize("fail", ["format", "check", "mypy", "pytest"])
-def test_every_check_and_test_runs_whatever_fails(dev, steps, fail, capsys):
+def test_all_checks_and_tests_run_after_a_failure(dev, steps, fail, capsys):
     steps.fail = fail
     assert dev.main(["test"]) == 1
     assert [line.split()[1] for line in steps] == ["ruff", "ruff", "pytest", "mypy"]
-    said = capsys.readouterr()
-    assert said.out.count("passed: ") == 3 and said.out.count("FAILED: ") == 1 and said.err.startswith("Failed: ")
+    output = capsys.readouterr()
+    assert output.out.count("passed: ") == 3 and output.out.count("FAILED: ") == 1 and output.err.startswith("Failed: ")
 
 
 @pytest.mark.parametrize("options", [[], ["--all"]])
-def test_long_tests_run_when_all_are_asked_for_and_timed_tests_by_themselves(dev, steps, options):
+def test_all_runs_long_tests_and_then_timed_tests_in_one_process(dev, steps, options):
     assert dev.main(["test", *options]) == 0
     tests = [line.split() for line in steps if line.startswith("-m pytest")]
     assert len(tests) == (2 if options else 1) and all(("--all" in words) is bool(options) for words in tests)
     assert all(("-n" in words) is (number == 0) for number, words in enumerate(tests))
 
 
-def test_javascript_is_checked_if_there_is_npm(dev, steps, tmp_path, monkeypatch, capsys):
+def test_javascript_is_checked_if_npm_is_installed(dev, steps, tmp_path, monkeypatch, capsys):
     """The tools are installed once for each version of the lock file."""
     monkeypatch.setattr(dev.shutil, "which", lambda program: f"/usr/bin/{program}")
     monkeypatch.setattr(dev, "NODE_MODULES", tmp_path / "node_modules")
@@ -179,13 +181,13 @@ def test_javascript_is_checked_if_there_is_npm(dev, steps, tmp_path, monkeypatch
     assert any(line.startswith("ci") for line in steps)
 
 
-def test_options_go_to_pytest_alone(dev, steps):
+def test_options_are_passed_to_pytest_only(dev, steps):
     assert dev.main(["test", "-k", "tree"]) == 0
     (line,) = steps
     assert line.startswith("-m pytest ") and line.endswith(" -k tree")
 
 
-def test_the_last_line_says_what_ran_and_what_did_not(dev, steps, capsys):
+def test_the_last_line_counts_tests_that_ran_and_did_not_run(dev, steps, capsys):
     reason = "browser tests not run: no Chromium (apt install chromium)"
     steps.counts = {"passed": 2031, "failed": 0, reason: 38}
     assert dev.main(["test"]) == 0
@@ -195,12 +197,12 @@ def test_the_last_line_says_what_ran_and_what_did_not(dev, steps, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "7 passed; 2 FAILED"
 
 
-def test_a_run_above_its_budget_is_a_warning(dev):
+def test_exceeding_the_time_budget_is_a_warning(dev):
     assert dev.total(301, "default").startswith("WARNING: 301 s") and not dev.total(299, "default").startswith("W")
     assert "5100 s" in dev.total(10, "--all") and dev.BUDGET["first run"] == 480
 
 
-def test_a_failed_set_up_is_one_sentence(dev, monkeypatch, capsys):
+def test_set_up_errors_are_printed_as_one_line(dev, monkeypatch, capsys):
     def fail(*files):
         raise dev.SetUpError("No space left on device.")
 
@@ -210,10 +212,10 @@ def test_a_failed_set_up_is_one_sentence(dev, monkeypatch, capsys):
     assert dev.main(["paint"]) == 2
 
 
-def test_the_readme_shows_the_map_as_it_forms():
-    """Each picture in the README exists, and the first one is an animation that loads quickly."""
-    pictures = re.findall(r"!\[.+\]\((.+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert all((ROOT / picture).is_file() for picture in pictures)
-    with Image.open(ROOT / pictures[0]) as film:
-        assert film.n_frames > 20 and film.info["loop"] == 0
-    assert (ROOT / pictures[0]).stat().st_size <= 1_500_000
+def test_images_of_the_readme():
+    """Every image exists, and the first one is an animation that loads quickly."""
+    images = re.findall(r"!\[.+\]\((.+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert all((ROOT / image).is_file() for image in images)
+    with Image.open(ROOT / images[0]) as animation:
+        assert animation.n_frames > 20 and animation.info["loop"] == 0
+    assert (ROOT / images[0]).stat().st_size <= 1_500_000

@@ -151,7 +151,7 @@ def test_blank_prompts_are_reported(tmp_path):
 
 
 def test_the_first_non_blank_caption_is_used(tmp_path):
-    annotations = [{"image_id": 3, "id": id, "caption": said} for id, said in enumerate([" ", "a cat", "a dog"])]
+    annotations = [{"image_id": 3, "id": id, "caption": text} for id, text in enumerate([" ", "a cat", "a dog"])]
     (tmp_path / "coco.json").write_text(json.dumps({"annotations": annotations}), encoding="utf-8")
     assert read_prompts(tmp_path / "coco.json") == ["a cat"]
 

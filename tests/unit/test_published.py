@@ -33,7 +33,7 @@ def emu3(tmp_path_factory):
 
 @pytest.fixture
 def draw(tiny, tmp_path, capsys):
-    """Function that runs `generate` and returns the settings in the PNG and its path."""
+    """Return a function that runs `generate` and returns the settings in the PNG and its path."""
 
     def run(*options, model=tiny / "target", output="a.png"):
         path = tmp_path / output
@@ -148,5 +148,5 @@ def test_help_of_the_defaults(capsys):
     for command in ("generate", "benchmark", "train-drafter"):
         with pytest.raises(SystemExit):
             cli.main([command, "--help"])
-        said = " ".join(capsys.readouterr().out.split())
-        assert said.count("(default: the model authors' value)") == 5
+        help_text = " ".join(capsys.readouterr().out.split())
+        assert help_text.count("(default: the model authors' value)") == 5

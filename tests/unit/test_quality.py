@@ -153,8 +153,8 @@ def test_missing_weights_are_reported(given, named, tmp_path):
 def test_invalid_predictors(clip, tmp_path):
     save_file({"weight": torch.zeros(1, 5), "bias": torch.zeros(1)}, tmp_path / "other.safetensors")
     (tmp_path / "damaged.pth").write_bytes(b"no tensors")
-    for name, said in (("other.safetensors", "8 numbers"), ("damaged.pth", "file of tensors")):
-        with pytest.raises(AdtError, match=f"aesthetic.*{said}"):
+    for name, problem in (("other.safetensors", "8 numbers"), ("damaged.pth", "file of tensors")):
+        with pytest.raises(AdtError, match=f"aesthetic.*{problem}"):
             quality.clip_metric(clip, "clip", "CLIP score", CPU, tmp_path / name)
 
 
@@ -165,16 +165,16 @@ class PanicException(BaseException):
 
 
 @pytest.mark.parametrize(
-    "at, said", [("from_pretrained", "is not a complete CLIP model"), ("__call__", "can't read 'a cat'")]
+    "at, problem", [("from_pretrained", "is not a complete CLIP model"), ("__call__", "can't read 'a cat'")]
 )
-def test_panics_of_a_tokenizer_are_converted(clip, monkeypatch, at, said):
+def test_panics_of_a_tokenizer_are_converted(clip, monkeypatch, at, problem):
     from transformers import CLIPProcessor
 
     def panic(*_, **__):
         raise PanicException("attempt to divide by zero")
 
     monkeypatch.setattr(CLIPProcessor, at, panic)
-    with pytest.raises(AdtError, match=f"clip: .* {said}.*attempt to divide by zero"):
+    with pytest.raises(AdtError, match=f"clip: .* {problem}.*attempt to divide by zero"):
         quality.clip_metric(clip, "clip", "CLIP score", CPU)(Image.new("RGB", (8, 8)), "a cat")
 
 

@@ -47,11 +47,11 @@ def test_logits_stay_close_on_the_bundled_model(kind, bundled):
 def test_matrices_have_one_byte_per_weight(tiny, kind):
     plain = load_target(tiny / "target")
     rounded = load_target(tiny / "target", weights=kind)
-    for ours, theirs in zip(rounded.decoder.layers, plain.decoder.layers):
+    for layer, original in zip(rounded.decoder.layers, plain.decoder.layers):
         for name in MATRICES:
-            stored = getattr(ours, name)
-            scale = getattr(ours, f"{name}_scale")
-            weight = getattr(theirs, name)
+            stored = getattr(layer, name)
+            scale = getattr(layer, f"{name}_scale")
+            weight = getattr(original, name)
             assert stored.element_size() == 1 and scale.shape == (weight.shape[1],)
             step = {"int8": 0.5 / 127, "fp8": 2**-4}[kind]
             assert (stored.float() * scale - weight).abs().max() <= weight.abs().max() * step
@@ -112,7 +112,7 @@ class OnGPU(torch.Tensor):
 
 @pytest.fixture
 def digits(runtime, monkeypatch):
-    """The module, on a GPU that multiplies int8 and fp8 and has not been checked yet."""
+    """Return the module, on a GPU that multiplies int8 and fp8 and has not been checked yet."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     return quantised_matmul
 

@@ -36,7 +36,7 @@ from adt_core.policies.recipe import Recipe
 from tests.layouts.llamagen import write_hugging_face
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
-SECRET = b"not ours"
+SECRET = b"secret"
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 
 
@@ -68,10 +68,10 @@ def secret(tmp_path):
 
 
 @pytest.fixture
-def ours(tmp_path):
+def pack_folder(tmp_path):
     """Folder of the pack."""
-    (tmp_path / "ours").mkdir()
-    return tmp_path / "ours"
+    (tmp_path / "pack").mkdir()
+    return tmp_path / "pack"
 
 
 def at(path: Path, kind: str) -> Path:
@@ -99,51 +99,51 @@ KINDS = pytest.mark.parametrize("kind", ["pipe", "device", "folder", "socket"])
 # ---- links -------------------------------------------------------------------
 
 
-def test_writing_replaces_a_link(ours, secret):
-    (ours / "a.json").symlink_to(secret)
-    write_in(ours, "a.json", b"ours")
-    assert secret.read_bytes() == SECRET and not (ours / "a.json").is_symlink()
-    assert (ours / "a.json").read_bytes() == b"ours"
+def test_writing_replaces_a_link(pack_folder, secret):
+    (pack_folder / "a.json").symlink_to(secret)
+    write_in(pack_folder, "a.json", b"content")
+    assert secret.read_bytes() == SECRET and not (pack_folder / "a.json").is_symlink()
+    assert (pack_folder / "a.json").read_bytes() == b"content"
 
 
-def test_a_linked_folder_is_refused(ours, secret):
-    (ours / "images").symlink_to(secret.parent)
+def test_a_linked_folder_is_refused(pack_folder, secret):
+    (pack_folder / "images").symlink_to(secret.parent)
     for name in ("images/a.png", "images/deeper/a.png"):
         with pytest.raises(AdtError, match="images' is a link, and files below"):
-            write_in(ours, name, b"ours")
+            write_in(pack_folder, name, b"content")
     assert list(secret.parent.iterdir()) == [secret]
-    (ours.parent / "same").symlink_to(ours)
-    write_in(ours.parent / "same", "deeper/a.png", b"ours")  # our folder itself may be a link: the user made it
-    assert (ours / "deeper" / "a.png").read_bytes() == b"ours"
+    (pack_folder.parent / "same").symlink_to(pack_folder)
+    write_in(pack_folder.parent / "same", "deeper/a.png", b"content")  # the folder itself may be a link of the user
+    assert (pack_folder / "deeper" / "a.png").read_bytes() == b"content"
 
 
-def test_lines_are_not_appended_through_a_link(ours, secret):
-    (ours / RUNS).symlink_to(secret)
+def test_lines_are_not_appended_through_a_link(pack_folder, secret):
+    (pack_folder / RUNS).symlink_to(secret)
     with pytest.raises(AdtError, match="is a link"):
-        add_line(ours / RUNS, "{}")
+        add_line(pack_folder / RUNS, "{}")
     with pytest.raises(AdtError, match="is a link"):
-        open_records(ours, {"prompts": [], "methods": {}})
+        open_records(pack_folder, {"prompts": [], "methods": {}})
     assert secret.read_bytes() == SECRET
 
 
-def test_a_junction_counts_as_a_link(ours, monkeypatch):
+def test_a_junction_counts_as_a_link(pack_folder, monkeypatch):
     """On Windows, lstat marks a junction, but it is not a symbolic link."""
 
     class Junction:
         st_mode = 0o040777
         st_reparse_tag = 0xA0000003
 
-    (ours / "key").mkdir()
-    assert inside(ours, "key") == ours / "key"
+    (pack_folder / "key").mkdir()
+    assert inside(pack_folder, "key") == pack_folder / "key"
     monkeypatch.setattr(os, "lstat", lambda path: Junction)
     with pytest.raises(AdtError, match="is a link"):
-        inside(ours, "key")
+        inside(pack_folder, "key")
 
 
 @pytest.fixture
-def batch(models, ours):
+def batch(models, pack_folder):
     target, _ = models
-    return BatchFolder(Job(target, Recipe(Sampling(seed=3), Drafting("autoregressive"))), ours)
+    return BatchFolder(Job(target, Recipe(Sampling(seed=3), Drafting("autoregressive"))), pack_folder)
 
 
 def draw(batch: BatchFolder, prompt: str):
@@ -153,34 +153,34 @@ def draw(batch: BatchFolder, prompt: str):
 
 
 @pytest.mark.parametrize("dangling", [False, True])
-def test_a_link_in_a_batch_folder_receives_no_image(batch, ours, secret, dangling):
+def test_a_link_in_a_batch_folder_receives_no_image(batch, pack_folder, secret, dangling):
     """The end of its name identifies it, whatever the beginning is."""
     name = batch.path("a cat").name
     if dangling:
         secret.unlink()
     for link in (name, "x-" + name):
-        (ours / link).symlink_to(secret)
-    batch = BatchFolder(batch.job, ours)
+        (pack_folder / link).symlink_to(secret)
+    batch = BatchFolder(batch.job, pack_folder)
     assert batch.find("a cat") is None
     made = draw(batch, "a cat")
-    assert made.path == ours / name and not made.path.is_symlink() and is_regular(made.path)
+    assert made.path == pack_folder / name and not made.path.is_symlink() and is_regular(made.path)
     assert not secret.exists() if dangling else secret.read_bytes() == SECRET
-    assert BatchFolder(batch.job, ours).find("a cat").path == made.path
+    assert BatchFolder(batch.job, pack_folder).find("a cat").path == made.path
 
 
 @pytest.mark.parametrize("name", ["", "cats"])
-def test_the_folder_of_a_batch_must_not_be_a_link(batch, ours, secret, name):
-    folder = batch_folder(ours, batch.job, name)
+def test_the_folder_of_a_batch_must_not_be_a_link(batch, pack_folder, secret, name):
+    folder = batch_folder(pack_folder, batch.job, name)
     folder.symlink_to(secret.parent)
     with pytest.raises(AdtError, match=f"'{folder}' is a link, and files below"):
-        batch_folder(ours, batch.job, name)
+        batch_folder(pack_folder, batch.job, name)
 
 
-def test_a_profile_is_not_written_to_a_link_or_read_from_a_pipe(ours, secret, monkeypatch):
-    monkeypatch.setenv(profiles.FOLDER, str(ours))
+def test_a_profile_is_not_written_to_a_link_or_read_from_a_pipe(pack_folder, secret, monkeypatch):
+    monkeypatch.setenv(profiles.FOLDER, str(pack_folder))
     profile = CostProfile("a model", 1, {"chain": ((0, 1.0), (16, 2.0))})
     profiles.save(profile)
-    (path,) = ours.iterdir()
+    (path,) = pack_folder.iterdir()
     path.unlink()
     path.symlink_to(secret)
     profiles.save(profile)
@@ -190,30 +190,30 @@ def test_a_profile_is_not_written_to_a_link_or_read_from_a_pipe(ours, secret, mo
     assert profiles.find(profile.name, 1) is None
 
 
-def test_reports_and_drafters_are_not_written_through_a_link(ours, secret):
+def test_reports_and_drafters_are_not_written_through_a_link(pack_folder, secret):
     figures = {"tokens": 1, "tau": 1.0, "mean_depth": 1.0, "substitution_rate": 0.0}
     row = {"id": "1", "prompt": "a cat", "seed": 1, "seconds": 1.0, "target_forwards": 1, "file": "a.png", **figures}
     for name in ("config.json", "model.safetensors", "report.csv", "report.json", "report.png"):
-        (ours / name).symlink_to(secret)
-    write_checkpoint(ours, {"a": torch.zeros(1)}, {}, torch.float16)
-    contact_sheet.write_report([row], {}, Image.new("RGB", (8, 8)), ours, "report")
-    assert secret.read_bytes() == SECRET and not any(path.is_symlink() for path in ours.iterdir())
+        (pack_folder / name).symlink_to(secret)
+    write_checkpoint(pack_folder, {"a": torch.zeros(1)}, {}, torch.float16)
+    contact_sheet.write_report([row], {}, Image.new("RGB", (8, 8)), pack_folder, "report")
+    assert secret.read_bytes() == SECRET and not any(path.is_symlink() for path in pack_folder.iterdir())
 
 
-def test_codes_of_images_are_not_written_through_a_link(ours, secret):
+def test_codes_of_images_are_not_written_through_a_link(pack_folder, secret):
     codes = np.full((1, 4), -1, np.int32)
     with secret.open("wb") as file:
         np.save(file, codes)
-    (ours / "codes.npy").symlink_to(secret)
+    (pack_folder / "codes.npy").symlink_to(secret)
     with pytest.raises(AdtError, match="codes.npy' is a link"):
-        TrainingImages(ours / "codes.npy", ["a cat"], 4, 8)
+        TrainingImages(pack_folder / "codes.npy", ["a cat"], 4, 8)
     assert (np.load(secret) == codes).all()
 
 
-def test_a_drafters_output_has_no_linked_folders(ours, secret, tmp_path, capsys):
-    (ours / "training").symlink_to(secret.parent)
+def test_a_drafters_output_has_no_linked_folders(pack_folder, secret, tmp_path, capsys):
+    (pack_folder / "training").symlink_to(secret.parent)
     (tmp_path / "list.txt").write_text("\n".join(f"cat {number}" for number in range(9)), encoding="utf-8")
-    given = ["--held-out", "1", "--batch", "1", "--steps", "1", "--output", str(ours)]
+    given = ["--held-out", "1", "--batch", "1", "--steps", "1", "--output", str(pack_folder)]
     assert cli.main(["train-drafter", "--prompts", str(tmp_path / "list.txt"), *given]) == 2
     assert "training' is a link" in capsys.readouterr().err and list(secret.parent.iterdir()) == [secret]
 
@@ -222,8 +222,8 @@ def test_a_drafters_output_has_no_linked_folders(ours, secret, tmp_path, capsys)
 
 
 @KINDS
-def test_irregular_files_are_refused_immediately(ours, kind):
-    path = at(ours / "odd", kind)
+def test_irregular_files_are_refused_immediately(pack_folder, kind):
+    path = at(pack_folder / "odd", kind)
     assert not is_regular(path)
     for read in (opened, lambda path: read_text(path, 1)):
         with pytest.raises(OSError):
@@ -236,42 +236,44 @@ def test_irregular_files_are_refused_immediately(ours, kind):
 
 
 @KINDS
-def test_records_and_codes_must_be_regular_files(ours, kind):
-    at(ours / RUNS, kind)
+def test_records_and_codes_must_be_regular_files(pack_folder, kind):
+    at(pack_folder / RUNS, kind)
     with pytest.raises(AdtError, match=f"{RUNS}' can't be (read|written)"):
-        open_records(ours, {"prompts": [], "methods": {}})
-    at(ours / "codes.npy", kind)
+        open_records(pack_folder, {"prompts": [], "methods": {}})
+    at(pack_folder / "codes.npy", kind)
     with pytest.raises(AdtError, match="codes.npy"):
-        TrainingImages(ours / "codes.npy", ["a cat"], 4, 8)
-    at(ours / "0.safetensors", kind)
-    assert Features(ours, 0).get([0], [0], torch.device("cpu")) is None
+        TrainingImages(pack_folder / "codes.npy", ["a cat"], 4, 8)
+    at(pack_folder / "0.safetensors", kind)
+    assert Features(pack_folder, 0).get([0], [0], torch.device("cpu")) is None
 
 
 @KINDS
-def test_training_images_must_be_files(ours, kind):
-    at(ours / "1.jpg", kind)
-    Image.new("RGB", (8, 8)).save(ours / "2.jpg")
-    at(ours / "2.txt", kind)
+def test_training_images_must_be_files(pack_folder, kind):
+    at(pack_folder / "1.jpg", kind)
+    Image.new("RGB", (8, 8)).save(pack_folder / "2.jpg")
+    at(pack_folder / "2.txt", kind)
     with pytest.raises(AdtError, match="2.jpg' has no caption"):
-        find_captioned(ours)
-    (ours / "2.txt").unlink() if kind != "folder" else (ours / "2.txt").rmdir()
-    (ours / "2.txt").write_text("a cat", encoding="utf-8")
-    assert find_captioned(ours) == ([ours / "2.jpg"], ["a cat"])
+        find_captioned(pack_folder)
+    (pack_folder / "2.txt").unlink() if kind != "folder" else (pack_folder / "2.txt").rmdir()
+    (pack_folder / "2.txt").write_text("a cat", encoding="utf-8")
+    assert find_captioned(pack_folder) == ([pack_folder / "2.jpg"], ["a cat"])
 
 
-def test_weights_for_quality_must_be_files(ours, monkeypatch):
+def test_weights_for_quality_must_be_files(pack_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_fidelity", SimpleNamespace(calculate_metrics=None))
-    os.mkfifo(ours / "pytorch_model.bin")
-    (ours / "config.json").write_text("{}", encoding="utf-8")
+    os.mkfifo(pack_folder / "pytorch_model.bin")
+    (pack_folder / "config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(AdtError, match="pytorch_model.bin' is not a regular file"):
-        quality.clip_metric(ours, "clip", "CLIP score", torch.device("cpu"))
-    (ours / "deeper").mkdir()
-    (ours / "pytorch_model.bin").rename(ours / "deeper" / "template.jinja")  # which transformers looks for, too
+        quality.clip_metric(pack_folder, "clip", "CLIP score", torch.device("cpu"))
+    (pack_folder / "deeper").mkdir()
+    (pack_folder / "pytorch_model.bin").rename(
+        pack_folder / "deeper" / "template.jinja"
+    )  # which transformers looks for, too
     with pytest.raises(AdtError, match="deeper/template.jinja' is not a regular file"):
-        quality.clip_metric(ours, "clip", "CLIP score", torch.device("cpu"))
-    (ours / "deeper" / "template.jinja").rename(ours / "pytorch_model.bin")
+        quality.clip_metric(pack_folder, "clip", "CLIP score", torch.device("cpu"))
+    (pack_folder / "deeper" / "template.jinja").rename(pack_folder / "pytorch_model.bin")
     with pytest.raises(AdtError, match="not a regular file"):
-        quality.inception_metric(ours / "pytorch_model.bin", None, 2, torch.device("cpu"))
+        quality.inception_metric(pack_folder / "pytorch_model.bin", None, 2, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("option", ["--from-png", "--continue-from", "--prompts"])
@@ -280,17 +282,17 @@ def test_the_command_line_does_not_wait_for_a_pipe(tmp_path, capsys, option):
     subject = ["--prompt", "a cat"] if option == "--continue-from" else []
     given = [option, str(tmp_path / "a.png"), "--output", str(tmp_path / "b.png")]
     assert cli.main(["generate", *subject, *given]) != 0
-    said = capsys.readouterr().err
-    assert "it is not a regular file" in said and option.removeprefix("--") in said + "from-png"
+    message = capsys.readouterr().err
+    assert "it is not a regular file" in message and option.removeprefix("--") in message + "from-png"
 
 
 # ---- images ----------------------------------------------------------------------
 
 
-def test_an_image_starts_no_other_program(ours, monkeypatch):
+def test_an_image_starts_no_other_program(pack_folder, monkeypatch):
     """Pillow calls Ghostscript for EPS, independently of the file's name."""
-    Image.new("RGB", (8, 8)).save(ours / "photo.eps")
-    photo = (ours / "photo.eps").rename(ours / "photo.png")
+    Image.new("RGB", (8, 8)).save(pack_folder / "photo.eps")
+    photo = (pack_folder / "photo.eps").rename(pack_folder / "photo.png")
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
     with pytest.raises(AdtError, match="not one of PNG, JPEG, WEBP, BMP, GIF, TIFF"):
         open_rgb(photo, "continue_from")
@@ -299,16 +301,16 @@ def test_an_image_starts_no_other_program(ours, monkeypatch):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_common_image_formats_are_opened(ours, format):
-    Image.new("RGB", (8, 6), (200, 10, 30)).save(ours / "picture", format)
-    assert open_rgb(ours / "picture", "--images").size == (8, 6)
+def test_common_image_formats_are_opened(pack_folder, format):
+    Image.new("RGB", (8, 6), (200, 10, 30)).save(pack_folder / "picture", format)
+    assert open_rgb(pack_folder / "picture", "--images").size == (8, 6)
 
 
-def test_a_file_too_large_for_an_image(ours):
-    Image.new("RGB", (8, 8)).save(ours / "a.png")
-    os.truncate(ours / "a.png", MAX_IMAGE_MIB * 2**20 + 1)  # which takes no room on the disk
+def test_a_file_too_large_for_an_image(pack_folder):
+    Image.new("RGB", (8, 8)).save(pack_folder / "a.png")
+    os.truncate(pack_folder / "a.png", MAX_IMAGE_MIB * 2**20 + 1)  # sparse, so it needs no disk space
     with pytest.raises(AdtError, match="it has 512 MiB, but at most 512 are read"):
-        open_rgb(ours / "a.png", "--images")
+        open_rgb(pack_folder / "a.png", "--images")
 
 
 # ---- results that would overwrite inputs -------------------------------------------
@@ -371,8 +373,8 @@ def test_no_result_overwrites_an_input(model, capsys, monkeypatch, line, words):
     before = contents(model)
     monkeypatch.setattr("adt_core.models.load.fill", lambda *_: pytest.fail("weights were read"))
     assert cli.main(line.split()) != 0
-    said = capsys.readouterr().err
-    assert words in said and len(said.splitlines()) == 1
+    message = capsys.readouterr().err
+    assert words in message and len(message.splitlines()) == 1
     assert contents(model) == before
 
 

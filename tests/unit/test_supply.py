@@ -1,4 +1,4 @@
-"""What reaches users: the archive that the registry hands on, what it depends on, and what publishes it."""
+"""Supply chain: the archive for the registry, licences of dependencies, and pinned CI actions."""
 
 import os
 import re
@@ -14,36 +14,36 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[2]
 OURS = [Requirement(line).name for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()]
 EXTRAS = ["diffusers", "ray", "torch-fidelity", "matplotlib"]
-"""What some commands and families need besides; their licences are checked where they are installed."""
+"""Optional packages of some commands and families; their licences are checked if they are installed."""
 MEGABYTES = 28
-"""The archive's files at most, of which the bundled weights are 25."""
+"""Maximum size of the files in the archive, including 25 MB of bundled weights."""
 PERMISSIVE = ("0BSD", "Apache", "BSD", "BSL-1.0", "CC0-1.0", "CNRI-Python", "HPND", "ISC", "MIT", "MPL-2.0", "PSF-2.0")
 PERMISSIVE += ("3-Clause BSD", "Historical Permission Notice", "Mozilla Public License 2.0")
 PERMISSIVE += ("Python Software Foundation", "Zlib")
-"""How the names begin of licences that ask nothing of those who use a library as it is."""
+"""Prefixes of the names of licences that have no conditions for using an unmodified library."""
 
 
 def tracked(*options: str) -> set[str]:
-    """The files of this repository that git knows."""
+    """Return the files that ``git ls-files`` lists with these options."""
     listed = subprocess.run(["git", "ls-files", "-z", *options], cwd=ROOT, capture_output=True, check=True).stdout
     return set(listed.decode().split("\0")) - {""}
 
 
 @pytest.fixture(scope="module")
 def archive():
-    """The files that comfy-cli packs for the registry: what git tracks, without what .comfyignore names."""
+    """Return the files that comfy-cli packs for the registry: tracked files except those in .comfyignore."""
     if not (ROOT / ".git").exists():
-        pytest.skip("git packs the archive, and this is no checkout")
+        pytest.skip("listing the files requires a git checkout")
     return tracked() - tracked("--cached", "--ignored", "--exclude-from=.comfyignore")
 
 
-def test_the_archive_holds_what_users_need_and_nothing_else(archive):
+def test_the_archive_contains_exactly_the_required_files(archive):
     folders = {"adt_core", "docs", "js", "locales", "nodes", "subgraphs", "workflows"}
     pages = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "model_making/README.md"}
     assert archive == tracked(*folders) | pages | {"__init__.py", "adt.py", "pyproject.toml", "requirements.txt"}
 
 
-def test_the_archive_holds_the_bundled_model_and_no_other_data(archive):
+def test_the_archive_contains_no_data_but_the_bundled_model(archive):
     kinds = {".py", ".md", ".js", ".css", ".json", ".png", ".jpg", ".webp", ".toml", ".txt", ""}
     others = {name for name in archive if PurePosixPath(name).suffix not in kinds}
     assert others == {f"adt_core/bundled/{model}/model.safetensors" for model in ("target", "drafter")}
@@ -54,12 +54,12 @@ def test_the_archive_is_small(archive):
     assert sum((ROOT / name).stat().st_size for name in archive) < MEGABYTES * 1e6
 
 
-def test_the_archive_has_names_that_git_lists_as_they_are(archive):
-    """comfy-cli leaves out a file whose name git puts in quotes."""
+def test_names_in_the_archive_are_not_quoted_by_git(archive):
+    """comfy-cli skips files whose names git quotes."""
     assert all(re.fullmatch(r"[\w./ ()-]+", name, re.ASCII) for name in archive)
 
 
-def test_what_pages_of_the_archive_link_to_is_in_it(archive):
+def test_links_in_the_archive_are_valid(archive):
     missing = [
         f"{page}: {link}"
         for page in archive
@@ -87,15 +87,15 @@ def test_the_archive_works_without_the_rest_of_the_repository(archive, tmp_path)
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr
     count, file = ran.stdout.split("\n")[0].split(" ", 1)
-    assert int(count) > 50 and Path(file).is_relative_to(tmp_path), "these are the archive's modules"
+    assert int(count) > 50 and Path(file).is_relative_to(tmp_path), "modules outside of the archive were imported"
 
 
 def licences(package: metadata.Distribution) -> list[str]:
-    """The names of a package's licences, from where it says them most clearly."""
+    """Return the names of a package's licences, from the most precise field of its metadata."""
     about = package.metadata
     kinds = [line.split(" :: ")[-1] for line in about.get_all("Classifier") or () if line.startswith("License ::")]
-    said = about.get("License-Expression") or " AND ".join(kinds) or about.get("License") or "nothing"
-    return [part.strip("() ") for part in re.split(r" AND | OR ", said)]
+    names = about.get("License-Expression") or " AND ".join(kinds) or about.get("License") or "nothing"
+    return [part.strip("() ") for part in re.split(r" AND | OR ", names)]
 
 
 def installed(name: str) -> bool:
@@ -105,8 +105,8 @@ def installed(name: str) -> bool:
         return False
 
 
-def everything_behind(names: list[str]) -> dict[str, metadata.Distribution]:
-    """These packages and all that they need here, without NVIDIA's."""
+def with_dependencies(names: list[str]) -> dict[str, metadata.Distribution]:
+    """Return these packages and their dependencies on this machine, except for NVIDIA's."""
     found: dict[str, metadata.Distribution] = {}
     waiting = list(names)
     while waiting:
@@ -119,16 +119,16 @@ def everything_behind(names: list[str]) -> dict[str, metadata.Distribution]:
     return found
 
 
-def test_what_is_depended_on_asks_nothing_of_users():
-    """torch's CUDA builds need NVIDIA's libraries, which have terms of their own: those are ComfyUI's, as torch is."""
+def test_dependencies_have_permissive_licences():
+    """NVIDIA's libraries, which CUDA builds of torch need, have other terms, but ComfyUI requires them anyway."""
     names = [*OURS, "torch", *filter(installed, EXTRAS)]
-    found = {name: licences(package) for name, package in everything_behind(names).items()}
+    found = {name: licences(package) for name, package in with_dependencies(names).items()}
     assert len(found) > 20 and {"huggingface-hub", "regex", *names} <= found.keys()
-    strict = {name: said for name, said in found.items() if not all(part.startswith(PERMISSIVE) for part in said)}
+    strict = {name: kinds for name, kinds in found.items() if not all(kind.startswith(PERMISSIVE) for kind in kinds)}
     assert not strict
 
 
-def test_the_docs_name_what_is_depended_on():
+def test_the_docs_list_all_dependencies():
     page = (
         (ROOT / "docs" / "security.md")
         .read_text(encoding="utf-8")
@@ -140,8 +140,8 @@ def test_the_docs_name_what_is_depended_on():
     assert all(licence.startswith(PERMISSIVE) for _, licence in rows)
 
 
-def test_actions_are_named_by_commit():
-    """A tag or a branch may be moved to other code, which would then hold the registry's key."""
+def test_actions_are_pinned_to_commits():
+    """A tag or a branch may be moved to other code, which could then read the registry's key."""
     uses = [
         (path.name, line)
         for path in (ROOT / ".github" / "workflows").iterdir()

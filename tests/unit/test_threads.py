@@ -11,7 +11,7 @@ from adt_core.policies import PLAIN
 
 @pytest.fixture(params=[1, 3])
 def threads(request):
-    """Number of threads that the caller has set."""
+    """Set a number of threads as the caller, and return it."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from adt_core.errors import AdtError, wrap_library_errors
 from adt_core.models import prompter
-from adt_core.models.reading import tokenizer as ours
+from adt_core.models.reading import tokenizer as reading
 from adt_core.models.reading.tokenizer import encode, load_tokenizer
 from model_making.tokenise import make_tokenizer
 from tests.layouts.tokens import tokenizer_with
@@ -131,7 +131,7 @@ def test_dangerous_content_never_reaches_the_library(tmp_path, monkeypatch, name
     for part, value in HOSTILE[name].items():
         content[part] = {**content[part], **value} if part == "model" and value else value
     (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    monkeypatch.setattr(ours, "Tokenizer", None)
+    monkeypatch.setattr(reading, "Tokenizer", None)
     with pytest.raises(
         AdtError, match="tokenizer.json can't be used because .*; use the tokenizer.json published with the model"
     ):
@@ -180,7 +180,7 @@ def test_other_patterns_are_refused(tmp_path, pattern):
 
 
 CHARACTER_RUNS = ["[一-龥ࠀ-一가-퟿]+", "\\s?[!-/:-~！-／：-～‘-‟　-。]+", LETTERS, "[\r\n]"]
-ACCEPTED = sorted({*ours.PUBLISHED_PATTERNS, *CHARACTER_RUNS, GPT_4})
+ACCEPTED = sorted({*reading.PUBLISHED_PATTERNS, *CHARACTER_RUNS, GPT_4})
 
 
 @pytest.mark.parametrize("pattern", ACCEPTED, ids=range(len(ACCEPTED)))

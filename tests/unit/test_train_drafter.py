@@ -37,7 +37,7 @@ def prompts(tmp_path_factory):
 
 @pytest.fixture
 def train(tiny, prompts, tmp_path, capsys):
-    """Function that runs `train-drafter` on the tiny target, and returns the exit code and both outputs."""
+    """Return a function that runs `train-drafter` on the tiny target, and returns the exit code and both outputs."""
 
     def train(output=tmp_path / "out", **given):
         options = {"model": tiny / "target", "prompts": prompts, "device": "cpu", "output": output, **QUICK}
@@ -71,11 +71,11 @@ def test_training_improves_loss_and_acceptance(train, tiny, tmp_path):
     rows = table(tmp_path / "out")
     assert [row["step"] for row in rows] == ["30", "60", "90"]
     assert float(rows[-1]["loss"]) < float(rows[1]["loss"])  # the first row is from the warm-up, which has another loss
-    ours, random = out.strip().splitlines()
+    trained, random = out.strip().splitlines()
     for depth in (1, 2, 3):
         share = float(rows[-1][f"depth {depth} of 1"])
         assert share > 1.5 * float(random.split("children ")[1].split("; ")[depth - 1].split(" / ")[0])
-        assert f"{share:.3f} / " in ours
+        assert f"{share:.3f} / " in trained
     assert float(rows[-1]["tau"]) > float(rows[0]["tau"])
 
 
@@ -87,8 +87,10 @@ def test_start_from_another_drafter(train, tmp_path):
         train(output=folder, start=start, compare=first, learning_rate=1e-9)
         for folder, start in ((continued, first), (new, None))
     ]
-    (ours, theirs), (random, _) = ([line.split("children ")[1] for line in out.splitlines()] for _, out, _ in results)
-    assert ours == theirs != random
+    (trained, compared), (random, _) = (
+        [line.split("children ")[1] for line in out.splitlines()] for _, out, _ in results
+    )
+    assert trained == compared != random
 
 
 def test_the_trained_drafter_decodes_losslessly(train, tiny, tmp_path):
@@ -282,7 +284,7 @@ def test_cached_features_do_not_change_the_weights(train, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given, said",
+    "given, message",
     [
         ({"steps": -1}, "--steps is -1; it must be 1 or more."),
         ({"temperature": -1}, "temperature is -1.0; it must be a number from 0 to 100."),
@@ -298,20 +300,20 @@ def test_cached_features_do_not_change_the_weights(train, tmp_path):
         ),
     ],
 )
-def test_invalid_options(train, tmp_path, monkeypatch, given, said):
+def test_invalid_options(train, tmp_path, monkeypatch, given, message):
     monkeypatch.chdir(tmp_path)
     code, out, err = train(**given)
-    assert code == 2 and not out and said in err and err.count("\n") == 1
+    assert code == 2 and not out and message in err and err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
 def test_the_drafter_to_compare_is_checked_first(train, tmp_path):
-    for name, said in (
+    for name, message in (
         ("jacobi", "--compare: 'jacobi' is not an EAGLE"),
         ("nowhere", "drafter 'nowhere' does not exist"),
     ):
         code, _, err = train(compare=name)
-        assert code == 1 and said in err and not (tmp_path / "out").exists()
+        assert code == 1 and message in err and not (tmp_path / "out").exists()
 
 
 def test_the_drafter_to_start_from_is_checked_first(train, tiny, tmp_path):
@@ -320,13 +322,13 @@ def test_the_drafter_to_start_from_is_checked_first(train, tiny, tmp_path):
     weights = load_file(other / "model.safetensors")
     del weights["layers.0.input_layernorm.weight"]
     save_file(weights, other / "model.safetensors")
-    for start, said in (
+    for start, message in (
         ("jacobi", "--start: 'jacobi' is not an EAGLE drafter"),
         ("nowhere", "drafter 'nowhere' does not exist"),
         (other, "--start: this drafter has another architecture than the one to train"),
     ):
         code, _, err = train(start=start)
-        assert code == 1 and said in err and err.count("\n") == 1 and not (tmp_path / "out" / "training").exists()
+        assert code == 1 and message in err and err.count("\n") == 1 and not (tmp_path / "out" / "training").exists()
 
 
 def test_invalid_images(train, tmp_path):

@@ -26,7 +26,7 @@ for number in range(200):
 
 @pytest.fixture
 def writer(tmp_path):
-    """Function that starts a process, which writes lines and files with its name."""
+    """Return a function that starts a process, which writes lines and files with its name."""
 
     def start(name: str) -> subprocess.Popen:
         command = [sys.executable, "-c", WRITER, str(ROOT), name, str(tmp_path)]
@@ -39,10 +39,10 @@ def test_files_and_lines_of_several_processes(writer, tmp_path):
     """One of three processes is killed and replaced."""
     processes = {name: writer(name) for name in "abk"}
     killed = processes.pop("k")
-    said = []
+    printed = []
     for line in killed.stdout:
-        said.append(int(line))
-        if len(said) == 40:
+        printed.append(int(line))
+        if len(printed) == 40:
             killed.kill()
     killed.wait()
     processes["c"] = writer("c")
@@ -55,7 +55,7 @@ def test_files_and_lines_of_several_processes(writer, tmp_path):
         except ValueError:  # cut by the kill
             continue
         lines.add((name, number))
-    assert {(name, number) for name in "abc" for number in range(200)} | {("k", number) for number in said} <= lines
+    assert {(name, number) for name in "abc" for number in range(200)} | {("k", number) for number in printed} <= lines
     assert {len(json.loads((tmp_path / f"{number}.json").read_bytes())[0]) for number in range(3)} == {200_000}
     assert not list(tmp_path.glob("*.part"))
 
@@ -65,11 +65,11 @@ def test_files_and_lines_of_several_processes(writer, tmp_path):
 def test_two_commands_in_one_folder(tmp_path, name):
     case = CASES[name](tmp_path / name)
     assert not case.run(lambda: None)
-    alone = case.final_result()
+    expected = case.final_result()
     case.reset()
     with ThreadPoolExecutor() as pool:
         for future in [pool.submit(case.run, case.results) for _ in range(2)]:
             assert future.result() is False
     assert case.results() and not case.partial_files()
-    assert not case.run(lambda: None)  # which reads what both have written
-    assert case.final_result() == alone
+    assert not case.run(lambda: None)  # reads the results of both
+    assert case.final_result() == expected

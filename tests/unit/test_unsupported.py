@@ -16,11 +16,11 @@ from tests.layouts.edits import edit_config
 from tests.layouts.emu3 import write_emu3
 from tests.layouts.janus import write_janus
 from tests.layouts.lumina import write_lumina
-from tests.unit.test_downloads import said
+from tests.unit.test_downloads import error_of
 
 ROOT = Path(__file__).parents[2]
 
-# ---- a part of a checkpoint in place of all of it --------------------------------------------------
+# ---- a part of a checkpoint instead of all of it --------------------------------------------------
 
 
 @pytest.mark.parametrize("file", ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "config.json"])
@@ -33,14 +33,14 @@ def test_a_file_in_a_models_folder_selects_the_folder(tmp_path, file):
     (drafter / "config.json").write_text("{}", encoding="utf-8")
     assert default_drafter(str(folder / file)) == str(drafter)
     (folder / "model-00002-of-00002.safetensors").unlink()
-    assert "lacks model-00002-of-00002.safetensors, named in its index" in said(folder / "config.json")
+    assert "lacks model-00002-of-00002.safetensors, named in its index" in error_of(folder / "config.json")
 
 
 def test_few_of_many_missing_shards_are_named(tmp_path):
     folder = write_lumina(tmp_path / "Lumina-mGPT-7B-768")
     names = {f"tensor {i}": f"model-{i:05}-of-09999.safetensors" for i in range(9999)}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}), encoding="utf-8")
-    message = said(folder)
+    message = error_of(folder)
     assert "model-00003-of-09999.safetensors and 9995 more, named in its index; download the missing files" in message
     run = command("download Lumina-mGPT-7B-768 --to", tmp_path)
     assert message.endswith(
@@ -52,20 +52,20 @@ def test_few_of_many_missing_shards_are_named(tmp_path):
 @pytest.mark.parametrize("marks", ['""', "''"])
 def test_a_path_in_quotation_marks(tmp_path, marks):
     """Windows copies paths in this form."""
-    message = said(f"{marks[0]}{tmp_path}{marks[1]}")
+    message = error_of(f"{marks[0]}{tmp_path}{marks[1]}")
     assert message.endswith("does not exist; remove the quotation marks.")
 
 
 @pytest.mark.parametrize("name", ["cat.png", "cat.JPG"])
 def test_image_files(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x89PNG")
-    assert "is an image, not a model; choose the model's folder" in said(tmp_path / name)
+    assert "is an image, not a model; choose the model's folder" in error_of(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "README.md"])
 def test_text_files(tmp_path, name):
     (tmp_path / name).write_text("{}", encoding="utf-8")
-    assert "is a text file, not a model; choose the model's folder" in said(tmp_path / name)
+    assert "is a text file, not a model; choose the model's folder" in error_of(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_parts_of_a_diffusers_model(tmp_path, around, remedy):
     save_file({"a": torch.ones(1)}, part / "model.safetensors")
     if around == "GLM-Image":
         (part.parent / "vision_language_encoder").mkdir()
-    assert f"is part of a diffusers model ('ATransformer2DModel'); {remedy.format(part.parent)}" in said(part)
+    assert f"is part of a diffusers model ('ATransformer2DModel'); {remedy.format(part.parent)}" in error_of(part)
 
 
 # ---- models of other kinds -------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_checkpoints_of_other_models(tmp_path, kind, name):
     """SDXL, Flux, LoRA, PEFT, VAE and text encoders are recognised by their tensors."""
     save_file({name: torch.ones(1)}, tmp_path / "model.safetensors")
     for path in (tmp_path, tmp_path / "model.safetensors"):
-        assert f" is {kind}, not a model that generates image tokens; " in said(path)
+        assert f" is {kind}, not a model that generates image tokens; " in error_of(path)
 
 
 def test_janusflow(tmp_path):
@@ -119,7 +119,7 @@ def test_janusflow(tmp_path):
     folder = write_janus(tmp_path / "JanusFlow-1.3B", layout="deepseek")
     edit_config(folder, lambda config: config.update(vision_gen_enc_config={}, vision_gen_dec_config={}))
     edit_config(folder, lambda config: config.pop("gen_vision_config"))
-    message = said(folder)
+    message = error_of(folder)
     assert "is JanusFlow, which generates images by rectified flow, not as tokens; use Janus-Pro: run `" in message
     assert command("download Janus-Pro-1B --to", tmp_path) in message
 
@@ -134,7 +134,7 @@ def test_janusflow(tmp_path):
 def test_other_models_of_emu3s_family(tmp_path, name, config, words):
     folder = write_emu3(tmp_path / name)
     edit_config(folder, lambda content: content.update(config))
-    message = said(folder)
+    message = error_of(folder)
     assert f"is {words}" in message
     assert f"; use BAAI/Emu3-Gen-hf: run `{command('download Emu3-Gen-hf --to', tmp_path)}`" in message
 
@@ -151,7 +151,7 @@ def test_other_models_of_emu3s_family(tmp_path, name, config, words):
 def test_models_whose_decoder_is_a_diffusion_model(tmp_path, name, kind, words):
     folder = write_emu3(tmp_path / name)
     edit_config(folder, lambda config: config.update(model_type=kind))
-    assert f"{name} is {words}" in said(folder)
+    assert f"{name} is {words}" in error_of(folder)
 
 
 # ---- how large a download is -----------------------------------------------------------------------

@@ -26,15 +26,15 @@ needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system 
 
 
 @pytest.fixture
-def told():
-    """Function that returns the error message of a call."""
+def error_of():
+    """Return a function that returns the error message of a call."""
 
-    def told(make, *arguments) -> str:
+    def error_of(make, *arguments) -> str:
         with pytest.raises(AdtError) as caught:
             make(*arguments)
         return str(caught.value)
 
-    return told
+    return error_of
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def llamagen(tmp_path):
 
 
 def test_t5_configurations_load_no_code(llamagen):
-    """transformers downloads a kernel, including its code, that this field names."""
+    """With these fields, transformers would download a kernel with its code."""
     folder, encoder = llamagen
     hostile = {"attn_implementation": "owner/kernel", "_attn_implementation": "owner/kernel", "auto_map": {"a": "b"}}
     edit_config(encoder, lambda config: config.update(hostile))
@@ -58,54 +58,54 @@ def test_t5_configurations_load_no_code(llamagen):
     "field, value",
     [("feed_forward_proj", "gated-evil"), ("layer_norm_epsilon", "1e-6"), ("num_layers", 10**6), ("d_model", -1)],
 )
-def test_invalid_t5_configurations(llamagen, told, field, value):
+def test_invalid_t5_configurations(llamagen, error_of, field, value):
     folder, encoder = llamagen
     edit_config(encoder, lambda config: config.update({field: value}))
-    assert field in told(load_target, folder) and "download it again" in told(load_target, folder)
+    assert field in error_of(load_target, folder) and "download it again" in error_of(load_target, folder)
 
 
 @pytest.mark.parametrize("text", [DEEP, '{"a":' * 100_000], ids=["lists", "objects"])
-def test_deeply_nested_json(tmp_path, told, text):
+def test_deeply_nested_json(tmp_path, error_of, text):
     for name, make in (("config.json", read_json), ("prompts.json", read_all), ("prompts.jsonl", read_all)):
         (tmp_path / name).write_text(text, encoding="utf-8")
-        assert "nested too deeply" in told(make, tmp_path / name)
+        assert "nested too deeply" in error_of(make, tmp_path / name)
 
 
-def test_files_that_are_too_large(tmp_path, told):
+def test_files_that_are_too_large(tmp_path, error_of):
     for name, make, size in (("config.json", read_json, 65), ("prompts.txt", read_all, 257)):
         with (tmp_path / name).open("wb") as file:
-            file.truncate(size * 2**20)  # which takes no room on the disk
-        assert f"it has {size} MiB" in told(make, tmp_path / name)
+            file.truncate(size * 2**20)  # sparse, so it needs no disk space
+        assert f"it has {size} MiB" in error_of(make, tmp_path / name)
 
 
 @needs_pipes
-def test_pipes_are_rejected(tmp_path, told):
+def test_pipes_are_rejected(tmp_path, error_of):
     checkpoint = write_tiny_checkpoint(tmp_path / "target")
     (checkpoint / "model.safetensors").unlink()
     os.mkfifo(checkpoint / "model.safetensors")
-    assert "not a regular file" in told(load_target, checkpoint)
+    assert "not a regular file" in error_of(load_target, checkpoint)
 
 
 @pytest.mark.parametrize(
     "version, refused", [("2.9.1+cu130", True), ("2.6.0", True), ("2.10.0", False), ("2.13.0+cpu", False)]
 )
-def test_pickles_with_versions_of_torch_that_may_run_code(tmp_path, told, monkeypatch, safe_pickles, version, refused):
+def test_pickles_with_vulnerable_versions_of_torch(tmp_path, error_of, monkeypatch, safe_pickles, version, refused):
     monkeypatch.setattr(files, "SAFE_PICKLES", safe_pickles)
     torch.save({"a": torch.zeros(1)}, tmp_path / "weights.pt")
     monkeypatch.setattr(torch, "__version__", version)
     if refused:
-        said = told(Checkpoint, tmp_path / "weights.pt")
-        assert "CVE-2025-32434" in said and "update torch to 2.10" in said and "safetensors" in said
+        message = error_of(Checkpoint, tmp_path / "weights.pt")
+        assert "CVE-2025-32434" in message and "update torch to 2.10" in message and "safetensors" in message
     else:
         assert Checkpoint(tmp_path / "weights.pt")["a"].shape == (1,)
 
 
 @pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "vocab_size", "hidden_size"])
 @pytest.mark.parametrize("value", [10**7, 10**400, -1, 0.5, "many", [1], {"a": 1}, True])
-def test_excessive_sizes_are_rejected_before_allocation(told, name, value):
+def test_excessive_sizes_are_rejected_before_allocation(error_of, name, value):
     usual = dict(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
-    said = told(decoder_config, usual | {name: value}, "folder")
-    assert name in said and len(said) < 300
+    message = error_of(decoder_config, usual | {name: value}, "folder")
+    assert name in message and len(message) < 300
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_outputs_do_not_replace_inputs(tmp_path, monkeypatch, capsys, given, wor
         (tmp_path / name).mkdir()
     usual = {"--output": "o.png", "--model": "nowhere"} | ({} if "--prompts" in given else {"--prompt": "a cat"})
     code = cli.main(["generate", *(word for pair in (usual | given).items() for word in pair)])
-    said = capsys.readouterr().err
-    assert code != 0 and words in said and len(said.splitlines()) == 1
+    message = capsys.readouterr().err
+    assert code != 0 and words in message and len(message.splitlines()) == 1
     assert (tmp_path / "p.txt").read_text(encoding="utf-8") == "a cat\na dog\n" and not (tmp_path / "o.png").exists()
 
 
@@ -146,8 +146,8 @@ def test_paths_in_a_png_are_not_opened(tmp_path, monkeypatch, capsys, name):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "exists", lambda path: pytest.fail(f"{path} was looked at"))
         assert cli.main(["generate", "--from-png", "a.png", "--output", "again.png"]) != 0
-    said = capsys.readouterr().err
-    assert f"names the {name} '//server/share/model'" in said and f"add --{name}" in said
+    message = capsys.readouterr().err
+    assert f"names the {name} '//server/share/model'" in message and f"add --{name}" in message
     _, options = cli.parse(["generate", "--from-png", "a.png", "--output", "again.png", f"--{name}", "mine"])
     assert options[name] == "mine"
 
@@ -162,8 +162,8 @@ def test_invalid_settings_in_a_png(tmp_path, monkeypatch, capsys, name, value):
     settings = {"prompt": "a cat", "model": "bundled", "drafter": "jacobi", "noise_version": NOISE_VERSION}
     Path("a.png").write_bytes(to_png(torch.zeros(3, 8, 8), settings | {name: value}))
     assert cli.main(["generate", "--from-png", "a.png", "--output", "again.png"]) != 0
-    said = capsys.readouterr().err
-    assert name in said and len(said) < 300 and len(said.splitlines()) == 1
+    message = capsys.readouterr().err
+    assert name in message and len(message) < 300 and len(message.splitlines()) == 1
 
 
 def test_links_of_users_are_followed_and_kept(tmp_path):

@@ -200,10 +200,10 @@ def test_one_tensor_in_two_files_of_one_model(tmp_path):
     folder = write_emu3(tmp_path / "target")
     name = min(load_file(folder / ONE))
     save_file({**load_file(folder / TWO), name: torch.zeros(1)}, folder / TWO)
-    said = f"{folder / ONE} and {folder / TWO} both contain the tensor '{name}'"
+    message = f"{folder / ONE} and {folder / TWO} both contain the tensor '{name}'"
     with pytest.raises(AdtError) as raised:
         load_target(folder)
-    assert said in str(raised.value) and "keep only the files of one model in the folder" in str(raised.value)
+    assert message in str(raised.value) and "keep only the files of one model in the folder" in str(raised.value)
     (folder / INDEX).unlink()
     with pytest.raises(AdtError, match="both contain the tensor"):
         load_target(folder)
