@@ -127,7 +127,7 @@ class Proposer:
 
     A subclass names the attributes that have an entry for each image (`by_image`) or for each row (`by_row`). They can
     be tensors, KV caches, other proposers, or any object with `select`, `admit` and `state`; they follow the images as
-    these enter and leave. Images share no state, so each gets the trees that it would get alone.
+    these enter and leave. Images share no state, so each gets the same trees in any batch.
 
     A GPU captures rounds and replays them. Therefore `propose` and `on_verified` follow three rules on every device:
     tensor sizes depend only on the shapes and on `context.size`, nothing waits for the device, and the tensors of the
@@ -263,12 +263,12 @@ class Drafter:
             noise: Noise that the target samples with; None at temperature 0.
 
         Raises:
-            AdtError: If the drafter can't draft what the request asks for.
+            AdtError: If the drafter does not support the request's method.
         """
         raise NotImplementedError
 
     def uncommitted(self, largest: Shape) -> int:
-        """Return the number of positions of its own KV cache that a round may write after the committed ones."""
+        """Return the number of positions of the drafter's KV cache that a round may write after the committed ones."""
         return 0
 
     def cache_bytes(self, rows: int, cache_length: int, itemsize: int) -> int:

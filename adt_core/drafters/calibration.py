@@ -51,7 +51,7 @@ class Forecast(NamedTuple):
 class Calibration:
     """Temperature and hit rate of each staleness class, learned for each image separately.
 
-    Images share nothing, so each gets the trees that it would get alone.
+    Images share nothing, so each gets the same trees in any batch.
     """
 
     def __init__(self, images: int, like: Tensor):

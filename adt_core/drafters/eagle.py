@@ -158,7 +158,7 @@ class EagleProposer(Proposer):
     def set_rows(self, rows: BatchRows) -> None:
         super().set_rows(rows.unhidden() if self._sees_padding else rows)
 
-    # ---- reading what the target has read ---------------------------------------------------
+    # ---- reading the target's features ------------------------------------------------------
 
     def begin(self, prefill: Prefill) -> None:
         """Read the pairs of the prompts and prefixes."""
@@ -215,7 +215,7 @@ class EagleProposer(Proposer):
             [R, N + 1, h], the network's predictions of the features of all nodes.
         """
         # The pair of node i combines its token and its parent's feature; its position is the parent's. The last pair
-        # is that of the new root, whose parent is the last accepted node. For the tree 7 -> (3 -> 9, 5) with the
+        # belongs to the new root, whose parent is the last accepted node. For the tree 7 -> (3 -> 9, 5) with the
         # accepted path 7, 3 and the new root 4:
         #
         #     pair               3  5  9  4

@@ -87,7 +87,7 @@ class Window:
         candidates: [B, M, K], most probable codes of each position, the spine's first.
         scores: [B, M, K], their perturbed logits.
         staleness: [B, M], as in :mod:`.calibration`.
-        from_network: [B, M] bool, whether the candidates come from a drafter network.
+        from_network: [B, M] bool, whether a drafter network has made the candidates.
         live: [B, M] bool, positions within the image's own shape.
     """
 
@@ -115,7 +115,7 @@ class Window:
         return (self.staleness == 1) | (self.staleness == NEVER)
 
     def replace(self, use: Tensor, candidates: Tensor, scores: Tensor) -> None:
-        """Replace candidates by those of a drafter network.
+        """Replace candidates by a drafter network's candidates.
 
         Where this changes the spine, later positions become stale.
 
@@ -399,7 +399,7 @@ def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor) -> tuple[Tenso
     #     rank         0  1 14 15  4  5      last_change * 6 + node
     #
     # The lowest rank at each depth, moved to the position after it: best = [none, 0, 1, 4, 5]. Node 2 is the second of
-    # depth 2, but its last change is later than that of node 4 (14 // 6 = 2, 4 // 6 = 0), so second = best.
+    # depth 2, but node 4 has an earlier last change (14 // 6 = 2, 4 // 6 = 0), so second = best.
     none = torch.full_like(at, tree.size**2)
     nodes = torch.arange(tree.size, device=at.device)
     rank = torch.where(tree.valid, last_change * tree.size + nodes, tree.size**2)
@@ -504,7 +504,7 @@ class _Branches(NamedTuple):
     m: Tensor
 
     def nodes(self, tokens: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the parents and tokens [B, n] of the nodes, which are numbered after those of the spine.
+        """Return the parents and tokens [B, n] of the nodes, which are numbered after the spine's nodes.
 
         Args:
             tokens: [B, M + 1], root and spine.

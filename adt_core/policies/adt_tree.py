@@ -86,7 +86,7 @@ class AdtTree(Policy):
     def __init__(self, context: Context):
         super().__init__(context)
         self._initial = self._bounded(self.settings.depth, self.settings.width)
-        self._images: dict[int, _Image] = {}
+        self._images: dict[int, _ImageShapes] = {}
 
     @classmethod
     def largest(cls, settings: AdtTreeSettings) -> Shape:
@@ -104,11 +104,11 @@ class AdtTree(Policy):
         self._images = {slot.image: self._images.get(slot.image) or self._new_image(slot.image) for slot in slots}
         return [self._next_shape(self._images[slot.image], slot.position) for slot in slots]
 
-    def _new_image(self, image: int) -> _Image:
+    def _new_image(self, image: int) -> _ImageShapes:
         key = np.array(self.context.keys[image], dtype=np.uint64)
-        return _Image(self._initial, np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 1, 0])))
+        return _ImageShapes(self._initial, np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 1, 0])))
 
-    def _next_shape(self, image: _Image, position: int) -> Shape:
+    def _next_shape(self, image: _ImageShapes, position: int) -> Shape:
         """Return the shape of the tree whose root is at `position`."""
         s = self.settings
         columns = self.context.columns
@@ -139,7 +139,7 @@ class AdtTree(Policy):
 
 
 @dataclass
-class _Image:
+class _ImageShapes:
     """State of an image.
 
     Attributes:

@@ -116,7 +116,7 @@ class Auto(Policy):
         self._choices = [self._choice(mode, size) for mode in measured for size in sizes_of(mode)]
         self._plain = Choice(NO_DRAFTS, 0.0, profile.plain)
         self._chosen = self._plain
-        self._images: dict[int, _Image] = {}
+        self._images: dict[int, _ImageHistory] = {}
 
     def _choice(self, mode: DraftMode, size: int) -> Choice:
         shape = shape_of(mode, size)
@@ -146,7 +146,7 @@ class Auto(Policy):
         return self.drafts
 
     def choose(self, slots: Sequence[Slot]) -> list[Shape]:
-        images = [self._images.setdefault(slot.image, _Image()) for slot in slots]
+        images = [self._images.setdefault(slot.image, _ImageHistory()) for slot in slots]
         choices = [self._plain, *self._affordable(images)]
         modes = {choice.shape.mode for choice in choices}
         multipliers = {mode: sum(image.multiplier(mode) for image in images) for mode in modes}
@@ -159,7 +159,7 @@ class Auto(Policy):
         self.steps = self._chosen.cost
         return [self._chosen.shape] * len(slots)
 
-    def _affordable(self, images: Sequence[_Image]) -> list[Choice]:
+    def _affordable(self, images: Sequence[_ImageHistory]) -> list[Choice]:
         """Return the choices within the budget of every image, since a batch takes as long as its slowest image.
 
         If there are none, drafting stops.
@@ -202,7 +202,7 @@ class _Bias:
 
 
 @dataclass
-class _Image:
+class _ImageHistory:
     """Observations of an image's own rounds.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Base class of policies, the shapes that they choose, and what they may see of a request."""
+"""Base class of policies, with the shapes that they choose and the request as they see it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """What drafters and policies may see of a request.
+    """Part of a request that drafters and policies may see.
 
     Attributes:
         target: Model that draws the images.

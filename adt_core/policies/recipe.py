@@ -125,7 +125,7 @@ class Recipe(Settings):
 
         Args:
             given: Values; None stands for the default.
-            usual: Other defaults than those of the settings.
+            usual: Defaults that replace the settings' own defaults.
 
         Raises:
             AdtError: If a value is not valid.
@@ -215,7 +215,7 @@ class Recipe(Settings):
 
 
 def method_options() -> dict[str, Option]:
-    """Return the declarations of the method and of all methods' options, including those of added policies."""
+    """Return the declarations of the method and of all methods' options, also of policies that were added."""
     methods = "; ".join(f"{name}: {policy.help}" for name, policy in POLICIES.items())
     method = Option(DEFAULT, methods, str, choices=tuple(POLICIES), metavar="METHOD")
     return {"method": method, **drafting_options()}

@@ -34,7 +34,7 @@ def keyed_gumbel(seed: int, image_index: int, positions: range, vocabulary: int)
     """Return keyed Gumbel(0, 1) noise.
 
     The generator is counter-based (Philox 4x64) with the key (seed, image_index) and the position as counter word 1.
-    So each position can be made on its own, and no number depends on what was drawn before.
+    So each position can be made separately, and no number depends on earlier ones.
 
     Args:
         seed: Seed of the image.
@@ -164,7 +164,7 @@ class Noise:
                 self._make(slot, range(start, min(start + self._chunk, self.length)))
 
     def _make(self, slot: int, positions: range) -> None:
-        """Make one chunk. It never wraps, because the ring has a whole number of chunks or is as long as an image."""
+        """Make one chunk. It never wraps, because the ring consists of complete chunks or is as long as an image."""
         if self._check is not None:
             self._check()
         first = positions.start % self.ring.shape[1]

@@ -91,7 +91,7 @@ class Option(NamedTuple):
         return (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
 
     def _requirement(self) -> str:
-        """Return the part of an error that says which values are valid."""
+        """Return the description of valid values, for errors."""
         if self.choices:
             return f"choose one of {', '.join(self.choices)}"
         if self.kind is str:
@@ -279,7 +279,7 @@ class Sampling(Settings):
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is picked, without noise."""
+        """True if the most probable token is picked, without noise."""
         return self.temperature == 0
 
     def recorded(self) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class Trace:
         rounds: The rounds.
         start: Raster position of the first decoded token; earlier ones were given.
         row_end: Whether each row of the grid ends with one more token.
-        lead: Rows and columns of a smaller image whose tokens precede those of the grid.
+        lead: Rows and columns of a smaller image whose tokens precede the grid.
     """
 
     settings: dict
@@ -98,7 +98,7 @@ class Trace:
 
     @property
     def lead_length(self) -> int:
-        """Tokens before those of the grid."""
+        """Tokens before the grid."""
         return self.lead[0] * self.lead[1]
 
     @property

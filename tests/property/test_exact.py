@@ -31,7 +31,7 @@ def target(dtype, weights=None, kv_heads=4):
         return load_target(path, dtype=dtype, weights=weights)
 
 
-class Context(Reader):
+class DecodedBatch(Reader):
     """Model after a forward of the prompts and of the decided tokens of each image."""
 
     def __init__(self, decoder, near, decided, tokens):
@@ -81,22 +81,22 @@ def test_a_node_has_the_features_of_plain_decoding(kind, near, data):
     tokens = torch.randint(0, model.num_codes, (2, DECIDED + n), generator=generator)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "far_attention", far_attention_float64)
-        context = Context(decoder, near, decided, tokens)
-        before = context.cache.data.clone()
+        batch = DecodedBatch(decoder, near, decided, tokens)
+        before = batch.cache.data.clone()
         parents, depths = (torch.tensor([tree[i] for tree in trees]) for i in range(2))
         codes = torch.randint(0, model.num_codes, (2, n), generator=generator)
         roots = Roots(codes[:, 0], torch.tensor(decided)[:, None])
-        seen = context.see(roots, codes, ancestor_matrix(parents, NEAR_WINDOW), depths)
+        seen = batch.see(roots, codes, ancestor_matrix(parents, NEAR_WINDOW), depths)
         for image, node in data.draw(st.lists(st.tuples(st.integers(0, 1), st.integers(0, n - 1)), max_size=3)):
             path = [node]
             at = node
             while at:
                 at = trees[image][0][at]
                 path.insert(0, at)
-            context.cache.data.copy_(before)
+            batch.cache.data.copy_(before)
             for step, at in enumerate(path):
                 single = Roots(codes[:, at], torch.tensor(decided)[:, None] + step)
-                feature = context.see(single, codes[:, at : at + 1])
+                feature = batch.see(single, codes[:, at : at + 1])
             for row in (image, image + 2):
                 assert seen[row, node].equal(feature[row, 0])
 
@@ -114,14 +114,14 @@ def test_features_differ_without_the_mode(runtime, monkeypatch, on):
     monkeypatch.setattr(decoder, "exact", on)
     monkeypatch.setattr(layers, "_multiply", lambda *given: even(*given).mul_(1 + len(given[2]) / 256))
     codes = torch.randint(0, 32, (2, n + 9), generator=torch.Generator().manual_seed(0))
-    context = Context(decoder, None, [9, 9], codes)
-    before = context.cache.data.clone()
+    batch = DecodedBatch(decoder, None, [9, 9], codes)
+    before = batch.cache.data.clone()
     codes = codes[:, 9:]
-    chain = context.see(
+    chain = batch.see(
         Roots.all_at(codes[:, 0], 9), codes, torch.ones(2, n, n, dtype=torch.bool).tril(), torch.arange(n).expand(2, -1)
     )
-    context.cache.data.copy_(before)
-    single = [context.see(Roots.all_at(codes[:, i], 9 + i), codes[:, i : i + 1]) for i in range(n)]
+    batch.cache.data.copy_(before)
+    single = [batch.see(Roots.all_at(codes[:, i], 9 + i), codes[:, i : i + 1]) for i in range(n)]
     assert chain.equal(torch.cat(single, 1)) is on
 
 
@@ -140,8 +140,8 @@ def test_every_key_is_attended_once(monkeypatch, near):
     def features(dtype, on):
         decoder = target(dtype).decoder
         monkeypatch.setattr(decoder, "exact", on)
-        context = Context(decoder, near, [12, 12], codes)
-        return torch.cat([context.see(Roots.all_at(codes[:, at], at), codes[:, at : at + 1]) for at in range(18)], 1)
+        batch = DecodedBatch(decoder, near, [12, 12], codes)
+        return torch.cat([batch.see(Roots.all_at(codes[:, at], at), codes[:, at : at + 1]) for at in range(18)], 1)
 
     true = features(torch.float32, True)
     for on in (True, False):

@@ -66,7 +66,7 @@ def temperature(calibration, one):
 
 
 def test_each_class_learns_from_its_positions_up_to_the_first_miss():
-    """Of three images, the first has two correct drafts and a miss, the second one miss, and the third no drafts."""
+    """The first image has two correct drafts and a miss, the second image one miss, and the third no drafts."""
     calibration = Calibration(3, torch.zeros((), dtype=torch.float64))
     tokens = torch.tensor([[9, 1, 2, 3], [9, 4, 5, 6], [9, 4, 5, 6]])
     following = torch.tensor([[1, 2, 7], [8, 0, 0], [4, 0, 0]])

@@ -73,8 +73,10 @@ def checked(monkeypatch):
 
 @pytest.mark.parametrize("every", [1, 2, 5, 30])
 def test_the_network_reads_exactly_the_accepted_tokens(models, checked, monkeypatch, every):
-    """What it makes of the new root is what a network makes that was fed the accepted path alone, round by round; in
-    rounds that do without it, as soon as it is asked again."""
+    """Its prediction for each new root equals that of a network that reads only the accepted paths.
+
+    After rounds without the network, it reads their tokens before the next round with it.
+    """
     target, network = models
     monkeypatch.setitem(POLICIES, "every n-th", EveryNth)
     drafting = Drafting(method="every n-th", depth=8, width=every, nodes=16)
