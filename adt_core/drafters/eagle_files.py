@@ -72,6 +72,7 @@ def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
     Args:
         checkpoint: The checkpoint.
         called: Name of the checkpoint in the error.
+
     Raises:
         AdtError: If it is one.
     """
