@@ -23,7 +23,7 @@ from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Policy, Shape
 from model_making.data import example
 
 FILE = Path(__file__).with_suffix("").with_name("accepted_drafts.json")
-PICTURES = (4400, 4401, 4402)
+IMAGES = (4400, 4401, 4402)
 """Numbers of the held-out images, of which the first tokens are kept and the others are decoded."""
 KEPT = 200
 """Kept tokens, of 256."""
@@ -80,8 +80,8 @@ QUICK = "network, adt-tree", "window", "window, resting"
 def load_beginning():
     """Return the target in float64, the encoded prompts, and the first codes [3, KEPT] of every image."""
     target = load_target(dtype=torch.float64)
-    pictures, captions, _ = zip(*(example(2, number) for number in PICTURES))
-    pixels = torch.stack([torch.tensor(picture).permute(2, 0, 1) for picture in pictures]).double() / 127.5 - 1
+    pixel_arrays, captions, _ = zip(*(example(2, number) for number in IMAGES))
+    pixels = torch.stack([torch.tensor(array).permute(2, 0, 1) for array in pixel_arrays]).double() / 127.5 - 1
     with torch.inference_mode():
         codes = target.codec.encode(pixels).flatten(1)[:, :KEPT]
     return target, [target.encode_prompt(caption) for caption in captions], codes

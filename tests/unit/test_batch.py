@@ -59,8 +59,8 @@ def test_images_do_not_depend_on_the_batch(make, tmp_path):
     for prompt, found in zip(PROMPTS, codes(make, tmp_path)):
         decoding = decode(new_decoding(make, [prompt], at_once=1))
         assert torch.equal(found, decoding.grid_codes()[0])
-        picture = BatchFolder(make, tmp_path).find(prompt)
-        figures = picture.figures
+        saved = BatchFolder(make, tmp_path).find(prompt)
+        figures = saved.figures
         expected = decoding.trace.report()
         assert {name: figures[name] for name in ("tau", "mean_depth", "target_forwards", "tokens", "seed")} == {
             name: expected[name] for name in ("tau", "mean_depth", "target_forwards", "tokens", "seed")
@@ -145,10 +145,10 @@ def test_prompts_with_seeds(make, tmp_path):
     assert len(list(tmp_path.iterdir())) == 3 and batch.find("a cat", 5) is None
     for image, seed in enumerate(seeds):
         single = changed(make, sampling=replace(make.recipe.sampling, seed=seed))
-        picture = BatchFolder(make, tmp_path).find("a cat", seed)
-        assert torch.equal(picture.codes, decode(new_decoding(single, ["a cat"])).grid_codes()[0])
-        assert picture.seed == picture.figures["seed"] == read_settings(picture.path)["seed"] == seed
-        assert picture.path.name.startswith(f"{image + 1}-id-a-cat-")
+        saved = BatchFolder(make, tmp_path).find("a cat", seed)
+        assert torch.equal(saved.codes, decode(new_decoding(single, ["a cat"])).grid_codes()[0])
+        assert saved.seed == saved.figures["seed"] == read_settings(saved.path)["seed"] == seed
+        assert saved.path.name.startswith(f"{image + 1}-id-a-cat-")
     assert BatchFolder(make, tmp_path).find("a cat").seed == make.recipe.sampling.seed == 3
 
 
@@ -164,15 +164,15 @@ def test_an_image_keeps_its_name(make, tmp_path):
 def test_saved_and_found_images_are_equal(make, tmp_path):
     made = BatchFolder(make, tmp_path).save(decode(new_decoding(make, ["a cat"])), 0, "a cat")
     found = BatchFolder(make, tmp_path).find("a cat")
-    with Image.open(made.path) as picture:
-        assert (np.asarray(picture) == made.pixels).all() and (made.pixels == found.pixels).all()
+    with Image.open(made.path) as saved:
+        assert (np.asarray(saved) == made.pixels).all() and (made.pixels == found.pixels).all()
     rows, columns = (side * make.target.downsample for side in make.target.grid)
     assert found.pixels.shape == (rows, columns, 3) and found.pixels.std() > 0
 
 
-def black(picture: SavedImage) -> torch.Tensor:
+def black(saved: SavedImage) -> torch.Tensor:
     """Return black pixels of the image's size."""
-    return torch.zeros(3, *picture.pixels.shape[:2])
+    return torch.zeros(3, *saved.pixels.shape[:2])
 
 
 @pytest.mark.parametrize("damage", ["cut", "cut short", "empty", "other grid", "other size", "no settings"])
@@ -236,13 +236,13 @@ def test_images_are_reproduced_from_their_pngs(make, tiny, tmp_path):
         drafter=str(tiny / "drafter"),
     )
     run(make, PROMPTS[:1], tmp_path, chunk=1, texts={"workflow": '{"nodes": []}'})
-    picture = BatchFolder(make, tmp_path).find(PROMPTS[0])
-    assert picture.path.name.startswith("a-cat-")
+    saved = BatchFolder(make, tmp_path).find(PROMPTS[0])
+    assert saved.path.name.startswith("a-cat-")
     models = ["--model", str(tiny / "target"), "--drafter", str(tiny / "drafter")]
-    options = ["generate", "--from-png", str(picture.path), "--device", "cpu", *models]
+    options = ["generate", "--from-png", str(saved.path), "--device", "cpu", *models]
     assert cli.main([*options, "--output", str(tmp_path / "again.png"), "--tokens", str(tmp_path / "again.json")]) == 0
-    assert json.loads((tmp_path / "again.json").read_text(encoding="utf-8"))["tokens"] == [picture.codes.tolist()]
-    with Image.open(picture.path) as image, Image.open(tmp_path / "again.png") as again:
+    assert json.loads((tmp_path / "again.json").read_text(encoding="utf-8"))["tokens"] == [saved.codes.tolist()]
+    with Image.open(saved.path) as image, Image.open(tmp_path / "again.png") as again:
         assert image.tobytes() == again.tobytes() and image.info["workflow"] == '{"nodes": []}'
 
 
@@ -275,8 +275,8 @@ def test_names_without_utf8(tmp_path):
     settings = {"prompt": "a cat", "model": "caf\udce9/model.pt", "model_name": "caf\udce9"}
     (tmp_path / "a.png").write_bytes(to_png(torch.zeros(3, 8, 8), settings))
     assert read_settings(tmp_path / "a.png") == settings
-    with Image.open(tmp_path / "a.png") as picture:
-        assert "Model: caf\\udce9" in picture.info["parameters"]
+    with Image.open(tmp_path / "a.png") as saved:
+        assert "Model: caf\\udce9" in saved.info["parameters"]
 
 
 def test_relaxed_images_are_marked_for_other_programs():

@@ -20,8 +20,8 @@ def cards():
     return module
 
 
-def pixels(picture: Image.Image, side: int = 128) -> np.ndarray:
-    return np.asarray(picture.convert("RGB").resize((side, side)), dtype=float)
+def pixels(image: Image.Image, side: int = 128) -> np.ndarray:
+    return np.asarray(image.convert("RGB").resize((side, side)), dtype=float)
 
 
 def test_cards_look_different():
@@ -34,6 +34,6 @@ def test_cards_look_different():
 def test_cards_show_their_current_workflow(cards):
     """After a change of a workflow's prompt or model, run assets/cards.py."""
     for name, title in cards.CARDS.items():
-        drawn = pixels(cards.card(title, cards.Workflow(name)))
+        current = pixels(cards.card(title, cards.Workflow(name)))
         shipped = pixels(Image.open(ROOT / "workflows" / f"{name}.jpg"))
-        assert np.abs(drawn - shipped).mean() < 2, name
+        assert np.abs(current - shipped).mean() < 2, name

@@ -12,7 +12,7 @@ from PIL import Image
 from adt_core.app.tables import to_csv
 
 COLORS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200)]
-PICTURES = [Image.new("RGB", (64, 32), color) for color in COLORS]
+IMAGES = [Image.new("RGB", (64, 32), color) for color in COLORS]
 
 
 def row(id: str, file: str, seconds: float, **more) -> dict:
@@ -31,9 +31,7 @@ def row(id: str, file: str, seconds: float, **more) -> dict:
 
 def test_all_statistics_are_written(tmp_path):
     rows = [row("1", "a.png", 2.0), row("x", "b.png", 1.0, tau=4.0), row("3", "a.png", 2.0)]
-    paths = collect.write_report(
-        rows, {"seed": 1}, collect.contact_sheet(PICTURES[:3], ["", "", ""]), tmp_path, "report"
-    )
+    paths = collect.write_report(rows, {"seed": 1}, collect.contact_sheet(IMAGES[:3], ["", "", ""]), tmp_path, "report")
     assert [path.name for path in paths] == ["report.csv", "report.json", "report.png"]
     with paths[0].open(newline="", encoding="utf-8-sig") as file:
         table = list(csv.DictReader(file))
@@ -57,7 +55,7 @@ def test_all_statistics_are_written(tmp_path):
 def test_skipped_prompts_are_in_the_report(tmp_path):
     left_out = [{"id": "2", "prompt": "=a b c", "note": "left out: prompt is 3 tokens long"}]
     rows = [row("1", "a.png", 2.0, note="cut to its first 3 of 9 characters", caption="a cat in")]
-    sheet = collect.contact_sheet(PICTURES[:1], [""])
+    sheet = collect.contact_sheet(IMAGES[:1], [""])
     table, figures, _ = collect.write_report(rows, {}, sheet, tmp_path, "report", left_out=left_out)
     with table.open(newline="", encoding="utf-8-sig") as file:
         drawn, other = csv.DictReader(file)
@@ -74,7 +72,7 @@ def test_a_report_is_only_replaced_by_the_same_list(tmp_path):
 
     def write(rows: list[dict], name: str = "report") -> str:
         own = collect.own_name(tmp_path, name, rows)
-        collect.write_report(rows, {}, collect.contact_sheet(PICTURES[:1], [""]), tmp_path, own)
+        collect.write_report(rows, {}, collect.contact_sheet(IMAGES[:1], [""]), tmp_path, own)
         return own
 
     assert write(rows) == "report"
@@ -110,7 +108,7 @@ def test_a_report_is_only_replaced_by_the_same_list(tmp_path):
 )
 def test_formulas_are_escaped(tmp_path, prompt, cell):
     """Some spreadsheets split lines at semicolons and accept full-width signs."""
-    path, *_ = collect.write_report([row("1", "a.png", 1.0) | {"prompt": prompt}], {}, PICTURES[0], tmp_path, "report")
+    path, *_ = collect.write_report([row("1", "a.png", 1.0) | {"prompt": prompt}], {}, IMAGES[0], tmp_path, "report")
     with path.open(newline="", encoding="utf-8-sig") as file:
         assert [line["prompt"] for line in csv.DictReader(file)] == [cell]
     heading, *_ = csv.reader(io.StringIO(to_csv([prompt, "b"], []).decode()))
@@ -120,7 +118,7 @@ def test_formulas_are_escaped(tmp_path, prompt, cell):
 def test_cells_of_other_types(tmp_path):
     """The seed in an untrusted PNG may be a list that contains strings."""
     odd = [row("1", "a.png", 1.0) | {"seed": ["a;=1"]}, row("2", "b.png", 1.0) | {"seed": -1, "note": None}]
-    path, *_ = collect.write_report(odd, {}, PICTURES[0], tmp_path, "report")
+    path, *_ = collect.write_report(odd, {}, IMAGES[0], tmp_path, "report")
     with path.open(newline="", encoding="utf-8-sig") as file:
         one, other = csv.DictReader(file)
     assert one["seed"] == "['a;'=1']" and other["seed"] == "-1" and other["note"] == ""
@@ -130,7 +128,7 @@ def test_lone_surrogates_are_escaped(tmp_path):
     """Ids and skipped prompts may contain them."""
     left_out = [{"id": "\ud800", "prompt": "a \udfff", "note": "left out"}]
     texts = {"prompt": "\ud800"}
-    paths = collect.write_report([row("\ud83d", "a.png", 1.0)], {}, PICTURES[0], tmp_path, "r", texts, left_out)
+    paths = collect.write_report([row("\ud83d", "a.png", 1.0)], {}, IMAGES[0], tmp_path, "r", texts, left_out)
     assert json.loads(paths[1].read_text(encoding="utf-8"))["left_out"] == left_out
     with paths[0].open(newline="", encoding="utf-8-sig") as file:
         assert [line["id"] for line in csv.DictReader(file)] == ["\\ud83d", "\\ud800"]
@@ -140,7 +138,7 @@ def test_lone_surrogates_are_escaped(tmp_path):
 
 @pytest.mark.parametrize("columns, shape", [(0, (3, 2)), (2, (2, 3)), (9, (5, 1))])
 def test_positions_of_images_on_the_sheet(columns, shape):
-    sheet = collect.contact_sheet(PICTURES, [""] * 5, columns, width=50)
+    sheet = collect.contact_sheet(IMAGES, [""] * 5, columns, width=50)
     assert sheet.size == (shape[0] * 58 + 8, shape[1] * 33 + 8), "the aspect ratio is 2:1, with gaps"
     for number, color in enumerate(COLORS):
         assert sheet.getpixel((8 + number % shape[0] * 58 + 25, 8 + number // shape[0] * 33 + 12)) == color
@@ -148,7 +146,7 @@ def test_positions_of_images_on_the_sheet(columns, shape):
 
 def test_labels_are_below_their_images_and_truncated():
     labels = ["", "7: " + "a very long caption " * 20, "", "", ""]
-    sheet = np.asarray(collect.contact_sheet(PICTURES, labels, columns=5, width=100))
+    sheet = np.asarray(collect.contact_sheet(IMAGES, labels, columns=5, width=100))
     ink = (sheet > 128).all(-1)
     columns = np.flatnonzero(ink.any(0))
     assert 116 <= columns.min() and columns.max() < 216, "only below the second image"
@@ -159,11 +157,11 @@ def test_sheets_of_relaxed_images_have_a_remark():
     rows = [row("1", "a.png", 2.0, relaxed=True, substitution_rate=rate) for rate in (0.02, 0.04)]
     assert collect.remark(rows) == "Relaxed (LANTERN): 3.0 % of the tokens replaced"
     assert collect.remark([row("1", "a.png", 2.0, relaxed=False)]) == ""
-    plain, relaxed = (collect.contact_sheet(PICTURES, [""] * 5, remark=remark) for remark in ("", "Relaxed"))
+    plain, relaxed = (collect.contact_sheet(IMAGES, [""] * 5, remark=remark) for remark in ("", "Relaxed"))
     assert relaxed.height > plain.height
     assert (np.asarray(relaxed)[plain.height :] > 128).any(), "there is no line below the images"
 
 
 def test_sheets_have_a_maximum_size():
-    sheet = collect.contact_sheet(PICTURES * 20, ["x \U0010fffe"] * 100, columns=0, width=2048)
+    sheet = collect.contact_sheet(IMAGES * 20, ["x \U0010fffe"] * 100, columns=0, width=2048)
     assert max(sheet.size) <= collect.LONGEST_SIDE and sheet.size[0] > collect.LONGEST_SIDE * 0.9

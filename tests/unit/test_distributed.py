@@ -93,7 +93,7 @@ def fragile(module, maker, folder):
 
 
 def tries(folder):
-    """Return how often each prompt was drawn, and the number of processes."""
+    """Return how often each prompt was decoded, and the number of processes."""
     lines = [line.split() for line in (folder / "begun").read_text(encoding="utf-8").splitlines()]
     return Counter(int(number) for number, _ in lines), len({process for _, process in lines})
 
@@ -121,7 +121,7 @@ def test_prompt_of_a_killed_worker_is_decoded_again(ray, run, folder, monkeypatc
     code, out, err = generate("spread", workers=2)
     assert code == 0, err
     assert tries(folder) == (Counter(range(len(PROMPTS))) + Counter([LOST]), 3), (
-        "one was drawn twice, all others once; the killed process had a successor"
+        "one was decoded twice, all others once; the killed process was replaced"
     )
     assert not ray.is_initialized() and "2 workers" in out
     assert err.count("A worker failed") == 1 and "raylet" not in out + err
@@ -154,8 +154,8 @@ def assert_same_results(prompts):
         assert one["prompt"] == two["prompt"]
         for name, run_single in one["runs"].items():
             assert all(run_single[figure] == two["runs"][name][figure] for figure in COUNTED)
-            pictures = (Path(folder, run_single["picture"]).read_bytes() for folder in ("single", "spread"))
-            assert next(pictures) == next(pictures)
+            contents = (Path(folder, run_single["picture"]).read_bytes() for folder in ("single", "spread"))
+            assert next(contents) == next(contents)
 
 
 @pytest.mark.long

@@ -37,8 +37,8 @@ def texts(text: str, mode: str, seed: int = 0) -> list[str]:
 def test_all_combinations(text, expected):
     assert texts(text, ALL) == expected
     assert texts(text, OFF) == [text]
-    drawn = {texts(text, RANDOM, seed)[0] for seed in range(50)}
-    assert drawn == set(expected), "every combination is drawn with some seed"
+    chosen = {texts(text, RANDOM, seed)[0] for seed in range(50)}
+    assert chosen == set(expected), "every combination is chosen by some seed"
 
 
 def test_combinations_become_prompts_with_numbered_ids():

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 INSPECT = [sys.executable, "-m", "adt_core", "inspect", "bundled"]
-PICTURES = "--prompts p.txt --drafter jacobi"
+TWO_IMAGES = "--prompts p.txt --drafter jacobi"
 COMMANDS = {
-    "generate": f"{PICTURES} --output o/o.png --tokens o/tokens.json --trace o/trace.json --report o/report.json",
-    "benchmark": f"{PICTURES} --methods jacobi,jacobi+lantern --lantern-delta 0.5 --output o",
+    "generate": f"{TWO_IMAGES} --output o/o.png --tokens o/tokens.json --trace o/trace.json --report o/report.json",
+    "benchmark": f"{TWO_IMAGES} --methods jacobi,jacobi+lantern --lantern-delta 0.5 --output o",
     "train-drafter": "--prompts p.txt --steps 2 --every 1 --batch 1 --held-out 1 --output o",
 }
 WRITES = {"generate": 2 + 3, "benchmark": 1 + 2 * 2 + 3, "train-drafter": 2 + 2 + 2 * 4}

@@ -32,9 +32,9 @@ def plain(monkeypatch):
 
 
 def drawn(letters: lettering.Lettering, text: str) -> np.ndarray:
-    picture = Image.new("L", (200, 30))
-    letters.draw(ImageDraw.Draw(picture), 0, 4, text, 255)
-    return np.asarray(picture)
+    image = Image.new("L", (200, 30))
+    letters.draw(ImageDraw.Draw(image), 0, 4, text, 255)
+    return np.asarray(image)
 
 
 def test_an_emoji_without_a_font_is_named(plain):
@@ -47,9 +47,9 @@ def test_an_emoji_without_a_font_is_named(plain):
 @pytest.mark.parametrize("text", ["\u732b", "\u3042", "\uae40"], ids=["Chinese", "Japanese", "Korean"])
 def test_a_character_without_a_font_is_a_box_and_the_sheet_has_a_remark(plain, text):
     assert plain.readable(f"1: {text} x") == f"1: {lettering.MISSING} x"
-    picture = Image.new("RGB", (64, 64))
+    image = Image.new("RGB", (64, 64))
     unassigned = "\u0378"  # not in any font
-    with_note, without = (contact_sheet.contact_sheet([picture], [label], width=400) for label in (unassigned, "a"))
+    with_note, without = (contact_sheet.contact_sheet([image], [label], width=400) for label in (unassigned, "a"))
     assert with_note.height > without.height
 
 

@@ -157,9 +157,9 @@ def test_weights_loaded_in_inference_mode_can_be_moved_outside_of_it(tiny, tmp_p
     length = len(target.encode_prompt("a cat"))  # reads weights outside of inference mode, too
     assert length > 0 and target.decoder.embedding[0].isfinite().all()
     drafting = Drafting("adt-tree") if drafter else Drafting(method="autoregressive")
-    drawn = run(target, drafter, drafting=drafting).codes
+    codes = run(target, drafter, drafting=drafting).codes
     with torch.inference_mode():
-        assert (drawn >= 0).all() and target.codec.decode(target.cells(drawn)).isfinite().all()
+        assert (codes >= 0).all() and target.codec.decode(target.cells(codes)).isfinite().all()
 
 
 LOADED = "import sys, adt_core; adt_core.load_target(sys.argv[1]); print('torch._dynamo' in sys.modules)"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from adt_tree_pack.nodes import marks
 
-PICTURES = torch.rand(3, 40, 28, 3, generator=torch.Generator().manual_seed(1))
+IMAGES = torch.rand(3, 40, 28, 3, generator=torch.Generator().manual_seed(1))
 VECTORS = torch.rand(3, 4, 5, 5, generator=torch.Generator().manual_seed(2))
 
 
@@ -16,12 +16,12 @@ def read(mark: str) -> np.ndarray:
 
 
 def test_a_mark_is_the_mean_colours_of_the_file():
-    own = read(marks.mark(PICTURES[0]))
-    file = np.floor(255 * PICTURES[0].numpy())
+    own = read(marks.mark(IMAGES[0]))
+    file = np.floor(255 * IMAGES[0].numpy())
     assert own[0, 0] == pytest.approx(file[:5, :4].mean((0, 1)), abs=0.51)
     assert own[7, 3] == pytest.approx(file[35:, 10:14].mean((0, 1)), abs=0.51), "cells are in row-major order"
-    large = PICTURES[0].repeat_interleave(3, 0).repeat_interleave(3, 1)
-    assert np.abs(read(marks.mark(large)) - own).max() < 12 and np.abs(read(marks.mark(PICTURES[1])) - own).max() > 25
+    large = IMAGES[0].repeat_interleave(3, 0).repeat_interleave(3, 1)
+    assert np.abs(read(marks.mark(large)) - own).max() < 12 and np.abs(read(marks.mark(IMAGES[1])) - own).max() > 25
 
 
 def test_a_map_gets_a_mark_of_each_decoded_image():
@@ -32,10 +32,10 @@ def test_a_map_gets_a_mark_of_each_decoded_image():
     marks.expect(VECTORS, saved)
     marks.expect(VECTORS, other)
     marks.expect(VECTORS[:1], single)
-    marks.note(VECTORS[2:], PICTURES[2:])
-    marks.note(VECTORS[:1], PICTURES[:1])
-    marks.note(VECTORS[:1] + 1, PICTURES[1:2])
-    assert saved["marks"] == other["marks"] == [marks.mark(PICTURES[0]), None, marks.mark(PICTURES[2])]
+    marks.note(VECTORS[2:], IMAGES[2:])
+    marks.note(VECTORS[:1], IMAGES[:1])
+    marks.note(VECTORS[:1] + 1, IMAGES[1:2])
+    assert saved["marks"] == other["marks"] == [marks.mark(IMAGES[0]), None, marks.mark(IMAGES[2])]
     assert "marks" not in single
 
 
@@ -48,7 +48,7 @@ def test_the_number_of_waiting_maps_is_limited():
     for saved in same:
         marks.expect(VECTORS - 10, saved)
     for number in range(300):
-        marks.note(VECTORS[:1] + 10 + number, PICTURES[:1])
-    marks.note(VECTORS[:1] - 10, PICTURES[:1])
+        marks.note(VECTORS[:1] + 10 + number, IMAGES[:1])
+    marks.note(VECTORS[:1] - 10, IMAGES[:1])
     assert "marks" not in maps[0] and "marks" in maps[-1] and sum("marks" in saved for saved in maps) < 100
     assert ["marks" in saved for saved in same] == [False] * 2 + [True] * 4

@@ -32,7 +32,7 @@ def emu3(tmp_path_factory):
 
 
 @pytest.fixture
-def draw(tiny, tmp_path, capsys):
+def generate(tiny, tmp_path, capsys):
     """Return a function that runs `generate` and returns the settings in the PNG and its path."""
 
     def run(*options, model=tiny / "target", output="a.png"):
@@ -54,31 +54,31 @@ def test_targets_have_published_settings(tiny):
     assert load_target().published[:5] == published_sampling("bundled")[:5] == (2.0, 0.6, 0, 1.0, "")
 
 
-def test_defaults_are_the_published_settings(draw):
-    assert figures(draw()[0]) == (3.0, 0.7, 0, 0.9, "")
-    assert figures(draw("--temperature", 1, "--top-k", 5, "--cfg", 2)[0]) == (2.0, 1.0, 5, 0.9, "")
+def test_defaults_are_the_published_settings(generate):
+    assert figures(generate()[0]) == (3.0, 0.7, 0, 0.9, "")
+    assert figures(generate("--temperature", 1, "--top-k", 5, "--cfg", 2)[0]) == (2.0, 1.0, 5, 0.9, "")
 
 
 @pytest.mark.long
-def test_defaults_of_the_bundled_model(draw):
+def test_defaults_of_the_bundled_model(generate):
     most = "--continue-from", ROOT / "docs" / "comfyui.png", "--keep", 0.93
-    assert figures(draw(*most, model="bundled")[0]) == (2.0, 0.6, 0, 1.0, "")
+    assert figures(generate(*most, model="bundled")[0]) == (2.0, 0.6, 0, 1.0, "")
 
 
-def test_images_are_reproduced_with_their_settings(draw, monkeypatch):
+def test_images_are_reproduced_with_their_settings(generate, monkeypatch):
     """Also if another version of the pack has other defaults."""
-    saved, path = draw()
+    saved, path = generate()
     changed = [family._replace(sampling=PublishedSampling(guidance=9.0)) for family in load.FAMILIES]
     monkeypatch.setattr(load, "FAMILIES", changed)
-    again, other = draw("--from-png", path, output="b.png")
+    again, other = generate("--from-png", path, output="b.png")
     assert figures(again) == figures(saved)
     with Image.open(path) as one, Image.open(other) as two:
         assert one.tobytes() == two.tobytes()
 
 
-def test_the_suffix_is_appended_and_saved(emu3, draw, tmp_path):
+def test_the_suffix_is_appended_and_saved(emu3, generate, tmp_path):
     def tokens(*options):
-        saved, path = draw("--size", "32x32", "--tokens", tmp_path / "t.json", *options, model=emu3)
+        saved, path = generate("--size", "32x32", "--tokens", tmp_path / "t.json", *options, model=emu3)
         return (
             figures(saved),
             saved["prompt"],
@@ -91,18 +91,18 @@ def test_the_suffix_is_appended_and_saved(emu3, draw, tmp_path):
     assert tokens("--prompt", f"a cat{SUFFIX}", "--suffix", "")[2] == usual[2]
     without = tokens("--suffix", "")
     assert without[0][-1] == "" and without[2] != usual[2]
-    _, again = draw("--from-png", usual[3].rename(tmp_path / "kept.png"), model=emu3, output="b.png")
+    _, again = generate("--from-png", usual[3].rename(tmp_path / "kept.png"), model=emu3, output="b.png")
     with Image.open(tmp_path / "kept.png") as one, Image.open(again) as two:
         assert one.tobytes() == two.tobytes()
 
 
-def test_old_pngs_have_no_suffix(emu3, draw, tmp_path):
-    saved, path = draw("--size", "32x32", "--suffix", "", model=emu3)
+def test_old_pngs_have_no_suffix(emu3, generate, tmp_path):
+    saved, path = generate("--size", "32x32", "--suffix", "", model=emu3)
     with Image.open(path) as image:
         info = PngInfo()
         info.add_text("adt_tree", json.dumps({name: value for name, value in saved.items() if name != "suffix"}))
         image.save(tmp_path / "old.png", pnginfo=info)
-    assert draw("--from-png", tmp_path / "old.png", model=emu3, output="b.png")[0]["suffix"] == ""
+    assert generate("--from-png", tmp_path / "old.png", model=emu3, output="b.png")[0]["suffix"] == ""
 
 
 def test_blank_prompts_get_no_suffix():

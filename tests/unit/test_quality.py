@@ -102,12 +102,12 @@ def test_identical_images_are_scored_once(tiny, tmp_path, clip, predictor, capsy
 
     def counted(*args):
         metric = make(*args)
-        return lambda picture, prompt: calls.append(prompt) or metric(picture, prompt)
+        return lambda image, prompt: calls.append(prompt) or metric(image, prompt)
 
-    def readable(pictures):
+    def readable(images):
         return {
             name: {"IS": float(sum(Image.open(file).size == (32, 32) for file in files))}
-            for name, files in pictures.items()
+            for name, files in images.items()
         }
 
     monkeypatch.setattr(quality, "clip_metric", counted)

@@ -146,7 +146,7 @@ def batch(models, pack_folder):
     return BatchFolder(Job(target, Recipe(Sampling(seed=3), Drafting("autoregressive"))), pack_folder)
 
 
-def draw(batch: BatchFolder, prompt: str):
+def generate(batch: BatchFolder, prompt: str):
     decoding = new_decoding(batch.job, [prompt])
     decode(decoding)
     return batch.save(decoding, 0, prompt)
@@ -162,7 +162,7 @@ def test_a_link_in_a_batch_folder_receives_no_image(batch, pack_folder, secret, 
         (pack_folder / link).symlink_to(secret)
     batch = BatchFolder(batch.job, pack_folder)
     assert batch.find("a cat") is None
-    made = draw(batch, "a cat")
+    made = generate(batch, "a cat")
     assert made.path == pack_folder / name and not made.path.is_symlink() and is_regular(made.path)
     assert not secret.exists() if dangling else secret.read_bytes() == SECRET
     assert BatchFolder(batch.job, pack_folder).find("a cat").path == made.path
