@@ -71,7 +71,8 @@ class CostProfile:
         at = next((i for i, (size, _) in enumerate(curve) if size >= drafts), len(curve) - 1)
         if at == 0:
             return curve[0][1]
-        (size, cost), (next_size, next_cost) = curve[at - 1], curve[at]
+        size, cost = curve[at - 1]
+        next_size, next_cost = curve[at]
         return max(cost + (next_cost - cost) * (drafts - size) / (next_size - size), 0.1)
 
     @property

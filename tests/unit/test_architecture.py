@@ -274,3 +274,43 @@ def test_text_files_are_opened_with_an_encoding():
 )
 def test_text_files_without_an_encoding_are_detected(call, found):
     assert opens_a_text_file(ast.parse(call, mode="eval").body) is found
+
+
+def assigns_unrelated_values(node: ast.AST) -> bool:
+    """Return whether a statement assigns several values at once, as in ``a, b = x, y``.
+
+    Swaps and constants in capitals may: there the values belong together.
+    """
+    if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)):
+        return False
+    targets, value = node.targets[0].elts, node.value
+    if not isinstance(value, ast.Tuple) or any(isinstance(part, ast.Starred) for part in [*targets, *value.elts]):
+        return False
+    is_swap = set(map(ast.unparse, targets)) == set(map(ast.unparse, value.elts))
+    return not is_swap and not all(ast.unparse(target).isupper() for target in targets)
+
+
+def test_one_statement_per_line():
+    wrong = [
+        f"{path}:{node.lineno}: {ast.unparse(node)[:80]}"
+        for path, tree in (SHIPPED | modules("benchmarks", "model_making", "assets")).items()
+        for node in ast.walk(tree)
+        if assigns_unrelated_values(node)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "statement, found",
+    [
+        ("a, b = x, y", True),
+        ("a.b, c = x + 1, {}", True),
+        ("a, b = f()", False),
+        ("a, b = b, a", False),
+        ("a, *b = x, y, z", False),
+        ("LOW, HIGH = 1, 9", False),
+        ("a = x, y", False),
+    ],
+)
+def test_a_statement_that_assigns_unrelated_values_is_found(statement, found):
+    assert assigns_unrelated_values(ast.parse(statement).body[0]) is found

@@ -80,7 +80,6 @@ QUICK = each_once([row for row in ROWS if row["family"] != "liquid" or row["numb
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
     """Return a function that loads a target of a family in a precision, and its drafters by name."""
-
     written = cache(lambda family: write_both(family, tmp_path_factory.mktemp(family)))
 
     @cache
