@@ -1,4 +1,4 @@
-"""An image that ``auto`` drew comes back from its PNG, tree by tree, whatever is known of this machine by then."""
+"""PNGs of the policy `auto`: an image is reproduced with the same trees, whatever cost profile the machine has."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,10 @@ from tests.drafted import costs
 
 @pytest.fixture
 def generate(tiny, tmp_path, monkeypatch):
-    """Run ``generate`` with the tiny models, an empty folder and an empty cache; returns the rounds of its trace."""
+    """Return a function that runs `generate` with the tiny models, and returns the rounds of the trace.
+
+    The working directory and the cache are empty.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path / "cache"))
     models = {"model": tiny / "target", "drafter": tiny / "drafter"}
@@ -32,30 +35,30 @@ def generate(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("relaxed", [{}, {"lantern_delta": 0.3, "lantern_k": 8}], ids=["exact", "lantern"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_png_carries_the_profile_that_its_trees_followed(generate, monkeypatch, relaxed, dtype):
+def test_a_png_contains_the_cost_profile(generate, monkeypatch, relaxed, dtype):
     options = {"prompt": "a cat", "method": "auto", "dtype": dtype, **relaxed}
     profile = costs("both")
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(profiles, "find", lambda *_: profile)
-        drawn = generate(**options)
+    with monkeypatch.context() as other_machine:
+        other_machine.setattr(profiles, "find", lambda *_: profile)
+        rounds_of_png = generate(**options)
     assert CostProfile.from_json(read_settings(Path("a.png"))["profile"]) == profile
-    assert generate(from_png="a.png", output="again.png") == drawn and not Path("cache").exists()
+    assert generate(from_png="a.png", output="again.png") == rounds_of_png and not Path("cache").exists()
     assert Path("again.png").read_bytes() == Path("a.png").read_bytes()
-    assert generate(**options, output="b.png") != drawn, "this machine is thought to be another one"
+    assert generate(**options, output="b.png") != rounds_of_png, "the profile of this machine must differ"
 
 
-def test_an_image_of_a_batch_comes_back_alone_with_the_same_trees(generate):
+def test_an_image_of_a_batch_is_reproduced_with_the_same_trees(generate):
     generate(prompt="a cat", method="auto", dtype="float64", batch_size=2)
     batch = [
         [share for share in shares if share["image"] == 1]
         for shares in generate(prompt="a cat", method="auto", dtype="float64", batch_size=2)
     ]
-    alone = generate(from_png="a-0002.png", output="again.png")
-    assert [[{**share, "image": 0} for share in shares] for shares in batch if shares] == alone
+    single = generate(from_png="a-0002.png", output="again.png")
+    assert [[{**share, "image": 0} for share in shares] for shares in batch if shares] == single
 
 
 @pytest.mark.parametrize("value", ["x", 3, [], {"name": "a", "images": 1, "costs": {"chain": 1}}])
-def test_a_damaged_profile_is_refused_in_one_sentence(tmp_path, monkeypatch, capsys, value):
+def test_damaged_profiles_are_reported(tmp_path, monkeypatch, capsys, value):
     monkeypatch.chdir(tmp_path)
     saved = {"prompt": "a house", "method": "auto", "profile": value, "noise_version": 1}
     from adt_core.rules.noise import NOISE_VERSION

@@ -91,9 +91,9 @@ def test_noise_of_other_images_is_drawn_once(monkeypatch):
 def test_the_first_call_belongs_to_the_first_generated_token():
     rows = UpstreamNoise(WIDTH, COLUMNS, 1, start=6)((SEED, 0))
     assert torch.equal(rows(range(4, 9))[2:], calls()[:3, 0]) and rows(range(9, 11)).equal(calls()[3:5, 0])
-    assert torch.equal(rows(range(14, 16)), calls()[8:10, 0]), "what was left out is drawn as well"
-    behind = UpstreamNoise(WIDTH, COLUMNS, 1, before=3)((SEED, 0))
-    assert torch.equal(behind(range(4)), calls()[3:7, 0]), "and so is what the script draws before"
+    assert torch.equal(rows(range(14, 16)), calls()[8:10, 0]), "noise of skipped positions is consumed"
+    later = UpstreamNoise(WIDTH, COLUMNS, 1, before=3)((SEED, 0))
+    assert torch.equal(later(range(4)), calls()[3:7, 0]), "noise of earlier calls of the script is consumed"
 
 
 def test_noise_in_the_ring_buffer():
@@ -161,16 +161,16 @@ def test_memory_for_the_noise_of_other_images(models):
         return Decoding(target, [target.encode_prompt("a cat")] * images, **plain).memory_required()
 
     assert needed(1, UPSTREAM) == needed(1, Sampling(SEED))
-    small = 4 * target.length * target.num_tokens * 8  # images that are held whole
+    small = 4 * target.length * target.num_tokens * 8  # complete noise of the other images
     assert needed(4, UPSTREAM) - needed(4, Sampling(SEED)) == small
 
 
-# ---- in what is written --------------------------------------------------------------------------
+# ---- in output files ----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def generate(tiny, tmp_path, monkeypatch, capsys):
-    """Function that runs `generate` in an empty folder, and returns the exit code and the output."""
+    """Return a function that runs `generate` in an empty folder, and returns the exit code and the output."""
     monkeypatch.chdir(tmp_path)
     models = ["--model", tiny / "target", "--drafter", tiny / "drafter", "--device", "cpu"]
 
@@ -182,14 +182,19 @@ def generate(tiny, tmp_path, monkeypatch, capsys):
 
 
 def test_images_of_a_batch_are_reproduced(generate):
-    asked = "--prompt", "a cat", "--noise", "upstream", "--seed", 3
-    assert generate(*asked, "--batch-size", 3, "--output", "x.png", "--trace", "t.json")[0] == 0
-    assert generate(*asked, "--output", "alone.png")[0] == 0
-    told = read_settings(Path("x-0003.png"))
-    assert [told[name] for name in ("noise", "noise_batch", "noise_device", "image_index")] == ["upstream", 3, "cpu", 2]
+    options = "--prompt", "a cat", "--noise", "upstream", "--seed", 3
+    assert generate(*options, "--batch-size", 3, "--output", "x.png", "--trace", "t.json")[0] == 0
+    assert generate(*options, "--output", "single.png")[0] == 0
+    saved = read_settings(Path("x-0003.png"))
+    assert [saved[name] for name in ("noise", "noise_batch", "noise_device", "image_index")] == [
+        "upstream",
+        3,
+        "cpu",
+        2,
+    ]
     assert generate("--from-png", "x-0003.png", "--output", "again.png")[0] == 0
-    with Image.open("x-0003.png") as one, Image.open("again.png") as two, Image.open("alone.png") as alone:
-        assert one.tobytes() == two.tobytes() != alone.tobytes() and one.text == two.text
+    with Image.open("x-0003.png") as one, Image.open("again.png") as two, Image.open("single.png") as single:
+        assert one.tobytes() == two.tobytes() != single.tobytes() and one.text == two.text
     trace = json.loads(Path("t.json").read_text(encoding="utf-8"))["decodings"][0]["report"]
     assert trace["sampling"]["noise"] == "upstream" and (trace["noise_batch"], trace["noise_device"]) == (3, "cpu")
 
@@ -197,13 +202,13 @@ def test_images_of_a_batch_are_reproduced(generate):
 def test_noise_of_another_device_is_rejected(generate, monkeypatch):
     assert generate("--prompt", "a cat", "--noise", "upstream", "--output", "a.png")[0] == 0
     monkeypatch.setattr(png_settings, "noise_device", lambda device: "NVIDIA RTX 4090")
-    code, said = generate("--from-png", "a.png", "--output", "again.png")
-    assert code == 1 and "the upstream noise of 'cpu'" in said and "--device NVIDIA RTX 4090 makes other noise" in said
+    code, err = generate("--from-png", "a.png", "--output", "again.png")
+    assert code == 1 and "the upstream noise of 'cpu'" in err and "--device NVIDIA RTX 4090 makes other noise" in err
     assert generate("--from-png", "a.png", "--noise", "own", "--output", "own.png")[0] == 0
     assert read_settings(Path("own.png"))["noise"] == "own" and "noise_device" not in read_settings(Path("own.png"))
     assert generate("--from-png", "own.png", "--noise", "upstream", "--output", "theirs.png")[0] == 0
     with Image.open("a.png") as one, Image.open("theirs.png") as two:
-        assert one.tobytes() == two.tobytes(), "a picture that has no noise of a device binds nobody to one"
+        assert one.tobytes() == two.tobytes(), "an image with keyed noise can be generated with the noise of any device"
 
 
 def test_noise_changes_the_folder_of_a_batch(models, monkeypatch):
