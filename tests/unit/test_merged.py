@@ -73,7 +73,7 @@ def checked(monkeypatch):
 
 @pytest.mark.parametrize("every", [1, 2, 5, 30])
 def test_the_network_reads_exactly_the_accepted_tokens(models, checked, monkeypatch, every):
-    """Its prediction for each new root equals that of a network that reads only the accepted paths.
+    """A network that reads only the accepted paths makes the same prediction for each new root.
 
     After rounds without the network, it reads their tokens before the next round with it.
     """
