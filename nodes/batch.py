@@ -41,7 +41,7 @@ from .sampling import (
     sampling_inputs,
 )
 from .saved_map import without_maps
-from .schema import schema
+from .schema import Tooltips, schema
 from .sockets import (
     BatchResults,
     DrafterSocket,
@@ -66,12 +66,61 @@ def _invalid_prompts_input() -> io.Combo.Input:
     return io.Combo.Input("unfit_prompts", display_name="invalid_prompts", options=modes, default=RAISE, optional=True)
 
 
+_BATCH_SAMPLER_TOOLTIPS = Tooltips(
+    inputs={
+        "model": "The model that generates the images.",
+        "prompts": "The prompts, from ADT-Tree Prompts or any node that outputs text. A prompt that occurs twice with "
+        "the same seed gives one image.",
+        "seed": "Sets the noise of every image, unless seed_mode or seeds sets another seed. Queue again with another "
+        "seed for other images of the same prompts.",
+        "guidance": "How strongly the image follows the prompt (classifier-free guidance, CFG). 1 switches guidance "
+        "off.",
+        "temperature": "Randomness of sampling. 1 samples as the model was trained, lower values are more "
+        "conservative, 0 always picks the most likely token.",
+        "top_k": "Sample from the k most likely tokens only. 0 keeps all tokens.",
+        "top_p": "Sample only from the most likely tokens whose probabilities add up to this value. 1 keeps all "
+        "tokens.",
+        "negative": "Usually left empty. A text here pushes all images away from its content.",
+        "batch_size": "Number of images that are generated at the same time. Larger is faster and uses more memory. "
+        "It does not change the images. Cancelling loses only unfinished images.",
+        "ids": "One id per prompt, for file names and the report. If not connected, prompts are numbered.",
+        "drafter": "Drafts tokens ahead of the model. If not connected, the node uses the first installed drafter "
+        "that fits the model, or the Jacobi window, which needs no files.",
+        "settings": "Options for drafting, from an ADT-Tree Settings node. If not connected, drafting decides.",
+        "lantern": "Relaxed acceptance, which changes the images. The result also depends on the drafter and the "
+        "settings. If not connected, drafting decides.",
+        "seed_mode": "same: all prompts use seed. increment: the first prompt uses seed, the second seed + 1 and so "
+        "on, so that equal prompts give different images.",
+        "seeds": "One seed per prompt, from ADT-Tree Prompts. For a value of −1, seed and seed_mode decide.",
+        "drafting": "How tokens are drafted. Auto picks the fastest method for this device, Exact ADT-Tree follows "
+        "the paper; both give the exact image of the seed. Relaxed (LANTERN) changes the image slightly. No drafting "
+        "is the baseline.",
+        "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
+        "custom uses the values that you set here.",
+        "invalid_prompts": "Prompts that are empty or too long for the model. error: stop before the first image and "
+        "name the prompt. truncate: use as many words as fit; skip empty prompts. skip: leave them out. The report "
+        "lists them.",
+        "folder": "Start of the folder's name. If empty, the model's name. Lists with different names here have "
+        "separate folders and share no images.",
+        "noise": "ADT-Tree gives the same image on every device. original script gives the image that the model "
+        "authors' script generates for this seed in a batch of one, in float32 on the same device. docs/models.md "
+        "lists the scripts.",
+    },
+    outputs={
+        "images": "All images as one batch, in the order of the prompts.",
+        "ids": "The id of each image, as a list.",
+        "results": "Images, statistics and files, for ADT-Tree Batch Report.",
+    },
+)
+
+
 class ADTTreeBatchSampler(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
             "ADTTreeBatchSampler",
             "ADT-Tree Batch Sampler",
+            tooltips=_BATCH_SAMPLER_TOOLTIPS,
             description="Generates one image per prompt of a list, several at a time, and saves each as soon as it "
             f"is finished to output/{FOLDER}. Queue a cancelled batch again to continue it.",
             search_aliases=["prompt list", "batch generate", "dataset", "coco", "resume", "批量生成", "提示词列表"],

@@ -24,11 +24,34 @@ from .drafting import check_same_model, own_drafter
 from .prompts import check, fingerprint, read
 from .runtime import Progress, check_cancelled, loaded, refusal, tell
 from .sampling import choose_preset, choose_sampling, choose_suffix, ignored, patchers, preset_input
-from .schema import schema, widget
+from .schema import Tooltips, schema, widget
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 from .stock import encode
 
 FOLDER = "adt_tree_benchmark"
+
+
+_BENCHMARK_TOOLTIPS = Tooltips(
+    inputs={
+        "model": "The model that generates the images.",
+        "prompts": "One prompt per line, or the name of a file in ComfyUI's input folder: text, table (.csv, .tsv), "
+        "MS-COCO captions (.json) or .jsonl. If empty, captions that are included in the pack.",
+        "count": "Maximum number of prompts to use. The selection does not depend on the seed.",
+        "seed": "Sets the noise of all images.",
+        "guidance": "How strongly the image follows the prompt (classifier-free guidance, CFG). 1 switches guidance "
+        "off.",
+        "temperature": "Randomness of sampling. 1 samples as the model was trained, lower values are more "
+        "conservative, 0 always picks the most likely token.",
+        "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
+        "custom uses the guidance and temperature that you set here.",
+        "drafter": "For methods that need a drafter network; jacobi methods don't. If not connected, the first "
+        "installed drafter that fits the model.",
+        "lantern": "For methods that end in +lantern. If not connected, LANTERN with its default values.",
+    },
+    outputs={
+        "table": "The results as a Markdown table, for Preview as Text.",
+    },
+)
 
 
 class ADTTreeBenchmark(io.ComfyNode):
@@ -39,6 +62,7 @@ class ADTTreeBenchmark(io.ComfyNode):
         return schema(
             "ADTTreeBenchmark",
             "ADT-Tree Benchmark",
+            tooltips=_BENCHMARK_TOOLTIPS,
             description="Runs several drafting methods in turns on the same prompts and measures the speed-up over "
             f"plain decoding. Saves table, statistics and images to output/{FOLDER}. Queue a cancelled benchmark "
             "again to continue it.",

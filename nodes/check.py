@@ -11,12 +11,23 @@ from ..adt_core.policies import Drafting
 from .drafting import DraftConfig, check_same_model, own_drafter
 from .runtime import Progress, check_cancelled, loaded
 from .sampling import OWN, choose_sampling, choose_suffix, make_job, patchers
-from .schema import schema
+from .schema import Tooltips, schema
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 from .stock import text_encoder
 
 _PARTS = 1000
 """The bar's parts."""
+
+
+_CHECK_TOOLTIPS = Tooltips(
+    inputs={
+        "model": "The model to test.",
+        "drafter": "The drafter to test. If not connected, the first installed drafter that fits the model.",
+    },
+    outputs={
+        "report": "The report as Markdown, for Preview as Text.",
+    },
+)
 
 
 class ADTTreeCheck(io.ComfyNode):
@@ -25,6 +36,7 @@ class ADTTreeCheck(io.ComfyNode):
         return schema(
             "ADTTreeCheck",
             "ADT-Tree Check",
+            tooltips=_CHECK_TOOLTIPS,
             description="Tests how fast this model runs here, and that drafting does not change the image. Takes at "
             "most two minutes.",
             search_aliases=["doctor", "diagnose", "is it working", "why slow", "诊断", "检查"],

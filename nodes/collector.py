@@ -10,11 +10,28 @@ from .batch import FOLDER, metadata
 from .contact_sheet import contact_sheet, own_name, remark, summary, write_report
 from .folders import check_name
 from .runtime import refusal, tell
-from .schema import schema
+from .schema import Tooltips, schema
 from .sockets import BatchResults, ResultsSocket, checked
 from .stock import to_picture
 
 _LABELS = {"id and prompt": "{id}: {prompt}", "id": "{id}", "prompt": "{prompt}", "none": ""}
+
+
+_COLLECTOR_TOOLTIPS = Tooltips(
+    inputs={
+        "results": "The results of an ADT-Tree Batch Sampler.",
+        "filename": "Name of the three files, without extension. If another list has a report of this name, a number "
+        "is added.",
+        "columns": "Images per row of the contact sheet. 0: about as many columns as rows.",
+        "thumbnail_width": "Width of each image on the contact sheet in pixels. It is reduced if the sheet gets too "
+        "large.",
+        "label": "Text below each image on the contact sheet.",
+    },
+    outputs={
+        "sheet": "The contact sheet.",
+        "stats": "Statistics of the complete batch as JSON, for Preview as Text.",
+    },
+)
 
 
 class ADTTreeCollector(io.ComfyNode):
@@ -23,6 +40,7 @@ class ADTTreeCollector(io.ComfyNode):
         return schema(
             "ADTTreeCollector",
             "ADT-Tree Batch Report",
+            tooltips=_COLLECTOR_TOOLTIPS,
             description="Writes a report next to the images of a batch: a contact sheet, a table (CSV) and all "
             "statistics (JSON).",
             search_aliases=["collector", "contact sheet", "report", "figures", "statistics", "csv", "拼图", "报告"],

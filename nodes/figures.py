@@ -9,10 +9,25 @@ from comfy_api.v0_0_2 import io
 from ..adt_core.errors import AdtError
 from ..adt_core.rules.trace import FIGURES, Trace
 from .colours import scale
-from .schema import schema
+from .schema import Tooltips, schema
 from .sockets import TraceSocket, checked
 
 _PIXELS = 16  # pixels per side of a token, if no images are connected
+
+
+_MAP_IMAGE_TOOLTIPS = Tooltips(
+    inputs={
+        "trace": "The trace of an ADT-Tree Sampler.",
+        "show": "The value to draw: tokens per pass (acceptance), size of the tree (depth, width), or milliseconds "
+        "per token (time).",
+        "opacity": "Opacity of the map over the images. 1 hides the images.",
+        "images": "The images of the run, in any size, to draw the map over. If not connected, only the map is drawn.",
+    },
+    outputs={
+        "IMAGE": "One map per image, in colour: dark for low values, yellow for high values.",
+        "MASK": "The maps as numbers from 0 to 1, the ends of the colour scale.",
+    },
+)
 
 
 class ADTTreeMapImage(io.ComfyNode):
@@ -21,6 +36,7 @@ class ADTTreeMapImage(io.ComfyNode):
         return schema(
             "ADTTreeMapImage",
             "ADT-Tree Map to Image",
+            tooltips=_MAP_IMAGE_TOOLTIPS,
             description="Draws the map of a run as an image and a mask. Connect images to draw it over them.",
             search_aliases=["acceptance map", "heatmap", "trace", "接受图", "热图"],
             inputs=[
@@ -61,12 +77,24 @@ def _ends(values: torch.Tensor, show: str) -> tuple[float, float]:
     return low, max(top, low + (0.01 if show == "time" else 1.0))
 
 
+_FIGURES_TOOLTIPS = Tooltips(
+    inputs={
+        "trace": "The trace of an ADT-Tree Sampler.",
+    },
+    outputs={
+        "text": "The statistics in a few lines.",
+        "json": "Statistics and settings as one JSON object.",
+    },
+)
+
+
 class ADTTreeFigures(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
             "ADTTreeFigures",
             "ADT-Tree Run Stats",
+            tooltips=_FIGURES_TOOLTIPS,
             description="Shows the statistics of a run as text, and with all settings as JSON.",
             search_aliases=["run figures", "statistics", "report", "tau", "tokens per second", "统计", "速度"],
             inputs=[TraceSocket.Input("trace")],

@@ -18,7 +18,7 @@ from . import folders
 from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, fetch
 from .latent import read_codes
 from .runtime import Progress, check_cancelled, drop_unused_results, loaded, manage, tell
-from .schema import schema
+from .schema import Tooltips, schema
 from .sockets import GlmDecoder, GlmDecoderSocket, LoadedModel, ModelSocket, checked
 from .stock import cropped, read_prompt, read_sources, to_image, to_picture
 
@@ -30,6 +30,23 @@ _SHOWN = 64
 """Maximum number of latents per side of a preview, equal to 512 pixels."""
 
 
+_GLM_DECODER_LOADER_TOOLTIPS = Tooltips(
+    inputs={
+        "transformer": "The downloaded folder GLM-Image/transformer, or a single file in models/diffusion_models.",
+        "text_encoder": "ByT5, which reads the text that should appear in the image. A file in models/text_encoders, "
+        "or the folder next to the transformer's.",
+        "vae": "Decodes latents to pixels. A file in models/vae, or the folder next to the transformer's.",
+        "dtype": "Precision of the weights. auto: bfloat16, or float32 if the device does not support it. fp8 "
+        "weights: the transformer needs little more than half the memory; the image changes slightly.",
+        "if_missing": "What happens if GLM-Image is not installed. explain: an error names the download. download: "
+        "the node downloads it from Hugging Face (36 GB).",
+    },
+    outputs={
+        "decoder": "The second stage, for ADT-Tree GLM-Image Decode.",
+    },
+)
+
+
 class ADTTreeGLMDecoderLoader(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -37,6 +54,7 @@ class ADTTreeGLMDecoderLoader(io.ComfyNode):
         return schema(
             "ADTTreeGLMDecoderLoader",
             "ADT-Tree GLM-Image Decoder Loader",
+            tooltips=_GLM_DECODER_LOADER_TOOLTIPS,
             description="Loads the second stage of GLM-Image, which turns the tokens of the ADT-Tree Sampler into "
             "pixels. Needs the Python library diffusers.",
             search_aliases=["glm-image", "glm image", "diffusion decoder", "加载解码器"],
@@ -103,12 +121,30 @@ def _file(name: str, key: str, value: str) -> Path | None:
     return None if value == BESIDE else Path(folders.resolve(folders.files(key), value, name, key))
 
 
+_GLM_DECODE_TOOLTIPS = Tooltips(
+    inputs={
+        "decoder": "The decoder, from the ADT-Tree GLM-Image Decoder Loader.",
+        "model": "The GLM-Image model that the sampler uses. It defines the tokens of a LATENT.",
+        "samples": "The LATENT of the ADT-Tree Sampler.",
+        "positive": "The prompt that the sampler uses.",
+        "source_images": "For image to image: the images that VAE Encode added to the prompt, in the same order.",
+        "seed": "Sets the noise of diffusion. It changes details; the tokens define the composition.",
+        "steps": "Number of diffusion steps. The published value is 50.",
+        "guidance": "How closely the image follows tokens and text. The published value is 1.5; 1 takes half the time.",
+    },
+    outputs={
+        "IMAGE": "The images, with 32 × 32 pixels per token.",
+    },
+)
+
+
 class ADTTreeGLMDecode(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
             "ADTTreeGLMDecode",
             "ADT-Tree GLM-Image Decode",
+            tooltips=_GLM_DECODE_TOOLTIPS,
             description="Turns the tokens of GLM-Image into pixels by diffusion, with the prompt and the source "
             "images of the sampler.",
             search_aliases=["glm-image", "glm image", "diffusion decoder", "vae decode", "解码"],

@@ -3,12 +3,27 @@
 from comfy_api.v0_0_2 import io
 
 from ..adt_core.rules.settings import Lantern
-from .schema import schema, widget
+from .schema import Tooltips, schema, widget
 from .sockets import LanternSocket, checked
 
 LANTERN, LANTERN_PLUS = "delta (LANTERN)", "lambda (LANTERN++)"
 _NAMES = {"neighbours": None, "delta": None, "factor": "lambda", "max_substitution": "max_replaced"}
 """Input -> display name, if it has another."""
+
+
+_LANTERN_TOOLTIPS = Tooltips(
+    inputs={
+        "rule": "Limit of a draft: a fixed probability per token (LANTERN), or a multiple of the draft's probability "
+        "(LANTERN++).",
+        "neighbours": "Number of nearest codebook tokens that count as similar.",
+        "delta": "LANTERN: probability that may be moved per token. Larger is faster and less faithful; 0 is exact.",
+        "lambda": "LANTERN++: limit of a draft, as a multiple of its probability. 1 is exact.",
+        "max_replaced": "Maximum share of an image's tokens that may be replaced. 1 sets no limit.",
+    },
+    outputs={
+        "lantern": "Relaxed acceptance, for the ADT-Tree Sampler.",
+    },
+)
 
 
 class ADTTreeLantern(io.ComfyNode):
@@ -19,6 +34,7 @@ class ADTTreeLantern(io.ComfyNode):
         return schema(
             "ADTTreeLantern",
             "ADT-Tree LANTERN",
+            tooltips=_LANTERN_TOOLTIPS,
             description="Relaxes acceptance: a draft may replace a token that looks like it. This can be faster, and "
             "changes the image. The share of replaced tokens is limited and reported.",
             search_aliases=["relaxed acceptance", "speculative decoding", "放宽接受", "推测解码"],

@@ -14,7 +14,7 @@ from . import folders
 from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, download_missing, offered_downloads
 from .drafting import open_drafter, own_path
 from .runtime import check_cancelled, drop_unused_results, manage, refusal, tell
-from .schema import IMAGE_TOKENS, schema
+from .schema import IMAGE_TOKENS, Tooltips, schema
 from .sockets import DrafterSocket, LoadedModel, ModelSocket, checked
 from .stock import ImageTokenizer, TextEncoder
 
@@ -50,12 +50,34 @@ def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
     return torch.float16
 
 
+_MODEL_LOADER_TOOLTIPS = Tooltips(
+    inputs={
+        "model": "The model to load. 'bundled' is a small model of simple scenes that is included in the pack. A "
+        "model with '(download, ...)' after its name is not installed; set if_missing to 'download' to get it.",
+        "dtype": "Precision of the weights. auto: float32 for the bundled model and on the CPU, otherwise bfloat16 or "
+        "the best that the device supports. int8 weights and fp8 weights need half the memory of bfloat16 and change "
+        "the image slightly.",
+        "exact": "For half precision, including int8 and fp8 weights. On: drafting gives the exact image of plain "
+        "decoding. Off: faster, but drafting may give another, equally good image. Changing it changes the image.",
+        "if_missing": "What happens if a published model is not installed. explain: an error names the download. "
+        "download: the node downloads all files that the model needs from Hugging Face, and resumes an interrupted "
+        "download.",
+    },
+    outputs={
+        "model": "The model, for the ADT-Tree Drafter Loader and the samplers.",
+        "CLIP": "The model's text tokenizer, for CLIP Text Encode.",
+        "VAE": "The model's image tokenizer, for VAE Decode and VAE Encode.",
+    },
+)
+
+
 class ADTTreeModelLoader(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
             "ADTTreeModelLoader",
             "ADT-Tree Model Loader",
+            tooltips=_MODEL_LOADER_TOOLTIPS,
             description="Loads a visual autoregressive model, and downloads it first if you choose so. Connect CLIP to "
             "CLIP Text Encode, VAE to VAE Decode and VAE Encode, and model to the ADT-Tree Drafter Loader and Sampler.",
             search_aliases=[
@@ -122,12 +144,28 @@ class ADTTreeModelLoader(io.ComfyNode):
         return io.NodeOutput(loaded, TextEncoder(loaded), ImageTokenizer(codec, target.downsample))
 
 
+_DRAFTER_LOADER_TOOLTIPS = Tooltips(
+    inputs={
+        "model": "The model to draft for.",
+        "drafter": "auto picks the best installed drafter for the model. jacobi works with every model and needs no "
+        "files. Other entries are EAGLE drafters in models/ar_image_drafters, or in folders of "
+        "extra_model_paths.yaml.",
+        "window": "Also draft from the Jacobi window: the network refreshes its oldest drafts. Method auto decides "
+        "this automatically.",
+    },
+    outputs={
+        "drafter": "The drafter, for the ADT-Tree Sampler.",
+    },
+)
+
+
 class ADTTreeDrafterLoader(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
             "ADTTreeDrafterLoader",
             "ADT-Tree Drafter Loader",
+            tooltips=_DRAFTER_LOADER_TOOLTIPS,
             description="Loads a drafter, which proposes the next image tokens: a small network, or the model's own "
             "passes without a network. The model verifies every proposal, so a drafter changes the speed and not the "
             "image, except with LANTERN.",

@@ -23,7 +23,7 @@ from ..adt_core.app.prompts import (
 )
 from ..adt_core.errors import AdtError
 from .runtime import refusal, tell
-from .schema import schema
+from .schema import Tooltips, schema
 from .sockets import checked
 
 TYPED = "(the text below)"
@@ -35,12 +35,39 @@ QUICK = 128 * 2**10
 """Maximum size in bytes of a file to read during validation, about 0.3 s, because ComfyUI's server waits meanwhile."""
 
 
+_PROMPTS_TOOLTIPS = Tooltips(
+    inputs={
+        "file": "A file in ComfyUI's input folder: text with one prompt per line, table (.csv, .tsv), MS-COCO "
+        "captions (.json) or .jsonl. Press R to update the list.",
+        "text": "Used if no file is chosen: one prompt per line, or the name of a file in ComfyUI's input folder. If "
+        "empty, captions that are included in the pack.",
+        "caption": "For MS-COCO captions: use the first or the longest caption of each image, with the id of the "
+        "image, or all captions, with their own ids.",
+        "filter": "Keep only prompts that contain this text, in upper or lower case. If empty, keep all.",
+        "start_index": "Index of the first prompt, after filtering and shuffling. 0 is the first.",
+        "count": "Maximum number of prompts. 0 outputs all.",
+        "shuffle_seed": "Shuffles the list with this seed. 0 keeps the order of the file.",
+        "choices": "For choices such as {red|blue}. random: pick one text with choice_seed. all combinations: output "
+        "one prompt for each, before filter and count. off: keep the text.",
+        "choice_seed": "Seed of random choices. The same seed gives the same texts, whatever else is in the list.",
+    },
+    outputs={
+        "prompts": "The prompts, as a list.",
+        "ids": "The id of each prompt: from MS-COCO, the column id or JSON, otherwise its line number.",
+        "names": "A file name for each prompt, from its id and first words, for filename_prefix of Save Image.",
+        "seeds": 'The seed of each prompt in the file ("seed" in JSON, column Seed in a table), or −1 if there is '
+        "none.",
+    },
+)
+
+
 class ADTTreePrompts(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
             "ADTTreePrompts",
             "ADT-Tree Prompts",
+            tooltips=_PROMPTS_TOOLTIPS,
             description="Outputs a list of prompts from a file or a text. The ADT-Tree Batch Sampler processes the "
             "complete list; other nodes run once per prompt.",
             search_aliases=[

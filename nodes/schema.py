@@ -1,13 +1,7 @@
-"""Node schemas, whose tooltips are read from the help pages, so that each input and output is described once.
+"""Node schemas with their tooltips, from which the tables of the help pages are made (`help_tables`)."""
 
-A page, `js/docs/<node id>/en.md`, ends in two tables, "## Inputs" and "## Outputs". The first column is the name that
-users see, in backquotes: the display name, or the id of an input that has none. The second column is the tooltip.
-"""
-
-import re
-from functools import cache
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from comfy_api.v0_0_2 import io
 
@@ -17,7 +11,18 @@ from .renamed import RENAMED, Values
 CATEGORY = "ADT-Tree"
 IMAGE_TOKENS = ("image tokens", "vqgan", "vq-vae", "图像 token")
 """Search terms for models of this kind, in any language; ComfyUI's node search matches them literally."""
-_PAGES = Path(__file__).parents[1] / "js" / "docs"
+
+
+class Tooltips(NamedTuple):
+    """Tooltips of a node by the name that users see: the display name, or the id of an input that has none.
+
+    Attributes:
+        inputs: Tooltips of inputs that do not define their own.
+        outputs: Tooltips of outputs.
+    """
+
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
 
 
 class _LowerBound(float):
@@ -27,8 +32,8 @@ class _LowerBound(float):
         return not value >= float(self)
 
 
-def schema(node_id: str, display_name: str, *, inputs: list, outputs: list, **more) -> io.Schema:
-    """Return the schema of a node of this pack, with missing tooltips from the node's help page.
+def schema(node_id: str, display_name: str, *, tooltips: Tooltips, inputs: list, outputs: list, **more) -> io.Schema:
+    """Return the schema of a node of this pack.
 
     An input with a default is optional, so API clients may omit it. The frontend keeps the order of the widgets as long
     as each has a default.
@@ -36,16 +41,16 @@ def schema(node_id: str, display_name: str, *, inputs: list, outputs: list, **mo
     Args:
         node_id: Id of the node, which is also the name of its help folder.
         display_name: Title of the node.
+        tooltips: Tooltips of inputs and outputs.
         inputs: Inputs of the node.
         outputs: Outputs of the node.
         **more: Further arguments of `io.Schema`.
 
     Raises:
-        KeyError: If the page has no row for an input or an output.
+        KeyError: If an input or an output has no tooltip.
     """
-    on_page = _tooltips(node_id)
     for plug in inputs:
-        plug.tooltip = plug.tooltip or on_page["Inputs"][plug.display_name or plug.id]
+        plug.tooltip = plug.tooltip or tooltips.inputs[plug.display_name or plug.id]
         plug.optional = plug.optional or default(plug) is not None
         if isinstance(plug, io.Float.Input):
             plug.min = _LowerBound(plug.min)
@@ -53,7 +58,7 @@ def schema(node_id: str, display_name: str, *, inputs: list, outputs: list, **mo
             plug.options = Values.of(plug.id, plug.options)
             plug.extra_dict["renamed"] = RENAMED[plug.id]
     for plug in outputs:
-        plug.tooltip = plug.tooltip or on_page["Outputs"][plug.display_name]
+        plug.tooltip = plug.tooltip or tooltips.outputs[plug.display_name]
     return io.Schema(node_id, display_name, CATEGORY, inputs, outputs, **more)
 
 
@@ -76,12 +81,23 @@ def default(plug: io.Input) -> Any:
     return getattr(plug, "default", None)
 
 
-@cache
-def _tooltips(node_id: str) -> dict[str, dict[str, str]]:
-    """Return the tables of a help page: title of the section -> name of the row -> tooltip, without asterisks.
+def help_tables(schema: io.Schema) -> str:
+    """Return the tables at the end of a node's help page, `js/docs/<node id>/en.md`.
 
-    The result is cached, because ComfyUI requests schemas for every prompt.
+    Args:
+        schema: Schema of the node.
+
+    Returns:
+        Markdown with the sections "Inputs" and "Outputs".
     """
-    page = (_PAGES / node_id / "en.md").read_text(encoding="utf-8").replace("*", "")
-    sections = (section.split("\n", 1) for section in page.split("\n## ")[1:])
-    return {title: dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", text, re.M)) for title, text in sections}
+    rows = {
+        "Inputs": [(plug.display_name or plug.id, plug.tooltip) for plug in schema.inputs],
+        "Outputs": [(plug.display_name, plug.tooltip) for plug in schema.outputs],
+    }
+    tables = (
+        f"## {title}\n\n| {title[:-1]} | Description |\n|---|---|\n"
+        + "".join(f"| `{name}` | {tooltip} |\n" for name, tooltip in rows[title])
+        for title in rows
+        if rows[title]
+    )
+    return "\n".join(tables)

@@ -11,11 +11,45 @@ from comfy_api.v0_0_2 import io
 from ..adt_core.policies import DEFAULT, POLICIES, Drafting, options
 from ..adt_core.rules.settings import Option
 from .runtime import refusal
-from .schema import schema, widget
+from .schema import Tooltips, schema, widget
 from .sockets import SettingsSocket
 
 UNCHOSEN = "0: what suits drafter and device."
 """End of the tooltip of every number whose default depends on the drafter and the device."""
+
+
+_SETTINGS_TOOLTIPS = Tooltips(
+    inputs={
+        "method": "Auto: the number of drafts that is fastest on this device; recommended. ADT-Tree: the adaptive "
+        "tree of the ADT-Tree paper, deeper where the image is easy to predict and wider where it is hard. EAGLE-2: "
+        "the tree of the EAGLE-2 paper, with the same shape everywhere. No drafting, one token per pass of the model, "
+        "as a baseline. Static: a published tree with the same nodes everywhere, as a baseline.",
+        "proposal": "coupled: draft with the noise that the model samples with, so far more drafts are accepted. "
+        "top-k: draft the most probable tokens, as in the EAGLE-2 and ADT-Tree papers.",
+        "depth": "Levels of the tree (ADT-Tree: at the start); with jacobi, the length of its window. 0: what suits "
+        "drafter and device.",
+        "width": "Branches per level of the tree (ADT-Tree: at the start); with jacobi, drafts per token. 0: what "
+        "suits drafter and device.",
+        "nodes": "Maximum number of drafts that one pass of the model verifies. 0: what suits drafter and device.",
+        "init": "ADT-Tree: initial shape of a tree: copied from the token to the left (horizontal), from the token "
+        "above (vertical), or random.",
+        "wrap": "ADT-Tree with horizontal init: initial shape in a new row: copied from the end of the previous row "
+        "(carry), from the token above (vertical), or the given depth and width (reset).",
+        "beta": "ADT-Tree: if at least this share of a tree's levels is accepted, the next tree is deeper and "
+        "narrower. 0: what suits drafter and device.",
+        "depth_step": "ADT-Tree: levels added or removed at a time. 0: what suits drafter and device.",
+        "width_step": "ADT-Tree: branches added or removed at a time. 0: what suits drafter and device.",
+        "depth_min": "ADT-Tree: minimum levels of a tree. 0: what suits drafter and device.",
+        "depth_max": "ADT-Tree: maximum levels of a tree. 0: what suits drafter and device.",
+        "width_min": "ADT-Tree: minimum branches per level. 0: what suits drafter and device.",
+        "width_max": "ADT-Tree: maximum branches per level. 0: what suits drafter and device.",
+        "expand_above": "Stop drafting below a node that is less probable than this; 0 is off.",
+        "keep_above": "Do not verify drafts that are less probable than this; 0 is off.",
+    },
+    outputs={
+        "settings": "The settings, for the ADT-Tree Sampler.",
+    },
+)
 
 
 class ADTTreeSettings(io.ComfyNode):
@@ -26,6 +60,7 @@ class ADTTreeSettings(io.ComfyNode):
         return schema(
             "ADTTreeSettings",
             "ADT-Tree Settings",
+            tooltips=_SETTINGS_TOOLTIPS,
             description="Sets how the sampler drafts: the number of drafts per pass and the shape of their tree. "
             "Without LANTERN this changes the speed, not the image.",
             search_aliases=["draft tree", "speculative decoding", "草稿树", "推测解码"],

@@ -4,8 +4,19 @@ from dataclasses import replace
 
 from comfy_api.v0_0_2 import io
 
-from .schema import schema
+from .schema import Tooltips, schema
 from .sockets import LoadedModel, ModelSocket, checked
+
+_IMAGE_SIZE_TOOLTIPS = Tooltips(
+    inputs={
+        "model": "The model to set the size for.",
+        "width": "Width in pixels. Lumina-mGPT and GLM-Image need multiples of 32.",
+        "height": "Height in pixels. The model limits the area, width times height.",
+    },
+    outputs={
+        "model": "The same model, for images of this size.",
+    },
+)
 
 
 class ADTTreeImageSize(io.ComfyNode):
@@ -14,6 +25,7 @@ class ADTTreeImageSize(io.ComfyNode):
         return schema(
             "ADTTreeImageSize",
             "ADT-Tree Image Size",
+            tooltips=_IMAGE_SIZE_TOOLTIPS,
             description="Sets the image size of models that support several sizes: Lumina-mGPT, Emu3-Gen and "
             "GLM-Image. Connect it between the Model Loader and the samplers.",
             search_aliases=["resolution", "width", "height", "aspect ratio", "分辨率", "宽高比"],

@@ -30,7 +30,7 @@ from .drafting import check_same_model, open_drafter
 from .prompts import check, fingerprint, read
 from .runtime import Progress, check_cancelled, loaded, refusal, tell
 from .sampling import choose_preset, choose_sampling, choose_suffix, ignored, preset_input, sampling_inputs
-from .schema import schema, widget
+from .schema import Tooltips, schema, widget
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 
 MEASURED = 10
@@ -53,6 +53,40 @@ def _widget(name: str, options: dict[str, Option], advanced: bool | None = None,
     return widget(name, options[name]._replace(**changes), display_name=_NAMES[name], advanced=advanced)
 
 
+_TRAIN_DRAFTER_TOOLTIPS = Tooltips(
+    inputs={
+        "model": "The model to train a drafter for.",
+        "name": "Name of the drafter. The same name and inputs continue an earlier training.",
+        "prompts": "Training prompts: one per line, a list from ADT-Tree Prompts, or the name of a file in ComfyUI's "
+        "input folder (.txt, .csv, .tsv, .json, .jsonl). If empty, captions that are included in the pack.",
+        "training_images": "Number of images that the model generates for training. More give a better drafter and "
+        "take longer to generate.",
+        "minutes": "Duration of the training, without the time to generate images.",
+        "start": "A drafter to start from, for example the drafter of the model that yours was fine-tuned from.",
+        "seed": "Sets the noise of the training images.",
+        "guidance": "How strongly the image follows the prompt (classifier-free guidance, CFG). 1 switches guidance "
+        "off.",
+        "temperature": "Randomness of sampling. 1 samples as the model was trained, lower values are more "
+        "conservative, 0 always picks the most likely token.",
+        "top_k": "Sample from the k most likely tokens only. 0 keeps all tokens.",
+        "top_p": "Sample only from the most likely tokens whose probabilities add up to this value. 1 keeps all "
+        "tokens.",
+        "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
+        "custom uses the values that you set here.",
+        "steps": "Maximum number of training steps. 0: only minutes limits the training.",
+        "validation_prompts": "Number of prompts that are not trained on, to measure the result.",
+        "generation_batch_size": "Number of training images that are generated at the same time.",
+        "training_batch_size": "Number of images per training step. Fewer need less memory.",
+        "cache_gb": "Disk space in GB for features of the training images, which speeds up the steps. 0 stores none.",
+    },
+    outputs={
+        "drafter": "The drafter, for a sampler.",
+        "curve": "Tokens per pass on validation prompts over the training steps, as an image.",
+        "stats": "The result of the training as text.",
+    },
+)
+
+
 class ADTTreeTrainDrafter(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -62,6 +96,7 @@ class ADTTreeTrainDrafter(io.ComfyNode):
         return schema(
             "ADTTreeTrainDrafter",
             "ADT-Tree Train Drafter",
+            tooltips=_TRAIN_DRAFTER_TOOLTIPS,
             description="Trains a drafter network for the model on images that the model generates from your prompts. "
             "Shows an estimate first and the progress during training. Run again to continue a cancelled training.",
             search_aliases=["eagle", "draft model", "distill", "training", "训练草稿模型", "推测解码"],
