@@ -1,4 +1,7 @@
-"""Downloads of published models by nodes: refusal on shared servers, progress on the node, and the list of the page."""
+"""Downloads of published models by nodes, with progress on the node.
+
+A server that other machines can reach refuses them unless its owner allows downloads.
+"""
 
 import ipaddress
 import logging
@@ -89,12 +92,12 @@ def offered_downloads() -> dict[str, dict[str, str]]:
 
 
 def _fits(row: Published, room: float) -> str:
-    """Return whether a model fits a device with this many GiB of memory."""
+    """Return the label that tells whether a model fits a device with `room` GiB of memory."""
     return _FITS if row.memory[0] <= room else _FITS_INT8 if row.memory[1] <= room else _TOO_LARGE
 
 
 def _is_complete(path: str) -> bool:
-    """Return whether a checkpoint lacks nothing, judged by the headers of its files."""
+    """Return whether a checkpoint is complete according to the headers of its files."""
     try:
         found = inspect(path)[0]
     except AdtError:

@@ -1,4 +1,7 @@
-"""The round loop: draft, verify, accept. Plain loops over a :class:`Decoding` give progress, preview and cancel."""
+"""The round loop: draft, verify, accept.
+
+Callers iterate over a :class:`Decoding`. Between rounds they can show progress and previews, or cancel.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ class Decoding:
         Args:
             target: Model that draws.
             prompts: Conditional row of each image.
-            negatives: BatchRows that guidance pushes away from (default: the model's rows without text).
+            negatives: Negative-prompt row of each image, for guidance (default: the model's row without text).
             sampling: How tokens are sampled.
             drafting: Method and its options.
             drafter: Drafter, which every method except plain decoding needs.
@@ -194,7 +197,7 @@ class Decoding:
             queue.leave()
 
     def _fix_conditions(self) -> None:
-        """Fix the conditions of the decoding on the current device, to which ComfyUI may have moved the weights."""
+        """Determine what depends on the current device. ComfyUI may move the weights before the first round."""
         check_memory(self.request, self.at_once)
         with limit_threads(self.request.threads):
             self.exact = invariance_report(self.request)
@@ -220,12 +223,12 @@ class Decoding:
                 is_least = self.at_once == 1 and not pool.held_bytes(self.target.decoder)
                 if is_least or not is_out_of_memory(error):
                     raise
-            # Neither this reference nor the exception, which is gone here, may keep tensors alive.
+            # Drop this reference, so that the tensors can be freed. Python has already deleted the exception.
             slots = None
             self._free_memory(queue)
 
     def _free_memory(self, queue: ImageQueue) -> None:
-        """Restart unfinished images after memory ran out: without pooled slots, or else with half the batch size."""
+        """Release pooled slots, or halve the batch size if there are none, and restart unfinished images."""
         if pool.held_bytes(self.target.decoder):
             pool.release(self.target.decoder)
         else:
@@ -245,12 +248,12 @@ class Decoding:
 
     @torch.inference_mode()
     def _round(self, slots: Slots) -> Round:
-        """Run one target forward. Inference mode ends with it, because a generator must not leave it on."""
+        """Run one target forward. Setting inference mode in `__iter__`, a generator, would affect the caller."""
         began = time.perf_counter()
         is_drafting = slots.proposer is not None
         attempts = slots.graphs.attempts
         outcome = run_round(slots, self._shapes(slots), self._budget.allowed(slots))
-        # Last, because nothing after it can run out of memory: a round is recorded completely or not at all.
+        # Record the codes after everything that can run out of memory, so that no round is recorded partly.
         shares = self._record_codes(outcome)
         seconds = time.perf_counter() - began
         steps = self._policy.steps if is_drafting else 1.0

@@ -20,8 +20,8 @@ two drafts are accepted, and 4 is the next root::
 
 The same functions run on every device. A CPU executes them directly. A GPU replays them as a CUDA graph that was
 captured in an earlier round of the same sizes (:mod:`.graphs`). Therefore the code between `upload_controls` and the
-report must not wait for the device, and tensor sizes must not depend on values on the device. Where a smaller size
-would do, `Context.size` returns the exact size on a CPU and the upper bound in a replayed round.
+report must not wait for the device, and tensor sizes must not depend on values on the device. If a size depends on such
+values, `Context.size` reads them on a CPU, and returns the upper bound of the size in a replayed round.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from .report import RoundReport
 from .slots import Slots
 
 WAIT_SHARE = 0.05
-"""In plain decoding, images that are ahead wait for the others if the gap is at most this share of the tokens that they
-still need. Forward passes are about 5 % faster if all images are at the same position."""
+"""In plain decoding, the images that are ahead wait for the others if the gap is at most this share of the tokens that
+the leading images still need. Forward passes are about 5 % faster if all images are at the same position."""
 
 
 class Outcome(NamedTuple):
@@ -111,16 +111,16 @@ class _RoundPlan(NamedTuple):
 def _plan_round(slots: Slots, shapes: Sequence[Shape]) -> _RoundPlan:
     proposer = slots.proposer
     replayed = slots.request.replayed
-    # The last position of an image gets no draft: the target emits a token after the path in any case.
+    # A draft at the last position is useless, because every round also decides the token after the accepted path.
     remaining = [slots.request.target.length - 2 - position for position in slots.positions]
     fitting = [_cut_to_fit(shape, positions) for shape, positions in zip(shapes, remaining)]
     if proposer is None or not _has_drafts(proposer, fitting, max(remaining)):
-        # The key depends on the proposer because a graph that was captured with one accesses its memory.
+        # A graph that was captured with a proposer accesses the proposer's memory, so it needs a key of its own.
         key = "plain", proposer is not None
         return _RoundPlan(fitting, _plain_advances(slots), partial(_plain_round, slots), key)
     advances = [int(is_active) for is_active in slots.active]
-    # In a replayed round, tensors have the sizes that the policy has asked for, because these sizes recur. The uploaded
-    # limits then cut each tree to what fits.
+    # A graph is captured for each size. The fitting sizes change every round near the end of an image, so a replayed
+    # round uses the policy's sizes, and the limits in the control tensors cut each tree to the remaining positions.
     sizes = Shapes(shapes if replayed else fitting, slots.tree_limits, may_be_cut=replayed)
     return _RoundPlan(fitting, advances, partial(_drafted_round, slots, proposer, sizes), sizes.key)
 
@@ -149,7 +149,7 @@ def _drafted_round(slots: Slots, proposer: Proposer, shapes: Shapes) -> tuple[Te
     tree = proposer.propose(slots.roots, shapes)
     drafting = 0.0 if slots.request.replayed else time.perf_counter() - started
     verified = verify(slots, proposer, tree, shapes.width)
-    # Before `commit`, which overwrites the roots to which the tree may refer.
+    # Make the report before `commit`: the tree may refer to the roots, which `commit` overwrites.
     report = RoundReport.from_verified(verified)
     commit(slots, proposer, verified)
     packed, widths = report.pack()
@@ -224,8 +224,9 @@ def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
 def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
     """Return the shape without the levels that exceed the image's `remaining` positions.
 
-    A tree that becomes shorter keeps the number of its branches: 10 nodes at depth 6 have 4 branches, so at depth 2
-    there are 6 nodes. A published tree has fixed nodes, and those below the last level are not verified.
+    The nodes beyond the first chain (`nodes - depth`) are kept: 10 nodes at depth 6 are a chain of 6 and 4 more, so at
+    depth 2 there are 2 + 4 = 6 nodes. A published tree (`Shape.tree`) keeps its number of nodes, because these are
+    fixed; the nodes below the last level are not verified.
     """
     if remaining <= 0:
         return NO_DRAFTS
@@ -241,7 +242,7 @@ def _has_drafts(proposer: Proposer, shapes: Sequence[Shape], remaining: int) -> 
 
 
 def _plain_advances(slots: Slots) -> list[int]:
-    """Return 1 for each slot that takes a plain step, else 0: inactive slots, and those that wait (`WAIT_SHARE`)."""
+    """Return 1 for each slot that takes a plain step, and 0 for inactive slots and those that wait (`WAIT_SHARE`)."""
     positions = [position for position, is_active in zip(slots.positions, slots.active) if is_active]
     first = min(positions)
     last = max(positions)

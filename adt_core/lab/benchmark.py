@@ -1,8 +1,9 @@
 """Command `python adt.py benchmark`: compare methods on the same prompts, side by side.
 
 Methods alternate on every prompt, in random order, so that changes in the machine's speed do not affect their ratios.
-A prompt is written to `runs.jsonl` when all methods have finished it, and an interrupted benchmark resumes after it.
-Images are in `images/METHOD`. A method with the same tokens as plain decoding shares its image.
+When all methods have finished a prompt, its results are appended to `runs.jsonl`. A benchmark that was interrupted
+resumes with the first missing prompt. Images are in `images/METHOD`. A method that decodes the same tokens as plain
+decoding has no image of its own; its results refer to the image of plain decoding.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ COMPARED_WITHOUT_NETWORK = "jacobi-chain,jacobi,auto-jacobi,jacobi+lantern"
 
 
 def drafters_by_name(drafter: Drafter | None) -> dict[str, Drafter]:
-    """Return the drafters that presets name: those without files, and the network without and with a Jacobi window.
+    """Return the drafters by their names in presets.
+
+    These are the drafters that need no files, and if there is a network, the network without and with a Jacobi window.
 
     Args:
         drafter: Drafter with a network, or None.
@@ -114,8 +117,8 @@ class Benchmark:
     Attributes:
         prompts: Prompts, one image each.
         methods: Names of methods, apart from plain decoding, which is always measured.
-        recipe: Settings of all methods. Its drafter is the network of the methods that need one, and its LANTERN
-            settings apply to methods with the suffix `+lantern`.
+        recipe: Settings of all methods. Methods that need a drafter network use the recipe's drafter. The LANTERN
+            settings apply only to methods with the suffix `+lantern`.
         metrics: Metrics of single images by name.
         available: Presets by name.
     """
@@ -161,7 +164,7 @@ class Benchmark:
             drafter: Drafter, or None if no method needs one.
 
         Raises:
-            AdtError: If a method needs a drafter network and `drafter` is not one.
+            AdtError: If a method needs a drafter network and `drafter` has no network.
         """
         drafters = drafters_by_name(drafter)
         network = (self.recipe.drafter or JACOBI).removesuffix(WITH_WINDOW)
@@ -225,8 +228,8 @@ def _image_folder(method: str) -> str:
 
 
 Measured = dict[str, tuple[dict, bytes | None]]
-"""Results of a prompt by method, plain decoding first: run statistics, and the PNG, None if the tokens equal plain
-decoding's."""
+"""Results of a prompt by method, plain decoding first. Each is a pair of run statistics and PNG. The PNG is None if the
+method decodes the same tokens as plain decoding."""
 
 
 class BenchmarkWorker:
@@ -308,9 +311,10 @@ def measure(benchmark: Benchmark, jobs: dict[str, Job], folder: Path, check: Che
         check: Cancellation callback.
 
     Yields:
-        The record of every prompt, including earlier ones, with `prompt` (index), `text` and `runs`: by method, the
-        report with `agreement` (share of tokens that equal plain decoding's), `acceptance` (the acceptance map),
-        `picture` (path of the image in `folder`) and `quality` (scores of the image).
+        The record of every prompt, including those measured earlier: `prompt` (index), `text` and `runs`. `runs` maps
+        each method to its run statistics, with four more entries: `agreement` (share of tokens that equal those of
+        plain decoding), `acceptance` (acceptance map), `picture` (path of the image in `folder`) and `quality` (scores
+        of the image).
     """
     worker = BenchmarkWorker(benchmark, jobs, check)
     return collect(benchmark, worker.facts, folder, lambda numbers: chain.from_iterable(map(worker, numbers)))
@@ -325,10 +329,10 @@ def collect(
         benchmark: Prompts and methods.
         settings: Settings of the benchmark.
         folder: Folder of the benchmark.
-        mapped: Measures the prompts of some indices, and returns the results in any order.
+        mapped: Function that measures the prompts with the given indices and returns (index, results) in any order.
 
     Yields:
-        The record of every prompt, as `measure` does.
+        The record of every prompt; see :func:`measure`.
     """
     done = open_records(folder, settings)
     yield from done

@@ -4,8 +4,9 @@ A node of a draft tree and the same token in plain decoding go through matrix pr
 keys are at different positions of the KV cache. Both change the order of sums, and so the rounding. In half precision
 this is enough to change an image. Two rules make every result bitwise equal:
 
-- **Fixed tiles for matrix products.** A product has :data:`TILE` rows at a time, padded with zeros, so the same kernel
-  computes every row. More rows at a time are multiplied only if the result was found to be bitwise equal.
+- **Fixed tiles for matrix products.** A product is split into tiles of :data:`TILE` rows, the last one padded with
+  zeros, so the same kernel computes every row. All rows are multiplied at once only after a comparison has shown that
+  the result is bitwise equal.
 - **A fixed order of keys in attention.** For a token at position q, its own key and the keys of the
   :data:`NEAR_WINDOW` positions before it are *near*; earlier keys are *far*. No tree is deeper than the window, so far
   keys belong to decided tokens. They are in the order of their positions in every forward pass, and torch's kernel adds
@@ -30,16 +31,17 @@ from .kernels import far_attention
 HALF = (torch.bfloat16, torch.float16)
 TILE = {"cuda": 64, "meta": 64, "cpu": 4}
 """Rows of a matrix product by device type; "meta" represents a GPU before the weights are loaded. A GPU multiplies 64
-rows in the time in which it reads the weights once. CPUs have other kernels for single rows."""
+rows in the time in which it reads the weights once. On a CPU the tile is larger than 1 because libraries use other
+kernels for single rows."""
 NEAR_WINDOW = 32
 """Number of positions before a token whose keys are near, and the maximum depth of a tree."""
 MASK_ALIGNMENT = 8
-"""Number of elements to which a GPU's attention kernels require the rows of a mask to be aligned. Otherwise torch
+"""Alignment of the rows of a mask, in elements, that a GPU's attention kernels require. If rows are not aligned, torch
 copies the mask in every layer, and the kernel for far keys raises an error."""
 
 
 def tile_for(dtype: torch.dtype, device: torch.device) -> int:
-    """Return the rows of a matrix product in the batch-invariant mode; 0 if the device or dtype has no such mode."""
+    """Return the rows of a tile in batch-invariant mode; 0 if the device or dtype does not support this mode."""
     return TILE.get(device.type, 0) if dtype in HALF else 0
 
 
@@ -89,7 +91,7 @@ def tiled_matmul(
     bitwise equal, later products are not split.
 
     Args:
-        multiply: Function of rows [n, in], and of rows [n, out] to add or None, that returns their product [n, out].
+        multiply: Function that takes rows [n, in] and rows [n, out] to add (or None), and returns the product [n, out].
         x: Rows [N, in]; N is a multiple of `tile`.
         plus: Rows [N, out] to add, or None.
         tile: Rows of a product.
@@ -130,7 +132,7 @@ class NearKeys(NamedTuple):
     mask: Tensor
 
     def for_layers(self, heads: int, group: int) -> NearKeys:
-        """Return them with the mask expanded for all heads, once instead of in every layer.
+        """Return the near keys with the mask expanded for all heads, so that layers need not expand it.
 
         Args:
             heads: Number of key heads.

@@ -88,7 +88,7 @@ class Recipe(Settings):
         lantern: Relaxed acceptance; None for exact acceptance.
         loading: Target and its precision.
         profile: Cost profile from a PNG; None to use the device's.
-        drafter: Name for `load_drafter`; None without drafting, and before the default is chosen.
+        drafter: Name for `load_drafter`; None if there is no drafter or the default has not been chosen yet.
         negative: Negative prompt.
         suffix: Text to append to every prompt.
         kept: Codes that every image begins with, in raster order.
@@ -149,7 +149,7 @@ class Recipe(Settings):
         return PurePath(self.drafter).name if self.drafter else "none"
 
     def flat(self) -> dict[str, Any]:
-        """Return the values that :meth:`of` reads as plain JSON types. The decoding adds the `profile` that it used."""
+        """Return the settings as plain JSON types, for :meth:`of`. The decoding adds the `profile` that it used."""
         size = self.loading.size
         return {
             **super().flat(),
@@ -180,8 +180,8 @@ class Recipe(Settings):
     def image_settings(self, weights: Sequence[str], grid: Sequence[int], network: str | None) -> dict[str, Any]:
         """Return the settings that change an image, as plain JSON types. Drafting changes it only with LANTERN.
 
-        Names of folders are digests of the result. Therefore settings of later versions are included only if they
-        differ from the default.
+        Batch folders are named by a digest of the result. So that these names do not change, a setting that a later
+        version adds is included only if it differs from the default.
 
         Args:
             weights: Fingerprints of the target's weights.

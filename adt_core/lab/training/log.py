@@ -20,7 +20,7 @@ def sentence(row: dict, passes: int) -> str:
     """Return a summary of the acceptance on held-out images.
 
     Args:
-        row: Result of `acceptance`.
+        row: Result of :func:`.unroll.acceptance`.
         passes: Number of draft depths.
     """
     depths = (
@@ -52,7 +52,7 @@ def write_log(folder: Path, rows: list[dict], passes: int) -> None:
 
 
 def curve(rows: list[dict], passes: int) -> Image.Image:
-    """Draw tokens per target pass on held-out images over the steps, as an image of WIDTH x HEIGHT pixels.
+    """Draw a chart of WIDTH x HEIGHT pixels: tokens per target pass on held-out images, by training step.
 
     Args:
         rows: Rows of the log.

@@ -79,7 +79,7 @@ def initialise(module: nn.Module, generator: torch.Generator, depth: int) -> Non
     Args:
         module: Module to initialise.
         generator: Source of random numbers.
-        depth: Number of layers, by which the scale of output projections is reduced.
+        depth: Number of layers. Output projections get the standard deviation 0.02 / sqrt(2 * depth).
     """
     for name, p in module.named_parameters():
         if p.ndim >= 2 and "norm" not in name:
@@ -96,7 +96,7 @@ def muon_and_adam(
         model: Model to train.
         muon_lr: Learning rate of Muon.
         adam_lr: Learning rate of AdamW.
-        not_muon: Parts of names of matrices, in addition to embeddings, that AdamW optimises.
+        not_muon: AdamW optimises embeddings, and matrices whose names contain one of these strings.
     """
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
@@ -133,10 +133,10 @@ class Run:
         path: Checkpoint, from which the run resumes if it exists.
         model: Model to train.
         optimisers: Optimisers of its parameters.
-        minutes: Budget of time, which determines the learning rate. With two budgets, the first to be exhausted ends
-            the run.
+        minutes: Budget of time, or None. If both budgets are set, the one that is used up faster determines the
+            learning rate and ends the run.
         decay: Decay of the exponential moving average of the weights.
-        steps: Budget of steps.
+        steps: Budget of steps, or None.
         half: Whether gradients are float16. If so, losses are scaled, and steps that overflow are skipped.
         average: Exponential moving average of the weights, which is exported.
         state: Content of the checkpoint.
@@ -236,6 +236,6 @@ class Run:
             "step": self.step,
             "elapsed": self.elapsed,
         }
-        buffer = io.BytesIO()  # writing to a file, torch does not report a full disk
+        buffer = io.BytesIO()  # because torch.save to a file does not report a full disk
         torch.save({**state, **more}, buffer)
         write_in(self.path.parent, self.path.name, buffer.getbuffer())
