@@ -1,9 +1,9 @@
-"""Draws the cards of workflows whose images can't be drawn here, since their models are not part of the pack.
+"""Draw the template cards of workflows whose models are not part of the pack.
 
-    python assets/cards.py           from the top of the repository
+    python assets/cards.py           from the root of the repository
 
-A card says what goes into its workflow and what comes out. All of it but the title is read from the workflow: its
-prompt, its model, and whether there is a source image, a second stage or an upscale model.
+A card shows the input and output of its workflow. Everything except the title is read from the workflow: the prompt,
+the model, and whether there is a source image, a second stage or an upscale model.
 """
 
 import json
@@ -26,15 +26,32 @@ CARDS = {
     "ADT-Tree same as upstream (Janus-Pro)": "Same as upstream",
     "ADT-Tree text to image and upscale with a model": "Upscale with a model",
 }
+"""Workflow -> title of its card."""
 VIRIDIS = [(68, 1, 84), (65, 68, 135), (42, 120, 142), (34, 168, 132), (122, 209, 81), (253, 231, 37)]
-DARK, PANEL, LINE, GRAY = (24, 27, 38), (38, 42, 56), (70, 76, 96), (160, 166, 186)
-SIDE, EDGE = 512, 36
+BACKGROUND = (24, 27, 38)
+PANEL = (38, 42, 56)
+OUTLINE = (70, 76, 96)
+GRAY = (160, 166, 186)
+SIDE = 512
+"""Width and height of a card in pixels."""
+MARGIN = 36
 GRID = 12
-"""Tokens along each side of the image that stands for the result."""
+"""Tokens along each side of the image that represents the result."""
+RUN_LENGTHS = (1, 2, 3, 4, 6, 9, 12)
+"""Numbers of tokens that one pass yields in this image."""
 
 
 class Workflow:
-    """What a card says of a workflow."""
+    """Properties of a workflow that its card shows.
+
+    Attributes:
+        prompt: Positive prompt.
+        model: Value of the Model Loader.
+        source: Whether the workflow has a source image.
+        upscaler: Name of the upscale model, or "".
+        second_stage: Whether GLM-Image's second stage decodes the tokens.
+        upstream: Whether the noise is that of the authors' script.
+    """
 
     def __init__(self, name: str) -> None:
         nodes = json.loads((WORKFLOWS / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
@@ -47,51 +64,66 @@ class Workflow:
         self.upstream = bool({"upstream", "original script"} & set(map(str, values["ADTTreeSampler"])))
 
     def steps(self) -> list[str]:
-        """Return the steps of the workflow."""
+        """Return the steps of the workflow, in order."""
         model = "the bundled model" if self.model == "bundled" else self.model
-        drawn = f"Tokens by {model}"
+        steps = [f"Tokens by {model}"]
         if self.upstream:
-            drawn += " with the noise of its original script"
-        ends = ["its second stage"] if self.second_stage else ["VAE decode"]
-        return [drawn, *ends, *([f"upscaling by {self.upscaler}"] if self.upscaler else [])]
+            steps[0] += " with the noise of its original script"
+        steps.append("its second stage" if self.second_stage else "VAE decode")
+        if self.upscaler:
+            steps.append(f"upscaling by {self.upscaler}")
+        return steps
 
 
 def font(size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.load_default(size)
 
 
-def lines(text: str, size: int, width: int, most: int) -> str:
-    """Break a text into lines of a width, at most so many."""
-    broken = [""]
+def break_lines(text: str, size: int, width: int, max_lines: int) -> str:
+    """Break a text into lines, and end it with an ellipsis if it is too long.
+
+    Args:
+        text: Text with spaces.
+        size: Font size.
+        width: Width of a line in pixels.
+        max_lines: Maximum number of lines.
+    """
+    lines = [""]
     for word in text.split():
-        longer = f"{broken[-1]} {word}".strip()
+        longer = f"{lines[-1]} {word}".strip()
         if font(size).getlength(longer) <= width:
-            broken[-1] = longer
+            lines[-1] = longer
         else:
-            broken.append(word)
-    if len(broken) > most:
-        broken = [*broken[: most - 1], broken[most - 1].rstrip(".,") + " …"]
-    return "\n".join(broken)
+            lines.append(word)
+    if len(lines) > max_lines:
+        lines = [*lines[: max_lines - 1], lines[max_lines - 1].rstrip(".,") + " …"]
+    return "\n".join(lines)
 
 
-def token_image(draw: ImageDraw.ImageDraw, box: tuple[int, int, int], seed: str) -> None:
-    """Draw an image as its acceptance map: tokens in runs of one color, other ones for every seed."""
+def draw_map(draw: ImageDraw.ImageDraw, box: tuple[int, int, int], seed: str) -> None:
+    """Draw a random acceptance map, in which the tokens of a pass share a color.
+
+    Args:
+        draw: Card to draw on.
+        box: Left edge, top edge and side in pixels.
+        seed: Seed of the random numbers.
+    """
     left, top, side = box
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     cell = side // GRID
-    place = 0
-    while place < GRID * GRID:
-        tokens = chance.choice((1, 2, 3, 4, 6, 9, 12))
+    position = 0
+    while position < GRID * GRID:
+        tokens = rng.choice(RUN_LENGTHS)
         color = VIRIDIS[min(tokens // 2, len(VIRIDIS) - 1)]
-        for at in range(place, min(place + tokens, GRID * GRID)):
-            x = left + at % GRID * cell
-            y = top + at // GRID * cell
+        for index in range(position, min(position + tokens, GRID * GRID)):
+            x = left + index % GRID * cell
+            y = top + index // GRID * cell
             draw.rectangle((x, y, x + cell - 2, y + cell - 2), fill=color)
-        place += tokens
+        position += tokens
 
 
-def source_image(draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int]) -> None:
-    """Draw the sign for an image that goes in."""
+def draw_source(draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int]) -> None:
+    """Draw the symbol of a source image: a landscape with a sun."""
     left, top, right, bottom = box
     draw.rectangle(box, fill=(66, 92, 128))
     draw.ellipse((right - 40, top + 12, right - 16, top + 36), fill=VIRIDIS[-1])
@@ -99,50 +131,58 @@ def source_image(draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int]) -> N
     draw.polygon(((left + 56, bottom), (left + 104, top + 48), (right, bottom)), fill=(38, 98, 78))
 
 
-def arrow(draw: ImageDraw.ImageDraw, left: int, right: int, y: int) -> None:
+def draw_arrow(draw: ImageDraw.ImageDraw, left: int, right: int, y: int) -> None:
     draw.line((left, y, right - 8, y), fill=GRAY, width=4)
     draw.polygon(((right, y), (right - 14, y - 9), (right - 14, y + 9)), fill=GRAY)
 
 
-def card(title: str, workflow: Workflow) -> Image.Image:
-    drawn = Image.new("RGB", (SIDE, SIDE), DARK)
-    draw = ImageDraw.Draw(drawn)
-    draw.text((EDGE, 30), title, font=font(46), fill="white")
-    taken = "Image and prompt" if workflow.source else "Prompt"
-    draw.text((EDGE, 92), f"{taken} to image", font=font(25), fill=VIRIDIS[4])
-    top = 146
-    bottom = 386
-    prompt = top + 96 if workflow.source else top
-    if workflow.source:
-        source_image(draw, (EDGE, top, EDGE + 180, prompt - 10))
-    draw.rounded_rectangle((EDGE, prompt, EDGE + 180, bottom), 10, fill=PANEL, outline=LINE, width=2)
-    most = (bottom - prompt - 20) // 26
-    quoted = lines(workflow.prompt, 20, 156, most)
-    draw.multiline_text((EDGE + 12, prompt + 10), quoted, font=font(20), fill=(225, 228, 238), spacing=5)
-    middle = (top + bottom) // 2
-    arrow(draw, EDGE + 188, EDGE + 218, middle)
-    side = bottom - top - 24
-    _results(draw, workflow, title, (SIDE - EDGE - side, middle - side // 2, side))
-    steps = lines(", then ".join(workflow.steps()), 21, SIDE - 2 * EDGE, 3)
-    draw.multiline_text((EDGE, 414), steps, font=font(21), fill=GRAY, spacing=8)
-    return drawn
+def draw_result(draw: ImageDraw.ImageDraw, workflow: Workflow, seed: str, box: tuple[int, int, int]) -> None:
+    """Draw the result: a small and a large map after upscaling, two equal maps for the noise of a script, or one map.
 
-
-def _results(draw: ImageDraw.ImageDraw, workflow: Workflow, seed: str, box: tuple[int, int, int]) -> None:
-    """Draw the image that comes out: small and large where it is upscaled, twice where it is equal to another."""
+    Args:
+        draw: Card to draw on.
+        workflow: Workflow of the card.
+        seed: Seed of the map.
+        box: Left edge, top edge and side in pixels.
+    """
     left, top, side = box
     if workflow.upscaler:
         small = side // 4
-        token_image(draw, (left, top, side), seed)
-        draw.rectangle((left - 4, top + side - small - 4, left + small + 4, top + side + 4), fill=DARK)
-        token_image(draw, (left, top + side - small, small), seed)
+        draw_map(draw, (left, top, side), seed)
+        draw.rectangle((left - 4, top + side - small - 4, left + small + 4, top + side + 4), fill=BACKGROUND)
+        draw_map(draw, (left, top + side - small, small), seed)
     elif workflow.upstream:
         half = (side - 34) // 2
         for number in range(2):
-            token_image(draw, (left + (side - half) // 2, top + number * (half + 34), half), seed)
+            draw_map(draw, (left + (side - half) // 2, top + number * (half + 34), half), seed)
         draw.text((left + side // 2, top + half + 17), "=", font=font(34), fill="white", anchor="mm")
     else:
-        token_image(draw, box, seed)
+        draw_map(draw, box, seed)
+
+
+def card(title: str, workflow: Workflow) -> Image.Image:
+    """Return the card of a workflow: title, source image and prompt, result, and steps."""
+    image = Image.new("RGB", (SIDE, SIDE), BACKGROUND)
+    draw = ImageDraw.Draw(image)
+    draw.text((MARGIN, 30), title, font=font(46), fill="white")
+    inputs = "Image and prompt" if workflow.source else "Prompt"
+    draw.text((MARGIN, 92), f"{inputs} to image", font=font(25), fill=VIRIDIS[4])
+    top = 146
+    bottom = 386
+    prompt_top = top
+    if workflow.source:
+        prompt_top = top + 96
+        draw_source(draw, (MARGIN, top, MARGIN + 180, prompt_top - 10))
+    draw.rounded_rectangle((MARGIN, prompt_top, MARGIN + 180, bottom), 10, fill=PANEL, outline=OUTLINE, width=2)
+    prompt = break_lines(workflow.prompt, 20, 156, max_lines=(bottom - prompt_top - 20) // 26)
+    draw.multiline_text((MARGIN + 12, prompt_top + 10), prompt, font=font(20), fill=(225, 228, 238), spacing=5)
+    middle = (top + bottom) // 2
+    draw_arrow(draw, MARGIN + 188, MARGIN + 218, middle)
+    side = bottom - top - 24
+    draw_result(draw, workflow, title, (SIDE - MARGIN - side, middle - side // 2, side))
+    steps = break_lines(", then ".join(workflow.steps()), 21, SIDE - 2 * MARGIN, max_lines=3)
+    draw.multiline_text((MARGIN, 414), steps, font=font(21), fill=GRAY, spacing=8)
+    return image
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Draws the pack's icon and banner, and the thumbnails of workflows.
+"""Draw the pack's icon and banner, and the thumbnails of workflows that use the bundled model.
 
-    python assets/draw.py            from the top of the repository, after pip install -e .
+    python assets/draw.py            from the root of the repository, after pip install -e .
 
-The thumbnail of the batch is its contact sheet of eight captions; assets/cards.py draws the cards of other models.
+assets/cards.py draws the cards of workflows with other models. The thumbnail of the batch template is its contact sheet
+of eight captions.
 
-The bundled model draws the image. Colors show how many tokens each round decided (viridis: few to many). The
-unfinished part is dark, with a draft tree.
+Icon and banner show an image of the bundled model with its acceptance map, in which the colors are the tokens per pass
+(viridis: few to many). The unfinished part is dark, with a draft tree.
 """
 
 from pathlib import Path
@@ -17,11 +18,26 @@ import adt_core
 from adt_core.app.images import to_uint8
 
 HERE = Path(__file__).parent
-CAPTION, SEED = "A red house on the left of a grassy field under a cloudy sky.", 3
+CAPTION = "A red house on the left of a grassy field under a cloudy sky."
+SEED = 3
+SEA = "A red sailboat in the middle on a calm lake at sunset."
+SEA_SEED = 0
+BEACH = "A red house on the left of a sandy beach under a cloudy sky."
+BEACH_SEEDS = (1, 4, 5)
+RELAXED_SEED = 0
+"""Seed of CAPTION for LANTERN."""
+
 VIRIDIS = [(68, 1, 84), (65, 68, 135), (42, 120, 142), (34, 168, 132), (122, 209, 81), (253, 231, 37)]
-DARK, LINE, REJECTED = (24, 27, 38), (44, 49, 66), (120, 126, 148)
-DECIDED = 10
-"""Rows of the icon that are shown as drawn."""
+DARK = (24, 27, 38)
+LINE = (44, 49, 66)
+REJECTED = (120, 126, 148)
+FINISHED_ROWS = 10
+"""Rows of the icon that are shown as finished."""
+TILE = 256
+"""Width and height in pixels of each image in a thumbnail with several images."""
+GAP = 6
+"""Pixels between these images."""
+
 TREE = {
     "": (0.0, 0.0),
     "0": (1.6, -1.5),
@@ -33,128 +49,148 @@ TREE = {
     "011": (5.2, 0.3),
     "0100": (7.0, -1.3),
 }
+"""Nodes of the draft tree: path from the root -> position."""
 ACCEPTED = ("", "0", "01", "010", "0100")
-SEA_SEED = RELAXED_SEED = 0
-SEA = "A red sailboat in the middle on a calm lake at sunset."
-BEACH = "A red house on the left of a sandy beach under a cloudy sky."
-EDGE, GAP = 256, 6
-"""Side of each image of a thumbnail with several, and gap between them, in pixels."""
 
 
 class Painter:
-    """Draws with the bundled model."""
+    """The bundled model with its drafter."""
 
     def __init__(self) -> None:
         self.target = adt_core.load_target()
         self.drafter = adt_core.load_drafter("bundled", self.target)
 
     def decode(self, caption: str, seed: int, **options) -> adt_core.Decoding:
-        """Decode an image to the end."""
+        """Decode an image with the published sampling settings.
+
+        Args:
+            caption: Prompt.
+            seed: Seed of the noise.
+            **options: Further arguments of `Decoding`.
+        """
         prompt = self.target.encode_prompt(caption)
-        own = self.target.published
-        sampling = adt_core.Sampling(seed, own.temperature, guidance=own.guidance)
+        published = self.target.published
+        sampling = adt_core.Sampling(seed, published.temperature, guidance=published.guidance)
         decoding = adt_core.Decoding(self.target, [prompt], sampling=sampling, drafter=self.drafter, **options)
         for _ in decoding:
             pass
         return decoding
 
-    def picture(self, decoding: adt_core.Decoding) -> Image.Image:
+    def image(self, decoding: adt_core.Decoding) -> Image.Image:
         with torch.inference_mode():
             return Image.fromarray(to_uint8(self.target.codec.decode(decoding.grid_codes())[0]))
 
     def thumbnails(self, house: adt_core.Decoding) -> dict[str, Image.Image]:
-        """Of the workflows that run with the bundled model: what they draw, with seeds that show it well.
+        """Return the thumbnails by name of the workflow. Their seeds show the effect of the workflow well.
 
-        house: the decoding of CAPTION with SEED.
+        Args:
+            house: Decoding of CAPTION with SEED.
         """
-        sea = self.picture(self.decode(SEA, SEA_SEED))
-        exact = self.picture(self.decode(CAPTION, RELAXED_SEED))
-        template = {"lantern": adt_core.Lantern(delta=1.0), "drafting": adt_core.Drafting("adt-tree")}
-        relaxed = self.picture(self.decode(CAPTION, RELAXED_SEED, **template))
-        first = self.picture(house)
+        sea = self.image(self.decode(SEA, SEA_SEED))
+        exact = self.image(self.decode(CAPTION, RELAXED_SEED))
+        relaxation = {"lantern": adt_core.Lantern(delta=1.0), "drafting": adt_core.Drafting("adt-tree")}
+        relaxed = self.image(self.decode(CAPTION, RELAXED_SEED, **relaxation))
+        first = self.image(house)
         codes = house.grid_codes().flatten(1)
-        continued = [
-            self.picture(self.decode(BEACH, seed, prefix=codes[:, : codes.shape[1] // 2])) for seed in (1, 4, 5)
-        ]
+        upper_half = codes[:, : codes.shape[1] // 2]
+        continued = [self.image(self.decode(BEACH, seed, prefix=upper_half)) for seed in BEACH_SEEDS]
         return {
             "ADT-Tree text to image (start here)": first.resize((512, 512), Image.Resampling.LANCZOS),
-            "ADT-Tree compared with plain decoding": together(sea, sea, ImageChops.difference(sea, sea)),
-            "ADT-Tree continue a picture": together(first, *continued),
-            "ADT-Tree relaxed acceptance (LANTERN)": together(relaxed, exact, ImageChops.difference(relaxed, exact)),
+            "ADT-Tree compared with plain decoding": tiled(sea, sea, ImageChops.difference(sea, sea)),
+            "ADT-Tree continue a picture": tiled(first, *continued),
+            "ADT-Tree relaxed acceptance (LANTERN)": tiled(relaxed, exact, ImageChops.difference(relaxed, exact)),
         }
 
 
-def together(*images: Image.Image) -> Image.Image:
-    """Three or four pictures, two in a row; a third alone stands in the middle."""
-    side = 2 * EDGE + GAP
-    drawn = Image.new("RGB", (side, side), DARK)
+def tiled(*images: Image.Image) -> Image.Image:
+    """Return three or four images in rows of two. A single image in the last row is centered."""
+    side = 2 * TILE + GAP
+    canvas = Image.new("RGB", (side, side), DARK)
     for number, image in enumerate(images):
-        alone = number == 2 and len(images) == 3
-        place = (side - EDGE) // 2 if alone else number % 2 * (EDGE + GAP)
-        drawn.paste(image.resize((EDGE, EDGE), Image.Resampling.LANCZOS), (place, number // 2 * (EDGE + GAP)))
-    return drawn
+        left = number % 2 * (TILE + GAP)
+        if number == 2 and len(images) == 3:
+            left = (side - TILE) // 2
+        canvas.paste(image.resize((TILE, TILE), Image.Resampling.LANCZOS), (left, number // 2 * (TILE + GAP)))
+    return canvas
 
 
-def tokens(image: Image.Image, cells: list[list[int]], size: int, rows: int, opacity: float) -> Image.Image:
-    """Draw the first ``rows`` rows of the image under its map, and the rest dark."""
+def unfinished(image: Image.Image, cells: list[list[int]], size: int, rows: int, opacity: float) -> Image.Image:
+    """Return the image under its acceptance map, with rows that are not finished in dark.
+
+    Args:
+        image: Image of the bundled model.
+        cells: Acceptance map: tokens per pass, by row.
+        size: Width and height of the result in pixels.
+        rows: Number of finished rows.
+        opacity: Opacity of the map, from 0 to 1.
+    """
     side = size / len(cells)
-    shown = image.resize((size, size), Image.Resampling.LANCZOS)
     overlay = Image.new("RGB", (size, size), DARK)
     draw = ImageDraw.Draw(overlay)
     for y, row in enumerate(cells[:rows]):
-        for x, brought in enumerate(row):
-            draw.rectangle(
-                (x * side, y * side, (x + 1) * side, (y + 1) * side), fill=VIRIDIS[min(brought, len(VIRIDIS)) - 1]
-            )
-    shown = Image.blend(shown, overlay, opacity)
-    draw = ImageDraw.Draw(shown)
+        for x, tokens in enumerate(row):
+            color = VIRIDIS[min(tokens, len(VIRIDIS)) - 1]
+            draw.rectangle((x * side, y * side, (x + 1) * side, (y + 1) * side), fill=color)
+    result = Image.blend(image.resize((size, size), Image.Resampling.LANCZOS), overlay, opacity)
+    draw = ImageDraw.Draw(result)
     draw.rectangle((0, rows * side, size, size), fill=DARK)
     for i in range(1, len(cells)):
         line = i * side
         draw.line((line, 0 if opacity else rows * side, line, size), fill=LINE)
         if opacity or i > rows:
             draw.line((0, line, size, line), fill=LINE)
-    return shown
+    return result
 
 
-def grow(draw: ImageDraw.ImageDraw, x: float, y: float, unit: float) -> None:
-    """Draw the draft tree with accepted drafts in bright colors."""
-    places = {path: (x + unit * dx, y + unit * dy) for path, (dx, dy) in TREE.items()}
+def draw_tree(draw: ImageDraw.ImageDraw, x: float, y: float, unit: float) -> None:
+    """Draw the draft tree with accepted drafts in a bright color.
+
+    Args:
+        draw: Image to draw on.
+        x: Position of the root in pixels, from the left.
+        y: Position of the root in pixels, from the top.
+        unit: Pixels per unit of the positions in TREE.
+    """
+    positions = {path: (x + unit * dx, y + unit * dy) for path, (dx, dy) in TREE.items()}
+    colors = {path: VIRIDIS[-1] if path in ACCEPTED else REJECTED for path in TREE}
     radius = 0.42 * unit
     for path in sorted(TREE, key=lambda path: path in ACCEPTED):
-        colour = VIRIDIS[-1] if path in ACCEPTED else REJECTED
         if path:
-            draw.line((*places[path[:-1]], *places[path]), fill=colour, width=round(0.16 * unit))
-    for path, (px, py) in places.items():
-        colour = VIRIDIS[-1] if path in ACCEPTED else REJECTED
-        draw.ellipse(
-            (px - radius, py - radius, px + radius, py + radius), fill=colour, outline=DARK, width=round(0.08 * unit)
-        )
+            draw.line((*positions[path[:-1]], *positions[path]), fill=colors[path], width=round(0.16 * unit))
+    for path, (px, py) in positions.items():
+        circle = (px - radius, py - radius, px + radius, py + radius)
+        draw.ellipse(circle, fill=colors[path], outline=DARK, width=round(0.08 * unit))
 
 
 def icon(image: Image.Image, cells: list[list[int]]) -> Image.Image:
-    drawn = tokens(image, cells, 800, DECIDED, 0.0)
-    grow(ImageDraw.Draw(drawn), 150, 645, 62)
-    return drawn.resize((400, 400), Image.Resampling.LANCZOS)
+    canvas = unfinished(image, cells, 800, FINISHED_ROWS, 0.0)
+    draw_tree(ImageDraw.Draw(canvas), 150, 645, 62)
+    return canvas.resize((400, 400), Image.Resampling.LANCZOS)
 
 
 def banner(image: Image.Image, cells: list[list[int]]) -> Image.Image:
-    drawn = Image.new("RGB", (1260, 540), DARK)
+    canvas = Image.new("RGB", (1260, 540), DARK)
     for number, opacity in enumerate((0.55, 0.0)):
-        drawn.paste(tokens(image, cells, 330, len(cells), opacity), (510 + 370 * number, 105))
-    draw = ImageDraw.Draw(drawn)
+        canvas.paste(unfinished(image, cells, 330, len(cells), opacity), (510 + 370 * number, 105))
+    draw = ImageDraw.Draw(canvas)
     draw.text((60, 86), "ADT-Tree", font=ImageFont.load_default(84), fill="white")
     for line, text in enumerate(("Autoregressive image models,", "several tokens per pass,", "the same image")):
         draw.text((64, 200 + 36 * line), text, font=ImageFont.load_default(26), fill=(200, 204, 218))
-    grow(draw, 84, 436, 34)
-    return drawn
+    draw_tree(draw, 84, 436, 34)
+    return canvas
+
+
+def main() -> None:
+    """Write all files."""
+    painter = Painter()
+    house = painter.decode(CAPTION, SEED)
+    image = painter.image(house)
+    cells = house.trace.acceptance_map()
+    icon(image, cells).save(HERE / "icon.png", optimize=True)
+    banner(image, cells).save(HERE / "banner.png", optimize=True)
+    for name, thumbnail in painter.thumbnails(house).items():
+        thumbnail.save(HERE.parent / "workflows" / f"{name}.jpg", quality=88)
 
 
 if __name__ == "__main__":
-    painter = Painter()
-    done = painter.decode(CAPTION, SEED)
-    made = painter.picture(done), done.trace.acceptance_map()
-    icon(*made).save(HERE / "icon.png", optimize=True)
-    banner(*made).save(HERE / "banner.png", optimize=True)
-    for name, drawing in painter.thumbnails(done).items():
-        drawing.save(HERE.parent / "workflows" / f"{name}.jpg", quality=88)
+    main()

@@ -1,10 +1,10 @@
 """Record the first workflow in a real ComfyUI and browser: docs/comfyui.png and the animation docs/comfyui.webp.
 
-    python assets/film.py            from the top of the repository, in the environment of the tests
+    python assets/film.py            from the root of the repository, in the environment of the tests
 
-The animation shows the sampler's map beside the saved image, during a run and during its replay. Chromium sends a frame
-whenever the page changes, and the animation keeps the time between frames, except for longer pauses. The screenshot
-shows all nodes after the run.
+The animation shows the sampler's map next to the saved image, during a run and its replay. Chromium sends a frame
+whenever the page changes. The animation keeps the time between frames, but shortens long pauses. The screenshot shows
+all nodes after the run.
 """
 
 import base64
@@ -31,11 +31,13 @@ TEMPLATE = "ADT-Tree text to image (start here)"
 VIEW = {"width": 1500, "height": 1300}
 SCALE = 1.0
 """Zoom of the workflow."""
-MARGIN = 16, 8
-"""Pixels beside and above the nodes, or the map and the image."""
-PAUSE, HELD = 0.4, 3.0
-"""Maximum seconds between two frames, and seconds that the finished image is shown."""
-LARGEST = 1_500_000
+MARGIN = (16, 8)
+"""Pixels around the recorded elements, horizontally and vertically."""
+MAX_PAUSE = 0.4
+"""Maximum seconds between two frames."""
+HOLD = 3.0
+"""Seconds to show the finished image."""
+MAX_BYTES = 1_500_000
 """Maximum size of the animation in bytes."""
 
 Box = tuple[int, int, int, int]
@@ -63,17 +65,17 @@ _BOX = """(selectors) => {
 
 
 class Frame(NamedTuple):
-    """Picture of the page.
+    """Recorded image of the page.
 
     Attributes:
         time: Seconds since the epoch.
-        picture: The page.
-        held: Seconds to show it, or 0 to show it until the next frame.
+        image: Screenshot.
+        hold: Seconds to show it, or 0 to show it until the next frame.
     """
 
     time: float
-    picture: Image.Image
-    held: float = 0.0
+    image: Image.Image
+    hold: float = 0.0
 
 
 @contextmanager
@@ -83,8 +85,8 @@ def recording(tab: ComfyPage) -> Iterator[list[Frame]]:
     session = tab.context.new_cdp_session(tab.page)
 
     def keep(event: dict) -> None:
-        picture = Image.open(io.BytesIO(base64.b64decode(event["data"]))).convert("RGB")
-        frames.append(Frame(event["metadata"]["timestamp"], picture))
+        image = Image.open(io.BytesIO(base64.b64decode(event["data"]))).convert("RGB")
+        frames.append(Frame(event["metadata"]["timestamp"], image))
         session.send("Page.screencastFrameAck", {"sessionId": event["sessionId"]})
 
     session.on("Page.screencastFrame", keep)
@@ -98,12 +100,12 @@ def recording(tab: ComfyPage) -> Iterator[list[Frame]]:
 def box(tab: ComfyPage, *selectors: str) -> Box:
     """Return the bounding box of elements, with a margin."""
     left, top, right, bottom = tab.page.evaluate(_BOX, selectors)
-    beside, above = MARGIN
-    return left - beside, top - above, right + beside, bottom + above
+    x, y = MARGIN
+    return left - x, top - y, right + x, bottom + y
 
 
 def screenshot(tab: ComfyPage, part: Box) -> Image.Image:
-    """Return a part of the page as it is now."""
+    """Return a screenshot of a part of the page."""
     tab.settle()
     return Image.open(io.BytesIO(tab.page.screenshot())).convert("RGB").crop(part)
 
@@ -112,10 +114,10 @@ def record(tab: ComfyPage) -> tuple[list[Frame], Image.Image]:
     """Run the template and replay its map, and return the frames and the screenshot after the run."""
     tab.page.set_viewport_size(VIEW)
     tab.open_template(TEMPLATE)
-    # With a random seed for the next run, the page would explain that the map has another seed.
+    # If the next run gets a random seed, the page shows that the map belongs to another seed.
     tab.load(json.loads(json.dumps(tab.saved()).replace('"randomize"', '"fixed"')))
     tab.page.evaluate(_PREPARE, SCALE)
-    tab.page.mouse.move(VIEW["width"] - 200, VIEW["height"] - 100)  # away from tooltips
+    tab.page.mouse.move(VIEW["width"] - 200, VIEW["height"] - 100)  # no node under the mouse, so no tooltip
     tab.settle()
     sampler, saver = (tab.page.evaluate(_ID, kind) for kind in ("ADTTreeSampler", "SaveImage"))
     image = f'.lg-node[data-node-id="{saver}"] img'
@@ -127,31 +129,39 @@ def record(tab: ComfyPage) -> tuple[list[Frame], Image.Image]:
         nodes = box(tab, ".lg-node")
         shown = box(tab, ".adt-map", image)
         last = screenshot(tab, nodes)
-        frames.append(Frame(time.time(), screenshot(tab, (0, 0, *VIEW.values())), HELD))
+        frames.append(Frame(time.time(), screenshot(tab, (0, 0, *VIEW.values())), HOLD))
         tab.map(sampler, "panel.replay.button.click()")
         tab.wait(sampler, "panel.replay.round === null")
-        frames.append(Frame(time.time(), screenshot(tab, (0, 0, *VIEW.values())), HELD))
-    return [frame._replace(picture=frame.picture.crop(shown)) for frame in frames], last
+        frames.append(Frame(time.time(), screenshot(tab, (0, 0, *VIEW.values())), HOLD))
+    return [frame._replace(image=frame.image.crop(shown)) for frame in frames], last
 
 
 def animate(frames: list[Frame], path: Path) -> None:
-    """Write the frames as an animation that repeats, and check its size.
+    """Write the frames as an animation that repeats.
 
-    The finished image comes first, because some viewers show the first frame only.
+    The finished image comes first, because some viewers show only the first frame.
+
+    Args:
+        frames: Recorded frames. The last one with a `hold` shows the finished image.
+        path: WebP file.
+
+    Raises:
+        SystemExit: If the file is larger than MAX_BYTES.
     """
     frames = sorted(frames, key=lambda frame: frame.time)
-    last = max(number for number, frame in enumerate(frames) if frame.held)
-    changed = [b for a, b in zip([None, *frames[:last]], frames) if a is None or b.held or a.picture != b.picture]
-    times = [frame.time for frame in changed]
-    durations = [frame.held or min(PAUSE, end - frame.time) for frame, end in zip(changed, times[1:] + [0.0])]
-    durations = durations[-1:] + durations[:-1]
+    last = max(number for number, frame in enumerate(frames) if frame.hold)
+    pairs = zip([None, *frames[:last]], frames)
+    changed = [now for before, now in pairs if before is None or now.hold or before.image != now.image]
+    ends = [frame.time for frame in changed[1:]] + [0.0]
+    seconds = [frame.hold or min(MAX_PAUSE, end - frame.time) for frame, end in zip(changed, ends)]
+    seconds = seconds[-1:] + seconds[:-1]
     changed = changed[-1:] + changed[:-1]
-    first, *others = [frame.picture for frame in changed]
-    milliseconds = [round(1000 * seconds) for seconds in durations]
+    first, *others = [frame.image for frame in changed]
     options = {"quality": 80, "method": 6, "minimize_size": True, "loop": 0}
-    first.save(path, save_all=True, append_images=others, duration=milliseconds, **options)
-    if path.stat().st_size > LARGEST:
-        raise SystemExit(f"{path} has {path.stat().st_size} bytes; at most {LARGEST} are allowed")
+    durations = [round(1000 * duration) for duration in seconds]
+    first.save(path, save_all=True, append_images=others, duration=durations, **options)
+    if path.stat().st_size > MAX_BYTES:
+        raise SystemExit(f"{path} has {path.stat().st_size} bytes; the maximum is {MAX_BYTES}")
 
 
 def main() -> None:
