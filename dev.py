@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Run the demo or the tests; sets up its own environment and needs Python 3.10 or newer, nothing else.
+"""Run the demo or the tests in a virtual environment. Only Python 3.10 or newer is needed.
 
     python3 dev.py demo               generate an image with the bundled model and measure the speed-up
     python3 dev.py test               check format, style and types, and run the tests of the default tier
     python3 dev.py test --all         the same with all tests, which takes over an hour; for a release
     python3 dev.py test tests/unit    only run pytest, with these arguments
 
-The first run creates a virtual environment in ``.venv``; later runs start at once.
+The first run creates the environment in ``.venv``. Later runs use it again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VENV = ROOT / ".venv"
 READY = VENV / "ready"  # lists what has been installed
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
-TORCH = "torch==2.13.0"  # ComfyUI brings its own; here it is pinned, so that a run can be repeated
+TORCH = "torch==2.13.0"  # pinned, so that results are reproducible; in ComfyUI the installed version is used
 REQUIREMENTS = ROOT / "requirements.txt"
 TEST_REQUIREMENTS = ROOT / "tests" / "requirements.txt"
 
@@ -40,10 +40,10 @@ NO_NPM = "check not run: format, style and types of the JavaScript, which need n
 BUDGET = {"first run": 480, "default": 300, ALL: 5100}
 """Seconds that ``dev.py test`` may take on two cores, set-up included."""
 SIDE_BY_SIDE = ["-n", str(max(2, min(3, os.cpu_count() or 2)))]
-ONE_BY_ONE = ["-m", "alone", "--reruns", "1"]  # for timed tests: a shared machine may stall once, but not every time
+ONE_BY_ONE = ["-m", "alone", "--reruns", "1"]  # timed tests; repeated once, because a shared machine may stall
 
 CAPTION = "A red house on the left of a grassy field under a clear blue sky and a yellow hot air balloon on the right."
-SEED = "3"  # its image shows everything in the caption; not every seed's does
+SEED = "3"  # the image of this seed shows everything in the caption
 IMAGE = Path("output") / "demo.png"
 
 
@@ -74,7 +74,7 @@ def demo() -> int:
 
 
 def test(options: list[str]) -> int:
-    """Run every check and the tests, even if one of them fails; the last line counts the tests that ran and did not.
+    """Run all checks and tests, even if some fail, and print the numbers of tests that ran and did not run.
 
     Args:
         options: Nothing, ``--all``, or arguments for pytest, which then runs without the other checks.
@@ -82,7 +82,7 @@ def test(options: list[str]) -> int:
     started = time.monotonic()
     installed = environment(REQUIREMENTS, TEST_REQUIREMENTS)
     if installed:
-        _run("-c", "import torch, transformers")  # compiles them, which otherwise every process of the tests would do
+        _run("-c", "import torch, transformers")  # writes their bytecode once, before the test processes start
     counts: Counter[str] = Counter()
     if options not in ([], [ALL]):
         code = _pytest(counts, *options)
@@ -100,7 +100,8 @@ def test(options: list[str]) -> int:
     else:
         counts[NO_NPM] += 1
     failed = [name for name, step in steps.items() if not _passes(name, step)]
-    _say(total(time.monotonic() - started, ALL if options else "first run" if installed else "default"))
+    kind = "first run" if installed else "default"
+    _say(total(time.monotonic() - started, ALL if options else kind))
     if failed:
         _fail(f"Failed: {'; '.join(failed)}.")
     _say(summary(counts))
@@ -116,13 +117,22 @@ def _passes(name: str, step: Callable[[], int]) -> bool:
 
 
 def total(seconds: float, run: str) -> str:
-    """Return the line that compares the seconds of a run with its budget, a key of ``BUDGET``."""
+    """Return the line that compares the duration of a run with its budget.
+
+    Args:
+        seconds: Duration of the run.
+        run: Kind of run, a key of ``BUDGET``.
+    """
     line = f"{seconds:.0f} s in total; the budget of {run} on two cores is {BUDGET[run]} s"
     return f"WARNING: {line}" if seconds > BUDGET[run] else line
 
 
 def summary(counts: Counter[str]) -> str:
-    """Return the closing line: what passed, what failed, and what did not run and why."""
+    """Return the last line of a run: numbers of tests that passed, failed and did not run, with reasons.
+
+    Args:
+        counts: "passed", "failed" or the reason why tests did not run -> number of tests.
+    """
     parts = [f"{counts['passed']:,} passed"] + [f"{counts['failed']:,} FAILED"] * bool(counts["failed"])
     left_out = [f"{number:,} {reason}" for reason, number in counts.items() if reason not in ("passed", "failed")]
     return "; ".join(parts + left_out)
@@ -132,14 +142,14 @@ def _pytest(counts: Counter[str], *options: str) -> int:
     """Run pytest, and add the numbers of tests to ``counts``."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "counts.json"
-        # One thread for each process: the processes share the cores.
+        # One thread per process, because the processes share the cores.
         code = _run("-m", "pytest", "--counts", str(file), *options, OMP_NUM_THREADS="1")
         counts.update(json.loads(file.read_text(encoding="utf-8")) if file.exists() else {})
     return code
 
 
 def types() -> int:
-    """Check the types in a copy of the sources, because mypy needs a folder with the name of a package."""
+    """Check the types in a copy of the sources, because mypy requires a folder name that is a valid package name."""
     with tempfile.TemporaryDirectory() as folder:
         pack = Path(folder) / "adt_tree"
         for name in ("adt_core", "nodes"):
@@ -150,8 +160,8 @@ def types() -> int:
 
 
 def javascript() -> int:
-    """Check format, style and types of the JavaScript, after an installation of the tools in ``node_modules``."""
-    npm = shutil.which("npm") or "npm"  # the path, because on Windows npm is no .exe
+    """Check format, style and types of the JavaScript. Installs the tools in ``node_modules`` if needed."""
+    npm = shutil.which("npm") or "npm"  # the full path, because on Windows npm is not an .exe
     installed = NODE_MODULES / "ready"
     lock = LOCK.read_text(encoding="utf-8")
     if not installed.exists() or installed.read_text(encoding="utf-8") != lock:
@@ -163,11 +173,14 @@ def javascript() -> int:
 
 
 class SetUpError(Exception):
-    """The set-up failed. The message names the command."""
+    """Error when a command of the set-up fails. The message contains the command."""
 
 
 def environment(*requirements: Path) -> bool:
-    """Create ``.venv`` and install PyTorch and the packages of these files, unless all of them are installed.
+    """Create ``.venv`` and install PyTorch and required packages, unless all of them are installed.
+
+    Args:
+        *requirements: Requirements files.
 
     Returns:
         Whether something was installed.
@@ -183,33 +196,38 @@ def environment(*requirements: Path) -> bool:
     if python not in installed:
         _install(sys.executable, "-m", "venv", "--clear", str(VENV))
     options = [option for file in requirements for option in ("-r", str(file))]
-    # Python compiles each file when it is first imported, and most never are.
+    # Most files are never imported, and Python compiles the others when they are.
     _install(str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-compile", TORCH, *options)
     READY.write_text("\n".join(sorted(wanted)), encoding="utf-8")
     return True
 
 
 def _install(*command: str) -> None:
-    """Run a command of the set-up.
+    """Run a command of the set-up, which prints its own errors.
 
     Raises:
-        SetUpError: If it fails; it has printed why.
+        SetUpError: If the command fails.
     """
     if subprocess.run(command).returncode:
         raise SetUpError(f"The set-up failed: {' '.join(command)}")
 
 
 def _run(*arguments: str, cwd: Path = ROOT, **variables: str) -> int:
-    """Run the environment's Python in ``cwd``, with this terminal and further environment variables.
+    """Run the environment's Python and return its exit code.
 
-    Python keeps its compiled files, even if the user switched that off: importing torch takes half a minute otherwise.
+    Bytecode is always written, because importing torch without it takes half a minute.
+
+    Args:
+        *arguments: Arguments of Python.
+        cwd: Working folder.
+        **variables: Environment variables to set.
     """
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **variables}
     process = subprocess.Popen([str(PYTHON), *arguments], cwd=cwd, env=environment)
     while True:
         try:
             return process.wait()
-        except KeyboardInterrupt:  # the child gets it too, and reports it
+        except KeyboardInterrupt:  # the child process receives the signal, too, and reports it
             continue
 
 
