@@ -149,7 +149,8 @@ def test_cancel_works_at_once_and_the_next_run_resumes(hub, get, tmp_path):
     assert models_of(tmp_path) == {}
     hub.stalled.set()
     hub.stalled = None
-    arrived = sum(p.stat().st_size for p in (tmp_path / "models" / STAGING).glob("*.part"))
+    sizes = [part.stat().st_size for part in (tmp_path / "models" / STAGING).glob("*.part")]
+    arrived = sum(size for size in sizes if size > 1000)  # small files may be incomplete, too
     get()
     assert models_of(tmp_path) == WHOLE
     assert sum(hub.starts[name] for name in large) == arrived >= 2**19

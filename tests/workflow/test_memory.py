@@ -68,7 +68,7 @@ CONSTANTS = {
     *("Acceptance", "AdtTreeSettings", "BatchArgs", "CostEstimate", "Download", "DraftMode", "DraftSettings"),
     *("Drafting", "Family", "FixedSettings", "ImageToImageArgs", "InvarianceReport", "Kind", "Lantern"),
     *("Loading", "Message", "Option", "Pairing", "Part", "Preset", "Published", "PublishedSampling", "Recipe"),
-    *("Runtime", "Sampling", "Shape", "Values", "WorkerArgs", "_LowerBound"),
+    *("Runtime", "Sampling", "Shape", "Tooltips", "Values", "WorkerArgs", "_LowerBound"),
 }
 """Classes of the pack with instances that live as long as the process: settings, tables, bounds and its runtime."""
 
