@@ -26,7 +26,7 @@ from .saved_map import attach, pack, workflow_of
 
 EVENT = "adt_tree.map"
 SHARE = ("image", "position", "depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
-"""Fields of a share in live messages. Only the finished map has its levels, because only a replay shows them."""
+"""Fields of a share in live messages. Only the finished map has the tree's levels, because only a replay shows them."""
 _PICTURE = 512  # maximum length of a kept image's longer side, in pixels
 _THUMBNAIL = 192  # the same for a thumbnail in the saved map
 _THUMBNAILS = 16_000  # maximum number of characters of all thumbnails of a map
@@ -67,7 +67,7 @@ class LiveMap:
         now = time.monotonic()
         if tab is None or now < self._next:
             return
-        self._next = math.inf  # no further attempt after a failure
+        self._next = math.inf  # remains if sending fails, so that it is not tried again
         with decorating("the live map"):
             rounds = [_pack(round) for round in self._trace.rounds[self._sent :]]
             PromptServer.instance.send_sync(EVENT, {**self._header(), "first": self._sent, "rounds": rounds}, tab)

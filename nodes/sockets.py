@@ -103,9 +103,9 @@ class BatchResults:
 def checked(function: Callable) -> Callable:
     """Wrap a function to reject unknown keyword arguments and values that do not match its annotations.
 
-    ComfyUI does not check the type of a literal value at a socket, nor additional links, in prompts sent to the API.
-    `**sampling` in the signature accepts the fields of `Sampling`. Required arguments of a node's `execute` that a
-    prompt omits get the default of the node's schema.
+    In prompts sent to the API, ComfyUI checks neither the types of literal values at sockets nor links to unknown
+    inputs. `**sampling` in the signature accepts the fields of `Sampling`. Required arguments of a node's `execute`
+    that a prompt omits get the default of the node's schema.
 
     Args:
         function: Function, or the `execute` class method of a node.

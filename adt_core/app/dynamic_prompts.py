@@ -29,8 +29,8 @@ def expand_prompts(prompts: Sequence[PromptEntry], mode: str, seed: int = 0) -> 
 
     Args:
         prompts: Prompts of a list.
-        mode: One of `CHOICE_MODES`. `RANDOM` depends only on the seed and the position of the prompt in the list. `ALL`
-            numbers the ids of several combinations, such as 7.1 and 7.2.
+        mode: One of `CHOICE_MODES`. `RANDOM` depends only on the seed and the position of the prompt in the list. The
+            combinations of `ALL` get numbered ids: those of prompt 7 are 7.1, 7.2 and so on.
         seed: Seed of `RANDOM`.
 
     Raises:

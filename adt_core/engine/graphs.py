@@ -65,7 +65,7 @@ class Recorder(Protocol):
 class CudaRecorder:
     """Recorder for CUDA graphs. All its graphs share one memory pool, because they never run at the same time.
 
-    Other threads may launch work during a capture. Threads that wait for a device get an error from torch.
+    Other threads may launch work during a capture, but torch raises an error in those that wait for a device.
     """
 
     def __init__(self, device: torch.device):
@@ -104,8 +104,8 @@ class CudaRecorder:
     def _capture(self, run: Callable[[], object]) -> Callable[[], object]:
         """Capture `run`; on an error, end the capture in an orderly way.
 
-        An error of CUDA during a capture would leave the allocator in an undefined state. So torch is set to raise an
-        error before the host waits for the device, and memory is released before the capture ends.
+        An error of CUDA during a capture would leave the allocator in an undefined state. So torch is set to raise its
+        own error where the host would wait for the device. The tensors of `run` are released before the capture ends.
         """
         index = self._captured.add()
         mode = torch.cuda.get_sync_debug_mode()
@@ -127,7 +127,7 @@ class CudaRecorder:
 
 
 class _CapturedGraphs:
-    """All graphs captured on one stream, including failed captures, which are freed together.
+    """All graphs captured on one stream, also failed ones; they are freed together.
 
     torch frees a stream's workspace for matrix products when any graph of the stream is freed, but the other graphs
     still write to it. So every replay function holds a reference to all of them.
@@ -313,7 +313,7 @@ class Graphs:
         return report, info
 
     def _handle_failure(self, key: Hashable, error: RuntimeError) -> None:
-        """Disable graphs for the model; after a lack of memory, only for this key if further captures are possible."""
+        """Disable graphs for the model, or only for this key if memory was short and further captures are possible."""
         survives = self._recorder is not None and self._recorder.survives_failure
         if is_out_of_memory(error) and survives:
             self._graphs[key] = None

@@ -20,8 +20,8 @@ two drafts are accepted, and 4 is the next root::
 
 The same functions run on every device. A CPU executes them directly. A GPU replays them as a CUDA graph that was
 captured in an earlier round of the same sizes (:mod:`.graphs`). Therefore the code between `upload_controls` and the
-report must not wait for the device, and tensor sizes must not depend on values on the device. If a size depends on such
-values, `Context.size` reads them on a CPU, and returns the upper bound of the size in a replayed round.
+report must not wait for the device, and tensor sizes must not depend on values on the device. For a size that
+would, `Context.size` reads the values if the device is a CPU, and returns an upper bound in a replayed round.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from .report import RoundReport
 from .slots import Slots
 
 WAIT_SHARE = 0.05
-"""In plain decoding, the images that are ahead wait for the others if the gap is at most this share of the tokens that
-the leading images still need. Forward passes are about 5 % faster if all images are at the same position."""
+"""In plain decoding, the leading images wait for the last ones if they are ahead by at most this share of the tokens
+that they still need. Forward passes are about 5 % faster if all images are at the same position."""
 
 
 class Outcome(NamedTuple):
@@ -115,7 +115,7 @@ def _plan_round(slots: Slots, shapes: Sequence[Shape]) -> _RoundPlan:
     remaining = [slots.request.target.length - 2 - position for position in slots.positions]
     fitting = [_cut_to_fit(shape, positions) for shape, positions in zip(shapes, remaining)]
     if proposer is None or not _has_drafts(proposer, fitting, max(remaining)):
-        # A graph that was captured with a proposer accesses the proposer's memory, so it needs a key of its own.
+        # Plain rounds with a proposer have a key of their own, because their graphs access the proposer's memory.
         key = "plain", proposer is not None
         return _RoundPlan(fitting, _plain_advances(slots), partial(_plain_round, slots), key)
     advances = [int(is_active) for is_active in slots.active]
@@ -210,7 +210,7 @@ def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
     """Keep the accepted paths in the KV cache, update the drafter, and advance to the new roots."""
     acceptance = verified.acceptance
     roots = slots.roots
-    if proposer.context.size(acceptance.is_scattered, 1):  # 1 if any path is not contiguous; in a replayed round always
+    if proposer.context.size(acceptance.is_scattered, 1):  # 1 if a path is not contiguous; always 1 if replayed
         starts = slots.rows.spread(roots.at) + slots.rows.cache_offset
         slots.cache.compact(starts, slots.rows.spread(acceptance.path))
     proposer.on_verified(verified)
@@ -225,8 +225,8 @@ def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
     """Return the shape without the levels that exceed the image's `remaining` positions.
 
     The nodes beyond the first chain (`nodes - depth`) are kept: 10 nodes at depth 6 are a chain of 6 and 4 more, so at
-    depth 2 there are 2 + 4 = 6 nodes. A published tree (`Shape.tree`) keeps its number of nodes, because these are
-    fixed; the nodes below the last level are not verified.
+    depth 2 there are 2 + 4 = 6 nodes. A published tree (`Shape.tree`) has fixed nodes, so it keeps their number; those
+    below the last level are not verified.
     """
     if remaining <= 0:
         return NO_DRAFTS
@@ -237,7 +237,11 @@ def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
 
 
 def _has_drafts(proposer: Proposer, shapes: Sequence[Shape], remaining: int) -> bool:
-    """Return whether the round verifies trees: an image gets drafts, or the drafter has to read every root."""
+    """Return whether the round verifies trees.
+
+    It does if an image gets drafts. It also does if an image can get drafts later (`remaining` is the largest number of
+    positions) and the drafter does not support plain steps.
+    """
     return any(shape.nodes > 0 for shape in shapes) or (remaining > 0 and not proposer.supports_plain_steps)
 
 

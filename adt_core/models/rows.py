@@ -60,8 +60,8 @@ class Roots:
     Attributes:
         codes: [B] int64.
         at: [B, 1] int64 raster positions, on the same device.
-        kv_length: Cache positions that a forward reads in a round that is replayed as a CUDA graph. If 0, the host
-            copies ``at`` from the device, and a forward reads only the filled part of the cache.
+        kv_length: Number of cache positions that a forward reads if rounds are replayed as CUDA graphs. Otherwise 0:
+            the host reads ``at``, and a forward reads only the filled part of the cache.
     """
 
     codes: Tensor
@@ -187,7 +187,7 @@ class BatchRows:
             getattr(self, name).index_copy_(0, self.of(slots), getattr(others, name))
 
     def unhidden(self) -> BatchRows:
-        """Return the same rows with every prompt token visible, also if ``EncodedPrompt.hidden`` covers it."""
+        """Return the same rows with every prompt token visible, even those that ``EncodedPrompt.hidden`` covers."""
         rows = copy(self)
         rows._hidden_until = self.pads
         rows._prompt_mask = rows._additive(self.columns >= self.pads[:, None])[:, None, None]
@@ -217,7 +217,8 @@ class BatchRows:
     def prefill(self) -> AttentionMetadata:
         """Return the metadata of a forward over all prompt tokens.
 
-        Padding and hidden tokens see each other, as in LANTERN's code: a row of the mask must not be all -inf.
+        Padding and hidden tokens see themselves and those before them, because no row of the mask may be all -inf.
+        LANTERN's code does the same.
         """
         # A row of length 4 whose first cache position is padding (1: visible):
         #   query 0 (padding)  1 0 0 0
@@ -248,8 +249,8 @@ class BatchRows:
             roots: Root of each image; its committed tokens end before its root.
             first: Distance from the root's cache position to the first token's.
             offsets: [B, n] int64 position of each token relative to the root, or one number for all.
-            own: [B, n, w] bool, which of the w cache positions from the root's on each token sees, including itself;
-                None for a single token that sees all of them.
+            own: [B, n, w] bool, whether a token sees each of w cache positions, of which the first is the root's; a
+                token sees itself. None for a single token that sees all of them.
         """
         # One row padded by 1, cache_offset 4, root at raster position 2, and a tree of a root with two children:
         #   start = 4 + 2 = 6, cache_position = slice(6, 9)
@@ -286,8 +287,8 @@ class BatchRows:
             step: Metadata of the forward.
             start: First cache position at which tokens may lie elsewhere than in plain decoding: an int64 tensor
                 [R, 1], or one number for all rows.
-            near: Number of positions before a token whose keys are near; prompt tokens are never near. None if all keys
-                are near.
+            near: Number of image positions before a token whose keys are near; keys of the prompt are far. None if all
+                keys are near, also those of the prompt.
         """
         if near is None:
             return replace(step, near_keys=NearKeys(None, step.mask.double()))
@@ -312,7 +313,7 @@ class BatchRows:
     def _ragged_step(
         self, roots: Roots, last: int, first: int, offsets: Tensor | int, own: Tensor | None
     ) -> AttentionMetadata:
-        """Return the metadata of :meth:`step` for images at different positions, or at positions only on the device.
+        """Return the metadata of :meth:`step` for images at different positions, or if the host does not know them.
 
         It takes three times as long to build: 0.1 ms on a CPU. ``last`` is the largest position of a root; the other
         arguments are as in :meth:`step`.

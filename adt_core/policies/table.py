@@ -24,7 +24,7 @@ POLICIES: dict[str, type[Policy]] = {
     PLAIN: Plain,
     **{f"static:{name}": static(name) for name in STATIC_TREES},
 }
-"""Policies by the name of their method, the most useful first. To add a policy, add a line here."""
+"""Policies by the name of their method. To add a policy, add a line at the end."""
 
 
 @dataclass(frozen=True, init=False)

@@ -1,8 +1,8 @@
 """Measurement of cost profiles: how long rounds with drafts take on this device, relative to plain steps.
 
 It runs once per model and device, after a decoding, when everything is warm. Plain steps and rounds with drafts are
-timed alternately, so that a busy machine slows both. Each round is divided by the median plain step of its turn, and
-the profile stores the median of these ratios.
+timed alternately, so that a busy machine slows both. The time of each round is divided by the median time of the plain
+steps of its turn, and the profile stores the median of these ratios.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .memory import cpu_memory_shortage, gpu_memory_shortage
 MAX_READINGS = 9
 """Readings of each shape at most."""
 SETS_OF_SLOTS = 3
-"""Sets of slots in memory at a time: for plain steps, for one draft mode, and for images that start again."""
+"""Sets of slots in memory at a time: for plain steps, for one draft mode, and for images that have started again."""
 TIME_LIMIT = 0.7
 """Seconds per draft mode after which no further readings begin. Each shape is read at least once."""
 
@@ -101,7 +101,7 @@ def measure(request: Request, images: int, codes: Tensor) -> CostProfile:
 
 
 def _curve(plain: _TimedRounds, drafting: _TimedRounds, shapes: Sequence[Shape]) -> Curve:
-    """Return the cost of rounds of each shape in plain steps, by their number of drafts."""
+    """Return the cost of a round of each shape, by its number of drafts; a plain step costs 1."""
     began = time.perf_counter()
     ratios: dict[Shape, list[float]] = {shape: [] for shape in shapes}
     for turn in range(1 + MAX_READINGS):
@@ -144,7 +144,7 @@ class _TimedRounds:
                 return seconds
 
     def _unfinished_slots(self) -> Slots:
-        """Return slots whose images start again if one has reached half of the tokens that are left."""
+        """Return the slots; all images start again once one has decoded half of the tokens after the prefix."""
         slots = self._queue.slots
         length = self._request.target.length
         if slots is None or max(slots.positions) >= (length + self._request.start) // 2:

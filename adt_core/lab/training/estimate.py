@@ -88,7 +88,7 @@ def check_disk(estimate: TrainingEstimate, folder: Path) -> None:
         folder: Folder of the training run. Its existing files count as available space.
 
     Raises:
-        AdtError: If it has not.
+        AdtError: If there is too little space.
     """
     free = shutil.disk_usage(folder).free
     existing = sum(path.stat().st_size for path in folder.rglob("*"))
@@ -101,7 +101,7 @@ def check_disk(estimate: TrainingEstimate, folder: Path) -> None:
 
 
 class SavedTensorCounter(torch.autograd.graph.saved_tensors_hooks):
-    """Counter of the memory that autograd keeps for gradients in a block. Shared storage counts once."""
+    """Counter of the memory that autograd keeps for gradients in a `with` block. Shared storage counts once."""
 
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}

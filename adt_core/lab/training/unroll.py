@@ -3,9 +3,9 @@
 Element i of the drafter's input sequence is the pair (target's feature of token i, token i + 1), as at inference. Its
 output predicts the feature of token i + 1.
 
-Up to a *root* position, the drafter reads the target's features. After it, it reads its own outputs, paired with the
-tokens of the image, because these are the tokens that the target accepts. Pass j of a root is the state in which the
-drafter predicts the token at depth j + 1. All passes use the code and the positions of inference.
+Up to a *root* position, the drafter reads the target's features. From there on it reads its own outputs, paired with
+the tokens of the image, because only drafts equal to them are accepted. Pass j predicts the token at depth j + 1
+below the root. All passes use the code and the positions of inference.
 
 Example with root 3 (raster positions): the last pair that pass 0 reads is (target's feature of token 2, token 3), and
 its output decides the draft for token 4, at depth 1. Pass 1 also reads (output of pass 0, token 4), and its output
@@ -47,13 +47,15 @@ FEATURE_WEIGHT = 0.1
 class TargetOutputs:
     """Outputs of the target for a batch of B images of T tokens, in R rows (2 * B with guidance).
 
+    With its prompt, a row has n + 2 tokens.
+
     Attributes:
         target: The target.
         sampling: Sampling settings of the logits.
         numbers: Image index of each image.
         prompts: Prompt of each row.
-        features: Features of all tokens except the last, [R, n + 1, h].
-        ids: Token after each of the first n tokens, [R, n].
+        features: Features of all tokens of a row except the last, [R, n + 1, h].
+        ids: Tokens 1 to n of a row, the partners of the first n features, [R, n].
         z: Processed logits of all codes except the first, [B, T - 1, V].
     """
 
@@ -71,7 +73,7 @@ class TargetOutputs:
         return self.ids.shape[1] - self.z.shape[1]
 
     def paired(self, pairing: Pairing) -> TargetOutputs:
-        """Return the outputs with the ids that a drafter of a pairing reads.
+        """Return the outputs with the token ids that a drafter with this pairing reads.
 
         Args:
             pairing: Pairing of features and tokens.
@@ -151,7 +153,7 @@ def _steps(rows: BatchRows, images: int, n: int) -> tuple[AttentionMetadata, Att
 
 
 def unroll(drafter: EagleDrafter, outputs: TargetOutputs, roots: Tensor, passes: int) -> Iterator[Tensor]:
-    """Run the drafter for several passes from every root. Gradients do not flow from a pass to the previous one.
+    """Run the drafter for several passes from every root. Outputs that later passes read carry no gradients.
 
     Args:
         drafter: Drafter to run.
@@ -179,7 +181,7 @@ def unroll(drafter: EagleDrafter, outputs: TargetOutputs, roots: Tensor, passes:
     out = all_out[:, at]
     yield out
     own = torch.where(torch.eye(len(roots), dtype=torch.bool, device=at.device), 0.0, -math.inf).to(mask)[None, None]
-    visible = mask[:, :, at]  # the target's features up to the root, then one output of the root per pass
+    visible = mask[:, :, at]  # up to the root; a pass adds the root's output of the previous one
     for j in range(1, passes):
         visible = torch.cat([visible, own.expand(rows.count, -1, -1, -1)], -1)
         end = cache.shape[3]
@@ -214,7 +216,7 @@ def distribution_loss(q_logits: Tensor, p: Tensor) -> Tensor:
 def training_loss(drafter: EagleDrafter, outputs: TargetOutputs, roots: Tensor, passes: int) -> Tensor:
     """Return the mean loss over roots and passes, in which pass j has the weight `DECAY ** j`.
 
-    The distance between features is a small part of the loss, which preserves their scale.
+    A small part of the loss is the distance between predicted and true features, which keeps their scale.
 
     Args:
         drafter: Drafter to train.

@@ -1,7 +1,7 @@
 """Chameleon: Anole-7B and the bundled model, in the Hugging Face layout.
 
-Tokens are looked up by name in the checkpoint's vocabulary. The image token ``IMGIMG<letters>Z`` stands for the code
-whose decimal digits are the letters A to J.
+Tokens are looked up by name in the checkpoint's vocabulary. The letters in the image token ``IMGIMG<letters>Z`` are
+the decimal digits of its code, A for 0 to J for 9.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
         vocabulary: Token ids by name.
 
     Raises:
-        AdtError: If the ids are not consecutive, on which drafters rely.
+        AdtError: If the ids are not consecutive, as drafters require.
     """
     codes = image_tokens(vocabulary, "IMGIMG", "Z", "image-generating Chameleon")
     wrong = next((code for code, number in enumerate(codes) if number != codes[0] + code), None)
@@ -71,7 +71,7 @@ class ChameleonPrompter(TokenPrompter):
 
 
 def add_codec(checkpoint: Checkpoint) -> None:
-    """Add the codec from another file if the checkpoint has no image decoder, like most conversions.
+    """Add the codec from another file if the checkpoint has no image decoder; most conversions have none.
 
     The file is Meta's ``vqgan.ckpt``, or the separate ``Anole-7b-v0.1-vqvae-hf``.
 

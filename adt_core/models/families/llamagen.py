@@ -1,8 +1,9 @@
 """LlamaGen, text to image: a transformer over the codes of VQ-16, after 120 features of a caption.
 
 Sun et al., arXiv 2406.06525. Stage 1 generates 16 x 16 codes (256 pixels), stage 2 32 x 32 (512 pixels). Layouts: the
-authors' ``.pt`` files, and ``jadohu/LlamaGen-T2I`` and ``-2``, which LANTERN converted to Hugging Face names. Both need
-the codec ``vq_ds16_t2i.pt`` and the folder of the text encoder ``google/flan-t5-xl``, in the same folder or one above.
+authors' ``.pt`` files, and ``jadohu/LlamaGen-T2I`` and ``jadohu/LlamaGen-T2I-2``, in which LANTERN's authors renamed
+the tensors as Hugging Face does. Both need the codec ``vq_ds16_t2i.pt`` and the folder of the text encoder
+``google/flan-t5-xl``, in the same folder or one above.
 
 Positions: queries and keys of the 120 caption tokens are set to zero, so every token attends evenly to the visible part
 of the caption. Half of the rotated pairs of an image token use its row, the others its column.
@@ -303,7 +304,7 @@ FLAN_T5_XL = Download(
 
 
 def _published(name: str, pixels: str, memory: tuple[float, float], drafter: str) -> Published:
-    """Return the authors' file, or the folder that LANTERN converted, with the codec and the text encoder."""
+    """Return a model's downloads: the authors' file or the folder that LANTERN converted, codec and text encoder."""
     file = LLAMAGEN_CODEC._replace(gigabytes=3, files=(name,))
     folder = Download(f"jadohu/{name}", 3, "MIT", name)
     transformer = file if name.endswith(".pt") else folder
