@@ -1,27 +1,33 @@
 """One round of decoding: propose, verify, commit, report.
 
-1. The drafter *proposes* a tree of draft tokens for each image. Its root is the last decided token of the image.
-2. The target reads all nodes of the tree in one forward pass. Its logits plus the image's noise determine which token
-   it emits after each node. A draft is accepted if it is the token emitted after its parent and all its ancestors are
-   accepted. This is *verification*; the result is the longest accepted path.
-3. The path is *committed*: its keys and values become contiguous in the KV cache, the drafter updates its state, and
-   the token that the target emits after the path is the next root.
-4. A *report*, one small tensor, is the only thing that the host reads from the device.
+1. *Propose*: the drafter proposes a tree of draft tokens (drafts) for each image. The root of the tree is the last
+   decided token of the image.
+2. *Verify*: the target model reads all nodes of the tree in one forward pass. After each node it *emits* one token,
+   the token with the largest score. The score of a token is its logit plus the image's noise. A draft is accepted if
+   its parent is accepted and the target emits the draft's token after this parent. The root counts as accepted. The
+   result is the accepted path, which starts at the root.
+3. *Commit*: the keys and values of the accepted path are moved to contiguous positions of the KV cache. The drafter
+   updates its state. The token that the target emits after the path becomes the next root.
+4. *Report*: the host reads one small tensor with the results. The host reads nothing else from the device.
 
-So each round decides at least one token per image. Without drafts it is a plain decoding step.
+With drafts, a round decides at least one token of each image. Without drafts, a round is a plain decoding step.
 
 Example: the root is token 7, and the drafter proposes the tree on the left. The target emits the tokens on the right.
-Draft 3 is accepted because the target emits 3 after the root; draft 9 because it emits 9 after 3. The path is 7, 3, 9,
-two drafts are accepted, and 4 is the next root::
+The target emits 3 after the root, so draft 3 is accepted. The target emits 9 after 3, so draft 9 is accepted. The
+accepted path is 7, 3, 9 with two accepted drafts. The target emits 4 after 9, so 4 is the next root::
 
     7 ─┬─ 3 ─┬─ 9        emitted after 7: 3
        │     └─ 1        emitted after 3: 9
        └─ 5              emitted after 9: 4
 
-The same functions run on every device. A CPU executes them directly. A GPU replays them as a CUDA graph that was
-captured in an earlier round of the same sizes (:mod:`.graphs`). Therefore the code between `upload_controls` and the
-report must not wait for the device, and tensor sizes must not depend on values on the device. For a size that
-would, `Context.size` reads the values if the device is a CPU, and returns an upper bound in a replayed round.
+The same functions run on every device. A CPU executes them directly. A GPU replays a CUDA graph (:mod:`.graphs`) that
+was captured in an earlier round with the same tensor sizes. The code that is captured has two restrictions: it must
+not wait for the device, and no tensor size may depend on a value on the device. The captured code is everything
+between `upload_controls` and reading the report. `Context.size` returns sizes that keep to the second restriction: it
+computes the exact size on a CPU, and returns an upper bound if rounds are replayed.
+
+Notation: B images (one per batch slot), N drafts per image, N + 1 nodes with the root, V tokens in the vocabulary.
+`z` are the logits [B, N + 1, V] after guidance, temperature and filters.
 """
 
 from __future__ import annotations
@@ -46,18 +52,21 @@ from .report import RoundReport
 from .slots import Slots
 
 WAIT_SHARE = 0.05
-"""In plain decoding, the leading images wait for the last ones if they are ahead by at most this share of the tokens
-that they still need. Forward passes are about 5 % faster if all images are at the same position."""
+"""Maximum distance over which leading images wait in plain decoding, as a share of the leader's remaining tokens.
+
+Images that are ahead wait until the others are at the same position. Forward passes are then about 5 % faster.
+Example: the first image has 200 tokens left. It waits if the last image is at most 0.05 * 200 = 10 tokens behind.
+"""
 
 
 class Outcome(NamedTuple):
     """Result of a round.
 
     Attributes:
-        images: For each image that advanced, its entry in the trace and the codes that were decided. The last code is
-            the new root.
-        drafting: Seconds that the drafter took; 0 in a replayed round.
-        forwards: Forward passes of the drafter's network.
+        images: One pair for each image that advanced: its entry in the trace, and the codes that the round decided.
+            The last of these codes is the new root.
+        drafting: Seconds that the drafter took; 0 if rounds are replayed.
+        forwards: Number of forward passes of the drafter's network.
     """
 
     images: list[tuple[ImageRound, list[int]]]
@@ -69,9 +78,10 @@ def run_round(slots: Slots, shapes: Sequence[Shape], max_substitutions: Sequence
     """Run one round for all slots.
 
     Args:
-        slots: State of the images, which is updated.
-        shapes: Maximum size of each slot's draft tree.
-        max_substitutions: Number of tokens of each slot's image that LANTERN may still substitute.
+        slots: State of the images. This function updates it.
+        shapes: Maximum size of the draft tree of each slot.
+        max_substitutions: Number of tokens that may still be substituted in the image of each slot. Only LANTERN
+            (:mod:`..rules.verify`) substitutes tokens.
 
     Returns:
         The decided codes and statistics of the round.
@@ -96,10 +106,10 @@ class _RoundPlan(NamedTuple):
     """Decisions of the host before a round.
 
     Attributes:
-        shapes: Maximum size of each slot's draft tree, cut to the positions that remain.
-        advances: 1 for each slot whose image advances, else 0.
-        launch: Launches the round; called unless a captured round is replayed.
-        key: Identifies rounds that launch the same work.
+        shapes: Maximum size of the draft tree of each slot. No tree is deeper than the rest of its image.
+        advances: 1 for each slot whose image advances in this round, else 0.
+        launch: Launches the kernels of the round. It is not called if a captured round is replayed.
+        key: Two rounds with the same key launch the same kernels with the same tensor sizes.
     """
 
     shapes: Sequence[Shape]
@@ -111,16 +121,19 @@ class _RoundPlan(NamedTuple):
 def _plan_round(slots: Slots, shapes: Sequence[Shape]) -> _RoundPlan:
     proposer = slots.proposer
     replayed = slots.request.replayed
-    # A draft at the last position is useless, because every round also decides the token after the accepted path.
+    # Positions at which a draft is useful. The last position of an image needs no draft, because every round also
+    # decides the token after the accepted path. With length 576 and a root at position 573, a draft is useful only at
+    # position 574: 576 - 2 - 573 = 1.
     remaining = [slots.request.target.length - 2 - position for position in slots.positions]
     fitting = [_cut_to_fit(shape, positions) for shape, positions in zip(shapes, remaining)]
     if proposer is None or not _has_drafts(proposer, fitting, max(remaining)):
-        # Plain rounds with a proposer have a key of their own, because their graphs access the proposer's memory.
+        # A plain round also updates the proposer, if there is one. This is different work, so it has a different key.
         key = "plain", proposer is not None
         return _RoundPlan(fitting, _plain_advances(slots), partial(_plain_round, slots), key)
     advances = [int(is_active) for is_active in slots.active]
-    # A graph is captured for each size. The fitting sizes change every round near the end of an image, so a replayed
-    # round uses the policy's sizes, and the limits in the control tensors cut each tree to the remaining positions.
+    # Each combination of tensor sizes needs its own CUDA graph. Near the end of an image, `fitting` changes in every
+    # round. To avoid new captures there, a replayed round uses the sizes of `shapes`, which the policy has chosen. The
+    # control tensors contain the limits of `fitting`, and the captured kernels cut each tree to these limits.
     sizes = Shapes(shapes if replayed else fitting, slots.tree_limits, may_be_cut=replayed)
     return _RoundPlan(fitting, advances, partial(_drafted_round, slots, proposer, sizes), sizes.key)
 
@@ -129,12 +142,14 @@ def _plan_round(slots: Slots, shapes: Sequence[Shape]) -> _RoundPlan:
 
 
 class _LaunchInfo(NamedTuple):
-    """Values that the host gets from launching a round. A replay reuses the values of the capture.
+    """Values that the host gets when it launches a round.
+
+    A replay launches nothing from Python. It returns the values from the launch that was captured.
 
     Attributes:
         widths: Number of columns of each field of the report.
-        drafting: Seconds that the drafter took; 0 where the host does not wait for it.
-        forwards: Forward passes of the drafter's network.
+        drafting: Seconds that the drafter took; 0 if rounds are replayed.
+        forwards: Number of forward passes of the drafter's network.
     """
 
     widths: tuple[int, ...]
@@ -143,13 +158,18 @@ class _LaunchInfo(NamedTuple):
 
 
 def _drafted_round(slots: Slots, proposer: Proposer, shapes: Shapes) -> tuple[Tensor, _LaunchInfo]:
-    """Propose, verify and commit a tree for each image, and return the packed report."""
+    """Propose, verify and commit a tree for each image.
+
+    Returns:
+        The packed report, and values for the host.
+    """
     started = time.perf_counter()
     forwards = proposer.forwards
     tree = proposer.propose(slots.roots, shapes)
     drafting = 0.0 if slots.request.replayed else time.perf_counter() - started
     verified = verify(slots, proposer, tree, shapes.width)
-    # Make the report before `commit`: the tree may refer to the roots, which `commit` overwrites.
+    # Make the report before `commit`, because tensors of the tree may share memory with `slots.roots`, and `commit`
+    # overwrites the roots.
     report = RoundReport.from_verified(verified)
     commit(slots, proposer, verified)
     packed, widths = report.pack()
@@ -157,7 +177,13 @@ def _drafted_round(slots: Slots, proposer: Proposer, shapes: Shapes) -> tuple[Te
 
 
 def _plain_round(slots: Slots) -> tuple[Tensor, _LaunchInfo]:
-    """Decide one token of each image that advances: read its root and sample the next token."""
+    """Decide one token of each image that advances.
+
+    The target reads the root of the image, and the next token is sampled.
+
+    Returns:
+        The packed report, and values for the host.
+    """
     roots = slots.roots
     z = logits(slots, forward(slots, roots.codes[:, None], slots.rows.step(roots, 0, 0, None)), 0)
     emitted, finite = emitted_codes(add_noise(slots, z, 0))
@@ -174,12 +200,12 @@ def verify(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Ver
 
     Args:
         slots: State of the images.
-        proposer: Proposer that has made the tree.
-        tree: Draft trees [B, N + 1], root first.
+        proposer: Proposer that has made the tree. It is only used to choose a tensor size.
+        tree: Draft trees of B images with N + 1 nodes each, root first.
         width: Maximum number of children of a node.
 
     Returns:
-        Scores of all nodes and the accepted path.
+        The target's features and scores at all nodes, and the accepted path of each image.
     """
     request = slots.request
     features = forward(slots, tree.tokens, slots.rows.step(slots.roots, 0, tree.depths, tree.ancestors))
@@ -207,10 +233,18 @@ def verify(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Ver
 
 
 def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
-    """Keep the accepted paths in the KV cache, update the drafter, and advance to the new roots."""
+    """Keep the accepted paths in the KV cache, update the drafter, and replace the roots by the next ones.
+
+    Args:
+        slots: State of the images. This function updates it.
+        proposer: Proposer that has made the tree.
+        verified: Result of :func:`verify`.
+    """
     acceptance = verified.acceptance
     roots = slots.roots
-    if proposer.context.size(acceptance.is_scattered, 1):  # 1 if a path is not contiguous; always 1 if replayed
+    # The cache holds the nodes in the order of their numbers. The path 0, 1, 2 is contiguous and stays in place. The
+    # path 0, 2, 5 is scattered, and `compact` moves it. A replayed round always calls `compact`.
+    if proposer.context.size(acceptance.is_scattered, 1):
         starts = slots.rows.spread(roots.at) + slots.rows.cache_offset
         slots.cache.compact(starts, slots.rows.spread(acceptance.path))
     proposer.on_verified(verified)
@@ -222,11 +256,12 @@ def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
 
 
 def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
-    """Return the shape without the levels that exceed the image's `remaining` positions.
+    """Limit the depth of a shape to the `remaining` positions of its image.
 
-    The nodes beyond the first chain (`nodes - depth`) are kept: 10 nodes at depth 6 are a chain of 6 and 4 more, so at
-    depth 2 there are 2 + 4 = 6 nodes. A published tree (`Shape.tree`) has fixed nodes, so it keeps their number; those
-    below the last level are not verified.
+    The number of nodes becomes smaller by the number of levels that are removed. Example: a shape with depth 6 and 10
+    nodes has 6 nodes on one path and 4 other nodes. At depth 2, it has 2 nodes on one path and the same 4 other nodes,
+    so 6 nodes. A published tree (`Shape.tree`) keeps its number of nodes, because its nodes are fixed. The target does
+    not verify those of them that are too deep.
     """
     if remaining <= 0:
         return NO_DRAFTS
@@ -237,16 +272,24 @@ def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
 
 
 def _has_drafts(proposer: Proposer, shapes: Sequence[Shape], remaining: int) -> bool:
-    """Return whether the round verifies trees.
+    """Return whether the round verifies trees. If not, it is a plain round.
 
-    It does if an image gets drafts. It also does if an image can get drafts later (`remaining` is the largest number of
-    positions) and the drafter does not support plain steps.
+    A round verifies trees in two cases. First, at least one image gets drafts. Second, the drafter does not support
+    plain rounds (`Proposer.supports_plain_steps`), and at least one image has positions for later drafts.
+
+    Args:
+        proposer: State of the drafter.
+        shapes: Size of the draft tree of each slot.
+        remaining: Number of positions for drafts in the image that has most of them.
     """
     return any(shape.nodes > 0 for shape in shapes) or (remaining > 0 and not proposer.supports_plain_steps)
 
 
 def _plain_advances(slots: Slots) -> list[int]:
-    """Return 1 for each slot that takes a plain step, and 0 for inactive slots and those that wait (`WAIT_SHARE`)."""
+    """Return 1 for each slot whose image advances in a plain round, else 0.
+
+    An image does not advance if it is finished, or if it waits for other images (`WAIT_SHARE`).
+    """
     positions = [position for position, is_active in zip(slots.positions, slots.active) if is_active]
     first = min(positions)
     last = max(positions)
@@ -259,9 +302,22 @@ def _plain_advances(slots: Slots) -> list[int]:
 
 
 def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape) -> tuple[ImageRound, list[int]]:
-    """Return an image's trace entry and decided codes, and advance its position on the host.
+    """Read the report of one image, and advance the image's position on the host.
 
-    Index 0 of the report's lists is the root, which is not a draft.
+    Lists of the report have one entry per node of the accepted path or per level of the tree. Entry 0 is the root,
+    which is not a draft.
+
+    Args:
+        slots: State of the images. Only `positions` is updated.
+        slot: Number of the image's slot.
+        report: Report of the image.
+        shape: Maximum size of the image's draft tree.
+
+    Returns:
+        The image's entry in the trace, and the codes that the round decided.
+
+    Raises:
+        AdtError: If the logits on the accepted path are not finite.
     """
     if not report.finite[0]:
         raise not_finite_error(slots.request.target)
@@ -286,7 +342,7 @@ def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape) -> 
 
 
 def not_finite_error(target: Target) -> AdtError:
-    """Return the error for logits that are infinite or NaN."""
+    """Return the error for logits of `target` that are infinite or NaN."""
     dtype = str(target.decoder.dtype).removeprefix("torch.")
     remedy = "download its weights again, or check them with inspect"
     if dtype == "float16":
