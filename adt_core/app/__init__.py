@@ -1,1 +1,1 @@
-"""Prompts become files."""
+"""Application layer: the commands, which turn prompts into image files."""

@@ -1,6 +1,9 @@
-"""Arguments of the commands, apart from the recipe: inputs, outputs, numbers of images and devices.
+"""Arguments of the commands: inputs, outputs, numbers of images and devices.
 
-The command line creates its options from the fields. This module does not import torch, so that `--help` is fast.
+Settings that determine an image, such as its temperature, are not here. They form the recipe (`policies.recipe`).
+
+Each field of a class becomes one option of the command line. This module does not import torch, so that `--help` is
+fast.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from .prompts import CAPTIONS
 
 @dataclass(frozen=True)
 class InputArgs(Settings):
-    """Prompts of `generate`. Exactly one of the fields is set."""
+    """Prompts of `generate`. The user sets exactly one of the three options."""
 
     prompt: str | None = text(None, "Prompt: what the image shows.")
     prompts: Path | None = path("File of prompts: text, table (.csv, .tsv), MS-COCO captions (.json) or .jsonl.")
@@ -100,7 +103,7 @@ class WorkerArgs(Settings):
 
     @property
     def uses_ray(self) -> bool:
-        """True if Ray is needed. A single worker on this machine runs without it."""
+        """True if the run needs Ray. A single worker on this machine runs without Ray."""
         return self.workers > 1 or self.ray_address is not None
 
 
@@ -115,7 +118,7 @@ class GenerateArgs:
         batch: Number of images.
         image_to_image: Input images.
         device: "auto", "cpu" or "cuda".
-        parallel: Worker processes.
+        parallel: Number of worker processes, and the address of a Ray cluster.
     """
 
     files: OutputArgs

@@ -1,8 +1,10 @@
 """Batch folders: one PNG per prompt and seed, written as soon as the image is finished, so that a batch can resume.
 
-An image depends only on its prompt, seed and settings. Each folder therefore belongs to one set of settings, and a PNG
-in it counts as done, regardless of the list that requested it and of the images that were decoded together with it.
-The PNGs contain the image's tokens and run statistics.
+An image depends only on its prompt, its seed and the settings. It does not depend on the other images of the batch.
+Each folder therefore stores the images of one set of settings. If the folder has a PNG for a prompt and a seed, a later
+batch reads that PNG and does not decode the image again.
+
+Each PNG contains the tokens of its image and the run statistics.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ class SavedImage(NamedTuple):
     """A finished image.
 
     Attributes:
-        prompt: The prompt, without a suffix.
-        seed: Seed of its noise.
-        path: Its PNG.
-        pixels: [H, W, 3] uint8.
+        prompt: The prompt, without the suffix that the recipe appends to all prompts.
+        seed: Seed of the image's noise.
+        path: Path of the PNG.
+        pixels: [H, W, 3] uint8: height, width, RGB.
         codes: Codebook indices [rows, columns] int64 on the CPU.
-        figures: Run statistics, by the names of `Trace.report`.
+        figures: Run statistics. The keys are the names that `Trace.report` uses, such as "seconds" and "tau".
     """
 
     prompt: str
@@ -51,21 +53,22 @@ class SavedImage(NamedTuple):
 
 
 NESTED = "sampling", "drafting", "lantern", "profile"
-"""Entries of a report that are not run statistics."""
+"""Keys of `Trace.report` whose values are settings, not run statistics."""
 NUMBERS = "seconds", "tokens", "tau", "target_forwards", "mean_depth", "substitution_rate"
 """Run statistics that every finished image has."""
 
 
 @dataclass(frozen=True)
 class BatchFolder:
-    """The images of a job in a folder, one per prompt and seed.
+    """Folder with the images of a job, one PNG per prompt and seed.
 
-    Each image is equal to the one that is decoded without others, because all use image index 0 for their noise.
+    The noise of every image uses image index 0. An image of a batch is therefore equal to the image that `generate`
+    makes from the same prompt and seed.
 
     Attributes:
-        job: Loaded models and recipe. Its seed applies where a method gets no seed.
-        folder: Usually the result of `batch_folder`.
-        texts: Additional text chunks of the PNGs, by name.
+        job: Loaded models and recipe. Methods that get `seed=None` use the seed of the recipe.
+        folder: Path of the folder, usually from `batch_folder`.
+        texts: Additional text chunks to write into each PNG, by keyword.
     """
 
     job: Job
@@ -74,28 +77,31 @@ class BatchFolder:
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
-        """PNGs in the folder by the digest at the end of their names, without links, which are replaced."""
+        """PNGs in the folder, by the digest at the end of the file name.
+
+        Symbolic links are omitted, so that `save` replaces them.
+        """
         files = (path for path in self.folder.glob("*.png") if path.is_file() and not is_link(path))
         return {path.stem.rpartition("-")[2]: path for path in files}
 
     def path(self, prompt: str, seed: int | None = None, place: str = "") -> Path:
-        """Return the path of an image, which may not exist yet.
+        """Return the path of the PNG of a prompt and seed. The file may not exist yet.
 
         Args:
             prompt: The prompt.
-            seed: Seed of the image.
-            place: Prefix of the name of a new file.
+            seed: Seed of the image, or None for the recipe's seed.
+            place: Prefix of the file name. A file that exists keeps its name.
         """
         own_digest = digest(prompt if self._seed(seed) == self.job.recipe.sampling.seed else [prompt, seed])
         name = "-".join(filter(None, (place, slug(prompt), own_digest))) + ".png"
         return self._paths.get(own_digest, self.folder / name)
 
     def find(self, prompt: str, seed: int | None = None) -> SavedImage | None:
-        """Return a finished image, or None if its PNG is missing, damaged, or has lost its settings.
+        """Return a finished image, or None if the PNG is missing or damaged, or contains no valid settings.
 
         Args:
             prompt: The prompt.
-            seed: Seed of the image.
+            seed: Seed of the image, or None for the recipe's seed.
         """
         path = self.path(prompt, seed)
         try:
@@ -121,7 +127,7 @@ class BatchFolder:
         return columns * self.job.target.downsample, rows * self.job.target.downsample
 
     def _are_tokens(self, value: object) -> TypeGuard[list[list[int]]]:
-        """Return whether a value is a complete grid of the target's codebook indices."""
+        """Return whether a value is a list of rows of codebook indices and has the size of the target's grid."""
         rows, columns = self.job.target.grid
         code = whole_number(0, self.job.target.num_codes - 1)
         return list_of(list_of(code, columns, columns), rows, rows).fits(value)
@@ -141,9 +147,9 @@ class BatchFolder:
             decoding: Decoding that contains the image.
             image: Index of the image in the decoding.
             prompt: The prompt.
-            seed: Seed of the image.
-            place: Prefix of the file name.
-            check: Cancellation callback.
+            seed: Seed of the image, or None for the recipe's seed.
+            place: Prefix of the file name. A file that exists keeps its name.
+            check: Cancellation callback. It raises an exception to stop.
 
         Raises:
             AdtError: If the file cannot be written.
@@ -163,7 +169,10 @@ class BatchFolder:
 
 
 def _are_figures(value: object) -> TypeGuard[dict]:
-    """Return whether a value has the run statistics of a finished image and no column of the node's table."""
+    """Return whether a value is a dictionary of valid run statistics.
+
+    The keys "id", "prompt" and "file" are not allowed, because they are other columns of the node's table.
+    """
     return are_run_stats(value, NUMBERS) and value.keys().isdisjoint(("id", "prompt", "file"))
 
 
@@ -173,21 +182,22 @@ def batch_folder(root: Path, job: Job, name: str = "") -> Path:
     Args:
         root: Parent folder.
         job: Loaded models and recipe.
-        name: First part of the folder's name, by default the model's name. `job_key` is the second part.
+        name: First part of the folder's name. "" selects the model's name. The second part is `job_key`.
     """
     return named_folder(root, job_key(job), name, job.target.name)
 
 
 def named_folder(root: Path, unique: str, name: str, usual: str) -> Path:
-    """Return the folder `root`/NAME-UNIQUE.
+    """Return the path `root`/NAME-UNIQUE, for example `root`/janus-1b-3f2a90c4d1e7.
 
-    Version 0.1 named it UNIQUE. If such a folder exists and no name is given, it is used.
+    Version 0.1 of this pack used the name UNIQUE. If `name` is "" and the folder `root`/UNIQUE exists, the result is
+    that folder.
 
     Args:
         root: Parent folder.
         unique: Digest of the settings.
-        name: Name from the user, or "".
-        usual: Name to use without a name from the user.
+        name: NAME, chosen by the user, or "".
+        usual: NAME if `name` is "".
 
     Raises:
         AdtError: If the path contains a link.
@@ -197,9 +207,10 @@ def named_folder(root: Path, unique: str, name: str, usual: str) -> Path:
 
 
 def job_key(job: Job) -> str:
-    """Return a digest that is equal for jobs with equal images.
+    """Return a digest of everything that determines a job's images, except prompts and seeds.
 
-    The drafter and its settings count only under LANTERN, where they change the image.
+    Two jobs with the same digest make the same image from a prompt and a seed. The digest includes the drafter and its
+    settings only with LANTERN (relaxed acceptance). Without LANTERN, the drafter does not change the image.
 
     Args:
         job: Loaded models and recipe.

@@ -21,8 +21,10 @@ from ..rules.settings import BUNDLED
 from . import training_domain, unsupported
 
 BUNDLED_SAMPLING = PublishedSampling(guidance=2.0, temperature=0.6)
-"""At temperature 1 the bundled model breaks shapes and mixes their colours. With more guidance it repeats things, with
-less it ignores words (model_making/README.md)."""
+"""Sampling settings of the bundled model.
+
+At temperature 1, the model draws broken shapes and mixes their colours. With guidance above 2, it repeats objects. With
+guidance below 2, it ignores words of the prompt. See model_making/README.md."""
 
 
 def load_target(
@@ -39,9 +41,9 @@ def load_target(
         path: "bundled", a checkpoint folder or a weights file.
         device: Device of the weights.
         dtype: Precision of the computation.
-        check: Cancellation callback.
-        weights: Quantisation of the matrices, "int8" or "fp8"; None keeps `dtype`.
-        exact: Use batch-invariant mode in half precision.
+        check: Cancellation callback. It raises an exception to stop.
+        weights: Quantisation of the matrices, "int8" or "fp8". None stores the matrices in `dtype`.
+        exact: Whether to use batch-invariant mode if `dtype` is half precision.
 
     Raises:
         AdtError: If the checkpoint cannot be read.
@@ -60,12 +62,15 @@ def load_target(
 def load_drafter(
     path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None
 ) -> drafters.Drafter:
-    """Load a drafter for a target, as `adt_core.drafters.load_drafter` does, with errors about unsupported files.
+    """Load a drafter for a target.
+
+    This function calls `adt_core.drafters.load_drafter`. In addition, its errors say which kind of unsupported file the
+    user has chosen.
 
     Args:
         path: Name of a drafter without files, such as "jacobi", or path of a drafter network.
         target: Target to draft for.
-        check: Cancellation callback.
+        check: Cancellation callback. It raises an exception to stop.
         device: Device of the weights, by default the target's.
 
     Raises:
@@ -84,7 +89,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         path: "bundled", a checkpoint folder or a weights file.
 
     Raises:
-        AdtError: If it cannot be read. For a published model the message contains the download command.
+        AdtError: If the checkpoint cannot be read. If it is a published model, the message contains the command that
+            downloads the missing files.
     """
     try:
         with explain_errors(path, "target"):
@@ -100,11 +106,17 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 @contextmanager
 def explain_errors(path: str | Path, role: str) -> Iterator[None]:
-    """Raise an AdtError that names the kind of file if the block reads an unsupported one, such as GGUF.
+    """Improve the errors of a block that reads a checkpoint.
+
+    If the path is an unsupported kind of file, such as GGUF, the error names this kind.
 
     Args:
         path: Path that the block reads.
         role: "target" or "drafter".
+
+    Raises:
+        AdtError: If the path is a known unsupported kind of file.
+        NoWeights: If the path has no weights for another reason.
     """
     place = resolve(path, role)
     try:
@@ -117,7 +129,7 @@ def explain_errors(path: str | Path, role: str) -> Iterator[None]:
 
 
 def published_sampling(path: str | Path) -> PublishedSampling:
-    """Return the sampling settings of a target's authors without loading the target.
+    """Return the sampling settings that the authors of a target recommend, without loading the target.
 
     Args:
         path: "bundled", a checkpoint folder or a weights file.
@@ -133,25 +145,27 @@ def published_sampling(path: str | Path) -> PublishedSampling:
 
 
 def is_target_config(config: dict) -> bool:
-    """Return whether a `config.json` belongs to a target. No other file is read.
+    """Return whether a `config.json` belongs to a target.
 
     Args:
-        config: Content of the file.
+        config: Content of the `config.json`. The function reads no file.
     """
     return any(family.recognises(config, ()) for family in load.FAMILIES)
 
 
 def is_target_file(name: str) -> bool:
-    """Return whether a weights file is a target that needs no `config.json`.
+    """Return whether a file name belongs to a weights file that can be loaded without a `config.json`.
 
     Args:
-        name: Name of the file.
+        name: Name of the weights file.
     """
     return any(fnmatchcase(name, pattern) for family in load.FAMILIES for pattern in family.single_files)
 
 
 def find_drafter(model: str | Path) -> Path | None:
-    """Return the folder of a target's published drafter, next to the target or in `ar_image_drafters`, if installed.
+    """Return the folder of a target's published drafter, or None if no such drafter is installed.
+
+    The function searches the folder that contains the target, and the folder `ar_image_drafters`.
 
     Args:
         model: Path of the target.
@@ -169,10 +183,10 @@ def find_drafter(model: str | Path) -> Path | None:
 
 
 def find_published(name: str) -> Published | None:
-    """Return the published model of a name, in upper or lower case.
+    """Return the published model with a name, or None if there is none. Upper and lower case are equal.
 
     Args:
-        name: Name of its folder or file.
+        name: Name of the model's folder or file.
     """
     return next((row for row in published() if row.downloads and row.name.lower() == name.lower()), None)
 
@@ -189,9 +203,10 @@ _PARTS = f"{_WEIGHTS} {_TEXTS}".split()
 
 
 def checkpoint_files(path: str | Path, role: str) -> list[Path]:
-    """Return the files of a checkpoint, including those that its family reads from other folders.
+    """Return the files of a checkpoint, including files that its model family reads from other folders.
 
-    No file is opened. If there is no checkpoint, the list is empty, and opening it raises the error.
+    The function opens no file. If there is no checkpoint at the path, the list is empty. `open_checkpoint` raises the
+    error later.
 
     Args:
         path: "bundled", a checkpoint folder or a weights file.

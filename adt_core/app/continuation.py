@@ -1,4 +1,4 @@
-"""Input images: the beginning of an image to continue, and source images to edit, as codebook indices."""
+"""Input images as codebook indices ("codes"): the beginning of an image to continue, and source images to edit."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from .images import FORMATS, IMAGE_ERRORS, open_image, to_rgb
 DEFAULT_KEEP = 0.5
 """Default share of an image's rows to keep."""
 _SOURCE_SIDES = 512, 2048
-"""Minimum of a source image's shorter side and maximum of its longer side in pixels, as in GLM-Image's processor."""
+"""Minimum length of a source image's shorter side, and maximum length of its longer side, in pixels.
+
+The values are those of GLM-Image's processor."""
 
 
 def check_args(args: ImageToImageArgs) -> None:
     """Check that the arguments are consistent and that the images can be read.
 
     Args:
-        args: Input images.
+        args: Paths of the input images, and the shares to keep.
 
     Raises:
-        AdtError: If they are not.
+        AdtError: If an image cannot be read, or `keep` or `keep_left` is set without an image to continue.
     """
     for path in args.source:
         open_rgb(path, "source")
@@ -39,14 +41,14 @@ def check_args(args: ImageToImageArgs) -> None:
 
 
 def prefix_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
-    """Return the codes that every image starts with, in raster order, or () without an image to continue.
+    """Return the codes that every generated image starts with, in raster order.
 
     Args:
-        args: Input images.
+        args: Path of the image to continue, and the shares to keep. Without such a path, the result is ().
         target: Target whose codec encodes the image.
 
     Raises:
-        AdtError: If the image cannot be read, or all of it is kept.
+        AdtError: If the image cannot be read, or if the shares keep the complete image.
     """
     if args.continue_from is None:
         return ()
@@ -66,10 +68,13 @@ def prefix_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
 
 
 def source_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
-    """Return the source images in the layout of a PNG's settings: rows, columns and codes of each, concatenated.
+    """Return the source images as one flat tuple, as it is stored in the settings of a PNG.
+
+    The tuple contains, for each image, the number of rows, the number of columns, and the codes in raster order.
+    For example, an image of 1 row and 2 columns with codes 7 and 9 is (1, 2, 7, 9).
 
     Args:
-        args: Input images.
+        args: Paths of the source images.
         target: Target whose codec encodes the images.
 
     Raises:
@@ -79,7 +84,7 @@ def source_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
 
 
 def _source_codes(path: Path, target: Target) -> list[int]:
-    """Return the rows, columns and codes of one source image."""
+    """Return the number of rows, the number of columns, and the codes of one source image as one list."""
     image = open_rgb(path, "source")
     side = target.downsample
     shortest, longest = _SOURCE_SIDES
@@ -117,8 +122,8 @@ def prefix_length(grid: tuple[int, int], keep: float, keep_left: float = 0.0) ->
 
     Args:
         grid: Rows and columns.
-        keep: Share of the rows, from the top, 0 to 1. Rounded to the nearest row.
-        keep_left: Share of the next row, from the left, 0 to 1. Rounded to the nearest cell.
+        keep: Share of the rows to keep, from the top, 0 to 1. The number of rows is rounded.
+        keep_left: Share of the next row to keep, from the left, 0 to 1. The number of cells is rounded.
 
     Raises:
         AdtError: If a share is outside of its range.
@@ -131,12 +136,12 @@ def prefix_length(grid: tuple[int, int], keep: float, keep_left: float = 0.0) ->
 
 
 def open_rgb(path: Path, name: str, remedy: str = "") -> Image.Image:
-    """Read an image in RGB, rotated as its EXIF data requires.
+    """Read an image in RGB, and rotate it as its EXIF data requires.
 
     Args:
         path: File of the image.
-        name: Input that the path belongs to, for the error.
-        remedy: End of the error message, if any.
+        name: Option or node input with this path. The error message names it.
+        remedy: Text to append to the error message, or "".
 
     Raises:
         AdtError: If the file cannot be read as an image.

@@ -1,6 +1,6 @@
-"""Measurements of a model on this machine: plain decoding, the cost of drafts, and whether images stay the same.
+"""Measurements of a model on this machine: speed of plain decoding, cost of drafts, and equality of the tokens.
 
-They take at most two minutes. `doctor` formats them as a report.
+The measurements take at most two minutes. The module `doctor` formats the results as a report.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ PROMPTS = (
     "a photo of a cat",
     "a photo of a big brown dog that lies on green grass beside a wooden fence, in the light of the evening sun",
 )
-"""Test prompts. They differ in length, so that a batch of both is padded."""
+"""Test prompts. Their lengths differ, so that a batch of both prompts needs padding."""
 TOKENS = 64
-"""Tokens per image to decode with every method."""
+"""Number of tokens per image that each method decodes."""
 MAX_RUN_SECONDS = 8.0
-"""Time after which a run stops early."""
+"""Time in seconds after which the run of one method stops early."""
 MAX_SECONDS = 90.0
-"""Time after which no further method is measured."""
+"""Time in seconds after which no further method is measured."""
 SLOW_STEP = 0.3
-"""Seconds of a plain step above which the costs of drafts are not measured, because that takes some hundred steps."""
+"""Duration of a plain step in seconds. If a step takes longer, the costs of drafts are not measured.
+
+Measuring the costs takes several hundred steps."""
 COPY_BYTES = 2**27
-"""Size of the tensor that measures the memory bandwidth. It is larger than the device's caches."""
+"""Size in bytes of the tensor that is copied to measure the memory bandwidth. Larger than the device's caches."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,10 @@ class DiagnosticSetup:
     """A loaded model and the settings to measure it with.
 
     Attributes:
-        job: Recipe, target, and the drafter of the methods that need one.
-        rows: Encoded `PROMPTS`.
-        check: Cancellation callback.
-        progress: Called often with the completed share, 0 to 1, and a line of text.
+        job: Recipe, target and drafter.
+        rows: The `PROMPTS`, encoded by the target.
+        check: Cancellation callback. It raises an exception to stop.
+        progress: Progress callback. It receives the completed share, from 0 to 1, and a line of text.
     """
 
     job: Job
@@ -79,7 +81,7 @@ class DiagnosticSetup:
         return self.job.drafter
 
     def methods(self) -> dict[str, Job]:
-        """Return a job for each method to measure, by name, plain decoding first."""
+        """Return a job for each method to measure, by the name of the method. Plain decoding is first."""
 
         def with_drafter(drafter: Drafter, method: str, **options: Any) -> Job:
             defaults = default_options(drafter, self.device.type)
@@ -98,7 +100,7 @@ class DiagnosticSetup:
 
         Args:
             job: Job of a method.
-            images: Number of prompts.
+            images: Number of prompts, with one image per prompt.
         """
         return Decoding.of(Request.of_rows(job, self.rows[:images], check=self.check))
 
@@ -116,12 +118,12 @@ class MethodMeasurement(NamedTuple):
     """Measurements of a method while it decodes the first tokens of some images.
 
     Attributes:
-        codes: [B, n], -1 for tokens that were not decoded.
+        codes: Token ids [B, n] of B images and n positions. -1 marks positions that were not decoded.
         step: Median duration of a round in seconds.
-        tokens: Mean number of tokens per round and image.
-        drafting: Share of the time that the drafter takes, as measured on the host.
-        launches: Operations per round that the host launches, outside of CUDA graphs.
-        waits: Operations per round for whose result the host waits.
+        tokens: Mean number of tokens that a round decodes, per image.
+        drafting: Share of the time that the drafter takes, measured on the host.
+        launches: Number of operations per round that the host launches, without operations inside CUDA graphs.
+        waits: Number of operations per round at which the host waits for the GPU.
         profile: Cost profile that the method used, if any.
     """
 
@@ -135,19 +137,20 @@ class MethodMeasurement(NamedTuple):
 
     @property
     def pace(self) -> float:
-        """Tokens per second and image."""
+        """Tokens per second, per image."""
         return self.tokens / self.step
 
 
 class Diagnostics:
-    """Measurements of a model. The constructor runs them.
+    """Measurements of a model on this machine. The constructor runs all of them.
 
     Attributes:
         subject: The model and its settings.
-        runs: By method, the measurement of one image, and of a batch with a longer prompt.
-        left_out: Methods that were skipped to save time.
-        exact: Report on batch-invariant mode.
-        rate: Memory bandwidth of a copy in bytes per second.
+        runs: Two measurements per method, by the method's name. The first decodes one image, the second decodes a batch
+            of two images, whose second prompt is longer.
+        left_out: Names of the methods that were skipped to save time.
+        exact: Report on batch-invariant mode, with the differences that were found.
+        rate: Memory bandwidth of the device in bytes per second, from `copy_rate`.
         seconds: Duration of all measurements.
     """
 
@@ -172,19 +175,24 @@ class Diagnostics:
 
     @property
     def plain(self) -> MethodMeasurement:
-        """Plain decoding of one image."""
+        """Measurement of plain decoding of one image."""
         return self.runs[PLAIN][0]
 
     @property
     def profile(self) -> CostProfile | None:
-        """Cost profile that `auto` used."""
+        """Cost profile that the method `auto` used, or None if `auto` was skipped."""
         return self.runs["auto"][0].profile if "auto" in self.runs else None
 
     def is_identical(self, name: str) -> tuple[bool, bool]:
-        """Return whether a method's tokens equal plain decoding's, for one image and for the same image in a batch.
+        """Return whether a method decodes the same tokens as plain decoding.
+
+        Positions that one of the two methods did not decode are ignored.
 
         Args:
             name: Name of the method.
+
+        Returns:
+            Two results: for the first image when it is decoded without others, and when it is decoded in a batch.
         """
         plain = self.plain.codes[0]
         single, batched = (
@@ -197,16 +205,20 @@ class Diagnostics:
 
         Args:
             line: Text to show.
-            number: Index of the method.
-            count: Number of methods. Each decodes one image, then a batch.
-            images: Images of the current run.
+            number: Index of the method, from 0.
+            count: Number of methods. Each method has two runs: one image, then a batch.
+            images: Number of images in the current run.
             share: Completed share of the current run, 0 to 1.
         """
         if self.subject.progress is not None:
             self.subject.progress((number + (images > 1) / 2 + share / 2) / count, line)
 
     def _run(self, method: Job, images: int, report: Callable[[int, float], None]) -> MethodMeasurement:
-        """Measure a method. It runs twice unless it is slow, because the first run initialises libraries."""
+        """Measure a method.
+
+        The method runs twice, and the second run is measured, because the first run initialises libraries. If the first
+        run takes more than `MAX_RUN_SECONDS`, there is no second run.
+        """
         count = min(TOKENS, self.subject.target.length)
         for turn in range(2):
             began = time.monotonic()
@@ -230,7 +242,10 @@ class Diagnostics:
 
 
 def _summarise(decoding: Decoding, count: int, counter: OpCounter) -> MethodMeasurement:
-    """Return the measurements of a run, without rounds that captured CUDA graphs, if there are others."""
+    """Return the measurements of a run.
+
+    The first round and the rounds that captured CUDA graphs are omitted, unless there are no other rounds.
+    """
     rounds = [round for round in decoding.trace.rounds[1:] if not round.prepared] or decoding.trace.rounds
     return MethodMeasurement(
         codes=decoding.codes[:, :count].clone(),
@@ -244,7 +259,9 @@ def _summarise(decoding: Decoding, count: int, counter: OpCounter) -> MethodMeas
 
 
 def copy_rate(device: torch.device) -> float:
-    """Return the memory bandwidth of a copy, reads and writes, in bytes per second: the best of five.
+    """Return the memory bandwidth in bytes per second, measured by copying a tensor.
+
+    A copied byte counts twice: as one read and one write. The result is the best of five copies.
 
     Args:
         device: Device to measure.

@@ -1,8 +1,11 @@
 """Worker processes for more than one GPU or machine: `--workers` and `--ray-address`.
 
-A worker maps a number, such as the index of a prompt, to results. Without Ray, one worker runs in this process. With
-Ray, each worker is a process on this machine or another, with its own GPU if there are any. Ray places the workers,
-distributes the numbers, restarts a lost worker, and repeats the number that it was processing.
+A worker holds loaded models. It maps a number, such as the index of a prompt, to results. Without Ray, one worker runs
+in this process. With Ray, each worker is a process on this or another machine. If the machines have GPUs, each worker
+gets one GPU.
+
+Ray chooses the machine of each worker and distributes the numbers. If a worker fails, Ray starts it again, and the new
+worker processes the failed worker's number again.
 """
 
 from __future__ import annotations
@@ -25,21 +28,23 @@ from ..errors import AdtError, pip_install
 from .args import WorkerArgs
 
 MAX_RESTARTS = 10
-"""Restarts of a worker. Bounded, because a worker may fail every time, for example if it lacks memory."""
+"""Maximum number of restarts of a worker. A worker may fail every time, for example for lack of memory."""
 OBJECT_STORE = 128 * 2**20
-"""Bytes of Ray's object store, which holds one result per worker until it is fetched. Ray's default, a third of the
-memory, is more than /dev/shm has in many containers."""
+"""Size of Ray's object store in bytes.
+
+The store holds at most one result per worker until this process fetches the result. Ray's default size is a third of
+the memory. In many containers, /dev/shm is smaller than that."""
 CONNECT_TIMEOUT = 5.0
-"""Seconds in which a cluster must answer."""
+"""Seconds to wait for an answer of the cluster."""
 LOAD_NOTICE = 30.0
-"""Seconds without a newly loaded worker after which a message explains the delay."""
+"""Seconds to wait for the next worker to load. After this time, a message explains the delay."""
 
 
 class DistributedWorker(Protocol):
-    """Loaded models that process numbers.
+    """Worker: loaded models that map a number to results.
 
     Attributes:
-        facts: Information about the worker that is available after loading.
+        facts: Information about the loaded worker, such as remarks on the prompts.
     """
 
     facts: Any
@@ -51,11 +56,11 @@ def check_args(args: WorkerArgs, prompts: object) -> None:
     """Check that workers have prompts to share and that Ray is installed.
 
     Args:
-        args: Worker processes.
-        prompts: File of prompts, if any.
+        args: Number of workers and address of the cluster. A run without Ray needs no check.
+        prompts: File of prompts, or None.
 
     Raises:
-        AdtError: If one of both is missing.
+        AdtError: If the file of prompts is missing or Ray is not installed.
     """
     if args.uses_ray and not prompts:
         raise AdtError("`workers` and `ray_address` need a list of prompts; give a file with `prompts`.")
@@ -67,17 +72,20 @@ def check_args(args: WorkerArgs, prompts: object) -> None:
 def start_workers(
     build: Callable[[], DistributedWorker], args: WorkerArgs, device: str, count: int
 ) -> Iterator[tuple[list[Any], Callable[[Iterable[int]], Iterable[Any]]]]:
-    """Load the workers, and stop them at the end of the block, together with a cluster that was started here.
+    """Load the workers, and stop the workers at the end of the block.
+
+    If this function has started a Ray cluster, it also stops the cluster at the end of the block.
 
     Args:
-        build: Creates a worker. It is pickled and sent to every process.
+        build: Function that creates a worker. Ray pickles the function and sends it to every process.
         args: Number of workers and address of the cluster.
         device: "auto", "cpu" or "cuda".
-        count: Number of numbers to process; more workers than that are not started.
+        count: How many numbers there are to process. At most `count` workers are started.
 
     Yields:
-        The facts of every worker, and a function that maps numbers to the results of all workers. With Ray, this
-        function may be called once and returns results in the order in which they are finished.
+        A list with the `facts` of every worker, and a function. The function takes all numbers and returns the results
+        of all workers. With Ray, call the function only once. It then returns the results of the number that is
+        finished first, then those of the next finished number, and so on.
 
     Raises:
         AdtError: If no cluster answers at `ray_address`, if it is too small, or if a worker fails too often.
@@ -87,7 +95,7 @@ def start_workers(
         yield [worker.facts], lambda numbers: chain.from_iterable(map(worker, numbers))
         return
     workers = min(args.workers, count)
-    with open(os.devnull, "w", encoding="utf-8") as devnull, redirect_stdout(devnull):  # Ray logs every retry
+    with open(os.devnull, "w", encoding="utf-8") as devnull, redirect_stdout(devnull):  # Ray prints every retry
         ray = _connect(args, device, workers)
         try:
             actors = _start_actors(ray, build, args, device, workers)
@@ -115,7 +123,7 @@ def _start_actors(
 
 
 def _load(ray: Any, actors: list) -> list[Any]:
-    """Return the facts of all workers after they are loaded. A message explains a long wait."""
+    """Wait until all workers are loaded, and return their `facts`. Print a message if loading takes long."""
     facts = [actor.load.remote() for actor in actors]
     loading = facts
     while loading:
@@ -130,16 +138,16 @@ def _load(ray: Any, actors: list) -> list[Any]:
 
 
 def _map(actors: list, numbers: Iterable[int]) -> Iterator[Any]:
-    """Yield the results of all numbers.
+    """Yield the results of all numbers, in the order in which the numbers are finished.
 
-    A worker for which no number is left is stopped immediately, because the replacement of a lost worker may need its
-    GPU.
+    If no number is left for a worker, this function stops the worker immediately and so frees the worker's GPU. The
+    replacement of a failed worker may need a free GPU.
     """
     from ray.util import ActorPool
 
     pool = ActorPool(actors)
     reported = {None}
-    actors.clear()  # an actor lives until its last reference is deleted
+    actors.clear()  # Ray stops an actor when its last reference is deleted
     for results, replacement in pool.map_unordered(lambda actor, number: actor.run.remote(number), list(numbers)):
         pool.pop_idle()
         if replacement not in reported:
@@ -154,7 +162,7 @@ def _print(text: str) -> None:
 
 
 class _RayActor:
-    """Process of a worker. The worker is created on first use, because Ray hides exceptions of a constructor."""
+    """Ray actor that holds a worker. It creates the worker on first use, because Ray hides errors of a constructor."""
 
     def __init__(self, build: Callable[[], DistributedWorker], threads: int, folder: str, address: str | None):
         self._build = build
@@ -165,7 +173,7 @@ class _RayActor:
     @cached_property
     def _worker(self) -> DistributedWorker:
         torch.set_num_threads(min(self._threads, os.cpu_count() or 1))
-        with suppress(OSError):  # only relative paths need the folder, and another machine may lack it
+        with suppress(OSError):  # another machine may lack the folder, which only relative paths need
             os.chdir(self._folder)
         try:
             return self._build()
@@ -179,7 +187,11 @@ class _RayActor:
         return self._worker.facts
 
     def run(self, number: int) -> tuple[list[Any], tuple[str, int] | None]:
-        """Return the results of a number, and the machine and process id if this process replaces a lost one."""
+        """Return the results of a number, and information about a restart.
+
+        The second value is None, unless Ray has started this process as the replacement of a failed one. It is then the
+        name of the machine and the process id.
+        """
         import ray
 
         is_replacement = ray.get_runtime_context().was_current_actor_reconstructed
@@ -187,7 +199,10 @@ class _RayActor:
 
 
 def _connect(args: WorkerArgs, device: str, workers: int) -> Any:
-    """Return the module `ray`, connected to the cluster at `ray_address` or to a new one on this machine."""
+    """Import Ray, connect to a cluster, and return the module `ray`.
+
+    Without `ray_address`, start a new cluster on this machine.
+    """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     address = args.ray_address
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -203,7 +218,7 @@ def _connect(args: WorkerArgs, device: str, workers: int) -> Any:
         return ray
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if host and port.isdecimal():  # Ray retries for minutes, and then exits the process
+        if host and port.isdecimal():  # Ray itself retries for minutes, and then exits the process
             socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
         ray.init(address, **quiet)
     except (OSError, ValueError, RuntimeError, ImportError, SystemExit) as error:
@@ -215,10 +230,13 @@ def _connect(args: WorkerArgs, device: str, workers: int) -> Any:
 
 
 def _resources(ray: Any, device: str, workers: int) -> dict[str, int]:
-    """Return the resources of one worker: a GPU if there are any and `device` allows them, else a CPU core.
+    """Return the Ray resources that one worker needs.
+
+    A worker needs one GPU if `device` is "cuda", or if `device` is "auto" and the cluster has GPUs. Otherwise a worker
+    needs one CPU core.
 
     Raises:
-        AdtError: If the cluster has too little for all workers.
+        AdtError: If the cluster has too few GPUs or CPU cores for all workers.
     """
     resources = ray.cluster_resources()
     kind = "GPU" if device == "cuda" or device == "auto" and resources.get("GPU") else "CPU"

@@ -1,6 +1,6 @@
 """Report on how a model runs on this machine, for users and for bug reports.
 
-The measurements are in `diagnostics`. The report contains no paths and no user names.
+The module `diagnostics` measures; this module formats the results. The report contains no paths and no user names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .loading import choose_device, complete, open_target
 
 
 def run(given: Mapping[str, Any], device: str) -> str:
-    """Load a model and return the report on it.
+    """Load a model, measure it, and return the report.
 
     Args:
         given: Settings of the recipe, by option name.

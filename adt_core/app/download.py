@@ -1,4 +1,8 @@
-"""Downloads of published models: the parts of a model, and the process that downloads them (`hub`)."""
+"""Downloads of published models.
+
+A published model has one or more parts, such as the target and its drafter. This module finds the parts and starts a
+process that downloads them. The module `hub` contains the program of this process.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +28,13 @@ from .checkpoints import find_published, published
 
 ROOT = Path(__file__).resolve().parents[2]
 _START = "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; from adt_core.app.hub import main; main()"
-"""Program of the process. It sets the module path, because Windows' portable Python has no current folder on it, and
-others do."""
+"""Program of the download process. The first argument is the root of this pack, which the program adds to `sys.path`.
+
+ComfyUI's portable Python for Windows does not search the current folder for modules. Other Pythons do."""
 _POLL = 0.1
-"""Seconds between two calls of `check`."""
+"""Seconds between two calls of the cancellation callback `check`."""
 _RATE_WINDOW = 5.0
-"""Seconds over which the download rate is measured."""
+"""Length in seconds of the time window over which the download rate is measured."""
 
 
 class DownloadProgress(NamedTuple):
@@ -37,9 +42,9 @@ class DownloadProgress(NamedTuple):
 
     Attributes:
         state: "waiting", "listing", "checking" or "downloading".
-        done: Downloaded bytes, including earlier runs.
-        total: Bytes to download, 0 if not yet known.
-        rate: Bytes per second, 0 if not yet known.
+        done: Number of downloaded bytes, including those of interrupted downloads before.
+        total: Number of bytes to download, 0 if it is not yet known.
+        rate: Download rate in bytes per second, 0 if it is not yet known.
     """
 
     state: str
@@ -66,7 +71,7 @@ class DownloadPart(NamedTuple):
 
     Attributes:
         download: Repository and files.
-        home: Folder of models or of drafters.
+        home: Folder of all models, or of all drafters.
     """
 
     download: Download
@@ -78,11 +83,12 @@ def find_parts(name: str, home: Path, drafters: Path | None = None) -> list[Down
 
     Args:
         name: Name of a published model, or of one of its parts, such as "flan-t5-xl".
-        home: Folder of models.
-        drafters: Folder of drafters. The default is "ar_image_drafters" next to a folder "ar_image", else `home`.
+        home: Folder of all models.
+        drafters: Folder of all drafters. The default depends on the name of `home`. If `home` is called "ar_image", the
+            default is the folder "ar_image_drafters" next to `home`. Otherwise the default is `home` itself.
 
     Raises:
-        AdtError: If no published model or part has this name. Other models cannot be downloaded.
+        AdtError: If no published model or part has this name.
     """
     drafters = drafters or (home.with_name("ar_image_drafters") if home.name == "ar_image" else home)
     row = find_published(name)
@@ -108,9 +114,10 @@ def download(parts: Sequence[DownloadPart], report: Callable[[DownloadProgress],
     """Download the missing files of a model. An interrupted download is resumed.
 
     Args:
-        parts: Parts of the model, its own repository first.
+        parts: Parts of the model. The first is the model's own repository.
         report: Progress callback, called a few times per second.
-        check: Cancellation callback, called ten times per second. Its exception stops the download immediately.
+        check: Cancellation callback, called ten times per second. If it raises an exception, the download stops
+            immediately.
 
     Raises:
         AdtError: If the Hub rejects the request or cannot be reached, if existing files differ from the published
@@ -142,7 +149,11 @@ def _to_json(part: DownloadPart) -> dict[str, Any]:
 
 
 def default_folder() -> Path:
-    """Return the model folder of the ComfyUI in which this pack is installed, else "models/ar_image"."""
+    """Return the folder of models.
+
+    If this pack is installed in ComfyUI, the result is ComfyUI's folder "models/ar_image". Otherwise it is the folder
+    "models/ar_image" in the current folder.
+    """
     base = ROOT.parents[1] if ROOT.parent.name == "custom_nodes" else Path()
     return base / "models" / "ar_image"
 
@@ -164,10 +175,10 @@ def run(name: str, to: Path | None = None) -> str:
 
     Args:
         name: Name of a published model or of one of its parts.
-        to: Folder of models, by default `default_folder`.
+        to: Folder of all models. None selects `default_folder()`.
 
     Returns:
-        A line with the path of the model.
+        A line of text with the path of the model.
 
     Raises:
         AdtError: If the download fails.
@@ -189,7 +200,10 @@ def run(name: str, to: Path | None = None) -> str:
 
 
 def _lines(task: str, check: Check) -> Iterator[dict[str, Any]]:
-    """Start the process with a task and yield the JSON lines that it writes. It is killed when the iteration ends."""
+    """Start the download process with a task, and yield the JSON lines that the process writes.
+
+    When the iteration ends, the process is killed.
+    """
     lines: queue.Queue[str | None] = queue.Queue()
     other: deque[str] = deque(maxlen=20)  # other output, such as a traceback
     with _process() as process:
@@ -216,7 +230,7 @@ def _lines(task: str, check: Check) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _process() -> Iterator[subprocess.Popen[str]]:
-    """Start the process, and kill it at the end of the block."""
+    """Start the download process, and kill it at the end of the block."""
     process = subprocess.Popen(
         [sys.executable, *(["-s"] if sys.flags.no_user_site else []), "-c", _START, str(ROOT)],
         stdin=subprocess.PIPE,
@@ -240,7 +254,7 @@ def _process() -> Iterator[subprocess.Popen[str]]:
 
 
 def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
-    """Put the lines of the process into a queue, then None."""
+    """Put each output line of the process into a queue, and None after the last line."""
     assert process.stdout is not None
     for line in process.stdout:
         lines.put(line.strip())

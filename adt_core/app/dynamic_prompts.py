@@ -1,4 +1,7 @@
-"""Alternatives in prompts: `a {red|blue} house` stands for two prompts. Braces can be nested."""
+"""Alternatives in prompts. Braces can be nested.
+
+For example, `a {red|blue} house` expands to the prompts "a red house" and "a blue house".
+"""
 
 from __future__ import annotations
 
@@ -14,24 +17,29 @@ RANDOM = "random"
 ALL = "all combinations"
 OFF = "off"
 CHOICE_MODES = RANDOM, ALL, OFF
-"""Pick alternatives at random, expand a prompt to all combinations, or leave braces as they are."""
+"""What to do with alternatives.
+
+`RANDOM` replaces each group of alternatives by one of them, `ALL` expands the prompt to all combinations, and `OFF`
+leaves the braces as they are."""
 MAX_PROMPTS = 100_000
 """Maximum number of prompts after expansion."""
 MAX_CHARACTERS = 20_000
-"""Length above which a prompt is not expanded. No model reads prompts of that length."""
+"""Maximum length of a prompt to expand. Longer prompts stay unchanged, because no model can read them anyway."""
 _TOKENS = re.compile(r"\\[{|}]|[{|}]")
 _Group = list[list[str]]
-"""Alternatives between two braces, each as the list of the texts that it expands to."""
+"""Alternatives between two braces. Each alternative is the list of texts that it expands to.
+
+For example, `{red|{dark|light} blue}` is `[["red"], ["dark blue", "light blue"]]` if all combinations are expanded."""
 
 
 def expand_prompts(prompts: Sequence[PromptEntry], mode: str, seed: int = 0) -> list[PromptEntry]:
-    """Expand the alternatives in prompts. A backslash before a brace or bar makes it a literal character.
+    """Expand the alternatives in prompts. With a backslash before it, a brace or bar is ordinary text.
 
     Args:
         prompts: Prompts of a list.
-        mode: One of `CHOICE_MODES`. `RANDOM` depends only on the seed and the position of the prompt in the list. The
-            combinations of `ALL` get numbered ids: those of prompt 7 are 7.1, 7.2 and so on.
-        seed: Seed of `RANDOM`.
+        mode: One of `CHOICE_MODES`. With `RANDOM`, the choice depends only on the seed and on the position of the
+            prompt in the list. With `ALL`, the combinations of the prompt with id 7 get the ids 7.1, 7.2 and so on.
+        seed: Seed for `RANDOM`.
 
     Raises:
         AdtError: If the result has more than `MAX_PROMPTS` prompts.
@@ -57,10 +65,10 @@ def _expand(prompt: PromptEntry, mode: str, seed: int, index: int, limit: int) -
 class _Expander:
     """Parser that expands a prompt to at most `limit` texts.
 
-    A brace without a partner is a literal character, and so is a pair of braces without a bar between them.
+    Two things are ordinary text: a brace without a matching brace, and a pair of braces without a bar between them.
 
     Args:
-        choose: Returns the texts that replace a group of alternatives.
+        choose: Function that gets a group of alternatives and returns the texts to replace the group with.
         prompt: Prompt to expand.
         limit: Maximum number of texts.
     """
@@ -69,7 +77,7 @@ class _Expander:
         self._choose = choose
         self._prompt = prompt
         self._limit = limit
-        self._groups: list[_Group] = [[[""]]]  # the text outside of braces, then one group per open brace
+        self._groups: list[_Group] = [[[""]]]  # first the text outside of braces, then one group per open brace
 
     def run(self) -> list[str]:
         text = self._prompt.text
@@ -107,7 +115,7 @@ class _Expander:
         self._groups[-1][-1] = [prefix + text for prefix in before for text in texts]
 
     def _close_as_literal(self, ending: str) -> None:
-        """Append the last open group to the surrounding text as literal characters."""
+        """Append the last open group, including its brace and bars, to the surrounding text as ordinary text."""
         group = self._groups.pop()
         self._append(["{"])
         for number, texts in enumerate(group):

@@ -1,4 +1,4 @@
-"""The command ``generate``: from checked arguments to images on disk."""
+"""The command ``generate``: checks the arguments, decodes the images, and writes the files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .prompts import blank_note, non_blank, read_all
 from .training_domain import domain_warning
 
 MAX_IMAGES = 10**6
-"""Images of one command. The path of each is kept in memory."""
+"""Maximum number of images of one command, because the paths of all images are kept in memory."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class GenerationPlan:
 
     Attributes:
         args: Arguments as given.
-        recipe: Complete recipe, without the codes of source images, which need the model.
+        recipe: Complete recipe. The codes of source images are missing, because the loaded model must compute them.
         prompts: Text of each prompt.
-        paths: Output file of each image.
-        parts: Indices of the prompts of each decoding.
-        note: Remark on the list of prompts, or "".
+        paths: Output file of each image. The images of the first prompt come first.
+        parts: Indices of the prompts that are decoded together. Each part becomes one `Decoding`.
+        note: Remark for the user on blank prompts, or "".
     """
 
     args: GenerateArgs
@@ -91,7 +91,7 @@ def plan(args: GenerateArgs) -> GenerationPlan:
 
 
 def _output_paths(output: Path, count: int) -> list[Path]:
-    """Return the path of each image. Several images are numbered from 0001."""
+    """Return the path of each image. If there are several images, "-0001", "-0002" and so on is added to the names."""
     if count > MAX_IMAGES:
         raise AdtError(
             f"`batch_size`: this makes {count} images, but at most {MAX_IMAGES} are allowed; use a smaller number."
@@ -105,7 +105,12 @@ def _json_outputs(files: OutputArgs) -> list[tuple[str, Path]]:
 
 
 class PartResult(NamedTuple):
-    """Images of a part by one method: codes [B, rows, columns] int64, and their trace."""
+    """Result of one part and one method.
+
+    Attributes:
+        codes: Codebook indices [B, rows, columns] int64, with B images.
+        trace: Statistics of every round.
+    """
 
     codes: Tensor
     trace: Trace
@@ -115,9 +120,10 @@ class GenerationProgress(NamedTuple):
     """Outcome of a round.
 
     Attributes:
-        tokens: Tokens decoded.
-        pngs: PNG of each image that the round finished, by the image's number.
-        results: After the last round of a part: by the part's number, a result of each method.
+        tokens: Number of tokens that the round decoded.
+        pngs: PNG of each image that the round finished. The key is the image's index among all images of the command.
+        results: Results of a finished part, one per method. The key is the part's number. Empty until the last round of
+            the part.
     """
 
     tokens: int = 0
@@ -126,10 +132,10 @@ class GenerationProgress(NamedTuple):
 
 
 class GenerationWorker:
-    """Loaded models of a plan, which draw its parts.
+    """Worker that loads the models of a plan and decodes the plan's parts.
 
     Attributes:
-        facts: Number of tokens to decode, of all images by all methods, and remarks on the prompts.
+        facts: Number of tokens that all methods together decode for all images, and remarks for the user.
 
     Raises:
         AdtError: If a file or a prompt does not fit the model.
@@ -162,7 +168,7 @@ class GenerationWorker:
         return new_decoding(job, prompts, indices * len(numbers), batch.max_batch_size)
 
     def __call__(self, part: int) -> Iterator[GenerationProgress]:
-        """Draw a part by every method. Only the first method's images become PNGs.
+        """Decode a part with every method. Only the images of the first method become PNGs.
 
         Args:
             part: Number of the part, from 0.
@@ -174,7 +180,7 @@ class GenerationWorker:
         results = []
         first = numbers[0] * self.plan.args.batch.batch_size
         turn = 1 if part % 2 else -1
-        for job in self.jobs[::turn]:  # methods alternate, so that changes in the machine's load affect them alike
+        for job in self.jobs[::turn]:  # the order alternates, so that a change of the load affects all methods
             decoding = self._decoding(job, numbers)
             done = decoding.done_tokens
             with drawing(decoding) as running:
@@ -191,7 +197,7 @@ class GenerationWorker:
         """Return the PNG of an image.
 
         Args:
-            decoding: Decoding that drew it.
+            decoding: Decoding that contains the image.
             image: Index of the image in the decoding.
             number: Index of the image among all images of the command.
         """
@@ -203,7 +209,9 @@ class GenerationWorker:
 
 
 def run(plan: GenerationPlan) -> str:
-    """Load the models, decode, and write the files: images when they are finished, JSON files at the end.
+    """Load the models, decode the images, and write the files.
+
+    Each image is written as soon as it is finished. The JSON files are written at the end.
 
     Returns:
         Summary for the user.
@@ -238,8 +246,9 @@ def summarise(
 
     Args:
         plan: Arguments of the run.
-        by_method: Results of all parts by the chosen method, then with ``compare`` by plain decoding.
-        elapsed: Seconds of the run, loading and writing included.
+        by_method: First the results of all parts by the chosen method. With ``compare``, then the results of all parts
+            by plain decoding.
+        elapsed: Duration of the run in seconds, including loading and writing.
 
     Returns:
         Statistics for the report, and lines for the user.
@@ -267,7 +276,15 @@ def summarise(
 
 
 def _compare(seconds: float, by_method: Sequence[Sequence[PartResult]]) -> tuple[dict, str]:
-    """Compare the chosen method, which took `seconds`, with plain decoding: statistics, and a line for the user."""
+    """Compare the chosen method with plain decoding.
+
+    Args:
+        seconds: Decoding time of the chosen method.
+        by_method: Results of the chosen method, then results of plain decoding.
+
+    Returns:
+        Statistics for the report, and a line for the user.
+    """
     plain = figures(by_method[1])
     drafted, undrafted = (torch.cat([result.codes for result in results]) for results in by_method)
     images = len(drafted)
@@ -281,7 +298,14 @@ def _compare(seconds: float, by_method: Sequence[Sequence[PartResult]]) -> tuple
 
 
 def figures(results: Sequence[PartResult]) -> dict:
-    """Return the statistics of all parts together, by the names of ``Trace.report``, and the number of ``images``."""
+    """Return the statistics of all parts together.
+
+    Args:
+        results: Results of all parts by one method.
+
+    Returns:
+        The dictionary that ``Trace.report`` makes, with the key ``images`` added: the number of images.
+    """
     traces = [result.trace for result in results]
     images = sum(trace.images for trace in traces)
     seconds = sum(trace.prefill_seconds for trace in traces)
@@ -290,7 +314,7 @@ def figures(results: Sequence[PartResult]) -> dict:
 
 
 def write_files(plan: GenerationPlan, results: Sequence[PartResult], report: dict) -> None:
-    """Write the JSON files that the arguments name."""
+    """Write the JSON files that the arguments name: tokens, trace and report."""
     files = plan.args.files
     size = plan.args.batch.batch_size
     if files.tokens:

@@ -1,17 +1,19 @@
 """Process that downloads files of a published model from the Hugging Face Hub.
 
-`download` starts it, and kills it to cancel, which takes effect immediately even if the network does not respond. It
-imports huggingface_hub but not torch, so that it starts quickly.
+The module `download` starts this process. To cancel a download, `download` kills the process, so that cancelling works
+immediately even if the network does not respond. This module imports huggingface_hub but not torch, so that the process
+starts quickly.
 
-It reads its task from standard input as one line of JSON, `{"parts": [{"repository", "files", "home", "folder"}]}`,
-and writes its state to standard output as lines of JSON:
+The process reads its task from standard input as one line of JSON:
+`{"parts": [{"repository", "files", "home", "folder"}]}`. It writes its state to standard output as lines of JSON:
 
 - `{"state": "waiting" | "listing" | "checking" | "downloading", "done": bytes, "total": bytes}`
-- `{"error": message}` as the last line if it has failed.
+- `{"error": message}` as the last line, if the download has failed.
 
-A file is downloaded to `<home>/.adt-tree-download/<hash>.part`, and renamed to `<hash>` after its size and hash are
-verified. When all files are complete, they are moved into place. A model is therefore never partially installed, and
-the next run resumes an interrupted download, even if it is for another model that needs the same file.
+Each file is downloaded to `<home>/.adt-tree-download/<hash>.part`. After its size and hash are verified, the file is
+renamed to `<hash>`. When all files of the model are complete, they are moved into place. A model is therefore never
+partially installed. The next run resumes an interrupted download. If two models need the same file, they share its
+download.
 """
 
 from __future__ import annotations
@@ -37,13 +39,13 @@ from ..errors import AdtError, one_line
 from ..files import inside, is_device, opened, regular
 
 STAGING = ".adt-tree-download"
-"""Folder for incomplete downloads in the folder of models. Lists of models skip names with a leading dot."""
+"""Name of the folder for incomplete downloads. Lists of models do not show it, because its name starts with a dot."""
 MAX_CONNECTIONS = 4
-"""Files that are downloaded at the same time."""
+"""Number of files that are downloaded at the same time."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-_CHUNK = 2**18  # bytes per write; with huggingface_hub's 10 MiB, a cancelled download would lose up to 10 MiB
+_CHUNK = 2**18  # bytes per write; huggingface_hub's default would lose up to 10 MiB when a user cancels
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
-_TRIES = 3  # attempts without progress; each may include five attempts of huggingface_hub
+_TRIES = 3  # attempts without a new byte; huggingface_hub itself may try five times in each
 _PAUSE = 0.2  # seconds between two state lines
 
 
@@ -54,10 +56,10 @@ class RemoteFile(NamedTuple):
         repository: "owner/name".
         revision: Commit hash.
         path: Path in the repository.
-        size: Bytes.
-        digest: Hexadecimal hash: SHA-256 if it has 64 digits, else the SHA-1 of the git blob.
-        home: Folder of models.
-        place: Final path.
+        size: Size in bytes.
+        digest: Hash in hexadecimal digits. 64 digits are the SHA-256 of the file, 40 digits the SHA-1 of the git blob.
+        home: Folder of all models, or of all drafters.
+        place: Final path on this machine.
     """
 
     repository: str
@@ -70,7 +72,7 @@ class RemoteFile(NamedTuple):
 
     @property
     def staged(self) -> Path:
-        """Path of the verified file until all files are complete."""
+        """Path of the complete and verified file, until all files of the model are complete."""
         return self.home / STAGING / self.digest
 
     @property
@@ -80,7 +82,7 @@ class RemoteFile(NamedTuple):
 
 
 def main() -> None:
-    """Run the task on standard input. The exit code is 1 if it fails."""
+    """Read a task from standard input and run it. Exit with code 0 after success, and with 1 after an error."""
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     code = 1
@@ -100,11 +102,12 @@ def fetch(parts: Sequence[dict[str, Any]]) -> None:
     """Download the missing files of a model.
 
     Args:
-        parts: Dictionaries with `repository`, `files` ([] for all), `home`, and `folder` relative to `home`.
+        parts: Dictionaries with the keys `repository`, `files`, `home` and `folder`. An empty list of `files` selects
+            all files of the repository. `folder` is relative to `home`.
 
     Raises:
-        AdtError: If the Hub rejects the request, the disk has too little space, or an existing file differs from the
-            published one.
+        AdtError: If the Hub rejects the request, if the disk has too little space, or if a file exists and differs from
+            the published file.
     """
     from filelock import FileLock, Timeout
 
@@ -125,13 +128,13 @@ def fetch(parts: Sequence[dict[str, Any]]) -> None:
 
 
 def _fetch_files(files: list[RemoteFile]) -> None:
-    """Download files, and move them into place after all of them are complete."""
+    """Download files. When all of them are complete, move them into place."""
     for home in {file.home for file in files}:
         inside(home, STAGING).mkdir(parents=True, exist_ok=True)
     _check_space(files)
     total = sum(file.size for file in files)
-    by_digest = {file.staged: file for file in files}  # a file may be needed in two folders
-    pool = ThreadPoolExecutor(MAX_CONNECTIONS)  # a context manager would wait for the other files after an error
+    by_digest = {file.staged: file for file in files}  # two folders may need the same file
+    pool = ThreadPoolExecutor(MAX_CONNECTIONS)  # a `with` block would wait for the other files after an error
     waiting = {pool.submit(_fetch_file, file) for file in by_digest.values()}
     while waiting:
         done, waiting = wait(waiting, timeout=_PAUSE, return_when=FIRST_EXCEPTION)
@@ -148,7 +151,7 @@ def _fetch_files(files: list[RemoteFile]) -> None:
 
 
 def _list_files(part: dict[str, Any]) -> list[RemoteFile]:
-    """Return the required files of a part with the size and hash that the Hub publishes."""
+    """Ask the Hub for the files of a part, and return the required files with their sizes and hashes."""
     from huggingface_hub import HfApi
 
     repository = part["repository"]
@@ -175,7 +178,10 @@ def _list_files(part: dict[str, Any]) -> list[RemoteFile]:
 
 
 def _required(names: list[str]) -> list[str]:
-    """Return the files of a repository that a model may need: no pickles in folders with safetensors files."""
+    """Return the names of the files of a repository that a model may need.
+
+    If a folder has safetensors files, the pickle files of this folder are omitted.
+    """
     folders = {PurePosixPath(name).parent for name in names if name.endswith(".safetensors")}
     return [
         name
@@ -185,7 +191,7 @@ def _required(names: list[str]) -> list[str]:
 
 
 def _check_path(name: str, repository: str) -> str:
-    """Return a path of a repository. Raise AdtError if it may lead out of the model's folder."""
+    """Return the path of a file in a repository. Raise AdtError if the path could leave the model's folder."""
     parts = name.split("/")
     if any(part in ("", ".", "..") or is_device(part) or re.search(r'[\\:*?"<>|\x00-\x1f]', part) for part in parts):
         raise AdtError(f"{repository} has a file called {name!r}, which can't be a file in a folder of models.")
@@ -193,7 +199,7 @@ def _check_path(name: str, repository: str) -> str:
 
 
 def _fetch_file(file: RemoteFile) -> None:
-    """Download a file to the staging folder, continuing an earlier download, and verify it."""
+    """Download a file to the folder `STAGING` and verify it. Resume an interrupted download of the file."""
     if file.staged.exists():
         return
     file.part.touch()
@@ -224,18 +230,21 @@ def _fetch_file(file: RemoteFile) -> None:
 
 
 def _transfer(file: RemoteFile, target: Any, start: int) -> None:
-    """Append the remaining bytes of a file, from `start`. Only some versions of `http_get` retry."""
+    """Download the bytes of a file from position `start` on, and append them to `target`.
+
+    Old versions of `http_get` do not retry after an error, so the caller must retry.
+    """
     from huggingface_hub import constants, file_download, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
-    for module in (constants, file_download):  # old versions read it from `file_download`
+    for module in (constants, file_download):  # old versions of huggingface_hub read the constant from `file_download`
         module.DOWNLOAD_CHUNK_SIZE = _CHUNK  # type: ignore[attr-defined]
     url = hf_hub_url(file.repository, file.path, revision=file.revision)
     file_download.http_get(url, target, resume_size=start, headers=build_hf_headers(), expected_size=file.size)
 
 
 def _is_transient(error: Exception) -> bool:
-    """Return whether a request may succeed if it is repeated, because the connection was interrupted."""
+    """Return whether an error is an interrupted connection, so that a repeated request may succeed."""
     from huggingface_hub.utils import OfflineModeIsEnabled
 
     answered = getattr(error, "response", None) is not None
@@ -244,7 +253,7 @@ def _is_transient(error: Exception) -> bool:
 
 @contextmanager
 def _explain_errors(what: str) -> Iterator[None]:
-    """Convert errors of huggingface_hub, and of writing its downloads, to an AdtError.
+    """Convert an error of huggingface_hub, or of writing a file, to an AdtError.
 
     Args:
         what: Repository or file to name in the message.
@@ -258,7 +267,7 @@ def _explain_errors(what: str) -> Iterator[None]:
 
 def _hub_error(error: Exception, what: str) -> str:
     """Return the message for an error of huggingface_hub."""
-    from huggingface_hub import utils as errors  # available there in every version
+    from huggingface_hub import utils as errors  # every version has these classes there
 
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, errors.OfflineModeIsEnabled):
@@ -289,7 +298,11 @@ def _endpoint() -> str:
 
 
 def _is_installed(file: RemoteFile) -> bool:
-    """Return whether a file is in place. Raise AdtError if a different file is, because no file is replaced."""
+    """Return whether a published file is in place.
+
+    Raises:
+        AdtError: If another file has this path. A download never replaces files.
+    """
     if not file.place.exists():
         return False
     _print(state="checking")
@@ -314,7 +327,7 @@ def _is_published(file: RemoteFile, path: Path) -> bool:
 
 
 def _size_so_far(file: RemoteFile) -> int:
-    """Return the number of downloaded bytes of a file."""
+    """Return how many bytes of a file have been downloaded."""
     for path in (file.staged, file.part):
         try:
             return min(path.stat().st_size, file.size)
@@ -338,7 +351,11 @@ def _check_space(files: Sequence[RemoteFile]) -> None:
 
 
 def _in_order(files: Sequence[RemoteFile]) -> Iterator[RemoteFile]:
-    """Yield files so that a model is recognised as installed only at the end: its `config.json` is last."""
+    """Yield the files in the order in which to move them into place.
+
+    The `config.json` of the model itself is last. Programs recognise a model by this file, so they see the model only
+    when it is complete.
+    """
     own = files[0].repository
     yield from sorted(files, key=lambda file: (file.repository == own, file.place.name == "config.json"))
 
@@ -348,12 +365,12 @@ def _move(file: RemoteFile, keep: bool) -> None:
 
     Args:
         file: File to move.
-        keep: Keep a copy in the staging folder, because another folder needs it.
+        keep: Whether to keep the file in the staging folder, because a second folder needs a copy of it.
     """
     file.place.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(file.staged, file.place)
-    except OSError:  # the file exists, or the file system has no hard links
+    except OSError:  # `place` exists, or the file system has no hard links
         if _is_installed(file):
             return
         shutil.copyfile(file.staged, file.place) if keep else os.rename(file.staged, file.place)
@@ -362,7 +379,12 @@ def _move(file: RemoteFile, keep: bool) -> None:
 
 
 def _disk_error(error: BaseException, name: str = "The folder of models") -> str:
-    """Return the message for an error of writing a file. The error's file name takes precedence over `name`."""
+    """Return the message for an error of writing a file.
+
+    Args:
+        error: The error. If it contains a file name, the message uses this name.
+        name: Name to use otherwise.
+    """
     name = getattr(error, "filename", None) or name
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return f"{name} can't be written: the disk is full; delete files, and run it again: what has arrived is kept."
@@ -388,6 +410,6 @@ def _print(**line: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """Exit when the parent process ends, which closes standard input."""
+    """Wait until standard input is closed, and exit. The end of the parent process closes it."""
     sys.stdin.buffer.read()
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Image files: reading them safely, PNGs with embedded settings, and checks of output paths."""
+"""Image files: safe reading, PNGs with embedded settings, and checks of output paths."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from ..files import is_device, opened, parse_json, to_json
 from ..version import VERSION
 
 KEY = "adt_tree"
-"""Keyword of the PNG text chunk with the settings in JSON."""
+"""Keyword of the PNG text chunk that contains the settings in JSON."""
 LONGEST_KEYWORD = 79
 """Maximum length of the keyword of a text chunk."""
 PARAMETERS = "parameters"
-"""Keyword of the text chunk with the prompt and settings in the format of other programs."""
+"""Keyword of the text chunk that contains the prompt and the settings in the text format of other image generators."""
 LONGEST_NAME = 255
 """Maximum length of a file name in bytes on all common file systems."""
 _DATA_ERRORS = (TypeError, AttributeError, LookupError, ArithmeticError, EOFError, struct.error, zlib.error)
 IMAGE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, *_DATA_ERRORS)
-"""Exceptions of Pillow for files that are not valid images, or too large to decode."""
+"""Exceptions that Pillow raises for files that are not valid images, or are too large to decode."""
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
-"""Formats that are read. For others, such as EPS, Pillow may start external programs."""
+"""Formats that this module reads. Other formats, such as EPS, are rejected: Pillow may start external programs to read
+them."""
 MAX_IMAGE_MIB = 512
 """Maximum size of an image file in MiB."""
 _WHITE = {"I": 65535, "F": 1}
@@ -50,7 +51,7 @@ def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] = FORMATS) ->
         formats: Accepted formats.
 
     Raises:
-        IMAGE_ERRORS: If it is not a regular file, too large, or not a valid image.
+        IMAGE_ERRORS: If the source is not a regular file, is too large, or is not a valid image.
     """
     with opened(source) if isinstance(source, Path) else source as file:
         size = file.seek(0, io.SEEK_END)
@@ -64,14 +65,15 @@ def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] = FORMATS) ->
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert an image to RGB with 8 bits per channel.
 
-    Pillow's `convert` clips grayscale images of more than 8 bits: 16-bit images become white, and floating-point images
-    become black.
+    Pillow's own `convert` clips grayscale images of more than 8 bits instead of scaling them. With `convert`, most
+    16-bit images become white, and floating-point images become black.
 
     Args:
-        image: Image of any mode. White is 65535 in integers of 16 or 32 bits, and 1.0 in floating point.
+        image: Image of any Pillow mode. In grayscale images, white is 65535 for integers of 16 or 32 bits, and 1.0 for
+            floating-point values.
 
     Raises:
-        OSError: If values are outside of that range. `strerror` contains them.
+        OSError: If grey values are below 0 or above white. The attribute `strerror` contains their range.
     """
     white = _WHITE.get(image.mode[0])
     if white is None:
@@ -87,10 +89,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def to_uint8(pixels: Tensor) -> np.ndarray:
-    """Convert pixels to bytes.
+    """Convert floating-point pixels to 8-bit pixels.
 
     Args:
-        pixels: [3, H, W] in [-1, 1].
+        pixels: [3, H, W] in [-1, 1]: RGB, height, width.
 
     Returns:
         [H, W, 3] uint8.
@@ -99,11 +101,13 @@ def to_uint8(pixels: Tensor) -> np.ndarray:
 
 
 def to_png(pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) -> bytes:
-    """Encode pixels as a PNG with the settings in text chunks, also in the format of other programs.
+    """Encode pixels as a PNG that contains the settings in two text chunks.
+
+    One chunk contains JSON, for `read_settings`. The other contains text for other programs, from `parameters_text`.
 
     Args:
-        pixels: [3, H, W] in [-1, 1].
-        settings: Settings of the image in JSON types.
+        pixels: [3, H, W] in [-1, 1]: RGB, height, width.
+        settings: Settings of the image, as values that JSON supports.
         texts: Additional text chunks by keyword.
     """
     readable = parameters_text(settings, pixels.shape[2], pixels.shape[1])
@@ -115,12 +119,14 @@ def to_png(pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) 
 
 
 def parameters_text(settings: dict, width: int, height: int) -> str:
-    """Return settings in the format of other programs: prompt, negative prompt, and a line of names and values.
+    """Return the settings in the text format of other image generators.
 
-    The line must begin with "Steps". For these models that is the number of image tokens, independent of drafting.
+    The text consists of the prompt, the negative prompt, and one line of names and values such as "Seed: 3". Other
+    programs require that this line begins with "Steps". For diffusion models, "Steps" is the number of denoising steps.
+    Here it is the number of image tokens, which does not depend on drafting.
 
     Args:
-        settings: Settings of the image. Without a prompt, the result is "".
+        settings: Settings of the image. If they contain no prompt, the result is "".
         width: Width in pixels.
         height: Height in pixels.
     """
@@ -148,7 +154,10 @@ def parameters_text(settings: dict, width: int, height: int) -> str:
 
 
 def _relaxed(settings: dict) -> str | None:
-    """Return a note on relaxed acceptance, which changes the image of a seed; None for exact acceptance."""
+    """Return a note on relaxed acceptance (LANTERN), or None if acceptance is exact.
+
+    The note is necessary, because the same seed makes another image with relaxed acceptance.
+    """
     if settings.get("lantern_delta") is None and settings.get("lantern_lambda") is None:
         return None
     figures = settings.get("figures")
@@ -157,16 +166,16 @@ def _relaxed(settings: dict) -> str | None:
 
 
 def _quoted(value: object) -> str:
-    """Return a value, in quotation marks if it contains a separator."""
+    """Return a value as text. Add quotation marks if the text contains a comma, a colon or a line break."""
     text = str(value)
     return json.dumps(text, ensure_ascii=False) if any(letter in text for letter in ",:\n") else text
 
 
 def text_chunks(texts: Mapping[str, str]) -> PngImagePlugin.PngInfo:
-    """Return text chunks for a PNG. Lone surrogates are escaped.
+    """Return text chunks for a PNG. Lone surrogates, which UTF-8 cannot encode, are escaped.
 
     Args:
-        texts: Texts by keyword.
+        texts: Text of each chunk, by keyword.
     """
     info = PngImagePlugin.PngInfo()
     for name, text in texts.items():
@@ -178,7 +187,7 @@ def is_keyword(name: str) -> bool:
     """Return whether a user may choose a name as the keyword of a text chunk.
 
     Args:
-        name: The keyword. It must be valid in PNG and differ from `KEY`.
+        name: Name to check. A keyword must be valid in PNG and differ from `KEY`.
     """
     return 0 < len(name) <= LONGEST_KEYWORD and name.isprintable() and name != KEY and max(name) < "\u0100"
 
@@ -190,7 +199,7 @@ def read_settings(path: Path) -> dict:
         path: The PNG.
 
     Raises:
-        AdtError: If it has no settings.
+        AdtError: If the file cannot be read as a PNG, or contains no settings.
     """
     try:
         with open_image(path, ("PNG",)) as image:
@@ -220,7 +229,7 @@ def read_pixels(path: Path, size: tuple[int, int]) -> np.ndarray | None:
     """
     try:
         with open_image(path, ("PNG",)) as image:
-            image.verify()  # checks the checksums; Pillow cannot read pixels afterwards
+            image.verify()  # verifies the checksums, but the image cannot be decoded afterwards
         with open_image(path, ("PNG",)) as image:
             return np.array(image.convert("RGB")) if image.size == size else None
     except IMAGE_ERRORS:
@@ -237,14 +246,16 @@ def digest(content: object) -> str:
 
 
 def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[tuple[str, Path]]) -> None:
-    """Check that files can be written without replacing an input or another output. Nothing is created.
+    """Check that all output files can be written, and that no output replaces an input or another output.
+
+    The check creates no files.
 
     Args:
-        outputs: Pairs of an option and its path.
-        inputs: Pairs of an option and its path. An option may have several files.
+        outputs: Pairs of an option's name and the path of an output file.
+        inputs: Pairs of an option's name and the path of an input file. An option with several files has several pairs.
 
     Raises:
-        AdtError: If one cannot, with the name of the option.
+        AdtError: If an output cannot be written or would replace another file. The message names the option.
     """
     inputs = list(inputs)
     taken: dict[object, str] = {}
@@ -261,9 +272,9 @@ def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[tuple[st
 
 
 def _identities(path: Path) -> set[object]:
-    """Return keys of a file. Two paths of the same file have at least one key in common."""
+    """Return keys that identify a file. Two different paths of the same file share at least one key."""
     names: set[object] = {os.path.normcase(os.path.realpath(path))}
-    with suppress(OSError):  # the file exists: spellings that the file system treats as equal share its number
+    with suppress(OSError):  # if the file exists, its inode number is the same for every spelling of the path
         file = os.stat(path)
         if file.st_ino:
             names.add((file.st_dev, file.st_ino))
@@ -271,14 +282,14 @@ def _identities(path: Path) -> set[object]:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Check that a file can be written. Nothing is created.
+    """Check that a file can be written. The check creates no file.
 
     Args:
-        path: The file.
-        option: Option to name in the error.
+        path: Path of the file.
+        option: Name of the option with this path. The error message contains it.
 
     Raises:
-        AdtError: If it cannot.
+        AdtError: If the file cannot be written.
     """
     if len(os.fsencode(path.name)) > LONGEST_NAME:
         raise AdtError(f"`{option}`: the name '{path.name[:40]}...' is too long; use at most {LONGEST_NAME} bytes.")

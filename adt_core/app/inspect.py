@@ -1,4 +1,7 @@
-"""Description of a checkpoint, from its configuration and the headers of its weights files."""
+"""The command ``inspect``: describes a checkpoint without loading its weights.
+
+The description uses only the checkpoint's configuration and the headers of its weights files.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +29,24 @@ from . import unsupported
 from .checkpoints import open_checkpoint
 
 _STORED = {"float32": (torch.float32, None), "bfloat16": (torch.bfloat16, None), "int8": (torch.bfloat16, "int8")}
-"""dtype and quantisation. float16 needs as much memory as bfloat16, and fp8 as int8."""
+"""Ways to load a target for which the memory is estimated: name -> dtype and quantisation.
+
+float16 needs as much memory as bfloat16. fp8 needs as much memory as int8."""
 _PROMPT_TOKENS = 64
-"""Length of the prompt for which the memory is estimated."""
+"""Length in tokens of the prompt for which the memory is estimated."""
 
 
 def inspect(path: str) -> list[dict]:
-    """Describe the checkpoints at a path in JSON types.
+    """Describe the checkpoints at a path.
 
     Args:
-        path: Folder or file of a target or a drafter, or "bundled" for the bundled target and drafter.
+        path: Folder or file of a target or a drafter. "bundled" selects both the bundled target and its drafter.
+
+    Returns:
+        One dictionary per checkpoint, with values that JSON supports.
 
     Raises:
-        AdtError: If it is not a checkpoint.
+        AdtError: If there is no checkpoint at the path.
     """
     drafters = [Checkpoint(resolve(BUNDLED, "drafter"))] if path == BUNDLED else []
     return [_describe(checkpoint) for checkpoint in (open_checkpoint(path), *drafters)]
@@ -69,7 +77,12 @@ def _describe(checkpoint: Checkpoint) -> dict:
 
 
 def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:
-    """Return the description of a target, the sources of its parameters, and name prefixes of unneeded tensors."""
+    """Describe a target.
+
+    Returns:
+        The description, the `Entry` of each parameter (which stored tensors it is read from), and the name prefixes of
+        stored tensors that loading ignores.
+    """
     unsupported.refuse_kind(checkpoint)
     family = family_of(checkpoint)
     with torch.device("meta"):
@@ -101,7 +114,10 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
 
 
 def _memory(target: Target, dtype: torch.dtype, weights: str | None) -> int:
-    """Return the bytes on a GPU for the weights and one image with guidance, decoded by 'auto' without a network."""
+    """Return the estimated GPU memory in bytes for the weights and for decoding one image.
+
+    The estimate assumes guidance and the method `auto` without a drafter network.
+    """
     variant = copy(target)
     variant.decoder = deepcopy(target.decoder)
     context = max(variant.decoder.config.max_positions, variant.length + _PROMPT_TOKENS)
@@ -123,7 +139,7 @@ def _memory(target: Target, dtype: torch.dtype, weights: str | None) -> int:
 
 
 def _drafter(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:
-    """Return the same as `_target` for an EAGLE drafter."""
+    """Describe an EAGLE drafter. The result has the same parts as that of `_target`."""
     refuse_eagle3(checkpoint, str(checkpoint.path))
     drafter, entries = describe(checkpoint)
     return {"role": "drafter", "family": "eagle", **_decoder_figures(drafter.config)}, entries, ()

@@ -1,4 +1,7 @@
-"""Loops over a decoding: only this module iterates over :class:`Decoding`."""
+"""Loops over the rounds of a decoding.
+
+A :class:`Decoding` is an iterator that decodes one round per step. No other module of `app` iterates over one.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,11 @@ from ..engine.request import Request
 from ..errors import Check
 
 PART_FACTOR = 8
-"""Prompts of one decoding per active image: enough to refill slots, few enough for the memory."""
+"""Maximum number of prompts in one decoding, as a multiple of the prompts that are decoded at the same time.
+
+A larger factor keeps the batch slots filled for longer, but the decoding needs more memory."""
 WARM_UP = 3
-"""Rounds that are decoded and discarded before a method is timed, because the first calls are slow."""
+"""Number of rounds to decode and discard before a method is timed, because the first calls are slow."""
 
 
 def new_decoding(
@@ -29,16 +34,17 @@ def new_decoding(
     check: Check | None = None,
     seeds: Sequence[int] | None = None,
 ) -> Decoding:
-    """Make a decoding of one image per prompt, before its first round.
+    """Prepare the decoding of one image per prompt. The first round has not begun in the result.
 
     Args:
         job: Recipe and loaded models.
-        prompts: Text of each image.
-        image_indices: Index of each image among the images of its prompt (default: 0).
-        at_once: Images that are decoded at the same time (default: all).
-        prefix: Codes [images, P] that each image begins with (default: the recipe's).
-        check: Called often; may raise an exception to cancel.
-        seeds: Seed of each image (default: the recipe's).
+        prompts: Prompt of each image.
+        image_indices: Index of each image among the images of its prompt (default: 0). Images with the same prompt and
+            seed differ only if their indices differ.
+        at_once: Maximum number of images that are decoded at the same time (default: all).
+        prefix: Codebook indices [images, P] of the first P tokens of each image (default: those of the recipe).
+        check: Cancellation callback. It is called often, and raises an exception to stop.
+        seeds: Seed of each image (default: the seed of the recipe).
 
     Raises:
         AdtError: If a prompt is empty or too long, or settings contradict each other.
@@ -49,7 +55,7 @@ def new_decoding(
 
 @contextmanager
 def drawing(decoding: Decoding) -> Iterator[Iterator[list[int]]]:
-    """Decode to the end within a block, which frees the caches also after an exception.
+    """Decode all images within a `with` block, and free the caches at the end of the block, also after an exception.
 
     Usage: `with drawing(decoding) as running: for finished in running: ...`. Call `Decoding.measure_costs` after the
     block.
@@ -58,15 +64,15 @@ def drawing(decoding: Decoding) -> Iterator[Iterator[list[int]]]:
         decoding: Decoding that has not begun.
 
     Yields:
-        An iterator that gives, after each round, the indices of the images that it finished, which are often none. One
-        more item follows if the last images were finished by reading their prompts.
+        An iterator with one item per round: the list of the images that the round has finished, by index. The list is
+        often empty. If reading a prompt already finishes the last images, the iterator has one more item.
     """
     with closing(_finished(decoding)) as running:
         yield running
 
 
 def rounds(decoding: Decoding) -> Generator[list[int], None, None]:
-    """Decode to the end like :func:`drawing`, then measure costs; for a loop that does nothing else.
+    """Decode all images like :func:`drawing`, then measure the costs of drafts if they are unknown.
 
     Args:
         decoding: Decoding that has not begun.
@@ -95,7 +101,14 @@ def _finished(decoding: Decoding) -> Generator[list[int], None, None]:
 
 
 def conditions(decoding: Decoding, image: int) -> dict:
-    """Return the decoding's conditions for an image's metadata, under LANTERN with the share of replaced tokens."""
+    """Return the conditions of a decoding, to store them in the metadata of an image.
+
+    With LANTERN (relaxed acceptance), the result also contains the share of the image's tokens that were replaced.
+
+    Args:
+        decoding: Decoding that contains the image.
+        image: Index of the image in the decoding.
+    """
     if decoding.request.lantern is None:
         return decoding.conditions()
     rate = decoding.trace.subset([image]).report()["substitution_rate"]
@@ -103,18 +116,19 @@ def conditions(decoding: Decoding, image: int) -> dict:
 
 
 def decode(decoding: Decoding) -> Decoding:
-    """Decode to the end, and return the decoding, whose ``codes`` and ``trace`` are then complete."""
+    """Decode all images and return the decoding. Its ``codes`` and its ``trace`` are then complete."""
     for _ in rounds(decoding):
         pass
     return decoding
 
 
 def warm_up(decoding: Decoding, count: int = WARM_UP) -> None:
-    """Decode rounds and discard them, then measure costs if they are unknown.
+    """Decode some rounds, discard the results, and measure the costs of drafts if they are unknown.
 
     Args:
         decoding: Decoding that has not begun.
-        count: Number of rounds on a CPU. On a GPU all rounds are decoded, because each size is slow the first time.
+        count: Number of rounds on a CPU. With CUDA graphs, all rounds are decoded, because the first round of each size
+            is slow.
     """
     with closing(iter(decoding)) as running:
         for _ in islice(running, None if decoding.request.replayed else count):
@@ -123,16 +137,19 @@ def warm_up(decoding: Decoding, count: int = WARM_UP) -> None:
 
 
 def split(prompts: int, at_once: int, together: int = 1, workers: int = 1) -> list[range]:
-    """Divide prompts into the parts of one decoding each, so that memory stays bounded.
+    """Divide prompts into parts, so that one decoding per part needs a bounded amount of memory.
+
+    For example, 20 prompts with one image each and `at_once=2` become the parts 0 to 15 and 16 to 19.
 
     Args:
         prompts: Number of prompts.
-        at_once: Images that are decoded at the same time; the slot of a finished image is reused within a part.
-        together: Images of a prompt.
-        workers: Workers that share the parts; each gets at least one if there are enough prompts.
+        at_once: Maximum number of images that are decoded at the same time. Within a part, the next image takes the
+            batch slot of a finished image.
+        together: Number of images per prompt.
+        workers: Number of workers that share the parts. Each worker gets at least one part if there are enough prompts.
 
     Returns:
-        Indices of the prompts of each part.
+        For each part, the indices of its prompts.
     """
     active = math.ceil(at_once / together)  # prompts that are decoded at the same time
     size = active if active == 1 else max(active, min(PART_FACTOR * active, math.ceil(prompts / workers)))

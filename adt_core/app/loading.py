@@ -1,4 +1,7 @@
-"""Completion of recipes with defaults, and loading of their models."""
+"""Completion of a recipe with defaults, and loading of its models.
+
+A recipe contains the settings that determine an image, apart from its prompt.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,13 @@ def complete(given: Mapping[str, Any], device: str = "auto", strict: bool = Fals
     """Complete a recipe with the defaults of its model, drafter and device.
 
     Args:
-        given: Values of the recipe's options by name. None selects the default.
+        given: Values of the recipe's options, by option name. None selects the default.
         device: "auto", "cpu" or "cuda".
-        strict: Whether to reject options of other methods. A PNG may contain them.
+        strict: Whether to reject options that the chosen method does not use. The settings of a PNG may contain such
+            options, so use False for them.
 
     Raises:
-        AdtError: If a value is out of bounds, or values contradict each other.
+        AdtError: If a value is out of bounds, or if two values contradict each other.
     """
     model = given.get("model") or BUNDLED
     drafter = given.get("drafter") or default_drafter(model)
@@ -40,9 +44,9 @@ def complete(given: Mapping[str, Any], device: str = "auto", strict: bool = Fals
 
 
 def _published_sampling(model: str) -> PublishedSampling:
-    """Return the sampling that a model's authors publish; the general default if the model can't be read.
+    """Return the sampling settings that the authors of a model recommend.
 
-    Opening such a model raises the error.
+    If the model cannot be read, return general defaults and raise no error. `open_target` raises the error later.
     """
     try:
         return published_sampling(model)
@@ -51,9 +55,10 @@ def _published_sampling(model: str) -> PublishedSampling:
 
 
 def default_drafter(model: str) -> str:
-    """Return the default drafter of a model.
+    """Return the name or path of the default drafter of a model.
 
-    This is the bundled one for the bundled model, else the published drafter if it is installed, else jacobi.
+    The bundled model uses the bundled drafter. Another model uses its published drafter if that is installed, and
+    "jacobi" otherwise.
 
     Args:
         model: Path of the model.
@@ -65,11 +70,11 @@ def open_target(loading: Loading, device: torch.device) -> Target:
     """Load the target of a recipe.
 
     Args:
-        loading: Path, precision and image size.
+        loading: Path of the target, precision and image size.
         device: Device of the weights.
 
     Raises:
-        AdtError: If it cannot be read.
+        AdtError: If the target cannot be read.
     """
     dtype = getattr(torch, loading.dtype)
     target = load_target(loading.model, device, dtype, weights=loading.weights, exact=loading.exact == "on")
@@ -77,13 +82,13 @@ def open_target(loading: Loading, device: torch.device) -> Target:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of an option.
+    """Return the torch device for a value of the option `device`.
 
     Args:
-        name: "auto", "cpu" or "cuda".
+        name: "auto", "cpu" or "cuda". "auto" selects CUDA if a CUDA device is available.
 
     Raises:
-        AdtError: If there is no CUDA device.
+        AdtError: If `name` is "cuda" and there is no CUDA device.
     """
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
@@ -92,11 +97,11 @@ def choose_device(name: str) -> torch.device:
 
 
 def given_paths(settings: Settings, *names: str) -> list[tuple[str, Path]]:
-    """Return pairs of option and path for `check_outputs`.
+    """Return the paths that the user has given, as pairs of option and path for `images.check_outputs`.
 
     Args:
-        settings: Section of arguments.
-        *names: Options with paths, which may not be given.
+        settings: Arguments that contain the options.
+        *names: Names of options whose value is a path, several paths, or None. None gives no pair.
     """
     values = ((name, getattr(settings, name)) for name in names)
     lists = ((name, value if isinstance(value, tuple) else (value,)) for name, value in values)
@@ -104,12 +109,12 @@ def given_paths(settings: Settings, *names: str) -> list[tuple[str, Path]]:
 
 
 def model_files(model: str, drafter: str = JACOBI, option: str = "drafter") -> list[tuple[str, Path]]:
-    """Return pairs of option and file of a target and a drafter for `check_outputs`.
+    """Return the files of a target and a drafter, as pairs of option and file for `images.check_outputs`.
 
     Args:
         model: Path of the target.
         drafter: Name or path of the drafter.
-        option: Option of the drafter.
+        option: Name of the option that selects the drafter.
     """
     network = [] if drafter in DRAFTERS else checkpoint_files(drafter.removesuffix(WITH_WINDOW), "drafter")
     return [*(("model", file) for file in checkpoint_files(model, "target")), *((option, file) for file in network)]

@@ -1,4 +1,8 @@
-"""Classification of torch operations on a GPU: those that launch kernels, and those that synchronise with the host."""
+"""Counter of GPU operations that cost host time.
+
+The counter distinguishes two kinds of PyTorch operations: operations that launch a kernel, and operations for whose
+result the host waits. An operation may be of both kinds.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SYNC_OPS = {"item", "_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "bincount"}
-"""Operations for whose result the host waits. In inference mode, `item` is not decomposed, and copies are `to`."""
+"""Names of ATen operations for whose result the host waits, in addition to copies to the host.
+
+`item` normally arrives as `_local_scalar_dense`, and `to` as `_to_copy`. In inference mode, they arrive as `item` and
+`to`."""
 FREE_OPS = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "_unsafe_view", "_reshape_alias"}
 FREE_OPS |= {"lift_fresh", "is_same_size"}
-"""Operations, in addition to views, that launch no kernel."""
+"""Names of ATen operations that launch no kernel, in addition to views."""
 
 
 def op_name(func) -> str:
-    """Return the name of an ATen operation without its namespace and overload.
+    """Return the name of an ATen operation without namespace and overload, such as "add" for `aten.add.Tensor`.
 
     Args:
         func: Operation as `__torch_dispatch__` receives it.
@@ -33,11 +40,11 @@ def launches_work(func) -> bool:
 
 
 class OpCounter(TorchDispatchMode):
-    """Counter of operations in a block.
+    """Counter of the GPU operations in a `with` block.
 
     Attributes:
-        launches: Operations that launch a kernel.
-        waits: Operations for which the host waits, including copies to the host.
+        launches: Number of operations that launch a kernel.
+        waits: Number of operations for whose result the host waits, including copies to the host.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,7 @@
-"""Settings in the PNG of `--from-png`. The file may be untrusted: every value is checked, and no path is opened."""
+"""Settings in the PNG of `--from-png`.
+
+Anybody may have written the PNG. This module therefore checks every value, and opens no path that the PNG names.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,18 @@ from .images import read_settings
 from .loading import choose_device
 
 PATHS = "model", "drafter"
-"""Settings that contain paths."""
+"""Settings whose values are paths."""
 EARLIER = {"exact": "off", "suffix": ""}
-"""Values of settings that older PNGs lack."""
+"""Values of settings that PNGs of older versions of this pack do not contain."""
 
 
 def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
-    """Return the prompt and the recipe in a PNG by option name, without null values.
+    """Return the prompt and the recipe in a PNG as values by option name. Null values are omitted.
 
     Args:
         path: The PNG.
-        given: Options that the user has set. Only these may name a model or drafter that is not part of the pack.
+        given: Options that the user has set. If the PNG names a model that is not part of this pack, they must contain
+            `model`. The same applies to `drafter`.
 
     Raises:
         AdtError: If the image cannot be reproduced from the settings.
@@ -58,7 +62,13 @@ def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _check_noise_device(path: Path, saved: object, chosen: str) -> None:
-    """Raise AdtError if the saved device makes other upstream noise than the chosen device."""
+    """Raise AdtError if the device in the PNG and the chosen device generate different upstream noise.
+
+    Args:
+        path: The PNG.
+        saved: Device in the PNG.
+        chosen: Value of the option `device`.
+    """
     here = noise_device(choose_device(chosen))
     if saved != here:
         raise AdtError(

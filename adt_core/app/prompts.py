@@ -16,14 +16,16 @@ from ..rules.settings import MAX_SEED
 from .tables import read_table
 
 FILES = (".txt", ".json", ".jsonl", ".csv", ".tsv")
-"""Suffixes of supported files. Files with another suffix are read as plain text."""
+"""Suffixes of supported files. A file with another suffix is read as plain text."""
 BUNDLED_CAPTIONS = Path(__file__).parents[1] / "bundled" / "captions.json"
-"""Captions of scenes that are not in the bundled model's training data, in MS-COCO's format."""
+"""File of captions in MS-COCO's format. The bundled model was not trained on these captions."""
 CAPTIONS = ("first", "longest", "all")
 """Which captions of an MS-COCO image become prompts."""
 _TEXT_COLUMNS = ("prompt", "caption")
 _OPTIONAL_COLUMNS = ("id", "seed")
-"""Columns of a table and fields of JSON lines. One of the text columns is required."""
+"""Optional columns of a table, which are also optional fields of JSON lines.
+
+One of `_TEXT_COLUMNS` is required in addition."""
 _ZIP = b"PK\x03\x04"
 """First bytes of a zip archive."""
 _ZIPPED = {
@@ -34,9 +36,9 @@ _ZIPPED = {
 }
 """Formats of office documents that are zip archives, by suffix."""
 _MAX_IDS = 5
-"""Blank prompts that a note names."""
+"""Maximum number of blank prompts that a note names."""
 _MAX_LENGTH = 40
-"""Maximum length of a part of a file name."""
+"""Maximum length of the part of a file name that comes from a prompt or an id."""
 _Item = TypeVar("_Item")
 
 
@@ -44,9 +46,9 @@ class PromptEntry(NamedTuple):
     """A prompt of a list.
 
     Attributes:
-        id: Id in the list, or its number.
-        text: The prompt, "" if blank.
-        seed: Seed in the list, if any.
+        id: Id of the prompt in the list. If the list has no ids, the number of the prompt.
+        text: The prompt, or "" if it is blank.
+        seed: Seed of the prompt in the list, or None.
     """
 
     id: str
@@ -55,10 +57,10 @@ class PromptEntry(NamedTuple):
 
 
 def read_prompts(path: str | Path, caption: str = CAPTIONS[0]) -> list[str]:
-    """Return the texts of the prompts in a file, without blank ones.
+    """Return the texts of the prompts in a file, without blank prompts.
 
     Args:
-        path: File in a format of `read_all`.
+        path: File in one of the formats that `read_all` supports.
         caption: One of `CAPTIONS`.
 
     Raises:
@@ -68,21 +70,23 @@ def read_prompts(path: str | Path, caption: str = CAPTIONS[0]) -> list[str]:
 
 
 def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
-    """Return the prompts in a file, including blank ones.
+    """Return the prompts in a file, including blank prompts.
 
-    The format depends on the suffix:
+    The suffix of the file determines the format:
 
-    - `.json`: list of strings, or MS-COCO's `captions_*.json`, in the order of the image ids.
-    - `.jsonl`: one string per line, or one object with "prompt" or "caption" and optionally "id" and "seed".
-    - `.csv`, `.tsv` such as PartiPrompts: columns of these names, in upper or lower case. Others are ignored.
-    - any other: one prompt per line.
+    - `.json`: a list of strings, or MS-COCO's `captions_*.json`. MS-COCO's captions are sorted by image id.
+    - `.jsonl`: one value per line. A value is a string, or an object with the key "prompt" or "caption". The keys "id"
+      and "seed" are optional.
+    - `.csv` and `.tsv`: a table with a column "prompt" or "caption", such as PartiPrompts. The columns "id" and "seed"
+      are optional. Names of columns may be in upper or lower case. Other columns are ignored.
+    - any other suffix: one prompt per line.
 
-    The default id is the number of the line, of the table's row or of the string, from 1.
+    A prompt without an id gets a number from 1 as its id: the number of its line, of its row, or of its string.
 
     Args:
         path: The file.
-        caption: Captions of an MS-COCO image to return: "first" or "longest" with the id of the image, or "all" with
-            their own ids.
+        caption: Which captions of an MS-COCO image to return. "first" and "longest" return one caption per image, with
+            the id of the image. "all" returns all captions, each with the id of the caption.
 
     Raises:
         AdtError: If the file cannot be read or all prompts are blank.
@@ -106,7 +110,12 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
 
 
 def _read_text_file(path: Path) -> str:
-    """Return the content of a list. Raise OSError, or AdtError if it is not UTF-8."""
+    """Return the content of a file of prompts.
+
+    Raises:
+        OSError: If the file cannot be read.
+        AdtError: If the content is not UTF-8 text.
+    """
     with opened(path) as file:
         head = file.read(len(_ZIP))
     kind = "not a UTF-8 text file (but in another encoding, such as UTF-16, or not text)"
@@ -121,7 +130,7 @@ def _read_text_file(path: Path) -> str:
 
 
 def parse_lines(text: str) -> list[PromptEntry]:
-    """Return one prompt per line, with the number of the line as id. Blank lines at the end are ignored.
+    """Return one prompt per line. The id is the number of the line, from 1. Blank lines at the end are ignored.
 
     Args:
         text: Lines of prompts.
@@ -139,7 +148,7 @@ def non_blank(prompts: Iterable[PromptEntry]) -> list[PromptEntry]:
 
 
 def blank_note(prompts: Sequence[PromptEntry]) -> str:
-    """Return a sentence that names the blank prompts, or "".
+    """Return a sentence that names the blank prompts, or "" if there are none.
 
     Args:
         prompts: Prompts of a list.
@@ -156,10 +165,10 @@ def select(
 
     Args:
         prompts: Prompts of a list.
-        filter: Text that the prompts must contain, in upper or lower case.
-        shuffle: Seed of the order; 0 keeps the order of the list.
+        filter: Text that a selected prompt must contain. Upper and lower case are equal.
+        shuffle: Seed of the random order. 0 keeps the order of the list.
         start: Number of prompts to skip at the beginning.
-        count: Maximum number of prompts; 0 and None return all.
+        count: Maximum number of prompts to return. 0 and None return all.
 
     Raises:
         AdtError: If the selection is empty.
@@ -178,10 +187,12 @@ def select(
 
 
 def slug(text: str) -> str:
-    """Return the first words of a text as part of a file name: letters, digits and hyphens, or "".
+    """Return the first words of a text for use in a file name, such as "a-red-house".
+
+    The result contains only letters, digits and hyphens, and has at most `_MAX_LENGTH` characters. It may be "".
 
     Args:
-        text: A prompt. The result has at most `_MAX_LENGTH` characters.
+        text: A prompt.
     """
     words = re.findall(r"[^\W_]+", text.casefold())
     name = "-".join(words)[: _MAX_LENGTH + 1]
@@ -189,9 +200,10 @@ def slug(text: str) -> str:
 
 
 def file_stems(prompts: list[PromptEntry]) -> list[str]:
-    """Return file names for prompts, without suffix: the id and the first words.
+    """Return a file name without suffix for each prompt, such as "07-a-red-house".
 
-    Numeric ids get leading zeros, so that files sort by them.
+    A name consists of the id and the first words of the prompt. Numeric ids get leading zeros, so that sorting by file
+    name also sorts by id.
 
     Args:
         prompts: Prompts of a list.
@@ -203,7 +215,10 @@ def file_stems(prompts: list[PromptEntry]) -> list[str]:
 
 
 def file_prefixes(ids: Sequence[str]) -> list[str]:
-    """Return prefixes of file names for prompts: the position in the list, from 1, and the id if it differs.
+    """Return a prefix of the file name for each prompt.
+
+    A prefix is the position in the list, from 1. If the id differs from the position, the prefix also contains the id:
+    for example, "2-cat" for the second prompt with the id "cat".
 
     Args:
         ids: Ids of the prompts.
@@ -216,16 +231,19 @@ def file_prefixes(ids: Sequence[str]) -> list[str]:
 
 
 def file_name_part(id: str) -> str:
-    """Return an id as part of a file name: letters, digits, hyphens and dots, or "".
+    """Return an id for use in a file name.
+
+    The result contains only letters, digits, underscores, hyphens and dots, and has at most `_MAX_LENGTH` bytes. It may
+    be "".
 
     Args:
-        id: Any text. The result has at most `_MAX_LENGTH` bytes.
+        id: Any text.
     """
     return re.sub(r"[^\w.-]+", "-", id).encode("utf-8", "ignore")[:_MAX_LENGTH].decode("utf-8", "ignore").strip(".-")
 
 
 def sample(prompts: list[_Item], count: int, seed: int) -> list[_Item]:
-    """Return a random sample in random order.
+    """Return a random sample of the items, in random order.
 
     Args:
         prompts: Prompts or other items.
@@ -237,7 +255,10 @@ def sample(prompts: list[_Item], count: int, seed: int) -> list[_Item]:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of a text. `str.splitlines` would also split at U+2028, which prompts may contain."""
+    """Return the lines of a text.
+
+    `str.splitlines` is not used, because it also splits at the character U+2028, which a prompt may contain.
+    """
     return re.split(r"\r\n?|\n", text)
 
 
@@ -276,7 +297,11 @@ def _json_lines(text: str) -> list[PromptEntry]:
 
 
 def _csv(text: str) -> list[PromptEntry]:
-    """Return the prompts of a CSV file. Spreadsheets use semicolons in locales with decimal commas."""
+    """Return the prompts of a CSV file.
+
+    Semicolons are also accepted as delimiters. Spreadsheet programs write semicolons in locales in which the comma is
+    the decimal separator.
+    """
     return _table(text, ",;\t")
 
 
@@ -294,7 +319,14 @@ def _table(text: str, delimiters: str) -> list[PromptEntry]:
 
 
 def _seed(value: Any) -> int | None:
-    """Return the seed of a list, an integer or its digits. Raise ValueError for anything else but None and ""."""
+    """Return a seed from a list of prompts.
+
+    Args:
+        value: An integer, or a string of digits. None and "" mean that there is no seed.
+
+    Raises:
+        ValueError: If the value is anything else.
+    """
     if value is None or value == "":
         return None
     if isinstance(value, bool | float) or not 0 <= int(value) <= MAX_SEED:

@@ -10,9 +10,9 @@ from ..untrusted import number, record
 LARGEST = 10**12
 """Upper bound of all statistics, so that their sums stay finite."""
 SHARES = "substitution_rate", "agreement"
-"""Statistics between 0 and 1."""
+"""Names of statistics whose values are between 0 and 1."""
 SHORTEST = 1e-9
-"""Lower bound of seconds, because speeds are ratios of them."""
+"""Lower bound of durations in seconds. It is above 0, because speeds are computed by dividing by durations."""
 
 FIGURE = number(0, LARGEST)
 SHARE = number(0, 1)
@@ -21,10 +21,10 @@ _KINDS = {**dict.fromkeys(SHARES, SHARE), "seconds": SECONDS}
 
 
 def are_run_stats(value: object, names: Iterable[str]) -> TypeGuard[dict]:
-    """Return whether a value is a dictionary that contains valid statistics of these names.
+    """Return whether a value is a dictionary that contains a valid value for every required statistic.
 
     Args:
         value: Value from a file.
-        names: Required statistics.
+        names: Names of the required statistics, such as "seconds".
     """
     return record({name: _KINDS.get(name, FIGURE) for name in names}).fits(value)

@@ -1,4 +1,4 @@
-"""CSV and TSV tables: writing untrusted text safely for spreadsheets, and reading."""
+"""CSV and TSV tables: reading, and writing untrusted text so that spreadsheet programs can open it safely."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from typing import Any, Literal
 from ..errors import shown
 
 _FORMULA = re.compile(r"""(^|[;\t\r\n])([\s"]*)([=+\-@\uff1d\uff0b\uff0d\uff20])""")
-"""Start of a formula: at the beginning of a cell, or after a character that spreadsheets of some locales treat as a
-delimiter, even in quotes. The last four characters are full-width forms of the first four."""
+"""Pattern of the start of a spreadsheet formula.
+
+A formula starts at the beginning of a cell, or after a semicolon, tab or line break. In some locales, spreadsheet
+programs treat these characters as delimiters, even inside quotation marks. The last four characters of the pattern are
+full-width forms of the first four."""
 
 
 def to_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], encoding: str = "utf-8") -> bytes:
     """Return a CSV table with a header. Text that a spreadsheet would run as a formula is escaped.
 
     Args:
-        columns: Names of the columns, which are the keys of the rows.
-        rows: Values by column. Missing values are empty, other keys are ignored.
+        columns: Names of the columns, in order.
+        rows: For each row, the values by column name. A missing value becomes an empty cell. Other keys are ignored.
         encoding: Encoding of the file.
     """
     text = io.StringIO()
@@ -31,18 +34,18 @@ def to_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], encoding: 
 
 
 def _escape(cell: object) -> object:
-    """Return a cell with an apostrophe before a formula. Numbers are unchanged."""
+    """Return a cell with an apostrophe added before each formula. Numbers and None stay unchanged."""
     return cell if isinstance(cell, int | float | None) else _FORMULA.sub(r"\1\2'\3", str(cell))
 
 
 def read_table(text: str, delimiters: str, needed: Sequence[str], known: Sequence[str]) -> list[dict[str, str]]:
-    """Return the non-empty rows of a table as dictionaries by column name in lower case.
+    """Return the non-empty rows of a table as dictionaries. The keys are the column names in lower case.
 
     Args:
         text: CSV or TSV with a header. Quoted cells may contain delimiters and line breaks.
-        delimiters: Possible delimiters. The first one with which the header has a needed column is used.
-        needed: Names of columns. The header must contain at least one.
-        known: Names of optional columns, for the error message.
+        delimiters: Possible delimiters. They are tried in order until the header contains a needed column.
+        needed: Names of columns. The header must contain at least one of them.
+        known: Names of optional columns. Only the error message uses them.
 
     Raises:
         ValueError: If the header has no needed column, if quotation marks are unbalanced, or if a row has more cells
@@ -63,8 +66,9 @@ def read_table(text: str, delimiters: str, needed: Sequence[str], known: Sequenc
 def _cells(text: str, delimiter: str) -> list[list[str]]:
     """Return the cells of a table row by row, without empty rows.
 
-    In PartiPrompts, which is tab-separated, quotation marks are part of the text, as in `"Hi" on a sign`. A table with
-    tabs and unbalanced quotation marks is therefore read without quoting.
+    Quotation marks normally enclose a cell. In the tab-separated file PartiPrompts, they are part of the text, as in
+    `"Hi" on a sign`. If a tab-separated table has invalid quoting, this function reads the table again and treats
+    quotation marks as text.
     """
     try:
         return _rows(text, delimiter, csv.QUOTE_MINIMAL)

@@ -1,4 +1,4 @@
-"""Warnings about prompts and image sizes that are outside of a model's training data."""
+"""Warnings about prompts and image sizes that a model was not trained for."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from ..models.target import Target, Words
 
 _WORDS = Path(__file__).parents[1] / "bundled" / "words.json"
 _MAX_PROMPTS = 3
-"""Prompts that a warning quotes."""
+"""Maximum number of prompts that a warning quotes."""
 _MAX_PROMPT_LENGTH = 40
-"""Characters of a quoted prompt."""
+"""Maximum number of characters of a quoted prompt."""
 _MAX_WORDS = 10
-"""Unknown words that a warning lists."""
+"""Maximum number of unknown words that a warning lists."""
 _MAX_WORD_LENGTH = 20
-"""Characters of a listed word."""
+"""Maximum number of characters of a listed word."""
 _LETTERS = re.compile(r"[^\W\d_]+")
 _WORD_PATTERN = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
-"""Words including digits and apostrophes."""
+"""Pattern of a word, which may contain digits and apostrophes."""
 _TOLERANCE = 0.8
-"""Minimum ratio of two pixel counts that are treated as equal, because sizes such as 4:3 are rounded to cells."""
+"""Tolerance in comparisons of pixel counts: two counts are treated as equal if their ratio is at least this value.
+
+Sizes are rounded to complete grid cells, so images of different shapes, such as 4:3, have slightly different counts."""
 
 
 def bundled_vocabulary() -> Words:
@@ -36,7 +38,7 @@ def domain_warning(target: Target, prompts: Sequence[str]) -> str:
     """Return a warning about the image size and the prompts of a run, or "" if the model was trained for them.
 
     Args:
-        target: Target with the size of the run.
+        target: Target whose grid has the image size of the run.
         prompts: Prompts of the run.
     """
     return join((_size_warning(target), _prompt_warning(target, prompts)))
@@ -62,7 +64,10 @@ def _size_warning(target: Target) -> str:
 
 
 def _prompt_warning(target: Target, prompts: Sequence[str]) -> str:
-    """Return sentences about the prompts that name no object of the vocabulary, and their unknown words, or ""."""
+    """Return sentences about prompts that the model does not understand, and about their unknown words.
+
+    The result is "" if the model understands all prompts or if its vocabulary is not known.
+    """
     words = target.words
     missed = [prompt for prompt in prompts if words and not _is_understood(words, prompt)]
     if not words or not missed:
@@ -73,7 +78,13 @@ def _prompt_warning(target: Target, prompts: Sequence[str]) -> str:
 
 
 def _unknown_prompts(distinct: Sequence[str], count: int, total: int) -> Message:
-    """Return the sentence about `count` of `total` prompts; `distinct` are these prompts without repetitions."""
+    """Return the sentence about prompts that the model does not understand.
+
+    Args:
+        distinct: These prompts without repetitions.
+        count: Number of these prompts, with repetitions.
+        total: Number of all prompts of the run.
+    """
     quoted = ", ".join(repr(_shorten(prompt, _MAX_PROMPT_LENGTH)) for prompt in distinct[:_MAX_PROMPTS])
     if total == 1:
         return message("prompt.unknown", prompt=quoted)
@@ -89,7 +100,11 @@ def _unknown_words(unknown: Sequence[str]) -> str:
 
 
 def _is_understood(words: Words, prompt: str) -> bool:
-    """Return whether a prompt names a known object, or scenery in known words only. Blank prompts pass."""
+    """Return whether a model with this vocabulary understands a prompt.
+
+    A prompt passes if it names a known object. It also passes if it names known scenery and has no unknown words. Blank
+    prompts pass, too.
+    """
     words_in_prompt = set(_LETTERS.findall(prompt.lower()))
     if not prompt.strip() or not words.things.isdisjoint(words_in_prompt):
         return True
@@ -100,7 +115,7 @@ def _unknown(words: Words, prompt: str) -> list[str]:
     """Return the words of a prompt that the vocabulary lacks, in lower case."""
     unknown = []
     for text in _WORD_PATTERN.findall(prompt.lower()):
-        parts = [part for part in _LETTERS.findall(text) if len(part) > 1 or not part.isascii()]  # not the "k" of "4k"
+        parts = [part for part in _LETTERS.findall(text) if len(part) > 1 or not part.isascii()]  # no "k" of "4k"
         if parts and not any(part in words for part in parts):
             unknown.append(_shorten(text, _MAX_WORD_LENGTH))
     return unknown

@@ -14,14 +14,14 @@ RAISE = "error"
 TRUNCATE = "truncate"
 SKIP = "skip"
 INVALID_MODES = RAISE, TRUNCATE, SKIP
-"""Modes for prompts that are too long or blank. A blank prompt cannot be truncated, so `TRUNCATE` skips it."""
+"""Modes for prompts that are too long or blank. `TRUNCATE` skips a blank prompt, because it cannot be shortened."""
 
 
 class FittedPrompt(NamedTuple):
     """Result of `fit_prompt`.
 
     Attributes:
-        text: Text to draw, or None if the prompt is skipped.
+        text: Prompt to generate an image from, or None if the prompt is skipped.
         note: Remark for the user, or "".
     """
 
@@ -30,15 +30,19 @@ class FittedPrompt(NamedTuple):
 
 
 def fit_prompt(check: Callable[[str], str], prompt: str, mode: str) -> FittedPrompt:
-    """Return the text to draw for a prompt, and a note.
+    """Shorten or skip a prompt if the model cannot read it.
 
     Args:
-        check: Returns a remark on a prompt, or "". Raises AdtError for a prompt that cannot be drawn.
+        check: Function that returns a remark on a prompt, or "". It raises AdtError if the model cannot read the
+            prompt.
         prompt: The prompt.
         mode: One of `INVALID_MODES`.
 
+    Returns:
+        The prompt to generate an image from, and a note for the user.
+
     Raises:
-        AdtError: If the prompt cannot be drawn and `mode` is `RAISE`.
+        AdtError: If the model cannot read the prompt and `mode` is `RAISE`.
     """
     try:
         return FittedPrompt(prompt, check(prompt))
@@ -52,7 +56,13 @@ def fit_prompt(check: Callable[[str], str], prompt: str, mode: str) -> FittedPro
 
 
 def _truncation_note(error: PromptTooLongError, kept: int, length: int) -> str:
-    """Return the note on a prompt of `length` characters, of which `kept` are drawn."""
+    """Return the note on a truncated prompt.
+
+    Args:
+        error: Error for the complete prompt.
+        kept: Number of characters that remain.
+        length: Number of characters of the complete prompt.
+    """
     if error.tokens is None:
         return f"truncated to its first {kept} of {length} characters: {str(error).rpartition(';')[0]}"
     return message(
@@ -66,13 +76,22 @@ def _truncation_note(error: PromptTooLongError, kept: int, length: int) -> str:
 
 
 def _truncate(check: Callable[[str], str], prompt: str) -> str:
-    """Return the longest prefix of a prompt that fits, in complete words if possible, or ""."""
+    """Return the longest beginning of a prompt that the model can read, or "" if there is none.
+
+    The result ends at the end of a word if possible.
+    """
     words = [match.end() for match in re.finditer(r"\S+", prompt)]
     return _longest_prefix(check, prompt, words) or _longest_prefix(check, prompt, range(1, words[0]))
 
 
 def _longest_prefix(check: Callable[[str], str], prompt: str, ends: Sequence[int]) -> str:
-    """Return the longest prefix of a prompt that fits and ends at one of `ends`, or ""."""
+    """Return the longest beginning of a prompt that the model can read, or "" if there is none.
+
+    Args:
+        check: As in `fit_prompt`.
+        prompt: The prompt.
+        ends: Possible lengths of the result in characters, in increasing order.
+    """
     count = bisect_left(ends, True, key=lambda end: not _fits(check, prompt[:end]))
     return prompt[: ends[count - 1]] if count else ""
 

@@ -1,4 +1,7 @@
-"""Errors for files that users choose by mistake: what kind of file it is, and which one to choose instead."""
+"""Errors for files that users choose by mistake.
+
+The messages say what kind of file the user has chosen, and which file to choose instead.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _NO_WEIGHTS = {
     "an image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     "a text file": (".json", ".txt", ".md", ".yaml", ".yml", ".py", ".jinja"),
 }
-"""Kinds of files without weights, by suffix. A model's folder may contain them."""
+"""Kinds of files without weights -> suffixes. The folder of a model may contain such files."""
 _OTHER_MODEL = "choose a visual autoregressive model"
 _OTHER_CHECKPOINTS = (
     (
@@ -38,12 +41,17 @@ _OTHER_CHECKPOINTS = (
     (r"^(encoder\.down|decoder\.up)(_blocks)?\.\d", "the VAE of a diffusion model", _OTHER_MODEL),
     (r"^(text_model\.encoder|encoder\.block\.\d+\.layer)\.", "a text encoder", _OTHER_MODEL),
 )
-"""Patterns of tensor names in checkpoints that are not targets, the kind of checkpoint, and the remedy."""
+"""Kinds of checkpoints that are not targets.
+
+Each item contains a pattern, the kind, and the advice for the user. A checkpoint is of this kind if the name of one of
+its tensors matches the pattern."""
 _UNSUPPORTED_MODELS = {
     "xomni": "X-Omni, which needs the diffusion model FLUX.1-dev to decode its tokens",
     "blip3o": "BLIP3o, whose images are made by a diffusion model from hidden states, not from tokens",
 }
-"""Unsupported models that generate tokens: part of the name of the folder or architecture, and the reason."""
+"""Unsupported models that generate image tokens: part of a name -> description with the reason.
+
+The name is that of the checkpoint's folder or of its architecture."""
 
 
 def refuse_layout(path: Path) -> None:
@@ -53,7 +61,7 @@ def refuse_layout(path: Path) -> None:
         path: Existing file or folder.
 
     Raises:
-        AdtError: If it is.
+        AdtError: If the path is such a file or folder. The message names the kind and what to choose instead.
     """
     names = {path.name} if path.is_file() else {file.name for file in path.iterdir()}
     kind = next((kind for kind, suffixes in _NO_WEIGHTS.items() if path.suffix.lower() in suffixes), None)
@@ -78,7 +86,7 @@ def refuse_kind(checkpoint: Checkpoint) -> None:
         checkpoint: Opened checkpoint.
 
     Raises:
-        AdtError: If it is.
+        AdtError: If the checkpoint is of such a kind. The message names the kind and what to choose instead.
     """
     path = checkpoint.path
     part = checkpoint.config.get("_class_name")
