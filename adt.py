@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Command line of ADT-Tree: `python adt.py COMMAND`, the same as `python -m adt_core COMMAND`.
 
-It works from any folder and with every Python, including ComfyUI's portable version for Windows, which does not search
-the current folder for packages.
+This file works from any folder and with every Python. `python -m adt_core` does not: ComfyUI's portable Python for
+Windows does not search the current folder for packages.
 """
 
 import runpy

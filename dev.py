@@ -3,10 +3,10 @@
 
     python3 dev.py demo               generate an image with the bundled model and measure the speed-up
     python3 dev.py test               check format, style and types, and run the tests of the default tier
-    python3 dev.py test --all         the same with all tests, which takes over an hour; for a release
-    python3 dev.py test tests/unit    only run pytest, with these arguments
+    python3 dev.py test --all         the same with all tests; takes over an hour, for a release
+    python3 dev.py test tests/unit    run only pytest, with these arguments
 
-The first run creates the environment in ``.venv``. Later runs use it again.
+The first run creates the environment in ``.venv``. Later runs reuse this environment.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
-READY = VENV / "ready"  # lists what has been installed
+READY = VENV / "ready"  # text file that lists the installed packages, one per line
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
-TORCH = "torch==2.13.0"  # pinned, so that results are reproducible; in ComfyUI the installed version is used
+TORCH = "torch==2.13.0"  # pinned for reproducible results; in ComfyUI, the pack uses ComfyUI's PyTorch
 REQUIREMENTS = ROOT / "requirements.txt"
 TEST_REQUIREMENTS = ROOT / "tests" / "requirements.txt"
 
@@ -38,9 +38,9 @@ LOCK = ROOT / "package-lock.json"  # versions of the tools that check the JavaSc
 NO_NPM = "check not run: format, style and types of the JavaScript, which need npm"
 
 BUDGET = {"first run": 480, "default": 300, ALL: 5100}
-"""Seconds that ``dev.py test`` may take on two cores, set-up included."""
+"""Maximum duration of ``dev.py test`` on two cores in seconds, including the set-up."""
 SIDE_BY_SIDE = ["-n", str(max(2, min(3, os.cpu_count() or 2)))]
-ONE_BY_ONE = ["-m", "alone", "--reruns", "1"]  # timed tests; repeated once, because a shared machine may stall
+ONE_BY_ONE = ["-m", "alone", "--reruns", "1"]  # timed tests; a failed test runs again: a shared machine may stall
 
 CAPTION = "A red house on the left of a grassy field under a clear blue sky and a yellow hot air balloon on the right."
 SEED = "3"  # the image of this seed shows everything in the caption
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
 
 
 def demo() -> int:
-    """Generate one image with the bundled model, with and without speculation, and print the speed-up."""
+    """Generate an image with the bundled model, once with drafts and once without, and print the speed-up."""
     environment(REQUIREMENTS)
     _say(f'Generating "{CAPTION}", with drafts and without.')
     return _run("-m", "adt_core", "generate", "--compare", "--prompt", CAPTION, "--seed", SEED, "--output", str(IMAGE))
@@ -77,7 +77,7 @@ def test(options: list[str]) -> int:
     """Run all checks and tests, even if some fail, and print the numbers of tests that ran and did not run.
 
     Args:
-        options: Nothing, ``--all``, or arguments for pytest, which then runs without the other checks.
+        options: [], ["--all"], or arguments of pytest. With arguments of pytest, only pytest runs.
     """
     started = time.monotonic()
     installed = environment(REQUIREMENTS, TEST_REQUIREMENTS)
@@ -109,7 +109,7 @@ def test(options: list[str]) -> int:
 
 
 def _passes(name: str, step: Callable[[], int]) -> bool:
-    """Run a step, print its result and its seconds, and return whether it passed."""
+    """Run a step, print the result and the duration, and return whether the step passed."""
     started = time.monotonic()
     passed = step() == 0
     _say(f"{'passed' if passed else 'FAILED'}: {name}, {time.monotonic() - started:.0f} s")
@@ -128,10 +128,10 @@ def total(seconds: float, run: str) -> str:
 
 
 def summary(counts: Counter[str]) -> str:
-    """Return the last line of a run: numbers of tests that passed, failed and did not run, with reasons.
+    """Return the last line of a run: how many tests passed, failed, and did not run for each reason.
 
     Args:
-        counts: "passed", "failed" or the reason why tests did not run -> number of tests.
+        counts: Number of tests by outcome. An outcome is "passed", "failed", or the reason why tests did not run.
     """
     parts = [f"{counts['passed']:,} passed"] + [f"{counts['failed']:,} FAILED"] * bool(counts["failed"])
     left_out = [f"{number:,} {reason}" for reason, number in counts.items() if reason not in ("passed", "failed")]
@@ -139,7 +139,7 @@ def summary(counts: Counter[str]) -> str:
 
 
 def _pytest(counts: Counter[str], *options: str) -> int:
-    """Run pytest, and add the numbers of tests to ``counts``."""
+    """Run pytest, add the numbers of tests to ``counts``, and return the exit code."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "counts.json"
         # One thread per process, because the processes share the cores.
@@ -149,7 +149,10 @@ def _pytest(counts: Counter[str], *options: str) -> int:
 
 
 def types() -> int:
-    """Check the types in a copy of the sources, because mypy requires a folder name that is a valid package name."""
+    """Check the types with mypy in a copy of the sources.
+
+    mypy needs a folder whose name is a valid package name, which "ADT-Tree" is not.
+    """
     with tempfile.TemporaryDirectory() as folder:
         pack = Path(folder) / "adt_tree"
         for name in ("adt_core", "nodes"):
@@ -160,8 +163,8 @@ def types() -> int:
 
 
 def javascript() -> int:
-    """Check format, style and types of the JavaScript. Installs the tools in ``node_modules`` if needed."""
-    npm = shutil.which("npm") or "npm"  # the full path, because on Windows npm is not an .exe
+    """Check format, style and types of the JavaScript. Install the tools in ``node_modules`` if they are missing."""
+    npm = shutil.which("npm") or "npm"  # Windows needs the full path, because npm is not an .exe there
     installed = NODE_MODULES / "ready"
     lock = LOCK.read_text(encoding="utf-8")
     if not installed.exists() or installed.read_text(encoding="utf-8") != lock:
@@ -173,17 +176,17 @@ def javascript() -> int:
 
 
 class SetUpError(Exception):
-    """Error when a command of the set-up fails. The message contains the command."""
+    """Failure of a command of the set-up. The message contains the command."""
 
 
 def environment(*requirements: Path) -> bool:
-    """Create ``.venv`` and install PyTorch and required packages, unless all of them are installed.
+    """Create ``.venv`` and install PyTorch and the required packages, unless all of them are already installed.
 
     Args:
-        *requirements: Requirements files.
+        *requirements: Requirements files to install.
 
     Returns:
-        Whether something was installed.
+        Whether the function has installed anything.
     """
     listed = {line for file in requirements for line in file.read_text(encoding="utf-8").splitlines()}
     python = f"python=={platform.python_version()}"
@@ -196,14 +199,14 @@ def environment(*requirements: Path) -> bool:
     if python not in installed:
         _install(sys.executable, "-m", "venv", "--clear", str(VENV))
     options = [option for file in requirements for option in ("-r", str(file))]
-    # Most files are never imported, and Python compiles the others when they are.
+    # Installing without compilation is faster. Most files are never imported, and Python compiles a file on import.
     _install(str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-compile", TORCH, *options)
     READY.write_text("\n".join(sorted(wanted)), encoding="utf-8")
     return True
 
 
 def _install(*command: str) -> None:
-    """Run a command of the set-up, which prints its own errors.
+    """Run a command of the set-up. The command prints its errors itself.
 
     Raises:
         SetUpError: If the command fails.
@@ -213,9 +216,9 @@ def _install(*command: str) -> None:
 
 
 def _run(*arguments: str, cwd: Path = ROOT, **variables: str) -> int:
-    """Run the environment's Python and return its exit code.
+    """Run the Python of ``.venv`` and return the exit code.
 
-    Bytecode is always written, because importing torch without it takes half a minute.
+    This function overrides PYTHONDONTWRITEBYTECODE, because importing torch without bytecode takes half a minute.
 
     Args:
         *arguments: Arguments of Python.
@@ -227,7 +230,7 @@ def _run(*arguments: str, cwd: Path = ROOT, **variables: str) -> int:
     while True:
         try:
             return process.wait()
-        except KeyboardInterrupt:  # the child process receives the signal, too, and reports it
+        except KeyboardInterrupt:  # the child process also receives the signal, and reports the interruption
             continue
 
 

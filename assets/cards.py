@@ -1,9 +1,10 @@
-"""Draw the template cards of workflows whose models are not part of the pack.
+"""Draw a card for each template workflow whose model is not part of the pack.
 
-    python assets/cards.py           from the root of the repository
+    python assets/cards.py           run this in the root of the repository
 
-A card shows the input and output of its workflow. Everything except the title is read from the workflow: the prompt,
-the model, and whether there is a source image, a second stage or an upscale model.
+A card is a thumbnail that shows the input and the output of a workflow. The titles are in this file. The script reads
+everything else from the workflow: the prompt, the model, and whether the workflow has a source image, a second stage or
+an upscale model.
 """
 
 import json
@@ -36,21 +37,21 @@ SIDE = 512
 """Width and height of a card in pixels."""
 MARGIN = 36
 GRID = 12
-"""Tokens along each side of the image that represents the result."""
+"""Number of tokens along each side of the acceptance map that represents the result."""
 RUN_LENGTHS = (1, 2, 3, 4, 6, 9, 12)
-"""Numbers of tokens that one pass yields in this image."""
+"""Numbers of tokens per pass that occur in this random acceptance map."""
 
 
 class Workflow:
-    """Properties of a workflow that its card shows.
+    """The properties of a workflow that its card shows.
 
     Attributes:
         prompt: Positive prompt.
-        model: Value of the Model Loader.
+        model: Name of the model in the node Model Loader.
         source: Whether the workflow has a source image.
         upscaler: Name of the upscale model, or "".
         second_stage: Whether GLM-Image's second stage decodes the tokens.
-        upstream: Whether the noise is that of the authors' script.
+        upstream: Whether the workflow uses the noise of the original script by the model's authors.
     """
 
     def __init__(self, name: str) -> None:
@@ -80,7 +81,7 @@ def font(size: int) -> ImageFont.FreeTypeFont:
 
 
 def break_lines(text: str, size: int, width: int, max_lines: int) -> str:
-    """Break a text into lines, and end it with an ellipsis if it is too long.
+    """Break a text into lines. If it has too many lines, cut it and add an ellipsis.
 
     Args:
         text: Text with spaces.
@@ -101,11 +102,11 @@ def break_lines(text: str, size: int, width: int, max_lines: int) -> str:
 
 
 def draw_map(draw: ImageDraw.ImageDraw, box: tuple[int, int, int], seed: str) -> None:
-    """Draw a random acceptance map, in which the tokens of a pass share a color.
+    """Draw a random acceptance map: all tokens that one pass has accepted have the same color.
 
     Args:
         draw: Card to draw on.
-        box: Left edge, top edge and side in pixels.
+        box: Left edge, top edge and side length in pixels.
         seed: Seed of the random numbers.
     """
     left, top, side = box
@@ -137,13 +138,16 @@ def draw_arrow(draw: ImageDraw.ImageDraw, left: int, right: int, y: int) -> None
 
 
 def draw_result(draw: ImageDraw.ImageDraw, workflow: Workflow, seed: str, box: tuple[int, int, int]) -> None:
-    """Draw the result: a small and a large map after upscaling, two equal maps for the noise of a script, or one map.
+    """Draw the result of a workflow as one or two acceptance maps.
+
+    With an upscale model, draw a large map and the same map in small. With the noise of an original script, draw two
+    equal maps. Otherwise draw one map.
 
     Args:
         draw: Card to draw on.
         workflow: Workflow of the card.
         seed: Seed of the map.
-        box: Left edge, top edge and side in pixels.
+        box: Left edge, top edge and side length in pixels.
     """
     left, top, side = box
     if workflow.upscaler:
@@ -161,7 +165,7 @@ def draw_result(draw: ImageDraw.ImageDraw, workflow: Workflow, seed: str, box: t
 
 
 def card(title: str, workflow: Workflow) -> Image.Image:
-    """Return the card of a workflow: title, source image and prompt, result, and steps."""
+    """Return the card of a workflow, with its title, source image, prompt, result and steps."""
     image = Image.new("RGB", (SIDE, SIDE), BACKGROUND)
     draw = ImageDraw.Draw(image)
     draw.text((MARGIN, 30), title, font=font(46), fill="white")

@@ -1,12 +1,13 @@
 """Draw the pack's icon and banner, and the thumbnails of workflows that use the bundled model.
 
-    python assets/draw.py            from the root of the repository, after pip install -e .
+    python assets/draw.py            run this in the root of the repository, after pip install -e .
 
-assets/cards.py draws the cards of workflows with other models. The thumbnail of the batch template is its contact sheet
-of eight captions.
+assets/cards.py draws the thumbnails of workflows with other models. The thumbnail of the batch template is not drawn
+here. It is the contact sheet that this template makes of eight captions.
 
-Icon and banner show an image of the bundled model with its acceptance map, in which the colors are the tokens per pass
-(viridis: few to many). The unfinished part is dark, with a draft tree.
+Icon and banner show an image of the bundled model and a draft tree. The icon shows an unfinished image, whose missing
+rows are dark. The banner also shows the acceptance map, in which the color of a token means the number of tokens that
+its pass accepted, from few (dark) to many (yellow).
 """
 
 from pathlib import Path
@@ -25,18 +26,18 @@ SEA_SEED = 0
 BEACH = "A red house on the left of a sandy beach under a cloudy sky."
 BEACH_SEEDS = (1, 4, 5)
 RELAXED_SEED = 0
-"""Seed of CAPTION for LANTERN."""
+"""Seed for CAPTION in the thumbnail of relaxed acceptance (LANTERN)."""
 
 VIRIDIS = [(68, 1, 84), (65, 68, 135), (42, 120, 142), (34, 168, 132), (122, 209, 81), (253, 231, 37)]
 DARK = (24, 27, 38)
 LINE = (44, 49, 66)
 REJECTED = (120, 126, 148)
 FINISHED_ROWS = 10
-"""Rows of the icon that are shown as finished."""
+"""Number of token rows that the icon shows as finished."""
 TILE = 256
 """Width and height in pixels of each image in a thumbnail with several images."""
 GAP = 6
-"""Pixels between these images."""
+"""Space in pixels between the images of a thumbnail."""
 
 TREE = {
     "": (0.0, 0.0),
@@ -49,7 +50,9 @@ TREE = {
     "011": (5.2, 0.3),
     "0100": (7.0, -1.3),
 }
-"""Nodes of the draft tree: path from the root -> position."""
+"""Nodes of the drawn draft tree: path from the root -> position (right, down) relative to the root.
+
+For example, "01" is the second child of the first child of the root "". The unit is arbitrary, see `draw_tree`."""
 ACCEPTED = ("", "0", "01", "010", "0100")
 
 
@@ -81,7 +84,9 @@ class Painter:
             return Image.fromarray(to_uint8(self.target.codec.decode(decoding.grid_codes())[0]))
 
     def thumbnails(self, house: adt_core.Decoding) -> dict[str, Image.Image]:
-        """Return the thumbnails by name of the workflow. Their seeds show the effect of the workflow well.
+        """Return the thumbnails by the name of the workflow.
+
+        The seeds in this file were chosen so that each thumbnail shows well what the workflow does.
 
         Args:
             house: Decoding of CAPTION with SEED.
@@ -103,7 +108,7 @@ class Painter:
 
 
 def tiled(*images: Image.Image) -> Image.Image:
-    """Return three or four images in rows of two. A single image in the last row is centered."""
+    """Return three or four images as one image with two per row. If there are three, the third is centered."""
     side = 2 * TILE + GAP
     canvas = Image.new("RGB", (side, side), DARK)
     for number, image in enumerate(images):
@@ -115,11 +120,11 @@ def tiled(*images: Image.Image) -> Image.Image:
 
 
 def unfinished(image: Image.Image, cells: list[list[int]], size: int, rows: int, opacity: float) -> Image.Image:
-    """Return the image under its acceptance map, with rows that are not finished in dark.
+    """Return an image as it looks before it is finished: with its acceptance map on top, and with missing rows in dark.
 
     Args:
         image: Image of the bundled model.
-        cells: Acceptance map: tokens per pass, by row.
+        cells: Acceptance map: for each token of each row, the number of tokens that its pass accepted.
         size: Width and height of the result in pixels.
         rows: Number of finished rows.
         opacity: Opacity of the map, from 0 to 1.
@@ -143,7 +148,7 @@ def unfinished(image: Image.Image, cells: list[list[int]], size: int, rows: int,
 
 
 def draw_tree(draw: ImageDraw.ImageDraw, x: float, y: float, unit: float) -> None:
-    """Draw the draft tree with accepted drafts in a bright color.
+    """Draw the draft tree. Accepted drafts have a bright color.
 
     Args:
         draw: Image to draw on.
@@ -181,7 +186,7 @@ def banner(image: Image.Image, cells: list[list[int]]) -> Image.Image:
 
 
 def main() -> None:
-    """Write all files."""
+    """Write the icon, the banner and the thumbnails."""
     painter = Painter()
     house = painter.decode(CAPTION, SEED)
     image = painter.image(house)

@@ -1,10 +1,10 @@
 """Record the first workflow in a real ComfyUI and browser: docs/comfyui.png and the animation docs/comfyui.webp.
 
-    python assets/film.py            from the root of the repository, in the environment of the tests
+    python assets/film.py            run this in the root of the repository, in the environment of the tests
 
-The animation shows the sampler's map next to the saved image, during a run and its replay. Chromium sends a frame
-whenever the page changes. The animation keeps the time between frames, but shortens long pauses. The screenshot shows
-all nodes after the run.
+docs/comfyui.png is a screenshot of all nodes after the run. The animation shows the sampler's acceptance map next to
+the saved image, first during the run and then during its replay. Chromium sends a frame whenever the page changes. The
+animation keeps the time between two frames, but shortens long pauses.
 """
 
 import base64
@@ -32,11 +32,11 @@ VIEW = {"width": 1500, "height": 1300}
 SCALE = 1.0
 """Zoom of the workflow."""
 MARGIN = (16, 8)
-"""Pixels around the recorded elements, horizontally and vertically."""
+"""Space around the recorded elements in pixels: horizontal, vertical."""
 MAX_PAUSE = 0.4
-"""Maximum seconds between two frames."""
+"""Maximum time between two frames of the animation in seconds."""
 HOLD = 3.0
-"""Seconds to show the finished image."""
+"""Time in seconds for which the animation shows the finished image."""
 MAX_BYTES = 1_500_000
 """Maximum size of the animation in bytes."""
 
@@ -53,7 +53,7 @@ _SAVED = r"""(selector) => {
   const image = document.querySelector(selector);
   return image?.naturalWidth > 0 && /\d+ x \d+/.test(image.closest('.lg-node').textContent);
 }"""
-"""Whether a node shows the saved image with its size."""
+"""JavaScript function that returns whether a node shows the saved image and its size."""
 _BOX = """(selectors) => {
   const elements = selectors.flatMap((selector) => [...document.querySelectorAll(selector)]);
   const boxes = elements.map((element) => element.getBoundingClientRect()).filter((box) => box.width && box.height);
@@ -61,16 +61,16 @@ _BOX = """(selectors) => {
   const least = (side) => Math.min(...boxes.map((box) => box[side]));
   return [least('left'), least('top'), most('right'), most('bottom')].map(Math.round);
 }"""
-"""Left, top, right and bottom of all elements of these selectors."""
+"""JavaScript function that returns the left, top, right and bottom of the box around all elements of some selectors."""
 
 
 class Frame(NamedTuple):
     """Recorded image of the page.
 
     Attributes:
-        time: Seconds since the epoch.
-        image: Screenshot.
-        hold: Seconds to show it, or 0 to show it until the next frame.
+        time: Time of the frame in seconds since the epoch.
+        image: Screenshot of the page.
+        hold: Time in seconds for which the animation shows the frame. 0 shows it until the next frame.
     """
 
     time: float
@@ -80,7 +80,7 @@ class Frame(NamedTuple):
 
 @contextmanager
 def recording(tab: ComfyPage) -> Iterator[list[Frame]]:
-    """Collect a frame for every change of the page during the block."""
+    """Record the page during the block, and collect a frame for every change of the page."""
     frames: list[Frame] = []
     session = tab.context.new_cdp_session(tab.page)
 
@@ -98,7 +98,7 @@ def recording(tab: ComfyPage) -> Iterator[list[Frame]]:
 
 
 def box(tab: ComfyPage, *selectors: str) -> Box:
-    """Return the bounding box of elements, with a margin."""
+    """Return the bounding box of all elements of some selectors, enlarged by `MARGIN`."""
     left, top, right, bottom = tab.page.evaluate(_BOX, selectors)
     x, y = MARGIN
     return left - x, top - y, right + x, bottom + y
@@ -111,10 +111,14 @@ def screenshot(tab: ComfyPage, part: Box) -> Image.Image:
 
 
 def record(tab: ComfyPage) -> tuple[list[Frame], Image.Image]:
-    """Run the template and replay its map, and return the frames and the screenshot after the run."""
+    """Run the template and replay the acceptance map.
+
+    Returns:
+        The recorded frames, and a screenshot of the nodes after the run.
+    """
     tab.page.set_viewport_size(VIEW)
     tab.open_template(TEMPLATE)
-    # If the next run gets a random seed, the page shows that the map belongs to another seed.
+    # Fix the seed. If the page chose a new seed after the run, it would mark the map as that of an old seed.
     tab.load(json.loads(json.dumps(tab.saved()).replace('"randomize"', '"fixed"')))
     tab.page.evaluate(_PREPARE, SCALE)
     tab.page.mouse.move(VIEW["width"] - 200, VIEW["height"] - 100)  # no node under the mouse, so no tooltip
@@ -137,13 +141,13 @@ def record(tab: ComfyPage) -> tuple[list[Frame], Image.Image]:
 
 
 def animate(frames: list[Frame], path: Path) -> None:
-    """Write the frames as an animation that repeats.
+    """Write the frames as an animation that repeats endlessly.
 
-    The finished image comes first, because some viewers show only the first frame.
+    The first frame of the file shows the finished image, because some viewers show only the first frame.
 
     Args:
-        frames: Recorded frames. The last one with a `hold` shows the finished image.
-        path: WebP file.
+        frames: Recorded frames. The last frame with a `hold` shows the finished image.
+        path: WebP file to write.
 
     Raises:
         SystemExit: If the file is larger than MAX_BYTES.
@@ -165,7 +169,7 @@ def animate(frames: list[Frame], path: Path) -> None:
 
 
 def main() -> None:
-    """Start ComfyUI and a browser, and write both files."""
+    """Start ComfyUI and a browser, record the workflow, and write the screenshot and the animation."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         options = ("--front-end-root", str(page(NEWEST_FRONTEND)))
         with Comfy(NEWEST, Path(folder), {"ADT-Tree": ROOT}, options) as comfy:
