@@ -1,4 +1,8 @@
-"""LANTERN's budget: the number of tokens of each image that may still be substituted."""
+"""LANTERN's budget: how many tokens of each image may still be substituted.
+
+LANTERN (arXiv 2410.03355) accepts some drafts that differ from the target's token but look similar. Such a draft
+substitutes the target's token.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +14,34 @@ from .slots import Slots
 
 
 class Budget:
-    """Substitutions of the images of one decoding."""
+    """Number of substituted tokens of each image of a decoding, and the limit on this number."""
 
     def __init__(self, lantern: Lantern | None, images: int):
-        """Start without any substitutions.
+        """Start with no substituted tokens.
 
         Args:
-            lantern: Relaxed acceptance; None for exact acceptance, which allows no substitution.
+            lantern: Settings of LANTERN; None for exact acceptance, which allows no substitution.
             images: Number of images of the decoding.
         """
         self._lantern = lantern
         self._substituted = [0] * images
 
     def allowed(self, slots: Slots) -> list[int]:
-        """Return the number of substitutions that the image of each slot may still make."""
+        """Return, for each slot, how many tokens of its image may still be substituted."""
         if self._lantern is None:
             return [0] * len(slots)
         emitted = [position + 1 - slots.request.start for position in slots.positions]
         return [self._lantern.allowed(count, self._substituted[image]) for count, image in zip(emitted, slots.images)]
 
     def spend(self, entry: ImageRound) -> None:
-        """Count the substitutions of an image's round."""
+        """Count the tokens that were substituted in an image in one round.
+
+        Args:
+            entry: The image's part of the round.
+        """
         self._substituted[entry.image] += entry.substituted
 
     def reset(self, images: Iterable[int]) -> None:
-        """Forget the substitutions of images that start again."""
+        """Set the number of substituted tokens to 0 for images that are decoded again from the beginning."""
         for image in images:
             self._substituted[image] = 0

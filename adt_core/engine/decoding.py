@@ -1,6 +1,9 @@
-"""The round loop: draft, verify, accept.
+"""The round loop. It decodes a batch of images, and each step of the loop is one round (:mod:`.round`).
 
 Callers iterate over a :class:`Decoding`. Between rounds they can show progress and previews, or cancel.
+
+Notation: B images of T tokens each. Every tree drafting method has a *policy* that chooses the size of the next draft
+tree of each image. A policy that *chooses* also uses a *cost profile*: the measured time of rounds on this device.
 """
 
 from __future__ import annotations
@@ -36,15 +39,15 @@ from .slots import Slots
 class Decoding:
     """Generation of one batch of images, one round (one target forward) at a time.
 
-    Iterate over it once; each step yields a :class:`Round`. The same seed gives the same codes with every method, up to
-    near ties of floating-point numbers.
+    Iterate over a decoding once. Each step yields a :class:`Round`. The same seed gives the same codes with every
+    method, except where two tokens have almost equal scores and rounding decides between them.
 
     Attributes:
         request: Batch to decode.
-        codes: [B, T] int64 on the CPU, the tokens decided so far; -1 elsewhere.
+        codes: [B, T] int64 on the CPU, the tokens decided so far; -1 for tokens that are not decided.
         trace: Rounds and statistics.
-        at_once: Images that are decoded at the same time; halved when memory runs out.
-        exact: Report of the batch-invariant mode, available after the first round.
+        at_once: Maximum number of images that are decoded at the same time. It is halved when memory runs out.
+        exact: Report of the batch-invariant mode; complete from the first round on.
     """
 
     def __init__(
@@ -67,19 +70,19 @@ class Decoding:
         """Make a decoding from the parts of a recipe, for use as a library.
 
         Args:
-            target: Model that draws.
-            prompts: Conditional row of each image.
-            negatives: Negative-prompt row of each image, for guidance (default: the model's row without text).
-            sampling: How tokens are sampled.
-            drafting: Method and its options.
-            drafter: Drafter, which every method except plain decoding needs.
-            lantern: Relaxed acceptance, which changes the image; None for exact acceptance.
+            target: Model that generates the images.
+            prompts: Encoded prompt of each image.
+            negatives: Encoded negative prompt of each image, for guidance (default: the model's prompt without text).
+            sampling: Settings of sampling, such as the temperature.
+            drafting: Drafting method and its options.
+            drafter: Drafter. Every method except plain decoding needs one.
+            lantern: Settings of relaxed acceptance, which changes images; None for exact acceptance.
             image_indices: Index of each image among the images of its prompt (default: 0).
-            seeds: Seed of each image (default: the sampling's).
-            prefix: Codes [B, P] of the first P cells of each image, which are kept (default: none).
-            at_once: Images that are decoded at the same time (default: all). A finished image's slot is reused.
+            seeds: Seed of each image (default: the seed in `sampling`).
+            prefix: [B, P], codes of the first P cells of each image, which are not generated (default: none).
+            at_once: Maximum number of images that are decoded at the same time (default: all).
             check: Called often; may raise an exception to cancel.
-            profile: Cost profile for a policy that chooses (default: measured here, or built in).
+            profile: Cost profile (default: the measured one of this device, else a built-in estimate).
 
         Raises:
             AdtError: If arguments contradict each other. Iteration raises it if the machine's memory is too small.
@@ -94,7 +97,7 @@ class Decoding:
 
         Args:
             request: Batch to decode.
-            at_once: Images that are decoded at the same time (default: all).
+            at_once: Maximum number of images that are decoded at the same time (default: all).
         """
         decoding = cls.__new__(cls)
         decoding._prepare(request, at_once)
@@ -127,7 +130,7 @@ class Decoding:
 
     @property
     def length(self) -> int:
-        """Tokens of an image."""
+        """Number of tokens of an image."""
         return self.target.length
 
     @property
@@ -137,12 +140,12 @@ class Decoding:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of all images."""
+        """Number of tokens of all images together."""
         return self.images * self.length
 
     @property
     def done_tokens(self) -> int:
-        """Tokens decided so far, prefixes included."""
+        """Number of tokens decided so far, prefixes included."""
         return int((self.codes >= 0).sum())
 
     @property
@@ -153,27 +156,27 @@ class Decoding:
 
     @property
     def profile(self) -> CostProfile | None:
-        """Cost profile in use, for a policy that chooses; None for others."""
+        """Cost profile in use; None if the policy does not choose."""
         return self._costs.profile
 
     def grid_codes(self) -> Tensor:
-        """Return the codes as [B, rows, columns] int64."""
+        """Return the codes in the grid of each image, [B, rows, columns] int64."""
         return self.target.cells(self.codes)
 
     def memory_required(self, device: torch.device | None = None) -> int:
         """Return the bytes that decoding needs in addition to the weights.
 
         Args:
-            device: Device of the weights while decoding (default: where they are now).
+            device: Device on which the images will be decoded (default: the device of the weights).
         """
         return required_bytes(self.request, self.at_once, device)
 
     def measure_costs(self) -> None:
-        """Measure the costs of rounds on this device if they are unknown; call it after the last round."""
+        """Measure and save a cost profile of this device if needed. Call this method after the last round."""
         self._costs.measure_if_needed(self.at_once, self.codes.clamp_min(0))
 
     def conditions(self) -> dict:
-        """Return what trees and noise depend on in addition to the recipe, as plain JSON types."""
+        """Return the conditions, in addition to the recipe, that determine trees and noise, as plain JSON types."""
         profile = self.profile and self.profile.to_json()
         return {"threads": self._threads, "profile": profile, **self.request.noise_settings()}
 
@@ -197,7 +200,7 @@ class Decoding:
             queue.leave()
 
     def _fix_conditions(self) -> None:
-        """Determine what depends on the current device. ComfyUI may move the weights before the first round."""
+        """Determine everything that depends on the device, after ComfyUI may have moved the weights."""
         check_memory(self.request, self.at_once)
         with limit_threads(self.request.threads):
             self.exact = invariance_report(self.request)
@@ -207,11 +210,11 @@ class Decoding:
         self.trace.settings |= self.request.settings() | self.conditions()
 
     def _begin_drafting(self) -> bool:
-        """Tell the policy that new images begin, and return whether to draft for them."""
+        """Prepare the policy for new images, and return whether to draft for these images."""
         return self._policy.begin() and self.exact.drafts
 
     def _next(self, queue: ImageQueue) -> Round | None:
-        """Return the next round; None when all images are finished."""
+        """Run the next round and return it; None when all images are finished. Retry if memory runs out."""
         while True:
             try:
                 with limit_threads(self._threads):
@@ -223,12 +226,12 @@ class Decoding:
                 is_least = self.at_once == 1 and not pool.held_bytes(self.target.decoder)
                 if is_least or not is_out_of_memory(error):
                     raise
-            # Drop this reference, so that the tensors can be freed. Python has already deleted the exception.
+            # Drop this reference, so that the tensors can be freed. The exception, which also refers to them, is gone.
             slots = None
             self._free_memory(queue)
 
     def _free_memory(self, queue: ImageQueue) -> None:
-        """Release pooled slots, or halve the batch size if there are none, and restart unfinished images."""
+        """Free the pool of slots. If it is empty, halve `at_once` instead. Then restart the unfinished images."""
         if pool.held_bytes(self.target.decoder):
             pool.release(self.target.decoder)
         else:
@@ -242,18 +245,18 @@ class Decoding:
         self.trace.restart(unfinished)
 
     def _record_first_tokens(self, slots: Slots, seconds: float) -> None:
-        """Record the first token of images whose prompts were read in `seconds`."""
+        """Record the first token of new images. Reading their prompts took `seconds`."""
         self.codes[slots.images, self.start] = slots.roots.codes.cpu()
         self.trace.add_prefill(slots.images, seconds)
 
     @torch.inference_mode()
     def _round(self, slots: Slots) -> Round:
-        """Run one target forward. Setting inference mode in `__iter__`, a generator, would affect the caller."""
+        """Run one round. Inference mode is set here and not in `__iter__`, where it would affect the caller too."""
         began = time.perf_counter()
         is_drafting = slots.proposer is not None
         attempts = slots.graphs.attempts
         outcome = run_round(slots, self._shapes(slots), self._budget.allowed(slots))
-        # Record the codes after everything that can run out of memory, so that no round is recorded partly.
+        # `run_round` can run out of memory, so record nothing before it. Otherwise part of a round could be recorded.
         shares = self._record_codes(outcome)
         seconds = time.perf_counter() - began
         steps = self._policy.steps if is_drafting else 1.0
@@ -268,7 +271,7 @@ class Decoding:
         return round
 
     def _record_codes(self, outcome: Outcome) -> tuple[ImageRound, ...]:
-        """Record the codes that a round has emitted."""
+        """Record the codes that a round has decided, and return each image's part of the round for the trace."""
         for share, codes in outcome.images:
             first = share.position + 1
             self.codes[share.image, first : first + len(codes)] = torch.tensor(codes)
@@ -276,7 +279,7 @@ class Decoding:
         return tuple(share for share, _ in outcome.images)
 
     def _shapes(self, slots: Slots) -> list[Shape]:
-        """Return the shape of the next tree of every slot."""
+        """Return the maximum size of the next draft tree of every slot. The policy chooses it."""
         if slots.proposer is None:
             return [NO_DRAFTS] * len(slots)
         every = zip(slots.images, slots.positions, slots.active)

@@ -1,6 +1,9 @@
 """Forward passes of the target over the slots, from tokens to processed logits.
 
-Nothing here waits for the device, so that rounds can be captured as CUDA graphs.
+No function here waits for the device, because a round that waits cannot be captured as a CUDA graph.
+
+Dimensions: B images; R rows of the transformer's batch (2 * B with guidance, else B); n tokens or nodes per row;
+h features per token; V tokens in the vocabulary. `z` are processed logits, and `g` is the Gumbel noise of the images.
 """
 
 from __future__ import annotations
@@ -16,15 +19,15 @@ from .slots import Slots
 
 
 def forward(slots: Slots, codes: Tensor, step: AttentionMetadata) -> Tensor:
-    """Run the target on tokens after the committed ones.
+    """Run the target on tokens that follow the committed tokens of each image.
 
     Args:
-        slots: State of the images; the KV cache is written.
-        codes: Codes [B, n] of the tokens, roots first.
-        step: Their positions and attention mask.
+        slots: State of the images. The forward pass writes to its KV cache.
+        codes: [B, n], codes of the tokens, roots first.
+        step: Positions and attention mask of the tokens.
 
     Returns:
-        Features [R, n, h].
+        [R, n, h], features of the tokens.
     """
     request = slots.request
     rows = slots.rows
@@ -39,16 +42,18 @@ def forward(slots: Slots, codes: Tensor, step: AttentionMetadata) -> Tensor:
 def prefill(slots: Slots, step: AttentionMetadata) -> Tensor:
     """Run the target on the prompts and prefixes.
 
-    The batch-invariant mode reads prefixes as if they were generated: in separate forward passes of at most
-    `PREFIX_CHUNK` tokens. It also reads prompts like this if all keys count as near, because their padding would
-    change the result otherwise.
+    Without batch-invariant mode, one forward pass reads all tokens. In batch-invariant mode
+    (:mod:`..models.batch_invariance`), a prefix must have the same features as if it were generated. Therefore the
+    prefix is read after the prompt, in separate forward passes of at most `PREFIX_CHUNK` tokens. If the device has no
+    kernel for far keys (`Request.near` is None), the prompt is read in such passes too. Otherwise the padding of the
+    prompt would change the features.
 
     Args:
-        slots: State of the images; the KV cache is written.
+        slots: State of the images. The forward passes write to its KV cache.
         step: Positions and attention mask of all tokens.
 
     Returns:
-        Features [R, n, h].
+        [R, n, h], features of all n tokens of the prompts and prefixes, padding included.
     """
     request = slots.request
     rows = slots.rows
@@ -71,15 +76,17 @@ def prefill(slots: Slots, step: AttentionMetadata) -> Tensor:
 
 
 def logits(slots: Slots, features: Tensor, depths: Tensor | int) -> Tensor:
-    """Return the logits of the tokens after nodes, with guidance, temperature, filters and grammar applied.
+    """Return the processed logits that the target computes after each node, for the next token.
+
+    Processing applies guidance, temperature, the top-k and top-p filters, and the vocabulary mask (grammar).
 
     Args:
         slots: State of the images.
-        features: Features [R, n, h] of the nodes.
-        depths: Depths [B, n] of the nodes below their roots, or one depth for all.
+        features: [R, n, h], features of the nodes.
+        depths: [B, n], depth of each node below its root, or one depth for all nodes.
 
     Returns:
-        Processed logits z [B, n, V].
+        [B, n, V], processed logits z.
     """
     request = slots.request
     tables = slots.tables
@@ -89,29 +96,30 @@ def logits(slots: Slots, features: Tensor, depths: Tensor | int) -> Tensor:
 
 
 def emitted_codes(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the code that the target emits after each node, and whether its score is a finite number.
+    """Return the code that the target emits after each node, and whether the logits at the node are usable.
 
-    One NaN among the logits makes the largest score NaN, and an overflow makes it infinite.
+    The emitted code has the largest score. This score shows if something is wrong: a NaN among the logits makes it NaN,
+    and an overflow makes it infinite.
 
     Args:
-        scores: Scores z + g [B, n, V].
+        scores: [B, n, V], scores z + g.
 
     Returns:
-        Codes [B, n], and [B, n] bool.
+        Two tensors [B, n]: the emitted codes, and bool, whether the largest score is finite.
     """
     codes = scores.argmax(-1)
     return codes, scores.gather(-1, codes[..., None])[..., 0].isfinite()
 
 
 def add_noise(slots: Slots, z: Tensor, depths: Tensor | int) -> Tensor:
-    """Return the scores z + g of the tokens after nodes; their maximum is the sampled token (Gumbel-max).
+    """Return the scores z + g after each node. The token with the largest score is the sample (Gumbel-max).
 
     Args:
         slots: State of the images.
-        z: Processed logits [B, n, V].
-        depths: Depths [B, n] of the nodes below their roots, or one depth for all.
+        z: [B, n, V], processed logits.
+        depths: [B, n], depth of each node below its root, or one depth for all nodes.
 
     Returns:
-        Scores [B, n, V]; z itself at temperature 0.
+        [B, n, V], the scores. At temperature 0 there is no noise, and the scores are z.
     """
     return z if slots.noise is None else z + slots.noise.at(slots.roots.at + 1 + depths)

@@ -1,12 +1,12 @@
 """Capture and replay of rounds as CUDA graphs.
 
-A round launches several hundred kernels, and Python takes longer to launch them than the GPU takes to run them. A
-captured round is a single launch. It needs fixed tensor sizes and fixed memory: everything that a round reads or
-changes stays at its address (:mod:`.slots`), and values that change from round to round are in that memory.
+A round launches several hundred kernels. Python takes longer to launch them than the GPU takes to run them. A captured
+round is a single launch. This requires two things: tensor sizes are fixed, and all tensors that a round reads or
+changes stay at their addresses (:mod:`.slots`). Values that change from round to round are stored in these tensors.
 
-The first round of each size is launched normally and then captured, and the result of the replay is compared with that
-of the normal launch. If they differ, or if the driver raises an error, the model runs without graphs for the rest of
-the process, and a warning is logged once.
+The first round with given sizes is launched normally, then captured, then replayed. The replay must give the same
+result as the normal launch. If the results differ, or if the driver raises an error, the model runs without graphs for
+the rest of the process, and a warning is logged once.
 """
 
 from __future__ import annotations
@@ -28,17 +28,23 @@ from ..errors import is_out_of_memory
 from ..runtime import get_runtime
 
 MAX_GRAPHS = 48
-"""Maximum number of captured rounds per set of slots. Further rounds are launched normally."""
+"""Maximum number of captured rounds per :class:`Graphs`. Rounds with other sizes are then launched normally."""
 VARIABLE = "ADT_TREE_GRAPHS"
 """Environment variable; "0" disables graphs."""
 
 Result = TypeVar("Result")
 Launch = Callable[[], tuple[Tensor, Any]]
-"""Launches a round. It returns a tensor that the host reads after each replay, and values that are the same in each
-replay, such as the drafter's number of forward passes."""
+"""Function that launches a round.
+
+It returns two results: a tensor that the host reads after each replay, and values that are the same in each replay. An
+example of such a value is the number of forward passes of the drafter.
+"""
 State = Callable[[], Sequence[Tensor]]
-"""Returns the tensors that a round both reads and changes. They are restored before a replay is tried. KV caches are
-not among them, because the same round writes the same entries again."""
+"""Function that returns the tensors, except KV caches, that a round both reads and changes.
+
+These tensors are restored before the first replay, so the replay starts from the same state as the normal launch. KV
+caches need no restoring, because the replay overwrites the same entries.
+"""
 _log = logging.getLogger(__name__)
 
 
@@ -46,26 +52,27 @@ class Recorder(Protocol):
     """Captures kernel launches on a separate stream.
 
     Attributes:
-        num_bytes: Device memory that its captures have taken.
+        num_bytes: Bytes of device memory that the captures have allocated.
     """
 
     num_bytes: int
 
     @property
     def survives_failure(self) -> bool:
-        """True if it can capture again after a capture that ran out of memory."""
+        """Whether this recorder can capture again after a capture has run out of memory."""
 
     def on_stream(self, run: Callable[[], Result]) -> Result:
         """Call `run` on the capture stream, without capturing, and return its result."""
 
     def __call__(self, run: Callable[[], object]) -> Callable[[], object]:
-        """Capture what `run` launches, and return a function that launches it again."""
+        """Capture the kernels that `run` launches, and return a function that launches them again."""
 
 
 class CudaRecorder:
-    """Recorder for CUDA graphs. All its graphs share one memory pool, because they never run at the same time.
+    """Recorder for CUDA graphs.
 
-    Other threads may launch work during a capture, but torch raises an error in those that wait for a device.
+    All graphs of a recorder share one memory pool. This is safe because they never run at the same time. Other threads
+    may launch work during a capture. But if another thread waits for a device then, torch raises an error there.
     """
 
     def __init__(self, device: torch.device):
@@ -76,7 +83,7 @@ class CudaRecorder:
 
     @property
     def survives_failure(self) -> bool:
-        """False for CUDA's asynchronous allocator, which can't recover from a failed capture; torch's own can."""
+        """True with torch's own allocator. CUDA's asynchronous allocator can't recover from a failed capture."""
         return torch.cuda.get_allocator_backend() == "native"
 
     def on_stream(self, run: Callable[[], Result]) -> Result:
@@ -104,8 +111,9 @@ class CudaRecorder:
     def _capture(self, run: Callable[[], object]) -> Callable[[], object]:
         """Capture `run`; on an error, end the capture in an orderly way.
 
-        An error of CUDA during a capture would leave the allocator in an undefined state. So torch is set to raise its
-        own error where the host would wait for the device. The tensors of `run` are released before the capture ends.
+        CUDA raises an error if the host waits for the device during a capture. Its error would leave torch's allocator
+        in an undefined state. So torch is set to raise its own error before the host waits. After an error, the tensors
+        of `run` are released first, and then the capture is ended.
         """
         index = self._captured.add()
         mode = torch.cuda.get_sync_debug_mode()
@@ -127,10 +135,10 @@ class CudaRecorder:
 
 
 class _CapturedGraphs:
-    """All graphs captured on one stream, also failed ones; they are freed together.
+    """All graphs that were captured on one stream, failed captures included. They are freed together.
 
-    torch frees a stream's workspace for matrix products when any graph of the stream is freed, but the other graphs
-    still write to it. So every replay function holds a reference to all of them.
+    When one graph of a stream is freed, torch frees the stream's workspace for matrix products. The other graphs of the
+    stream would still write to this workspace. So every replay function holds a reference to all graphs of its stream.
     """
 
     def __init__(self, device: torch.device):
@@ -152,13 +160,13 @@ class _CapturedGraphs:
 
 
 class _StreamPool:
-    """Pool of a device's capture streams, each used by one recorder at a time.
+    """Pool of a device's capture streams. One recorder at a time uses a stream.
 
-    Streams that were given back are reused first, because libraries allocate memory for every stream they see.
+    Streams that were given back are reused before a new stream is made, because libraries allocate memory per stream.
     """
 
     _MAX_STREAMS = 32
-    """torch has this number of streams and then returns the first one again."""
+    """Number of different streams that torch makes. Further calls of `torch.cuda.Stream` return these streams again."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -191,7 +199,7 @@ def _stream_pool(device: torch.device) -> _StreamPool:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection during a capture, which would fail if a CUDA object were destroyed."""
+    """Disable garbage collection during a capture. A capture fails if a CUDA object is destroyed meanwhile."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -202,14 +210,17 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _set_sync_debug_mode(mode: int | str) -> None:
-    """Set whether torch raises an error when the host waits for the device, without its warning about this feature."""
+    """Set whether torch raises an error if the host waits for the device.
+
+    torch warns that this feature is experimental. The warning is suppressed.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         torch.cuda.set_sync_debug_mode(mode)
 
 
 def make_recorder(device: torch.device) -> Recorder | None:
-    """Return a recorder for a device; None for a CPU, and if all capture streams are in use."""
+    """Return a recorder for a device; None if the device is not a CUDA GPU or all its capture streams are in use."""
     return None if device.type != "cuda" or _stream_pool(device).is_exhausted else CudaRecorder(device)
 
 
@@ -225,7 +236,7 @@ class _Graph(NamedTuple):
     """A captured round.
 
     Attributes:
-        replay: Launches it again.
+        replay: Launches the round again.
         report: Tensor that the host reads after a replay.
         info: Values that are the same in each replay.
     """
@@ -246,17 +257,17 @@ class Graphs:
         """Start without captured rounds.
 
         Args:
-            recorder: Captures rounds; None to launch all rounds normally.
-            decoder: Decoder of the model, for which failures are recorded.
+            recorder: Recorder that captures rounds; None to launch all rounds normally.
+            decoder: Decoder of the target. If a capture fails, graphs are disabled for this decoder.
         """
         self._recorder = recorder
         self._decoder = decoder
-        self._graphs: dict[Hashable, _Graph | None] = {}  # None for a round that was not captured for lack of memory
+        self._graphs: dict[Hashable, _Graph | None] = {}  # None if there was too little memory to capture the round
         self.attempts = 0
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of device memory, measured before and after each capture."""
+        """Bytes of device memory that the captures have allocated: free memory before minus after each capture."""
         return self._recorder.num_bytes if self._recorder is not None else 0
 
     def is_new(self, key: Hashable) -> bool:
@@ -265,15 +276,18 @@ class Graphs:
         return self._recorder is not None and not disabled_reason(self._decoder) and not is_known
 
     def __call__(self, key: Hashable, launch: Launch, state: State) -> tuple[Tensor, Any]:
-        """Run a round: replay it if one with this key was captured, else launch it, and capture it if possible.
+        """Run a round.
+
+        If a round with this key was captured, it is replayed. Otherwise the round is launched, and it is captured if
+        possible.
 
         Args:
-            key: Identifies rounds of the same sizes over the same memory.
-            launch: Launches the round.
-            state: Returns the tensors that the round reads and changes.
+            key: Rounds with the same key have the same tensor sizes and use the same memory.
+            launch: Function that launches the round.
+            state: Function that returns the tensors that the round reads and changes.
 
         Returns:
-            The same as `launch`.
+            The two results of `launch`.
 
         Raises:
             OutOfMemoryError: If a replay runs out of memory.
@@ -305,7 +319,7 @@ class Graphs:
             replay()
             if not report.equal(expected):
                 raise RuntimeError("a replayed round gave other results than a launched one")
-        except RuntimeError as error:  # of the driver, or of an operation that can't be captured
+        except RuntimeError as error:  # from the driver, or from an operation that can't be captured
             self._handle_failure(key, error)
             _copy_all(parts, before)
             return launch()
@@ -313,7 +327,11 @@ class Graphs:
         return report, info
 
     def _handle_failure(self, key: Hashable, error: RuntimeError) -> None:
-        """Disable graphs for the model, or only for this key if memory was short and further captures are possible."""
+        """Disable graphs after a failed capture.
+
+        If memory was too small and further captures are possible, graphs are disabled only for this key. Otherwise
+        they are disabled for the model. If no further capture is possible, they are disabled for the entire process.
+        """
         survives = self._recorder is not None and self._recorder.survives_failure
         if is_out_of_memory(error) and survives:
             self._graphs[key] = None

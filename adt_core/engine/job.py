@@ -1,4 +1,7 @@
-"""A job: a recipe, and the loaded models that it names."""
+"""A job: a recipe, and the loaded models that the recipe names.
+
+A recipe (:class:`~adt_core.policies.recipe.Recipe`) is the settings that determine an image, apart from its prompt.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ class Job:
     """Everything that the images of a run have in common.
 
     Attributes:
-        target: Model that draws, with its codec.
+        target: Model that generates the images, with its codec.
         recipe: Settings of the images.
-        drafter: Drafter, or None for plain decoding.
+        drafter: Drafter; None for plain decoding.
     """
 
     target: Target
@@ -34,20 +37,20 @@ class Job:
 
     @property
     def loaded(self) -> Recipe:
-        """The recipe with the loading settings that the target reports, such as its dtype."""
+        """The recipe, with the loading settings (such as the dtype) that were actually used for the target."""
         return replace(self.recipe, loading=replace(self.recipe.loading, **self.target.loaded))
 
     def check(self, prompts: Sequence[str]) -> list[str]:
-        """Check prompts before any image is drawn.
+        """Check prompts before any image is generated.
 
         Args:
-            prompts: Texts of all images.
+            prompts: Prompt of each image, without the recipe's suffix.
 
         Returns:
-            Remarks for the author of the prompts.
+            Remarks for the user; empty if there are none.
 
         Raises:
-            AdtError: If a prompt or the negative prompt is empty or too long.
+            AdtError: If a prompt is empty or too long, or the negative prompt is too long.
         """
         notes = []
         for number, prompt in enumerate(prompts, start=1):
@@ -70,21 +73,21 @@ class Job:
             prompt: Text of an image, without the recipe's suffix.
 
         Returns:
-            A remark for its author, or "".
+            A remark for the user, or "".
 
         Raises:
-            AdtError: If it is empty or too long.
+            AdtError: If the prompt is empty or too long.
         """
         return self.target.check_prompt(suffixed(prompt, self.recipe.suffix))
 
     def encode(self, prompts: Sequence[str]) -> list[EncodedPrompt]:
-        """Encode prompts with the recipe's suffix, each different text once.
+        """Encode prompts with the recipe's suffix. Equal prompts are encoded only once.
 
         Args:
-            prompts: Texts, one per image.
+            prompts: Prompt of each image, without the recipe's suffix.
 
         Returns:
-            Conditional rows, one per image.
+            Encoded prompts, one per image. They become the conditional rows of the transformer's batch.
 
         Raises:
             AdtError: If a prompt is empty or too long.
@@ -93,18 +96,18 @@ class Job:
         return [rows[prompt] for prompt in prompts]
 
     def encode_negative(self) -> EncodedPrompt | None:
-        """Encode the recipe's negative prompt; None if it has none."""
+        """Return the encoded negative prompt of the recipe; None if the recipe has no negative prompt."""
         return self.target.encode_prompt(self.recipe.negative) if self.recipe.negative.strip() else None
 
     def pixels(self, codes: Tensor, check: Check | None = None) -> Tensor:
-        """Decode images.
+        """Decode the codes of images to pixels.
 
         Args:
-            codes: [B, rows, columns] int64.
+            codes: [B, rows, columns] int64, codes in the grid of each image.
             check: Called often; may raise an exception to cancel.
 
         Returns:
-            Pixels [B, 3, H, W] in [-1, 1], on the codec's device.
+            [B, 3, height, width], pixels in [-1, 1] on the codec's device.
         """
         codec = self.target.codec
         return codec.decode(codes.to(codec.codebook.device), check=check)
@@ -112,12 +115,13 @@ class Job:
     def settings(self, prompt: str, image_index: int = 0, conditions: Mapping[str, Any] = {}) -> dict:
         """Return the metadata of an image's PNG, as plain JSON types.
 
-        ``generate --from-png`` reads the values that have names of the recipe. The others inform people.
+        ``generate --from-png`` reproduces the image from the prompt, the settings of the recipe, and the version and
+        device of the noise. The other values are information for users.
 
         Args:
-            prompt: Text of the image, without the recipe's suffix.
+            prompt: Prompt of the image, without the recipe's suffix.
             image_index: Index of the image among the images of its prompt.
-            conditions: Conditions of its decoding, such as the number of CPU threads.
+            conditions: Further entries, such as the number of CPU threads (`Decoding.conditions`).
         """
         return {
             "prompt": prompt,

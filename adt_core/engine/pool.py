@@ -1,8 +1,11 @@
 """Pool of slots that stay in a GPU's memory between decodings: KV caches, state and captured graphs.
 
-A decoding reuses the slots of an earlier one with the same plan (:func:`plan_of`). Methods that
-alternate, as in a comparison, each find their own. The pool is an attribute of the decoder whose weights the graphs
-read, so it is freed together with them.
+A *set of slots* is one :class:`Slots` object. A *plan* (:func:`plan_of`) is a key for everything that its memory
+layout depends on. A decoding takes the set with its plan from the pool, so it needs no new captures. The pool holds
+several sets, because decodings with different methods may alternate, as in a comparison.
+
+Captured graphs read the weights of one decoder. Therefore the pool is an attribute of this decoder, and both are freed
+together.
 """
 
 from __future__ import annotations
@@ -18,13 +21,13 @@ from .request import Request
 from .slots import Slots
 
 MAX_POOLED = 16
-"""Maximum number of sets of slots; the oldest are dropped."""
+"""Maximum number of sets of slots in a pool. If there are more, the oldest sets are dropped."""
 MEMORY_SHARE = 1 / 4
-"""Maximum share of the device's memory for the pool, if it holds more than one set."""
+"""Maximum share of the device's memory for the pool. A single set of slots may be larger."""
 
 
 def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
-    """Return what the memory of slots and their captured graphs depend on.
+    """Return the plan of slots: a key that is equal if their memory layout and captured graphs can be shared.
 
     Args:
         request: Batch to decode.
@@ -40,7 +43,10 @@ def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
 
 
 def put(decoder: nn.Module, slots: Slots) -> None:
-    """Keep slots for the next decoding with the same plan, and drop the oldest sets beyond the limits."""
+    """Put slots into the pool, for the next decoding with the same plan.
+
+    If the pool exceeds `MAX_POOLED` or `MEMORY_SHARE`, the oldest sets are dropped.
+    """
     sets = _sets(decoder)
     device = slots.rows.device
     sets.pop(slots.plan, None)
@@ -51,7 +57,7 @@ def put(decoder: nn.Module, slots: Slots) -> None:
 
 
 def take(decoder: nn.Module, plan: Hashable) -> Slots | None:
-    """Remove and return the slots of a plan; None if there are none."""
+    """Remove the slots of a plan from the pool and return them; None if the pool has no such slots."""
     return _sets(decoder).pop(plan, None)
 
 

@@ -1,4 +1,8 @@
-"""Queue of images: reads prompts, draws first tokens, and refills the slots of finished images."""
+"""Queue of images that wait to be decoded.
+
+An image *enters* a batch slot in three steps: the target reads the prompt (prefill), the first token is sampled, and
+the drafter makes its state. When an image is finished, a waiting image can take over its slot.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +27,10 @@ from .tables import Tables
 
 
 class ImageQueue:
-    """Images of a request that wait, and the slots of those that are active.
+    """Waiting images of a request, and the slots of the images that are being decoded.
 
     Attributes:
-        slots: State of the active images; None before the first.
+        slots: State of the images that are being decoded; None before the first image enters.
     """
 
     def __init__(self, request: Request, drafts: Callable[[], bool], entered: Callable[[Slots, float], None]):
@@ -34,8 +38,9 @@ class ImageQueue:
 
         Args:
             request: Batch to decode.
-            drafts: Returns whether to draft for the images that enter next.
-            entered: Called with the slots of images whose prompts were read, and the seconds that this needed.
+            drafts: Function that returns whether to draft for the images that enter next.
+            entered: Called when images have entered. Its arguments are their slots, and the seconds that the prefill
+                and the first tokens took.
         """
         self._request = request
         self._drafts = drafts
@@ -46,21 +51,37 @@ class ImageQueue:
         self._kind: NoiseKind | None = None
 
     def begin(self, images: list[int], max_batch_size: int) -> None:
-        """Queue images for decoding, at most `max_batch_size` at a time."""
+        """Queue images for decoding.
+
+        Args:
+            images: Indices of the images in the request.
+            max_batch_size: Maximum number of images that are decoded at the same time.
+        """
         self._waiting = images
         self._max_batch_size = max_batch_size
         self.slots = None
 
     @torch.inference_mode()
     def restart(self, images: list[int]) -> Slots:
-        """Replace all active images, finished or not, by these."""
+        """Replace all images in the slots, finished or not.
+
+        Args:
+            images: Indices of the new images in the request.
+
+        Returns:
+            The slots with the new images.
+        """
         self._waiting = images
         self.slots = self._enter_all()
         return self.slots
 
     @torch.inference_mode()
     def refill(self) -> Slots | None:
-        """Replace finished images by waiting ones. Return None when all images are finished."""
+        """Replace finished images by waiting images.
+
+        Returns:
+            The slots for the next round; None when all images are finished.
+        """
         if self.slots is None:
             self.slots = self._enter_all() if self._waiting else None
         while self.slots is not None and (finished := self.slots.finished()):
@@ -71,7 +92,8 @@ class ImageQueue:
             if self._waiting and slots.proposer is not None:
                 free = finished[: len(self._waiting)]
                 slots.admit(free, self._enter(len(free)))
-            elif all_finished:  # plain images run fastest in step, so the next enter when all have left
+            elif all_finished:
+                # Plain decoding is fastest if all images are at the same position. So new images enter together.
                 self.slots = self._enter_all()
             elif self._request.replayed:
                 slots.deactivate(finished)
@@ -80,7 +102,13 @@ class ImageQueue:
         return self.slots
 
     def _enter_all(self) -> Slots:
-        """Read the next images into all slots, reusing memory with the same layout."""
+        """Let the next images enter all slots.
+
+        The slots of the images before, or slots from the pool, are reused if they have the same plan (:mod:`.pool`).
+
+        Returns:
+            The slots with the new images.
+        """
         request = self._request
         count = min(self._max_batch_size, len(self._waiting))
         self._drafter = request.active_drafter if self._drafts() else None
@@ -92,24 +120,28 @@ class ImageQueue:
         if before is not None and before.plan == plan:
             before.restart(self._enter(count))
             return before
-        before = self.slots = None  # free their memory before allocating more
+        before = self.slots = None  # free the memory of the old slots before allocating new ones
         slots = self._enter(count, request.cache_length)
         slots.plan = plan
         return slots
 
     def leave(self) -> None:
-        """End decoding. On a GPU the slots go to the pool, for the next decoding."""
+        """End the decoding. If rounds are replayed (on a GPU), put the slots into the pool for the next decoding."""
         slots = self.slots
         self.slots = None
         if slots is not None and slots.plan is not None and self._request.replayed:
             pool.put(self._request.target.decoder, slots)
 
     def _enter(self, count: int, cache_length: int | None = None) -> Slots:
-        """Read the prompts and prefixes of the next images, and draw the next token of each.
+        """Let the next images enter new slots: read prompts and prefixes, and sample the first token of each image.
 
         Args:
             count: Number of images.
-            cache_length: Positions of the KV cache (default: enough for the prompts, for slots that will be copied).
+            cache_length: Number of positions of the KV cache. The default is enough for the prompts and prefixes. Use
+                it if the new slots will be copied into other slots, which have a longer cache.
+
+        Returns:
+            The new slots.
         """
         started = time.perf_counter()
         images = self._waiting[:count]
@@ -132,7 +164,7 @@ class ImageQueue:
         return slots
 
     def _new_slots(self, images: list[int], cache_length: int | None) -> Slots:
-        """Make slots for images whose prompts are not read yet."""
+        """Make slots for images, before the target reads their prompts. Arguments as in :meth:`_enter`."""
         request = self._request
         rows = self._rows(images)
         decoder = request.target.decoder
@@ -140,12 +172,12 @@ class ImageQueue:
         cache = KVCache(decoder.config, rows.count, cache_length or rows.length, decoder.embedding, request.check)
         noise = None if request.sampling.greedy else self._noise(images, rows.device)
         roots = Roots.all_at(torch.zeros(len(images), dtype=torch.long, device=rows.device), before)
-        # Slots that will be copied need no graphs: the slots that they are copied into have them.
+        # Without `cache_length`, these slots run no rounds, so they need no graphs: they are copied into other slots.
         graphs = Graphs(make_recorder(rows.device) if request.replayed and cache_length else None, decoder)
         return Slots(request, images, rows, cache, self._tables(), noise, roots, [before] * len(images), graphs)
 
     def _noise(self, images: list[int], device: torch.device) -> Noise:
-        """Make the noise of images, with the row of their first token."""
+        """Make the noise of images, and prepare its values for the first token of each image."""
         request = self._request
         target = self._request.target
         like = torch.empty(0, dtype=target.decoder.wide_dtype, device=device)
@@ -162,16 +194,16 @@ class ImageQueue:
         if request.sampling.noise != UPSTREAM:
             return KeyedNoise(target.num_tokens, like)
         kept = Noise.held(target.length, target.num_tokens, request.noise_ahead) if request.images > 1 else 0
-        before = 0 if request.start else target.script_header  # a prefix is part of the script's prompt
+        before = 0 if request.start else target.script_header  # with a prefix, the script generates no header tokens
         return UpstreamNoise(*target.script_layout, request.script_batch, request.start, kept, before)
 
     def _tables(self) -> Tables:
-        """Return the lookup tables, which all images share."""
+        """Return the lookup tables. They are made once, and all images share them."""
         self._shared_tables = self._shared_tables or Tables.of(self._request)
         return self._shared_tables
 
     def _rows(self, images: list[int]) -> BatchRows:
-        """Return the rows of images, prefixes included."""
+        """Return the prompt rows of images. With a prefix, each row is the prompt followed by the prefix."""
         request = self._request
         decoder = self._request.target.decoder
         start = self._request.start

@@ -1,4 +1,7 @@
-"""Report of a round: all values that the host reads from the device, packed into one integer tensor."""
+"""Report of a round: all values that the host reads from the device after the round.
+
+The values are packed into one integer tensor, so the host waits for the device only once per round.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,19 @@ from ..drafters import Verified
 class RoundReport(NamedTuple):
     """Values that the host reads after a round.
 
-    On the device, each field is a tensor [B, n] int64. On the host, each is a list of n integers for one image.
+    On the device, a report is for all B images, and each field is a tensor [B, n] int64. On the host, a report is for
+    one image, and each field is a list of n integers. The number n differs between fields. In a plain step, `levels`,
+    `codes`, `ranks` and `substituted` are empty (n = 0).
 
     Attributes:
         accepted: Number of accepted drafts; n = 1.
         depth: Depth of the tree; n = 1.
         root: Code of the next root; n = 1.
-        levels: Number of nodes at each depth, the root's first.
-        codes: Codes of the nodes on the accepted path, the root first.
-        ranks: Sibling ranks of these nodes.
-        substituted: 1 for each of these nodes that LANTERN substituted; empty without LANTERN.
-        finite: 1 if the logits on the path are finite, else 0; n = 1.
+        levels: Number of drafts at each depth. The entry of depth 0, the root's, is 0.
+        codes: Code of each node on the accepted path, the root first. Entries after the path are arbitrary.
+        ranks: Sibling rank of each node on the accepted path, the root first.
+        substituted: 1 for each node on the accepted path that LANTERN substituted, else 0; empty without LANTERN.
+        finite: 1 if the logits on the accepted path are finite, else 0; n = 1.
     """
 
     accepted: Any
@@ -59,8 +64,8 @@ class RoundReport(NamedTuple):
         """Return the report of a plain step.
 
         Args:
-            codes: New roots [B].
-            finite: [B] bool, whether their logits are finite.
+            codes: [B], code of each new root.
+            finite: [B] bool, whether the logits that decided the new root are finite.
         """
         zero = torch.zeros_like(codes)[:, None]
         empty = zero[:, :0]
@@ -76,7 +81,11 @@ class RoundReport(NamedTuple):
         )
 
     def pack(self) -> tuple[Tensor, tuple[int, ...]]:
-        """Return all fields in one tensor [B, k] int64, and the number of columns of each field."""
+        """Join all fields to one tensor.
+
+        Returns:
+            The tensor [B, k] int64, and the number of columns of each field. The numbers sum to k.
+        """
         return torch.cat(self, 1), tuple(part.shape[1] for part in self)
 
     @classmethod
@@ -84,7 +93,7 @@ class RoundReport(NamedTuple):
         """Return one image's report.
 
         Args:
-            row: Row of the packed tensor.
+            row: The image's row of the packed tensor, k integers.
             widths: Number of columns of each field.
         """
         return cls(*(row[end - width : end] for end, width in zip(accumulate(widths), widths)))

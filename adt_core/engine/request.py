@@ -1,4 +1,7 @@
-"""A request: one batch of images to decode with a job, and the sizes that follow from it."""
+"""A request: one batch of images to decode with a job, and the tensor sizes that decoding needs.
+
+Rounds are *replayed* on a GPU: a round is captured once as a CUDA graph and then replayed. On a CPU they are not.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,27 @@ from ..rules.upstream import noise_device
 from .job import Job
 
 PROMPT_MULTIPLE = 128
-"""Where rounds are replayed, prompts are padded to a multiple of this length.
+"""If rounds are replayed, prompts are padded to a multiple of this number of tokens. There are two reasons.
 
-The next batch then often has the same sizes, so that its rounds need not be captured. GPU kernels add up 64 or 128
-keys at a time, so a multiple of 128 groups an image's keys alike whatever other prompts are in its batch.
+Two batches with similar prompts then have the same tensor sizes, so the second batch can replay captured rounds. Also,
+GPU kernels add up attention keys in groups of 64 or 128. A padding that is a multiple of 128 puts the keys of an image
+into the same groups, no matter how long the other prompts of its batch are.
 """
 ATTENDED_MULTIPLE = 512
-"""Replayed rounds attend to this many cache positions, or 2, 4, ... times as many, so that few rounds are captured."""
-PREFIX_CHUNK = 256
-"""Batch-invariant mode: tokens of a prompt or prefix in one forward, whose attention needs memory by their square."""
-MAX_ONE_THREAD_PARAMETERS = 3 * 10**7
-"""Decoders with at most this many parameters run on one CPU thread.
+"""A replayed round reads this number of cache positions, or 2, 4, 8, ... times this number.
 
-Their many small products would wait for all threads, and one busy core would slow down each of them. Larger products
-gain more from threads than they lose.
+Each number of positions needs its own captured graph, so there should be few of them.
+"""
+PREFIX_CHUNK = 256
+"""Maximum number of tokens of a prompt or prefix in one forward pass, in batch-invariant mode.
+
+The memory for attention grows with the square of this number.
+"""
+MAX_ONE_THREAD_PARAMETERS = 3 * 10**7
+"""Decoders with at most this number of parameters run on one CPU thread.
+
+A small decoder consists of many small matrix products. With several threads, each product ends when its slowest thread
+ends, so one busy core slows down every product. In larger decoders, several threads save more time than they cost.
 """
 
 
@@ -45,9 +55,9 @@ class Request:
 
     Attributes:
         job: Recipe and loaded models.
-        prompts: BatchRows of all images: first the conditional rows, then with guidance the unconditional ones.
-        keys: (seed, index among the images of its prompt) of each image's noise.
-        prefix: [B, P] int64 tokens that the images begin with.
+        prompts: Encoded prompts of all images; with guidance, followed by the negative prompts of all images.
+        keys: Key of each image's noise: its seed, and its index among the images of its prompt.
+        prefix: [B, n] int64, the first n tokens of each of the B images, which are not generated.
         check: Called often; may raise an exception to cancel.
 
     Raises:
@@ -75,10 +85,10 @@ class Request:
 
         Args:
             job: Recipe and loaded models.
-            prompts: Text of each image, without the recipe's suffix.
+            prompts: Prompt of each image, without the recipe's suffix.
             image_indices: Index of each image among the images of its prompt (default: 0).
-            seeds: Seed of each image (default: the recipe's).
-            prefix: Codes [B, P] of the first cells of each image, which are kept (default: the recipe's).
+            seeds: Seed of each image (default: the seed in the recipe).
+            prefix: [B, P], codes of the first P cells of each image, which are not generated (default: the recipe's).
             check: Called often; may raise an exception to cancel.
         """
         if prefix is None:
@@ -102,11 +112,11 @@ class Request:
 
         Args:
             job: Recipe and loaded models.
-            prompts: Conditional row of each image.
-            negatives: BatchRows that guidance pushes away from (default: the model's rows without text).
+            prompts: Encoded prompt of each image.
+            negatives: Encoded negative prompt of each image, for guidance (default: the model's prompt without text).
             image_indices: Index of each image among the images of its prompt (default: 0).
-            seeds: Seed of each image (default: the recipe's).
-            prefix: Codes [B, P] of the first cells of each image, which are kept (default: none).
+            seeds: Seed of each image (default: the seed in the recipe).
+            prefix: [B, P], codes of the first P cells of each image, which are not generated (default: none).
             check: Called often; may raise an exception to cancel.
 
         Raises:
@@ -152,12 +162,12 @@ class Request:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe, with the loading settings that the target reports."""
+        """The recipe, with the loading settings (such as the dtype) that were actually used for the target."""
         return self.job.loaded
 
     @cached_property
     def active_drafter(self) -> Drafter | None:
-        """The drafter, or None if the method does not draft. A policy that chooses gets a network with the window."""
+        """The drafter, with the Jacobi window added if the policy chooses modes; None if the method does not draft."""
         policy = self.drafting.policy
         if self.job.drafter is None or not policy.needs_drafter:
             return None
@@ -165,7 +175,7 @@ class Request:
 
     @property
     def modes(self) -> Sequence[DraftMode]:
-        """Draft modes of the active drafter; none without one."""
+        """Draft modes of the active drafter; empty without a drafter."""
         return self.active_drafter.modes if self.active_drafter is not None else ()
 
     @property
@@ -174,7 +184,7 @@ class Request:
 
     @property
     def groups(self) -> int:
-        """Number of rows of an image: 2 with guidance, else 1."""
+        """Number of batch rows of each image: 2 with guidance, else 1."""
         return len(self.prompts) // self.images
 
     @property
@@ -184,12 +194,12 @@ class Request:
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest prompt."""
+        """Number of tokens of the longest prompt."""
         return max(map(len, self.prompts))
 
     @property
     def padded(self) -> int:
-        """Tokens that all prompts are padded to, which is the cache position of raster position 0."""
+        """Padded length of all prompts in tokens. The first image token has this cache position."""
         return self.padded_on(self.replayed)
 
     def padded_on(self, replayed: bool) -> int:
@@ -198,7 +208,7 @@ class Request:
 
     @property
     def cache_length(self) -> int:
-        """Positions of the KV caches: the longest prompt, an image, a draft tree, and one spare position."""
+        """Length of the KV caches: the padded prompt, an image, a draft tree, and one spare position, rounded up."""
         return self.cache_length_on(self.replayed)
 
     def cache_length_on(self, replayed: bool) -> int:
@@ -210,32 +220,32 @@ class Request:
 
     @property
     def uncommitted(self) -> int:
-        """Positions of a KV cache that a round may write, from its root on."""
+        """Maximum number of cache positions that a round writes, the root's included."""
         drafter = self.active_drafter.uncommitted(self.largest) if self.active_drafter else 1
         return max(self.largest.nodes + 1, drafter)
 
     @property
     def largest(self) -> Shape:
-        """Largest draft tree of the method."""
+        """Size of the largest draft tree of the method."""
         return self.cut(self.drafting.policy.largest(self.drafting.settings))
 
     def cut(self, shape: Shape) -> Shape:
-        """Return a shape without the levels that batch-invariant attention could not compute exactly."""
+        """Limit the depth of a shape in batch-invariant mode: no tree may be deeper than `near`."""
         return shape if self.near is None else shape._replace(depth=min(shape.depth, self.near))
 
     @property
     def noise_ahead(self) -> int:
-        """Positions after a root whose noise this round or the next may read."""
+        """Number of positions after the root whose noise the current round or the next round may read."""
         return 3 * self.largest.depth + 6
 
     @property
     def replayed(self) -> bool:
-        """Whether rounds are captured and replayed, as on a GPU. On a CPU each operation is launched."""
+        """Whether rounds are captured and replayed. This is the case on all devices except CPUs."""
         return self.target.decoder.embedding.device.type != "cpu"
 
     @property
     def near(self) -> int | None:
-        """Batch-invariant mode: distance up to which keys are near. None if all are, or if the mode is off."""
+        """Number of positions before a token whose keys are near; None if all keys are near or `exact` mode is off."""
         decoder = self.target.decoder
         if not decoder.tile or decoder.fallback is not None and not decoder.fallback.far:
             return None
@@ -243,7 +253,7 @@ class Request:
 
     @property
     def threads(self) -> int:
-        """CPU threads of forwards: one for small models, which a busy neighbour then hardly slows down."""
+        """Number of CPU threads for forward passes: 1 for a small model on a CPU (`MAX_ONE_THREAD_PARAMETERS`)."""
         on_cpu = self.target.decoder.embedding.device.type == "cpu"
         return 1 if on_cpu and self._parameters <= MAX_ONE_THREAD_PARAMETERS else torch.get_num_threads()
 
@@ -252,10 +262,10 @@ class Request:
         return sum(part.numel() for part in self.target.decoder.parameters())
 
     def context(self, profile: CostProfile | None = None) -> Context:
-        """Return what drafters and policies may see of this request.
+        """Return the part of this request that drafters and policies may see.
 
         Args:
-            profile: Cost profile of the device, for a policy that chooses draft modes.
+            profile: Cost profile of the device; None if the policy does not choose between draft modes.
         """
         return Context(
             target=self.target,
@@ -275,11 +285,11 @@ class Request:
 
     @property
     def script_batch(self) -> int:
-        """Images of a prompt that the model's original script draws together."""
+        """Number of images of one prompt that the model's original script generates in one batch."""
         return self.sampling.noise_batch or self._last_index + 1
 
     def noise_settings(self) -> dict:
-        """Return what the original script's noise depends on in addition to the recipe; {} for our own noise."""
+        """Return further settings that determine the noise of the original script; {} with this package's own noise."""
         if self.sampling.noise != UPSTREAM:
             return {}
         return {"noise_batch": self.script_batch, "noise_device": noise_device(self.target.decoder.embedding.device)}
@@ -295,7 +305,10 @@ class Request:
 def _with_negatives(
     prompts: Sequence[EncodedPrompt], negatives: Sequence[EncodedPrompt] | None, target: Target
 ) -> Sequence[EncodedPrompt]:
-    """Return the prompts, then the rows that guidance pushes away from."""
+    """Return the prompts of all images, followed by their negative prompts.
+
+    Without `negatives`, the unconditional prompt of the target is the negative prompt.
+    """
     if negatives is None:
         return [*prompts, *map(target.unconditional, prompts)]
     if len(negatives) != len(prompts):
@@ -305,7 +318,10 @@ def _with_negatives(
 
 
 def _prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor:
-    """Return the tokens [B, n] of a prefix's codes [B, P], with the tokens that end complete rows."""
+    """Convert the codes [B, P] of a prefix to tokens [B, n].
+
+    In some models, a special token ends each row of an image. So n can be larger than P.
+    """
     if prefix is None:
         return torch.empty(images, 0, dtype=torch.long)
     most = target.num_cells

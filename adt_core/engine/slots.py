@@ -1,4 +1,7 @@
-"""Batch slots: the state of the images that are being decoded, one slot per image."""
+"""Batch slots: the state of the images that are being decoded, one slot per image.
+
+Dimensions: B is the number of slots. R is the number of rows of the transformer's batch: 2 * B with guidance, else B.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +26,24 @@ from .tables import Tables
 class Slots:
     """State of the images that are being decoded.
 
-    Tensors on the device are changed in place, because captured graphs refer to their memory.
+    Tensors on the device are changed in place, because captured CUDA graphs read and write at fixed addresses.
 
     Attributes:
         request: Batch to which the images belong.
-        images: Number of each slot's image within the decoding.
-        rows: Rows of the transformer's batch.
+        images: For each slot, the index of its image in the request.
+        rows: Prompt rows of the images: padding, position ids and attention masks.
         cache: KV cache of the target.
-        tables: Lookup tables of forward passes.
+        tables: Lookup tables for forward passes.
         noise: Noise of the images; None at temperature 0.
         roots: Last decided token of each image, on the device.
-        positions: Raster positions of the roots, on the host.
+        positions: Raster position of each root, on the host.
         graphs: Captured rounds.
         proposer: State of the drafter; None in plain decoding.
-        plan: Key in the pool (`pool.plan_of`); None if the slots can't be reused.
-        active: Whether each slot's image is unfinished. A finished image may stay in its slot.
-        controls: Values that the host sets for each round, [B, 5] int64: depth, width and nodes of the tree, whether
-            the image advances, and how many tokens LANTERN may still substitute.
+        plan: Key of these slots in the pool (`pool.plan_of`); None if the slots can't be reused.
+        active: For each slot, True until its image is finished. A finished image may stay in its slot.
+        controls: Values that the host sets for each round, [B, 5] int64. The columns are: maximum depth, width and
+            number of nodes of the tree; 1 if the image advances, else 0; number of tokens that LANTERN may still
+            substitute.
     """
 
     request: Request
@@ -61,7 +65,7 @@ class Slots:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of device memory, graphs included."""
+        """Estimated bytes of device memory of the slots and their graphs."""
         return state_bytes(self.request, len(self)) + self.graphs.num_bytes
 
     def __len__(self) -> int:
@@ -70,12 +74,18 @@ class Slots:
     # ---- images enter and leave -------------------------------------------------------------
 
     def finished(self) -> list[int]:
-        """Return the active slots whose image is complete."""
+        """Return the indices of the active slots whose image is complete."""
         last = self.request.target.length - 1
         return [slot for slot, position in enumerate(self.positions) if position == last and self.active[slot]]
 
     def select(self, slots: list[int]) -> None:
-        """Drop all other slots. This changes tensor sizes, so it is not for replayed rounds."""
+        """Keep only the given slots.
+
+        This changes tensor sizes. Don't call it if rounds are replayed as CUDA graphs.
+
+        Args:
+            slots: Indices of the slots to keep.
+        """
         index = torch.tensor(slots, device=self.rows.device)
         self.cache.select(self.rows.of(index))
         self.rows = self.rows.select(index)
@@ -92,7 +102,10 @@ class Slots:
             self.proposer.select(index, self.rows)
 
     def deactivate(self, slots: list[int]) -> None:
-        """Mark slots as inactive. They are still computed, because other tensor sizes would need new graphs."""
+        """Mark slots as inactive.
+
+        Rounds still compute inactive slots. Fewer slots would change tensor sizes, so new graphs would be needed.
+        """
         for slot in slots:
             self.active[slot] = False
 
@@ -105,8 +118,8 @@ class Slots:
         """Replace the images of some slots.
 
         Args:
-            slots: Slots to fill.
-            others: State of the new images, whose first token is decided, in the same order.
+            slots: Indices of the slots to fill.
+            others: State of the new images, in the order of `slots`. The first token of each new image is decided.
         """
         index = torch.tensor(slots, device=self.rows.device)
         self.rows.admit(index, others.rows)
@@ -132,14 +145,15 @@ class Slots:
     def upload_controls(
         self, shapes: Sequence[Shape], advances: Sequence[int], max_substitutions: Sequence[int]
     ) -> None:
-        """Copy the host's values for a round to the device, in one transfer and only if they have changed.
+        """Copy the host's values for a round to `controls` on the device.
 
-        It also sets `roots.kv_length`, the number of cache positions that a replayed round reads.
+        If the values are the same as in the last round, nothing is copied. This method also sets `roots.kv_length`,
+        the number of cache positions that a replayed round reads.
 
         Args:
             shapes: Maximum size of each slot's tree.
             advances: 1 for each slot whose image advances, else 0.
-            max_substitutions: Number of tokens that LANTERN may still substitute, for each slot.
+            max_substitutions: For each slot, the number of tokens that LANTERN may still substitute.
         """
         self.roots.kv_length = self._columns() if self.request.replayed else 0
         values = zip(shapes, advances, max_substitutions, strict=True)
@@ -151,26 +165,27 @@ class Slots:
             self._uploaded = controls
 
     def prepare_noise(self) -> None:
-        """Make the noise of the next round. Call it while the device executes the current one."""
+        """Make the noise of the next round. Call this method while the device executes the current round."""
         if self.noise is not None:
             self.noise.prepare(self.positions)
 
     def state(self) -> list[Tensor]:
-        """Return all tensors that a round changes and the next one reads, except KV caches."""
+        """Return all tensors, except KV caches, that a round changes and the next round reads."""
         return [self.roots.codes, self.roots.at, *(self.proposer.state() if self.proposer is not None else [])]
 
     def _columns(self) -> int:
-        """Return the number of cache positions that a replayed round reads: `ATTENDED_MULTIPLE` times a power of 2.
+        """Return the number of cache positions that a replayed round reads.
 
-        With `ATTENDED_MULTIPLE` = 512, a round that uses 300 positions reads 512, one that uses 700 reads 1,024, and
-        one that uses 1,500 reads 2,048. So few sizes are captured.
+        The number is `ATTENDED_MULTIPLE` times a power of 2, but at most the length of the cache. With a multiple of
+        512, a round that uses 300 positions reads 512. A round that uses 700 positions reads 1,024, and a round that
+        uses 1,500 positions reads 2,048. The numbers are few, so few graphs have to be captured.
         """
         used = max(self.positions) + self.rows.cache_offset + self.request.uncommitted
         return min(ATTENDED_MULTIPLE << (-(-used // ATTENDED_MULTIPLE) - 1).bit_length(), len(self.rows.columns))
 
     @property
     def tree_limits(self) -> Tensor:
-        """Maximum depth, width and nodes of each image's tree, [B, 3]."""
+        """Maximum depth, width and number of nodes of each image's tree, [B, 3]."""
         return self.controls[:, :3]
 
     @property

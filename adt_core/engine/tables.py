@@ -1,4 +1,4 @@
-"""Lookup tables of forwards, on the device of the weights."""
+"""Lookup tables for the target's forward passes, on the device of its weights."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Tables:
     """Lookup tables that all images of a request share.
 
     Attributes:
-        rope: Rotary tables of the decoder.
-        guidance: Guidance scale by position, or one scale.
-        grammar: Vocabulary mask by position, or None.
-        neighbours: Nearest codebook neighbours of every token, for LANTERN; None without it.
+        rope: Tables of the decoder's rotary position embedding.
+        guidance: Guidance scale at each raster position, or one scale for all positions.
+        grammar: Vocabulary mask at each raster position; None if every position may have every token.
+        neighbours: Nearest codebook neighbours of every token; None without LANTERN.
     """
 
     rope: Rope
@@ -30,7 +30,7 @@ class Tables:
 
     @classmethod
     def of(cls, request: Request) -> Tables:
-        """Make the tables of a request where its weights are now."""
+        """Make the tables of a request on the device of its weights."""
         target = request.target
         decoder = request.target.decoder
         like = torch.empty(0, dtype=decoder.wide_dtype, device=decoder.embedding.device)
