@@ -1,1 +1,1 @@
-"""Measurements of speed, losslessness and memory; each module or package is a command."""
+"""Benchmarks of speed, losslessness and memory. Most modules are commands, such as ``python -m benchmarks.auto``."""

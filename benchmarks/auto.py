@@ -1,20 +1,26 @@
-"""Compare *auto* with plain decoding and with every single draft mode.
+"""Compare the speed of the method *auto* with plain decoding and with every fixed method.
 
     python -m benchmarks.auto [--at-once 1,2,4,8] [--images 16] [--sets grammar,free,ordinary] [--repeats 1]
                               [--methods NAME,...] [--dtype float32] [--lantern] [--busy] [--json FILE]
 
-Every method runs in a separate process with an empty cache of cost profiles, and the processes are interleaved batch
-by batch. The results therefore include the first images, for which *auto* has no measured costs. Seconds include the
-prompts, but neither loading nor the image decoder. The speed-up is the ratio of the total seconds of plain decoding to
-the method's, with the 95 % interval of a bootstrap over the batches; it is followed by the lowest speed-up of a batch.
+Every method runs in a separate process. The benchmark runs all methods on one batch, then all methods on the next
+batch, and so on. Every process starts with an empty cache of cost profiles. The results therefore include the first
+images, for which *auto* has no measured costs. The measured time includes reading the prompts, but neither loading the
+model nor the image decoder.
+
+The speed-up of a method is the total time of plain decoding divided by the total time of the method. Its 95 % interval
+is a bootstrap over the batches. The next column is the lowest speed-up of a single batch.
+
 There are three sets of prompts:
 
-- ``grammar``: held-out captions of the bundled model's training grammar;
-- ``free``: prompts outside this grammar, for which the model's distributions are flatter;
+- ``grammar``: held-out captions of the bundled model's training grammar.
+- ``free``: prompts outside this grammar. The model's distributions are flatter for them.
 - ``ordinary``: prompts as people write them. No constant of *auto* was tuned on them.
 
-Exits with 1 if *auto* is slower than 0.97 of the best other method or 0.98 of plain decoding on a set, or 0.90 of plain
-decoding on a batch. ``--busy`` keeps one CPU core busy during the measurement.
+The exit code is 1 if *auto* is too slow. On each set, it must reach 0.97 times the speed of the best other method, and
+0.98 times the speed of plain decoding. On each batch, it must reach 0.90 times the speed of plain decoding.
+
+``--busy`` keeps one CPU core busy during the measurement.
 """
 
 from __future__ import annotations
@@ -70,15 +76,23 @@ METHODS: dict[str, tuple[str, Drafting]] = {
 }
 """Drafter and drafting options of each method."""
 MIN_OF_BEST = 0.97
-"""Required speed of `auto` on a set, relative to the best other method."""
+"""Minimum speed of `auto` on a set, as a multiple of the speed of the best other method."""
 MIN_OF_PLAIN = 0.98
-"""Required speed of `auto` on a set, relative to plain decoding."""
+"""Minimum speed of `auto` on a set, as a multiple of the speed of plain decoding."""
 MIN_OF_PLAIN_PER_BATCH = 0.90
-"""Required speed of `auto` on every batch, relative to plain decoding."""
+"""Minimum speed of `auto` on every batch, as a multiple of the speed of plain decoding."""
 
 
 def prompts_of(kind: str, count: int) -> list[str]:
-    """Return `count` prompts of a set; a set that is too small repeats, and the noise differs by image."""
+    """Return prompts of a set.
+
+    If the set has fewer than `count` prompts, prompts occur several times. Their images still differ, because each
+    image has its own noise.
+
+    Args:
+        kind: "grammar", "free" or "ordinary".
+        count: Number of prompts.
+    """
     if kind == "grammar":
         return captions(FIRST_CAPTION, count)
     # Step 7 spreads the selection over the topics of the list.
@@ -88,7 +102,11 @@ def prompts_of(kind: str, count: int) -> list[str]:
 
 
 def _serve(connection: Connection, method: str, dtype: str, lantern: bool) -> None:
-    """Receive (prompts, image indices) until None; send back the seconds and a hash of each image's tokens."""
+    """Run the process of a `MethodWorker`.
+
+    The process receives batches, each as a tuple of prompts and image indices. It sends back the seconds, and a hash of
+    each image's tokens. None ends the process.
+    """
     drafter_name, drafting = METHODS[method]
     is_plain = method == PLAIN
     target = load_target("bundled", choose_device("auto"), getattr(torch, dtype))
@@ -103,12 +121,12 @@ def _serve(connection: Connection, method: str, dtype: str, lantern: bool) -> No
 
 
 class MethodWorker:
-    """Process of a method, idle except during a call.
+    """Process that decodes batches with one method. Between two calls the process is idle.
 
     Args:
-        method: Name in `METHODS`.
-        dtype: Name of the model's torch dtype.
-        lantern: Use relaxed acceptance, except for plain decoding.
+        method: Name of the method in `METHODS`.
+        dtype: Name of the model's torch dtype, such as "float32".
+        lantern: Whether to use relaxed acceptance (LANTERN). Plain decoding ignores it.
     """
 
     def __init__(self, method: str, dtype: str, lantern: bool):
@@ -119,7 +137,14 @@ class MethodWorker:
         self._connection.recv()
 
     def __call__(self, batch: tuple[list[str], list[int]]) -> tuple[float, list[str]]:
-        """Decode prompts with the noise of these image indices; return seconds and a hash of each image's tokens."""
+        """Decode a batch.
+
+        Args:
+            batch: Prompts, and the image index of each prompt. The index selects the noise of the image.
+
+        Returns:
+            Seconds of the batch, and a hash of each image's tokens.
+        """
         self._connection.send(batch)
         return self._connection.recv()
 
@@ -131,14 +156,17 @@ class MethodWorker:
 
 @contextmanager
 def empty_profile_cache() -> Iterator[None]:
-    """Use a temporary, initially empty folder for cost profiles within the block."""
+    """Store cost profiles in a new, empty folder during the block."""
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {profiles.FOLDER: folder}):
         yield
 
 
 @contextmanager
 def workers(methods: list[str], dtype: str = "float32", lantern: bool = False) -> Iterator[dict[str, MethodWorker]]:
-    """Start a process for every method, with an empty cache of cost profiles; end them at the end of the block."""
+    """Start a process for every method with an empty cache of cost profiles.
+
+    Stop the processes at the end of the block.
+    """
     with empty_profile_cache(), ExitStack() as stack:
         started = {}
         for method in methods:
@@ -149,7 +177,7 @@ def workers(methods: list[str], dtype: str = "float32", lantern: bool = False) -
 
 @contextmanager
 def busy_core() -> Iterator[None]:
-    """Keep one CPU core busy within the block."""
+    """Keep one CPU core busy during the block."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
@@ -159,7 +187,9 @@ def busy_core() -> Iterator[None]:
 
 
 def speedup(plain: np.ndarray, method: np.ndarray) -> tuple[float, float, float]:
-    """Return the ratio of total seconds and its 95 % bootstrap interval.
+    """Return the speed-up of a method, and the bounds of its 95 % bootstrap interval.
+
+    The speed-up is the total time of plain decoding divided by the total time of the method.
 
     Args:
         plain: Seconds of plain decoding for each batch.
@@ -174,10 +204,10 @@ def measure(methods: dict[str, MethodWorker], kind: str, batch_size: int, images
     """Measure all methods on one set of prompts.
 
     Args:
-        methods: Processes by method, plain decoding first.
-        kind: Set of prompts.
-        batch_size: Images per batch.
-        images: Number of images, rounded up to complete batches.
+        methods: Process of each method. Plain decoding is first.
+        kind: Name of the set of prompts.
+        batch_size: Number of images per batch.
+        images: Number of images. It is rounded up to complete batches.
         repeats: Number of times that every batch is decoded.
 
     Returns:
@@ -204,7 +234,7 @@ def measure(methods: dict[str, MethodWorker], kind: str, batch_size: int, images
 
 
 def failures(lines: list[dict]) -> list[str]:
-    """Return a sentence for each required speed that `auto` misses on one set."""
+    """Return a sentence for each minimum speed that `auto` does not reach, from the results of one set."""
     auto = next(line for line in lines if line["method"] == AUTO)
     best = max((line for line in lines if line["method"] != AUTO), key=lambda line: line["times"], default=auto)
     checks = [
@@ -220,7 +250,7 @@ COLUMNS = ("prompts", "batch size", "method", "speed-up over plain", "lowest spe
 
 
 def cells(line: dict) -> list[object]:
-    """Return the cells of a result, in the order of `COLUMNS`."""
+    """Return the table cells for a result, in the order of `COLUMNS`."""
     times = "{times:.2f} ({low:.2f} to {high:.2f})".format(**line)
     return [line["kind"], line["at once"], line["method"], times, float(line["worst"]), line["identical"]]
 

@@ -1,6 +1,7 @@
-"""Two checkouts of this project side by side, each driven through ``python -m adt_core`` in a separate process.
+"""Processes that run the command line of other checkouts of this project, to compare two commits.
 
-The command line is the only interface used, so the checkouts may differ in every internal name.
+Each checkout has its own process. The benchmarks use only the command line ``python -m adt_core``, so two checkouts can
+be compared even if all their internal names differ.
 """
 
 from __future__ import annotations
@@ -30,14 +31,17 @@ for line in sys.stdin:
             code = exit.code or 0
     print(json.dumps([code, output.getvalue()]), flush=True)
 """
-"""Runs ``python -m adt_core`` for each line of arguments, in one process, so that torch is imported only once."""
+"""Program of the process of a `Checkout`.
+
+The program reads lines from standard input. Each line is a JSON list of arguments, with which the program runs
+``python -m adt_core``. All runs share one process, so that torch is imported only once."""
 
 
 class Checkout:
-    """Command line of a checkout in a process that is idle except during `run`.
+    """Process that runs the command line of a checkout. Between two calls of `run` the process is idle.
 
     Args:
-        folder: Root of the checkout, which is also the working folder of the process.
+        folder: Root of the checkout. It is also the current folder of the process.
         threads: Number of CPU threads.
     """
 
@@ -69,7 +73,10 @@ class Checkout:
         return json.loads(line)
 
     def run(self, arguments: list[str]) -> str:
-        """Run ``python -m adt_core`` with these arguments and return its output.
+        """Run ``python -m adt_core`` in the checkout and return the output.
+
+        Args:
+            arguments: Arguments of the command line.
 
         Raises:
             SystemExit: If the command fails.

@@ -1,4 +1,7 @@
-"""Held-out captions, an image metric, and interleaved comparisons that the benchmarks share."""
+"""Parts that several benchmarks share: held-out captions, an image metric, and interleaved comparisons.
+
+A held-out caption is a caption that no training has used. Captions are identified by their number.
+"""
 
 from __future__ import annotations
 
@@ -19,31 +22,33 @@ from model_making.data import example
 from model_making.scoring import analyse_image, scene_spec, score_prompt
 
 HELD_OUT_SEED = 2
+"""Seed of the caption generator for held-out captions."""
 BUNDLED = 4000
 """Number of the first held-out caption in adt_core/bundled/captions.json."""
 BUNDLED_COUNT = 200
 """Number of captions in adt_core/bundled/captions.json."""
 SCENES = "attributes found"
-"""Name of the metric that :func:`scene_metric` returns."""
+"""Name of the metric of :func:`scene_metric` in reports."""
 SAMPLING = Sampling(1, BUNDLED_SAMPLING.temperature, guidance=BUNDLED_SAMPLING.guidance)
 """Default sampling of the bundled model."""
 RECIPE = Recipe(SAMPLING, lantern=Lantern(100, 0.1), drafter="bundled")
-"""Default recipe of comparisons; its LANTERN settings apply to methods whose name ends in ``+lantern``."""
+"""Default recipe of comparisons. Only methods whose name ends in ``+lantern`` use its LANTERN settings."""
 
 
 def captions(start: int, count: int) -> list[str]:
-    """Return the held-out captions with the numbers `start` to `start + count - 1`; no training has used them."""
+    """Return the held-out captions with the numbers `start` to `start + count - 1`."""
     return [example(HELD_OUT_SEED, i)[1] for i in range(start, start + count)]
 
 
 def scene_metric(first: int = BUNDLED, count: int = BUNDLED_COUNT) -> ImageMetric:
-    """Return a metric that counts the prompted attributes found in an image.
+    """Return a metric that counts how many attributes of the prompt an image shows.
 
-    It replaces the CLIP score, which does not cover the bundled model's small synthetic scenes.
+    Attributes are for example the colours and places of objects. The benchmarks use this metric instead of the CLIP
+    score, because the CLIP score does not work for the small synthetic scenes of the bundled model.
 
     Args:
         first: Number of the first held-out caption that the metric accepts as a prompt.
-        count: Number of captions that it accepts.
+        count: Number of captions that the metric accepts.
     """
     scenes = {caption: scene for _, caption, scene in (example(HELD_OUT_SEED, i) for i in range(first, first + count))}
 
@@ -56,7 +61,7 @@ def scene_metric(first: int = BUNDLED, count: int = BUNDLED_COUNT) -> ImageMetri
 
 @cache
 def bundled() -> Target:
-    """Return the bundled model, loaded once."""
+    """Return the bundled model. Only the first call loads the model."""
     return load_target()
 
 
@@ -64,9 +69,8 @@ def comparison(presets: dict[str, Preset], prompts: list[str], recipe: Recipe = 
     """Return a benchmark of these methods on the bundled model.
 
     Args:
-        presets: Methods by name. A name that ends in ``+lantern`` is the method without this ending, with the recipe's
-            LANTERN settings.
-        prompts: Prompts, one image each.
+        presets: Methods by name. If a name ends in ``+lantern``, the method uses the recipe's LANTERN settings.
+        prompts: Prompts. Each prompt gets one image.
         recipe: Settings that all methods share.
     """
     known = PRESETS | {name: preset for name, preset in presets.items() if not name.endswith(RELAXED)}
@@ -76,13 +80,14 @@ def comparison(presets: dict[str, Preset], prompts: list[str], recipe: Recipe = 
 def compared(
     presets: dict[str, Preset], prompts: list[str], recipe: Recipe = RECIPE, judged: bool = False
 ) -> list[dict]:
-    """Measure plain decoding and these methods, interleaved on every prompt.
+    """Measure plain decoding and other methods. All methods decode one prompt before the next prompt starts.
 
     Args:
         presets: Methods by name, as in :func:`comparison`.
-        prompts: Prompts, one image each.
+        prompts: Prompts. Each prompt gets one image.
         recipe: Settings that all methods share.
-        judged: Apply :func:`scene_metric`; the prompts must be captions of adt_core/bundled/captions.json.
+        judged: Whether to apply :func:`scene_metric`. The prompts must then be captions of
+            adt_core/bundled/captions.json.
 
     Returns:
         Records for ``adt_core.lab.report``.

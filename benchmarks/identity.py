@@ -1,14 +1,18 @@
-"""Compare the tokens and draft trees between this checkout and another commit.
+"""Check that this checkout decodes the same tokens and drafts the same trees as another commit.
 
     git worktree add ../before COMMIT
     python -m benchmarks.identity ../before [--seeds 2] [--prompts 1] [--only adt-tree] [--keep 0.7]
 
-Both checkouts run the same ``generate`` commands on the bundled model in float32 on the CPU, covering every method,
-drafter and decoding option. The comparison uses the files that ``generate`` writes with ``--tokens`` and ``--trace``:
-the tokens and, for every round, the drafter's forwards, the tree sizes and the accepted drafts. Equal tokens are weak
-evidence, because a lossless method corrects every wrong draft. ``auto`` depends on the clock, so only its tokens are
-compared. Prints a line per run; the exit code is 1 if any run differs. All runs take about 15 minutes on two cores,
-or 6 minutes with ``--keep 0.7``, which decodes only the last rows of each image.
+Both checkouts run the same ``generate`` commands on the bundled model in float32 on the CPU. The commands cover every
+method, drafter and decoding option. The benchmark compares the files that ``generate`` writes with ``--tokens`` and
+``--trace``. They contain the tokens and, for every round, the number of drafter forwards, the tree sizes and the
+accepted drafts.
+
+The rounds matter, because equal tokens are weak evidence: a lossless method corrects every wrong draft. For ``auto``,
+however, only the tokens are compared, because its trees depend on measured times.
+
+The benchmark prints a line per run. The exit code is 1 if any run differs. All runs take about 15 minutes on two cores.
+With ``--keep 0.7``, they take 6 minutes, because only the last 30 % of the rows of each image are decoded.
 """
 
 from __future__ import annotations
@@ -25,10 +29,10 @@ from .harness import captions
 
 FIRST_CAPTION = 4300  # number of the first held-out caption of this benchmark
 BATCHED_PROMPTS = 4
-"""Number of prompts in runs that decode several images at once."""
+"""Number of prompts in runs with ``--at-once``, which decode several images at the same time."""
 IMAGE = HERE / "assets" / "icon.png"
 FIELDS = tuple("image position depth_asked width_asked depth width nodes accepted ranks substituted".split())
-"""Keys of the trace that are compared for each image of a round."""
+"""Keys of the trace whose values are compared, for each image of each round."""
 
 CHAIN = "--method eagle2 --depth 16 --width 1 --nodes 16"
 PRUNED = "--depth 6 --width 3 --nodes 10 --expand-above 0.3 --keep-above 0.05"
@@ -82,15 +86,16 @@ RUNS = {
     "auto": "--method auto",
     "auto, jacobi": f"{WINDOW} --method auto",
 }
-"""Options of ``generate`` by the name of the run."""
+"""Options of ``generate`` for each run, by the name of the run."""
 
 
 class Output(NamedTuple):
     """Tokens and rounds of one run.
 
     Attributes:
-        tokens: Codes by image, row and column.
-        rounds: For each prompt and round, the drafter's forwards and the `FIELDS` of every image.
+        tokens: Codebook index of each token, as nested lists: tokens[image][row][column].
+        rounds: For each prompt, a list of rounds. A round is a list of two items: the number of drafter forwards, and
+            for each image the values of `FIELDS`.
     """
 
     tokens: list
@@ -104,7 +109,13 @@ class Output(NamedTuple):
 
 
 def generate(checkout: Checkout, options: list[str], prompts: list[str], folder: Path) -> Output:
-    """Run ``generate`` with these options and read the tokens and the trace that it writes.
+    """Run ``generate`` in a checkout, and read the tokens and the trace from the files that it writes.
+
+    Args:
+        checkout: Checkout that runs the command.
+        options: Options of ``generate``.
+        prompts: Prompts of the run.
+        folder: Folder for temporary files.
 
     Raises:
         SystemExit: If the command fails.
@@ -128,7 +139,16 @@ def _compared(round: dict) -> list:
 
 
 def difference(before: Output, now: Output, compare_rounds: bool) -> str:
-    """Describe the first difference; return an empty string if the outputs are equal."""
+    """Describe the first difference between the outputs of two checkouts.
+
+    Args:
+        before: Output of the other commit.
+        now: Output of this checkout.
+        compare_rounds: Whether to compare the rounds, too.
+
+    Returns:
+        The description, or "" if the outputs are equal.
+    """
     if before.tokens != now.tokens:
         images = [i for i, (a, b) in enumerate(zip(before.tokens, now.tokens)) if a != b]
         return f"TOKENS DIFFER in the images {images} of {len(before.tokens)}, now {len(now.tokens)}"

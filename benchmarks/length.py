@@ -1,12 +1,18 @@
-"""Measure whether tokens at the end of a very long image cost more than their attention does.
+"""Measure whether decoding slows down towards the end of a very long image, beyond the cost of attention.
 
     python -m benchmarks.length [--whole] [--prompts 3] [--threads 1] [--layers 2] [--width 128]
 
-The model has random weights in layers of any size. Codes, grid, row ends, guidance and top-k are equal to Lumina-mGPT
-2.0's, whose images have 9,312 tokens. Interleaved methods decode the first tenth of an image, and the last tenth after
-a given prefix. *Forward alone* is the time of layers and head at these positions, for one token and for a tree of 24;
-the rest of a round is everything except attention. With ``--whole``, one image is decoded plainly, and the time of each
-tenth is printed. All times are milliseconds of CPU time.
+At later positions, attention reads more keys, so a forward takes longer. The rest of a round should not.
+
+The model has random weights. ``--layers`` and ``--width`` set its size. Its codebook size, grid, row ends, guidance and
+top-k are those of Lumina-mGPT 2.0, whose images have 9,312 tokens. The benchmark decodes two parts of an image with
+each method: the first tenth, and the last tenth after a given prefix.
+
+*Forward alone* is the time of the layers and the head without the rest of a round. It is measured in the middle of both
+parts, for one token and for 24 tokens.
+
+With ``--whole``, the benchmark decodes one complete image with plain decoding, and prints the time of each tenth. All
+times are CPU times in milliseconds.
 """
 
 from __future__ import annotations
@@ -34,14 +40,19 @@ from .gpu.models import ADT_TREE, SHAPES, TITLES, WINDOW, job_of, random_network
 from .interleaving import format_median, header, interleave, row
 
 ENDS = {"first": 0, "last": 9}
-"""Measured tenths of the image, by name."""
-TREE = 24  # tokens of the larger forward
-REPEATS = 20  # of each forward
+"""Measured tenths of the image by name: index of the tenth, from 0."""
+TREE = 24  # number of tokens in the larger forward
+REPEATS = 20  # number of timed calls of each forward
 PUBLISHED = lumina2.FAMILY.sampling
 
 
 def target_of(layers: int, width: int) -> Target:
-    """Return a random target like Lumina-mGPT 2.0, with layers of another number and hidden size."""
+    """Return a target like Lumina-mGPT 2.0 with random weights.
+
+    Args:
+        layers: Number of layers.
+        width: Hidden size.
+    """
     shape = SHAPES["Lumina-mGPT-7B"]
     config = replace(
         shape.config,
@@ -59,10 +70,16 @@ def target_of(layers: int, width: int) -> Target:
 
 
 def timed_rounds(decoding: Decoding, tokens: int) -> tuple[float, int]:
-    """Decode a number of tokens, after an untimed first round that also reads the prompt.
+    """Decode some tokens and measure the time.
+
+    The first round is not timed, because it also reads the prompt.
+
+    Args:
+        decoding: Decoding that has not begun.
+        tokens: Number of tokens to decode in timed rounds.
 
     Returns:
-        Milliseconds of CPU time, and number of rounds.
+        CPU time in milliseconds, and number of timed rounds.
     """
     running = iter(decoding)
     next(running)
@@ -79,7 +96,13 @@ def timed_rounds(decoding: Decoding, tokens: int) -> tuple[float, int]:
 
 @torch.inference_mode()
 def forward_time(target: Target, position: int, size: int) -> float:
-    """Return the milliseconds that layers and head take for `size` tokens at this position of the image."""
+    """Return the CPU time in milliseconds of one forward through layers and head.
+
+    Args:
+        target: Target model.
+        position: Position of the first token in the image.
+        size: Number of tokens.
+    """
     prompt = target.encode_prompt("A picture.")
     rows = BatchRows([prompt, target.unconditional(prompt)], 9600, target.decoder.embedding, images=1)
     cache = KVCache(target.decoder.config, rows.count, 9600, target.decoder.embedding)
@@ -98,7 +121,7 @@ def forward_time(target: Target, position: int, size: int) -> float:
 
 
 def decode_tenth(job: Job, tenth: int, prompt: str) -> tuple[float, float]:
-    """Return the milliseconds per round and per token of one tenth of the image."""
+    """Decode one tenth of the image. Return the CPU time per round and per token in milliseconds."""
     target = job.target
     prefix = torch.arange(96 * 96 * tenth // 10).expand(1, -1) % target.num_codes
     tokens = target.length // 10
@@ -107,7 +130,7 @@ def decode_tenth(job: Job, tenth: int, prompt: str) -> tuple[float, float]:
 
 
 def compare(target: Target, prompts: list[str]) -> None:
-    """Print the cost of both ends of the image for every method."""
+    """Print a table with the cost of the first and the last tenth of the image for every method."""
     options = {"guidance": PUBLISHED.guidance, "top_k": PUBLISHED.top_k}
     networks = {PLAIN: None, WINDOW: None, ADT_TREE: random_network(target)}
     jobs = {name: job_of(target, network, name, **options) for name, network in networks.items()}
@@ -132,7 +155,7 @@ def _twice(measure: Callable[[], float], _prompt: str) -> tuple[float, float]:
 
 
 def print_tenths(target: Target, prompt: str) -> None:
-    """Print the time of each tenth of a plainly decoded image, and the peak memory of the process."""
+    """Decode an image with plain decoding. Print the time of each tenth, and the peak memory of the process."""
     decoding = new_decoding(job_of(target, None, PLAIN, guidance=PUBLISHED.guidance, top_k=PUBLISHED.top_k), [prompt])
     print(header("tenth", "ms per token", "peak MiB"))
     tenth = 1

@@ -1,12 +1,16 @@
-"""Check that every method, drafter, proposal and tree size generates the tokens of plain decoding.
+"""Check that every method, drafter, proposal and tree size generates the same tokens as plain decoding.
 
     python -m benchmarks.lossless [--captions 16] [--seeds 2] [--dtype float64] [--weights int8] [--guidance 3]
                                   [--temperatures 0 1] [--only TEXT] [--exact on|off]
 
-In float64 and in half precision any difference is a failure (exit code 1). In float32 the first difference of an image
-must be a near tie of the plain run: a gap below 1e-3 between the two largest perturbed logits. Every setting also
-counts accepted drafts by depth and sibling rank, and fails if it has none: it would prove nothing. The captions of a
-seed are decoded as one batch.
+The exit code is 1 if a setting fails. In float64 and in half precision, a setting fails if any token differs. In
+float32, rounding may change the order of two candidates that are nearly tied. A setting therefore fails only if the
+first different token of an image is not a near tie. A near tie is a position at which the two largest perturbed logits
+(logits plus Gumbel noise) of plain decoding differ by less than 1e-3.
+
+A setting also fails if its drafts were not accepted at more than one depth, because the check would then prove nothing.
+The report counts the accepted drafts by depth in the tree and by sibling rank. All captions of a seed are decoded as
+one batch.
 """
 
 from __future__ import annotations
@@ -34,11 +38,11 @@ from .harness import captions
 from .interleaving import header, row
 
 TIE = 1e-3
-"""Gap of two perturbed logits below which float32 rounding may change their order."""
+"""Maximum difference of two perturbed logits whose order float32 rounding may change."""
 
 
 class Setting(NamedTuple):
-    """Drafter and drafting options of one row of the matrix.
+    """Drafter and drafting options of one row of the table of results.
 
     Attributes:
         drafter: Value of ``--drafter``.
@@ -50,7 +54,7 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Drafter and option values, separated by spaces."""
+        """Name of the drafter and values of the options, separated by spaces."""
         return f"{self.drafter} " + " ".join(str(value) for value in self.options.values())
 
 
@@ -71,7 +75,8 @@ _COUPLED = [
         "bundled", {"method": "eagle2", "depth": 6, "width": 2, "nodes": 8, "expand_above": 0.3, "keep_above": 0.05}
     ),
     Setting("jacobi", {"method": "eagle2", "depth": 16, "width": 1, "nodes": 16}),
-    # depth_min: a window of one position is never refined, so ADT-Tree would see rejected drafts and never extend it.
+    # depth_min is 4, because a Jacobi window of one position is never refined: its drafts would always be rejected, and
+    # ADT-Tree would never extend the window.
     Setting(
         "jacobi",
         {"method": "adt-tree", "depth": 8, "width": 3, "nodes": 16, "depth_min": 4, "depth_max": 16, "width_max": 4},
@@ -84,16 +89,22 @@ SETTINGS = [
     *_COUPLED,
     *(setting._replace(options=setting.options | {"proposal": "top-k"}) for setting in _WITH_BOTH_PROPOSALS),
 ]
-"""Rows of the matrix: every method and drafter, and each kind of tree with both proposals."""
+"""All settings: every method, every drafter, and every kind of tree with both kinds of proposals."""
 
 
 def plain_run(target: Target, prompts: list[str], sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Decode plainly and record how close each token's decision was.
+    """Decode with plain decoding, and record how close the two best candidates of each token were.
 
-    In plain decoding all images of a batch advance together, so the target's head is called once per position.
+    In plain decoding, all images of a batch advance together, so the target's head is called once per position.
+
+    Args:
+        target: Target model.
+        prompts: Prompts of the B images.
+        sampling: Sampling settings.
 
     Returns:
-        Codes [B, T], and the gaps between the two largest perturbed logits [B, T].
+        Codes [B, T] of B images with T tokens, and gaps [B, T]. A gap is the difference between the two largest
+        perturbed logits.
     """
     logits_of = target.decoder.logits
     recorded = []
@@ -114,13 +125,13 @@ def plain_run(target: Target, prompts: list[str], sampling: Sampling) -> tuple[T
 
 
 FREE = ((0, 1.0), (64, 1.0))
-"""Cost of drafts in the profile of :func:`free_drafts`: the same for 0 and for 64 drafts."""
+"""Cost of a round in plain steps, as pairs of number of drafts and cost: 1.0 for 0 drafts and for 64 drafts."""
 
 
 def free_drafts(job: Job) -> Job:
     """Return the job with a cost profile in which drafts cost nothing.
 
-    With the real costs, ``auto`` would draft almost nothing on a CPU, and its row would prove nothing.
+    With the real costs, ``auto`` would draft almost nothing on a CPU, and testing it would prove nothing.
     """
     assert job.drafter is not None
     names = [mode.name for mode in with_window(job.drafter).modes]
@@ -133,12 +144,12 @@ class Cell:
 
     Attributes:
         images: Number of images.
-        identical: Images with the tokens of plain decoding.
-        first_gaps: Plain decoding's gap at the first different token of each other image.
-        emitted: Tokens after prefill.
-        forwards: Rounds, summed over images.
-        depths: Accepted drafts by depth in the tree.
-        ranks: Accepted drafts by sibling rank.
+        identical: Number of images with the same tokens as plain decoding.
+        first_gaps: For each other image, the gap of plain decoding (see `plain_run`) at the first different token.
+        emitted: Number of tokens that the rounds decoded.
+        forwards: Number of rounds, summed over all images.
+        depths: Number of accepted drafts by depth in the tree.
+        ranks: Number of accepted drafts by rank among their siblings.
     """
 
     images: int = 0
@@ -160,17 +171,21 @@ class Cell:
         return self.tau > 1 and len(self.depths) > 1
 
     def lossless(self, tolerance: float) -> bool:
-        """Return whether every image equals plain decoding's or first differs at a gap below `tolerance`."""
+        """Return whether every image is equal to that of plain decoding, apart from near ties.
+
+        Args:
+            tolerance: The gap at the first different token must be below this value.
+        """
         return all(gap < tolerance for gap in self.first_gaps)
 
     def add(self, codes: Tensor, trace: Trace, expected: Tensor, gaps: Tensor) -> None:
         """Add the images of a decoding.
 
         Args:
-            codes: [B, T].
+            codes: Codes [B, T] of B images with T tokens.
             trace: Trace of the decoding.
-            expected: Plain decoding's codes [B, T].
-            gaps: Plain decoding's gaps [B, T].
+            expected: Codes [B, T] of plain decoding.
+            gaps: Gaps [B, T] of plain decoding, from `plain_run`.
         """
         for image_round in (image_round for round in trace.rounds for image_round in round.images):
             self.emitted += image_round.accepted + 1
@@ -198,10 +213,10 @@ def run_matrix(
 
     Args:
         target: Target model.
-        prompts: Prompts, decoded as one batch for each seed.
+        prompts: Prompts. All prompts are decoded as one batch, once for each seed.
         seeds: Seeds of the sampling.
         temperatures: Temperatures of the sampling.
-        settings: Rows of the matrix.
+        settings: Settings to check.
         guidance: Guidance scale.
 
     Yields:
@@ -248,7 +263,7 @@ def main() -> None:
         gaps = ", ".join(f"{gap:.1e}" for gap in cell.first_gaps)
         depths = dict(sorted(cell.depths.items()))
         ranks = dict(sorted(cell.ranks.items()))
-        # Print each row at once: an interrupted run has then shown its results.
+        # Print each row immediately, so that an interrupted run has shown its results.
         print(row(name, cell.images, cell.identical, gaps, cell.tau, depths, ranks), flush=True)
     passed = all(cell.has_drafted and cell.lossless(tolerance) for cell in cells)
     total = sum(cell.images for cell in cells)

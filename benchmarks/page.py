@@ -1,10 +1,11 @@
-"""Measure the frame rate of a page with twenty finished acceptance maps, and with as many stock samplers.
+"""Measure how fast ComfyUI's page scrolls with twenty finished acceptance maps, compared with twenty stock samplers.
 
     python -m benchmarks.page [--turns 5] [--frames 120]
 
-Reports frames per second while the page is dragged and the longest time between two frames, in ComfyUI's canvas and in
-Nodes 2.0. Both kinds of nodes are interleaved in one page of the newest frontend. ComfyUI and Chromium are set up as in
-the browser tests. A browser without a GPU renders on the CPU, so nothing else should run at the same time.
+The benchmark drags the page and reports two figures: frames per second, and the longest time between two frames. It
+measures both in ComfyUI's canvas and in Nodes 2.0. The runs with the two kinds of nodes are interleaved, in one browser
+tab with the newest frontend. ComfyUI and Chromium are set up as in the browser tests. A browser without a GPU renders
+on the CPU, so run nothing else at the same time.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ sys.path[:0] = [str(_TESTS / "workflow"), str(_TESTS / "browser")]
 
 OURS = "ADTTreeSampler"
 STOCK = "KSampler"
-COUNT = 20  # nodes on the page
+COUNT = 20  # number of sampler nodes on the page
 SCALES = {"all in sight": 0.25, "some in sight": 0.6}
-"""Zoom of the page: too small to read the text of the nodes, and large enough to read it."""
+"""Zoom of the page.
+
+At 0.25, all nodes are visible, and their text is too small to read. At 0.6, the text is readable."""
 MAKE = """async (count) => {
   app.graph.clear();
   const add = (kind, pos) => {
@@ -62,7 +65,7 @@ MAKE = """async (count) => {
   for (const one of helpers) app.graph.remove(one);
   return JSON.stringify(app.graph.serialize());
 }"""
-"""Runs `count` samplers to the end and returns a workflow that contains only these samplers."""
+"""JavaScript function that runs `count` samplers to the end, and returns a workflow with only these samplers."""
 OPEN = """async ([workflow, scale]) => {
   await app.loadGraphData(JSON.parse(workflow));
   await new Promise((next) => setTimeout(next, 3000));
@@ -79,11 +82,11 @@ PAN = """async (frames) => {
   }
   return times;
 }"""
-"""Drags the page for `frames` frames and returns the time of each frame in milliseconds."""
+"""JavaScript function that drags the page for `frames` frames, and returns the time of each frame in milliseconds."""
 
 
 def with_stock_samplers(workflow: str) -> str:
-    """Return the workflow with a stock sampler of the same size and position for every node."""
+    """Return a copy of the workflow in which a stock sampler of the same size and position replaces every node."""
     data = json.loads(workflow)
     kept = ("id", "pos", "size", "order", "mode", "flags")
     values = [0, "fixed", 20, 8.0, "euler", "simple", 1.0]
@@ -93,7 +96,7 @@ def with_stock_samplers(workflow: str) -> str:
 
 
 def drag(page, workflow: str, scale: float, frames: int) -> tuple[float, float]:
-    """Open a workflow and drag it.
+    """Open a workflow and drag the page.
 
     Returns:
         Frames per second, and the longest time between two frames in milliseconds.
@@ -105,12 +108,12 @@ def drag(page, workflow: str, scale: float, frames: int) -> tuple[float, float]:
 
 
 def spread(values: list[float]) -> str:
-    """Format the median, the minimum and the maximum."""
+    """Format the median, the minimum and the maximum of some values."""
     return f"{np.median(values):6.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
 def measure(page, turns: int, frames: int) -> None:
-    """Print the frame rates of both kinds of nodes at every scale."""
+    """Print the frame rates of both kinds of nodes at every zoom."""
     ours = page.evaluate(MAKE, COUNT)
     workflows = {OURS: ours, STOCK: with_stock_samplers(ours)}
     for name, scale in SCALES.items():

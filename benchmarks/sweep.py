@@ -1,10 +1,11 @@
-"""Tune drafting options on one prompt set and compare the best ones on another.
+"""Tune drafting options on one set of prompts, and compare the best options on another set.
 
     python -m benchmarks.sweep [--tune 6] [--evaluate 16] [--temperature 0.6]
 
-There are three families of candidates: fixed EAGLE-2 trees (a tree of width 1 is a chain), ADT-Tree, and both with
-confidence pruning. The candidate of each family with the highest median speed-up over plain decoding on the tuning
-captions is measured on the evaluation captions, where ADT-Tree is also compared with the best fixed tree per prompt.
+A candidate is a set of drafting options. There are three families of candidates: fixed EAGLE-2 trees (a tree of width 1
+is a chain), ADT-Tree, and both with confidence pruning. The benchmark measures all candidates on the tuning captions.
+In each family, the winner is the candidate with the highest median speed-up over plain decoding. The benchmark then
+measures the three winners on the evaluation captions, and compares ADT-Tree with the best fixed tree prompt by prompt.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ ADAPTIVE = (
 SHAPES = (("eagle2", 8, 1), ("eagle2", 8, 2), ("eagle2", 8, 3), ("adt-tree", 4, 2), ("adt-tree", 4, 3))
 """Method, depth and width of pruned trees."""
 CONFIDENCES = ((0.35, 0.1), (0.5, 0.1), (0.6, 0.05))
-"""Confidence above which a pruned tree expands a node, and confidence above which it keeps a node."""
+"""Confidence thresholds of pruned trees: a tree expands a node above the first, and keeps a node above the second."""
 
 
 def families() -> dict[str, dict[str, Preset]]:
-    """Return the candidates of each family by a label that lists their options."""
+    """Return the candidates of each family. The key of a candidate is a label that lists its options."""
     fixed = [{"method": "eagle2", "depth": depth, "width": width, "nodes": nodes} for depth, width, nodes in FIXED]
     names = ("width", "nodes", "beta", "depth_max", "width_max", "init")
     adaptive = [{"method": "adt-tree", **dict(zip(names, values, strict=True))} for values in ADAPTIVE]

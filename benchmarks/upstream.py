@@ -1,16 +1,20 @@
-"""Compare the images with the ones of transformers' ``generate``, and measure the cost of the ``upstream`` noise.
+"""Compare images with those of transformers' ``generate``, and measure the cost of the ``upstream`` noise.
+
+The ``upstream`` noise uses torch's random numbers in the same order as the model authors' scripts. With this noise, a
+seed gives the same image as with such a script.
 
     python -m benchmarks.upstream [--prompts 8]
     python -m benchmarks.upstream --costs [--prompts 8] [--threads 1]
 
-The first command generates held-out captions with the bundled model, a Chameleon, at temperature 1: with ``generate``
-after ``torch.manual_seed``, and with this engine and the ``upstream`` noise, with and without drafting. The exit code
-is 1 if any token differs.
+The first command generates images of held-out captions at temperature 1. The model is the bundled one, a Chameleon. It
+generates each image with transformers' ``generate`` after ``torch.manual_seed``, and with this engine and the
+``upstream`` noise, with and without drafting. The exit code is 1 if any token differs.
 
-The second command decodes plainly with either noise, alternating between steps of one and of the other, in
-milliseconds of CPU time. A step uses one random layer of a published model's width and a head of its number of codes. A
-ratio compares the steps of one caption. The ratio for all layers is computed from it, as if every layer had the cost of
-the complete step.
+The second command measures plain decoding with this pack's own noise and with the ``upstream`` noise. Steps with the
+two kinds of noise alternate. All times are CPU times in milliseconds. The model has one layer with random weights: the
+layer has the sizes of a published model, and the head has this model's number of codes. The ratio ``upstream / own`` is
+the median over the captions. The ratio for all layers is an estimate, which assumes that each layer of the published
+model takes as long as the measured complete step.
 """
 
 from __future__ import annotations
@@ -50,7 +54,14 @@ METHODS = {
 
 
 class Layers(NamedTuple):
-    """Sizes of the layers of a published model."""
+    """Sizes of the layers of a published model.
+
+    Attributes:
+        hidden: Hidden size.
+        inner: Intermediate size of the MLP.
+        heads: Number of attention heads.
+        count: Number of layers.
+    """
 
     hidden: int
     inner: int
@@ -66,17 +77,17 @@ STEPS = [
     (ANOLE, 8192, 65536),
     (EMU3, 32768, 184622),
 ]
-"""Layers, number of codes, and width of the row that the original script samples from."""
-ROUNDS = 32  # steps per ratio: noise of 1,024 codes is generated for 32 positions at a time
+"""Measured models: layers, number of codes, and number of logits that the original script samples from."""
+ROUNDS = 32  # steps per ratio; with 1,024 codes, the engine generates the noise of 32 positions at a time
 
 
 # ---- equal images --------------------------------------------------------------------------------
 
 
 def chameleon() -> ChameleonForConditionalGeneration:
-    """Load the bundled model into transformers, with image tokens allowed."""
+    """Load the bundled model into transformers, and allow it to generate image tokens."""
     model = ChameleonForConditionalGeneration.from_pretrained(resolve(BUNDLED, "target")).float().eval()
-    model.model.vocabulary_mapping.__dict__["image_tokens"] = []  # its forward masks the tokens of this list
+    model.model.vocabulary_mapping.__dict__["image_tokens"] = []  # the forward masks the tokens in this list
     return model
 
 
@@ -91,7 +102,7 @@ def generate(model: ChameleonForConditionalGeneration, target: Target, prompt: s
         sampling: Seed, guidance and temperature.
 
     Returns:
-        Codes [T].
+        Codes [T] of the T tokens of the image.
     """
     ids = target.encode_prompt(prompt)
     unconditional = torch.tensor([target.unconditional(ids)])
@@ -113,7 +124,7 @@ def generate(model: ChameleonForConditionalGeneration, target: Target, prompt: s
 
 
 def check(prompts: list[str]) -> bool:
-    """Print how many images equal transformers' by method; return whether all do."""
+    """Print for each method how many images are equal to those of transformers. Return whether all images are equal."""
     target = load_target()
     model = chameleon()
     equal = dict.fromkeys(METHODS, 0)
@@ -136,12 +147,12 @@ def check(prompts: list[str]) -> bool:
 
 
 def target_of(layers: Layers, codes: int, width: int) -> Target:
-    """Return the bundled model with one random layer and another head.
+    """Return the bundled model with its decoder replaced by one random layer and a random head.
 
     Args:
         layers: Sizes of the layer.
         codes: Number of codes of the head.
-        width: Width of the row that the original script samples from.
+        width: Number of logits that the original script samples from.
     """
     target = load_target()
     config = replace(
@@ -164,7 +175,7 @@ def target_of(layers: Layers, codes: int, width: int) -> Target:
 
 
 def step_times(target: Target, prompt: str) -> list[float]:
-    """Return the milliseconds of a step with this pack's own noise and with the ``upstream`` noise."""
+    """Return the CPU time of a step in milliseconds: with this pack's own noise, and with the ``upstream`` noise."""
     drafting = Drafting(method=PLAIN)
     jobs = [Job(target, Recipe(Sampling(1, noise=noise), drafting)) for noise in ("own", UPSTREAM)]
     runs = [iter(new_decoding(job, [prompt])) for job in jobs]
@@ -179,9 +190,18 @@ def step_times(target: Target, prompt: str) -> list[float]:
 
 
 def noise_times(codes: int, width: int, repeats: int = 30) -> list[float]:
-    """Return the median milliseconds of the noise of one position, this pack's own and ``upstream``."""
+    """Return the median CPU time in milliseconds for generating the noise of one position.
+
+    Args:
+        codes: Number of codes.
+        width: Number of logits that the original script samples from.
+        repeats: Number of timed calls.
+
+    Returns:
+        Times of this pack's own noise and of the ``upstream`` noise.
+    """
     medians = []
-    chunk = max(2**15 // codes, 1)  # positions that the engine generates at a time
+    chunk = max(2**15 // codes, 1)  # number of positions whose noise the engine generates in one call
     for kind in (KeyedNoise(codes, torch.empty(0)), UpstreamNoise(width, torch.arange(codes), 1)):
         generate_noise = kind((1, 0))
         times = []

@@ -1,11 +1,14 @@
-"""Compare the speed of this checkout with another commit's on the same images.
+"""Compare the speed of this checkout with that of another commit.
 
     git worktree add ../before COMMIT
     python -m benchmarks.versions ../before [--prompts 12] [--threads 2]
 
-Each checkout runs in a separate process, and the processes are interleaved. Reports seconds per image of the bundled
-model, without prompt and codec, and medians of ratios with 95 % bootstrap intervals. Both checkouts must accept the
-same options of ``generate``. ``benchmarks.identity`` checks that they generate the same tokens.
+Each checkout runs in a separate process. Both decode the first image, then both decode the second image, and so on. The
+benchmark reports the seconds per image of the bundled model, without reading the prompt and without the codec. It also
+reports medians of ratios with 95 % bootstrap intervals.
+
+Both checkouts must accept the same options of ``generate``. This benchmark does not compare the images; use
+``benchmarks.identity`` for that.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ METHODS = {
     "window": "--drafter jacobi --method eagle2",
     "network and window": "--drafter bundled+jacobi --method eagle2",
 }
-"""Options of ``generate`` by method."""
+"""Options of ``generate`` for each method."""
 
 
 def seconds(checkout: Checkout, folder: Path, task: tuple[str, int]) -> float:
@@ -38,11 +41,11 @@ def seconds(checkout: Checkout, folder: Path, task: tuple[str, int]) -> float:
 
     Args:
         checkout: Checkout that runs ``generate``.
-        folder: Folder for the files that it writes.
-        task: Method and number of the held-out caption.
+        folder: Folder for the files that ``generate`` writes.
+        task: Name of the method, and number of the held-out caption.
 
     Returns:
-        Seconds of decoding, without the prompt.
+        Seconds of decoding, without reading the prompt.
     """
     method, number = task
     report = folder / "report.json"
