@@ -1,4 +1,4 @@
-"""Drafters, which propose the tokens that the target verifies. :mod:`.table` lists them."""
+"""Drafters. A drafter proposes tokens, and the target verifies them. :mod:`.table` lists all drafters."""
 
 from .base import Drafter, Prefill, Proposer, Shapes, Verified
 from .eagle_files import fits

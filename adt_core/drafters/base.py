@@ -1,6 +1,11 @@
 """Base classes of drafters.
 
-A :class:`Drafter` is loaded once. It makes a :class:`Proposer` for each batch of images, which holds their state.
+A :class:`Drafter` is loaded once. For each batch of images, it makes a :class:`Proposer` that stores their state and
+proposes their draft trees.
+
+Dimensions: B images; R rows of the transformer's batch (2 * B with guidance, else B); n prompt tokens per row; h is the
+length of a feature vector; N drafts per tree (N + 1 nodes with the root); D levels below the root; V codes. `z` are the
+target's logits after guidance, temperature, filters and grammar. `g` is the Gumbel noise of the images.
 """
 
 from __future__ import annotations
@@ -25,10 +30,10 @@ class Prefill:
     """Result of the target's forward pass over the prompts and prefixes.
 
     Attributes:
-        features: [R, n, h], of all these tokens.
-        ids: [R, n], the token id after each of them; the last is the first decoded token.
-        step: Metadata of the forward pass.
-        z: [B, 1, V], processed logits of the first decoded token.
+        features: [R, n, h], the target's features of all tokens of the prompt and prefix.
+        ids: [R, n], the id of the token that follows each feature's token. The last column is the first decoded token.
+        step: Positions and attention mask of the forward pass.
+        z: [B, 1, V], processed logits from which the first token was sampled.
         position: Raster position of the first decoded token.
     """
 
@@ -43,22 +48,22 @@ class Shapes:
     """Shapes of a round's trees, one per image.
 
     Attributes:
-        depth: Maximum depth of all images.
-        width: Maximum width of all images.
-        nodes: Maximum number of drafts of all images.
-        branches: Maximum number of drafts outside the longest path of an image.
-        tree: Published tree, as in :class:`Shape`.
-        mode: Draft mode, as in :class:`Shape`.
-        alike: Whether all images have the maximum sizes.
+        depth: Largest depth among the images.
+        width: Largest width among the images.
+        nodes: Largest number of drafts among the images.
+        branches: Largest number of drafts outside the longest path of a tree, among the images.
+        tree: Name of the published tree, as in :class:`Shape`.
+        mode: Name of the draft mode, as in :class:`Shape`.
+        alike: Whether the trees of all images have the sizes above.
     """
 
     def __init__(self, shapes: Sequence[Shape], limits: Tensor, may_be_cut: bool = False):
         """Combine the shapes of all images.
 
         Args:
-            shapes: Shape of each image, all with one draft mode and one published tree.
-            limits: Depth, width and nodes of each image, [B, 3] int64.
-            may_be_cut: Whether the limits may be below the shapes.
+            shapes: Shape of each image. All shapes have the same draft mode and the same published tree.
+            limits: [B, 3] int64, maximum depth, width and number of drafts of each image, on the device.
+            may_be_cut: Whether the limits may be smaller than the shapes.
         """
         self._limits = limits
         self.depth = max(shape.depth for shape in shapes)
@@ -72,22 +77,22 @@ class Shapes:
 
     @property
     def key(self) -> Hashable:
-        """Identifies rounds that launch the same work."""
+        """Key that is equal for rounds that launch the same kernels with the same tensor sizes."""
         return self.depth, self.width, self.nodes, self.branches, self.tree, self.mode
 
     @property
     def widths(self) -> Tensor:
-        """Width of each image, [B, 1]."""
+        """Maximum width of each image's tree, [B, 1]."""
         return self._limits[:, 1:2]
 
     @property
     def lengths(self) -> Tensor:
-        """Drafts on the longest path of each image, [B, 1]: its depth, or its nodes if there are fewer."""
+        """Maximum number of drafts on a path of each image's tree, [B, 1]: the smaller one of its depth and drafts."""
         return torch.minimum(self._limits[:, :1], self._limits[:, 2:])
 
     @property
     def budgets(self) -> Tensor | None:
-        """Nodes of each image, [B, 1]; None if all images have the same number."""
+        """Maximum number of drafts of each image, [B, 1]; None if all images have the same number."""
         return None if self.alike else self._limits[:, 2:]
 
 
@@ -96,13 +101,13 @@ class Verified:
     """Result of the target's forward pass over a tree.
 
     Attributes:
-        tree: The tree.
-        features: [R, N + 1, h], of every node.
-        perturbed: [B, N + 1, V], z + g after every node; the target emits its argmax there.
+        tree: The draft trees.
+        features: [R, N + 1, h], the target's features of every node.
+        perturbed: [B, N + 1, V], scores z + g after every node. The target emits the code with the largest score.
         acceptance: The accepted paths.
-        finite: [B] bool, whether all logits that decide the accepted path are finite.
-        roots: Roots of the tree.
-        substitutes: [B, N + 1] bool, nodes that LANTERN accepted as substitutes; None without LANTERN.
+        finite: [B] bool, whether all logits that decided the accepted path are finite.
+        roots: Roots of the trees.
+        substitutes: [B, N + 1] bool, True for nodes that LANTERN accepted as substitutes; None without LANTERN.
     """
 
     tree: DraftTree
@@ -115,7 +120,10 @@ class Verified:
 
     @cached_property
     def following(self) -> Tensor:
-        """Codes [B, D + 1] after the nodes of the accepted path: its drafts, the next root, then padding."""
+        """Decided codes after the root, [B, D + 1]: the accepted drafts, then the next root, then padding.
+
+        Example: two accepted drafts 3 and 9, and the next root 4, in a tree with 4 levels: 3, 9, 4, padding, padding.
+        """
         acceptance = self.acceptance
         drafts = self.tree.tokens.gather(1, acceptance.path[:, 1:])
         codes = torch.cat([drafts, acceptance.next_root[:, None]], 1)
@@ -125,23 +133,24 @@ class Verified:
 class Proposer:
     """State of a drafter for a batch of images.
 
-    A subclass names the attributes that have an entry for each image (`by_image`) or for each row (`by_row`). They can
-    be tensors, KV caches, other proposers, or any object with `select`, `admit` and `state`; they follow the images as
-    these enter and leave. Images share no state, so each gets the same trees in any batch.
+    A subclass lists the attributes that are its state: `by_image` names attributes with one entry per image, and
+    `by_row` names attributes with one entry per batch row. Such an attribute can be a tensor, a KV cache, another
+    proposer, or any object with the methods `select`, `admit` and `state`. When images enter or leave the batch, this
+    base class updates all these attributes. Images share no state, so an image gets the same trees in every batch.
 
-    A GPU captures rounds and replays them. Therefore `propose` and `on_verified` follow three rules on every device:
-    tensor sizes depend only on the shapes and on `context.size`, nothing waits for the device, and the tensors of the
-    state are changed in place.
+    A GPU captures rounds and replays them. Therefore `propose` and `on_verified` follow three rules on every device.
+    First, tensor sizes depend only on the shapes and on `context.size`. Second, no operation waits for the device.
+    Third, the tensors of the state are changed in place.
 
     Attributes:
-        by_image: Names of attributes with an entry for each image.
-        by_row: Names of attributes with an entry for each row.
-        supports_plain_steps: Whether a round without drafts may be a plain step, after which `on_plain_step` is called
-            instead of `on_verified`.
+        by_image: Names of the attributes with one entry per image.
+        by_row: Names of the attributes with one entry per batch row.
+        supports_plain_steps: Whether a round without drafts may be a plain step. After a plain step, `on_plain_step` is
+            called instead of `on_verified`.
         forwards: Number of forward passes of the drafter's own network so far.
-        context: The request.
-        rows: Rows of the active images.
-        noise: Noise that the target samples with; None at temperature 0.
+        context: The part of the request that drafters may see.
+        rows: Prompt rows of the images.
+        noise: Noise with which the target samples; None at temperature 0.
     """
 
     by_image: ClassVar[tuple[str, ...]] = ()
@@ -155,7 +164,7 @@ class Proposer:
         self.set_rows(rows)
 
     def set_rows(self, rows: BatchRows) -> None:
-        """Use these rows from now on."""
+        """Set the prompt rows, after the images have changed."""
         self.rows = rows
 
     def begin(self, prefill: Prefill) -> None:
@@ -173,16 +182,16 @@ class Proposer:
 
         Args:
             roots: Roots of the step.
-            codes: [B], the code decided after each root.
-            z: [B, 1, V], processed logits of these codes.
+            codes: [B], the code that was decided after each root.
+            z: [B, 1, V], processed logits from which the codes were sampled.
         """
 
     def select(self, slots: Tensor, rows: BatchRows) -> None:
-        """Drop the images of all other slots.
+        """Keep only the images of the given slots.
 
         Args:
-            slots: [b], slots to keep.
-            rows: Rows of these slots.
+            slots: [b], indices of the slots to keep.
+            rows: Prompt rows of the kept slots.
         """
         for name, index in self._indexed_state(slots, self.rows):
             part = getattr(self, name)
@@ -198,15 +207,15 @@ class Proposer:
         """Replace the images of some slots.
 
         Args:
-            slots: [b], slots to fill.
-            others: Proposer of the same class, with the state of the new images.
-            rows: Rows of all slots. Like the noise, they were already changed in place.
+            slots: [b], indices of the slots to fill.
+            others: Proposer of the same class, with the state of the b new images.
+            rows: Prompt rows of all slots, the new images included. The caller has also updated the noise.
         """
         for name, index in self._indexed_state(slots, rows):
             part = getattr(self, name)
             new = getattr(others, name)
             if isinstance(part, Tensor):
-                place: tuple[Any, ...] = (index, *map(slice, new.shape[1:]))  # others may have fewer columns
+                place: tuple[Any, ...] = (index, *map(slice, new.shape[1:]))  # `new` may have fewer columns than `part`
                 part[place] = new
             elif isinstance(part, Proposer):
                 part.admit(index, new, rows)
@@ -215,7 +224,7 @@ class Proposer:
         self.set_rows(rows)
 
     def state(self) -> list[Tensor]:
-        """Return all tensors that a round changes and the next one reads, except KV caches."""
+        """Return all tensors, except KV caches, that a round changes and the next round reads."""
         tensors: list[Tensor] = []
         for name in self.by_image + self.by_row:
             part = getattr(self, name)
@@ -226,18 +235,19 @@ class Proposer:
         return tensors
 
     def _indexed_state(self, slots: Tensor, rows: BatchRows) -> list[tuple[str, Tensor]]:
-        """Return the names of the state's attributes, each with the indices of the slots in it."""
+        """Return the name of each state attribute, with the indices of the slots' entries in this attribute."""
         row_numbers = rows.of(slots)
         return [(name, slots) for name in self.by_image] + [(name, row_numbers) for name in self.by_row]
 
 
 class Drafter:
-    """A loaded drafter, without weights by default.
+    """A loaded drafter. This base class has no weights.
 
     Attributes:
-        defaults: Default options of drafting with it, and its default method if that is not `auto`.
-        gpu_defaults: Different defaults on a GPU, where more drafts cost almost nothing.
-        modes: Its draft modes, for a policy that chooses.
+        defaults: Default options of drafting with this drafter. They can include the default method; without it, the
+            method is `auto`.
+        gpu_defaults: Options whose defaults differ on a GPU, where more drafts cost almost nothing.
+        modes: Draft modes, for a policy that chooses between modes.
     """
 
     defaults: Mapping[str, Any] = {}
@@ -246,21 +256,21 @@ class Drafter:
 
     @property
     def network(self) -> nn.Module | None:
-        """Its weights."""
+        """Neural network of the drafter; None if the drafter has no weights."""
         return None
 
     @property
     def kind(self) -> Hashable:
-        """Key that is equal for drafters that make the same drafts."""
+        """Key. Two drafters with the same key make the same drafts."""
         return self
 
     def proposer(self, context: Context, rows: BatchRows, noise: Noise | None) -> Proposer:
         """Make the state for a batch of images.
 
         Args:
-            context: The request.
-            rows: Rows of the images.
-            noise: Noise that the target samples with; None at temperature 0.
+            context: The part of the request that drafters may see.
+            rows: Prompt rows of the images.
+            noise: Noise with which the target samples; None at temperature 0.
 
         Raises:
             AdtError: If the drafter does not support the request's method.
@@ -268,15 +278,19 @@ class Drafter:
         raise NotImplementedError
 
     def uncommitted(self, largest: Shape) -> int:
-        """Return the number of positions of the drafter's KV cache that a round may write after the committed ones."""
+        """Return the maximum number of entries that a round appends to the drafter's KV cache.
+
+        Args:
+            largest: Size of the largest draft tree of the method.
+        """
         return 0
 
     def cache_bytes(self, rows: int, cache_length: int, itemsize: int) -> int:
-        """Return the bytes of a proposer's KV cache and tables of features; its other state is small.
+        """Return the bytes of a proposer's large state: its KV cache and tables of features.
 
         Args:
-            rows: Rows of the transformer's batch.
-            cache_length: Positions of the KV cache.
-            itemsize: Bytes of a number of the model's dtype.
+            rows: Number of rows of the transformer's batch.
+            cache_length: Number of positions of the KV cache.
+            itemsize: Bytes of one number in the model's dtype.
         """
         return 0

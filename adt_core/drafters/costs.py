@@ -1,4 +1,4 @@
-"""Estimated cost profile, used until the costs of rounds are measured on a device."""
+"""Built-in estimate of a cost profile. It is used until the costs of rounds are measured on a device."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ MODES = (CHAIN, WINDOW, BOTH, BOTH_CHAIN)
 def built_in(device: str, images: int, modes: Iterable[DraftMode] = ()) -> CostProfile:
     """Return the estimated profile.
 
+    A profile contains a curve for each draft mode: the cost of a round as a function of the number of drafts. The unit
+    is the cost of a plain round, which has no drafts.
+
     Args:
-        device: Kind of device, `cpu` or `cuda`; others are treated as `cuda`.
+        device: Type of device. "cpu" gives the estimate for CPUs, any other type the estimate for GPUs.
         images: Number of images that are decoded together.
-        modes: Further draft modes.
+        modes: Draft modes of drafters from outside this package. They are added to `MODES`.
     """
     kind = "cpu" if device == "cpu" else "cuda"
     costs: dict[str, Curve] = {}

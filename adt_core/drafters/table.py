@@ -1,4 +1,4 @@
-"""Table of drafters, and drafters by the names that users give."""
+"""Table of drafters, and functions that load or describe a drafter by the name that a user gives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def load_drafter(
     """Load a drafter for a target.
 
     Args:
-        path: Key of `DRAFTERS`, "bundled" or the folder of a network; the latter two can end in `WITH_WINDOW`.
+        path: Key of `DRAFTERS`, "bundled", or the folder of a drafter network. After "bundled" or a folder, the suffix
+            `WITH_WINDOW` adds the Jacobi window.
         target: Target to draft for.
         check: Called often; may raise an exception to cancel.
         device: Device of the weights (default: the target's).
@@ -53,7 +54,7 @@ def drafter_defaults(name: str, device: str) -> Mapping[str, Any]:
 
     Args:
         name: Name of the drafter, as for :func:`load_drafter`.
-        device: Kind of device, `cpu` or `cuda`.
+        device: Type of device, "cpu" or "cuda".
     """
     network = MergedDrafter if name.endswith(WITH_WINDOW) else EagleDrafter
     return default_options(DRAFTERS[name]() if name in DRAFTERS else network, device)
@@ -64,23 +65,27 @@ def default_options(drafter: Drafter | type[Drafter], device: str) -> Mapping[st
 
     Args:
         drafter: Drafter or its class.
-        device: Kind of device, `cpu` or `cuda`.
+        device: Type of device, "cpu" or "cuda".
     """
     return drafter.defaults if device == "cpu" else {**drafter.defaults, **drafter.gpu_defaults}
 
 
 def is_network(name: str) -> bool:
-    """Return whether the drafter of this name is a network without the Jacobi window."""
+    """Return whether the drafter with this name is a network that is not combined with the Jacobi window."""
     return name not in DRAFTERS and not name.endswith(WITH_WINDOW)
 
 
 def with_window(drafter: Drafter) -> Drafter:
-    """Combine a network with the Jacobi window; return other drafters unchanged."""
+    """Combine a drafter network with the Jacobi window. Other drafters are returned unchanged."""
     return MergedDrafter(drafter) if isinstance(drafter, EagleDrafter) else drafter
 
 
 def without_window(drafter: Drafter) -> Drafter | None:
-    """Return the network of a drafter without the Jacobi window; None if it has no network."""
+    """Remove the Jacobi window from a combined drafter.
+
+    Returns:
+        The drafter network; None if the drafter has no network.
+    """
     if isinstance(drafter, MergedDrafter):
         return drafter.eagle
     return drafter if drafter.network is not None else None

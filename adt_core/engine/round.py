@@ -258,10 +258,10 @@ def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
 def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
     """Limit the depth of a shape to the `remaining` positions of its image.
 
-    The number of nodes becomes smaller by the number of levels that are removed. Example: a shape with depth 6 and 10
-    nodes has 6 nodes on one path and 4 other nodes. At depth 2, it has 2 nodes on one path and the same 4 other nodes,
-    so 6 nodes. A published tree (`Shape.tree`) keeps its number of nodes, because its nodes are fixed. The target does
-    not verify those of them that are too deep.
+    The number of drafts (`Shape.nodes`) becomes smaller by the number of removed levels. Example: a shape with depth 6
+    and 10 drafts has 6 drafts on one path and 4 other drafts. If 2 positions remain, the result has depth 2, 2 drafts
+    on one path and 4 other drafts, so 6 drafts. A published tree (`Shape.tree`) has fixed drafts, so it keeps their
+    number. The control tensors then exclude the drafts that are too deep.
     """
     if remaining <= 0:
         return NO_DRAFTS

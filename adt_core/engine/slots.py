@@ -42,7 +42,7 @@ class Slots:
         plan: Key of these slots in the pool (`pool.plan_of`); None if the slots can't be reused.
         active: For each slot, True until its image is finished. A finished image may stay in its slot.
         controls: Values that the host sets for each round, [B, 5] int64. The columns are: maximum depth, width and
-            number of nodes of the tree; 1 if the image advances, else 0; number of tokens that LANTERN may still
+            number of drafts of the tree; 1 if the image advances, else 0; number of tokens that LANTERN may still
             substitute.
     """
 
@@ -185,7 +185,7 @@ class Slots:
 
     @property
     def tree_limits(self) -> Tensor:
-        """Maximum depth, width and number of nodes of each image's tree, [B, 3]."""
+        """Maximum depth, width and number of drafts of each image's tree, [B, 3]."""
         return self.controls[:, :3]
 
     @property

@@ -1,9 +1,12 @@
-"""Trial of batch invariance: whether a token's features are bitwise equal in every forward on this device.
+"""Trial of batch invariance, which tests if a token's features are bitwise equal in all forward passes on this device.
 
-The batch-invariant mode (:mod:`adt_core.models.batch_invariance`) relies on the order of sums in libraries: a row of a
-matrix product must depend neither on its index nor on the other rows, and an attention kernel must add keys in the
-order of their cache positions. No library guarantees that. So the trial reads tokens one by one and again as rounds do,
-with the first layers of the loaded weights, and compares features and logits.
+Batch-invariant mode (:mod:`adt_core.models.batch_invariance`) relies on the order in which libraries add numbers. A row
+of a matrix product must depend neither on its index nor on the other rows. An attention kernel must add keys in the
+order of their cache positions. No library guarantees these properties, so the trial tests them with the first layers of
+the loaded weights. The target reads tokens one by one. Then it reads the same tokens in larger forward passes, as
+rounds do. Both ways must give the same features and logits.
+
+Dimensions: B images, n tokens per forward pass, m tokens to compare, V codes.
 """
 
 from __future__ import annotations
@@ -36,17 +39,20 @@ from ..request import PROMPT_MULTIPLE, Request
 from . import profiles
 
 TILE_DIVISOR = 4
-"""Factor by which the fallback reduces the rows of a matrix product."""
+"""Factor by which a fallback reduces the number of rows of a matrix product (the tile)."""
 TRIAL_LAYERS = 2
-"""Decoder layers of the trial. A difference in one layer shows in the attention of the next."""
+"""Number of decoder layers in the trial. The second layer's attention shows differences that the first one makes."""
 PRECEDING_TOKENS = 160
-"""Image tokens before the tokens that are read."""
+"""Number of image tokens before the tokens that are compared."""
 EXTRA_PROMPT_TOKENS = PROMPT_MULTIPLE
-"""Difference in length of the two prompts. It moves the image to other cache positions even if prompts are padded."""
+"""Difference in length between the two prompts of the variant `COMPANY`.
+
+The longer prompt moves the image to other cache positions, even if prompts are padded to `PROMPT_MULTIPLE`.
+"""
 PATH_DRAFTS = 32
-"""Drafts of the path. With as many beside them, they fill more than a tile."""
+"""Number of drafts on the path that is compared. Together with one sibling for each, they fill more than a tile."""
 COMPARED_DEPTHS = (0, 1, 7, 8, 15, 16, 31, 32)
-"""Depths of the path whose outputs are compared."""
+"""Depths on the path at which features and logits are compared."""
 
 CHAIN = "in a chain"
 TREE = "in a tree"
@@ -54,19 +60,20 @@ COMPANY = "beside a longer prompt"
 COLUMNS = "among more columns"
 VARIANTS = (CHAIN, TREE, COMPANY, COLUMNS)
 WEIGHT_SAMPLE = 64
-"""Elements of each matrix whose sum identifies the weights."""
+"""Number of elements of each matrix that are summed. The sums identify the weights."""
 MAX_REMARK_LENGTH = 300
-"""Characters of a remark in a stored report."""
+"""Maximum number of characters of a remark in a stored report."""
 
 
 class InvarianceReport(NamedTuple):
     """Result of the trial on one device.
 
     Attributes:
-        fallback: Slower operations that are batch-invariant; None if the usual ones are.
+        fallback: Slower operations to use, because the usual ones are not batch-invariant here; None for the usual
+            operations.
         drafts: Whether drafting leaves images unchanged.
-        differing: Variants (:data:`VARIANTS`) in which the usual operations gave other bits.
-        remark: Sentence for the user, or "".
+        differing: Variants (:data:`VARIANTS`) whose results with the usual operations were not bitwise equal.
+        remark: Message for the user, or "".
     """
 
     fallback: FallbackConfig | None = None
@@ -85,11 +92,11 @@ class InvarianceReport(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Any, tile: int) -> InvarianceReport | None:
-        """Return the report that `to_json` gave, or None for any other value.
+        """Return the report from the result of `to_json`; None if the value is not such a result.
 
         Args:
             value: Parsed JSON.
-            tile: Rows of a matrix product without a fallback.
+            tile: Number of rows of a matrix product without a fallback, the upper bound for a fallback.
         """
         match value:
             case {"trust": fallback, "drafts": bool(drafts), "differing": [*differing], "remark": str(remark)}:
@@ -105,10 +112,11 @@ NO_MODE = InvarianceReport(remark=message("device.no_mode"))
 
 
 def invariance_report(request: Request) -> InvarianceReport:
-    """Return the report for these weights on this device; run the trial if there is none yet.
+    """Return the report for the weights and the device of a request. Run the trial if there is no report yet.
 
-    The report is stored in the runtime and in the cache folder, and a new remark is logged. The caller sets
-    `Decoder.fallback`, for plain decoding too: otherwise drafted images would differ from plain ones.
+    Reports are stored in the runtime and in the cache folder. When a report with a remark is first used in a process,
+    the remark is logged. The caller must set `Decoder.fallback` to the report's fallback. This is also necessary for
+    plain decoding, so that it gives the same image as drafting.
     """
     decoder = request.target.decoder
     if not decoder.exact or decoder.dtype not in HALF:
@@ -139,7 +147,7 @@ def _stored_or_new_report(name: str, request: Request) -> InvarianceReport:
 
 
 def report_name(request: Request) -> str:
-    """Return the name of a report: the weights, and everything by which a library chooses its kernels."""
+    """Return the name of a report. It contains the weights, and everything by which a library chooses its kernels."""
     decoder = request.target.decoder
     device = decoder.embedding.device
     layer = decoder.layers[0]
@@ -152,7 +160,7 @@ def report_name(request: Request) -> str:
 
 
 def _run_trial(request: Request) -> InvarianceReport:
-    """Try the usual operations, then the fallbacks from the fastest to the slowest."""
+    """Try the usual operations first, then the fallbacks from the fastest to the slowest; return the report."""
     differing = tuple(differences(request))
     if not differing:
         return InvarianceReport()
@@ -167,7 +175,12 @@ def _run_trial(request: Request) -> InvarianceReport:
 
 
 def _fallback_remark(fallback: FallbackConfig, usual: int) -> Message:
-    """Return the sentence about slower operations; `usual` is the tile without a fallback."""
+    """Return the message about slower operations.
+
+    Args:
+        fallback: Operations that are used.
+        usual: Number of rows of a matrix product without a fallback.
+    """
     if fallback.far:
         return message("device.products")
     return message("device.products_and_attention" if fallback.tile < usual else "device.attention")
@@ -175,14 +188,15 @@ def _fallback_remark(fallback: FallbackConfig, usual: int) -> Message:
 
 @torch.inference_mode()
 def differences(request: Request, fallback: FallbackConfig | None = None) -> list[str]:
-    """Return the variants whose output is not bitwise equal to the output of tokens that are read one by one.
+    """Return the variants whose output differs from the output of tokens that are read one by one.
 
     Args:
-        request: Gives the model, the prompt, the rows of an image and the guidance.
+        request: Request whose model, prompt, rows per image and guidance are used.
         fallback: Operations to try; None for the usual ones.
 
     Returns:
-        Some of :data:`VARIANTS`; none if all are equal, or if the batch-invariant mode is off.
+        Members of :data:`VARIANTS`. The list is empty if all outputs are bitwise equal, or if the device has no
+        batch-invariant mode.
     """
     if not request.target.decoder.default_tile:
         return []
@@ -200,15 +214,15 @@ def _bitwise_equal(expected: list[Tensor], outputs: list[Tensor]) -> bool:
 
 
 class _Trial:
-    """A partly generated image in a model with few layers, and the codes that come next."""
+    """A partly generated image in a model with few layers, and a path of codes that could follow."""
 
     def __init__(self, request: Request, fallback: FallbackConfig | None, with_longer_prompt: bool = False):
         """Read the prompts and the preceding tokens.
 
         Args:
-            request: Gives the model, the prompt, the rows of an image and the guidance.
+            request: Request whose model, prompt, rows per image and guidance are used.
             fallback: Operations to try; None for the usual ones.
-            with_longer_prompt: Generate another image with a longer prompt in the same batch.
+            with_longer_prompt: Whether the batch has a second image with a longer prompt.
         """
         target = first_layers(request.target)
         target.decoder.fallback = fallback
@@ -237,21 +251,22 @@ class _Trial:
         self._codes = tokens[:, before : before + self._depth + 1].to(slots.rows.device).expand(images, -1)
 
     def one_by_one(self) -> list[Tensor]:
-        """Read the tokens at `COMPARED_DEPTHS`, each in a forward with one token per row.
+        """Read the tokens at `COMPARED_DEPTHS`, each in its own forward pass with one token per row.
 
         Returns:
-            Features [rows of an image, m, h] and logits [1, m, V] of the first image.
+            Features [r, m, h] and logits [1, m, V] of the first image. r is the number of rows of an image: 2 with
+            guidance, else 1. h is the length of a token's feature vector.
         """
-        self.chain()  # writes the keys and values of the tokens between them
+        self.chain()  # writes the keys and values of all tokens of the path, also of those that are not compared
         itself = torch.ones(1, 1, 1, dtype=torch.bool, device=self._codes.device)
         outputs = [self._read(self._codes[:, [depth]], depth, 0, itself) for depth in self._compared]
         return [torch.cat(parts, 1) for parts in zip(*outputs)]
 
     def chain(self, all_columns: bool = False) -> list[Tensor]:
-        """Read the path in one forward.
+        """Read the path in one forward pass.
 
         Args:
-            all_columns: Let attention go through all positions of the KV cache.
+            all_columns: Whether attention reads all positions of the KV cache, unused ones included (masked).
 
         Returns:
             The same as `one_by_one`.
@@ -261,9 +276,9 @@ class _Trial:
         return [out[:, self._compared] for out in outputs]
 
     def tree(self) -> list[Tensor]:
-        """Read the path in one forward with a sibling before each of its drafts.
+        """Read a tree in one forward pass: the path, and one sibling for each draft of the path.
 
-        The path's draft at depth d is node 2d and its sibling node 2d - 1. For a path of 2 drafts::
+        At depth d, the sibling is node 2d - 1 and the draft of the path is node 2d. For a path of 2 drafts::
 
             nodes    0  1  2  3  4
             depths   0  1  1  2  2
@@ -283,7 +298,18 @@ class _Trial:
     def _read(
         self, codes: Tensor, first: int, depths: Tensor | int, visible: Tensor, all_columns: bool = False
     ) -> list[Tensor]:
-        """Read codes [B, n] in one forward, as a round does; `first` is the path's depth at which they begin."""
+        """Read codes in one forward pass, as a round does.
+
+        Args:
+            codes: [B, n].
+            first: Depth of the first code on the path.
+            depths: [1, n], depth of each code below the first code, or one depth for all.
+            visible: [1, n, n] bool, whether code i attends to code j, at [0, i, j].
+            all_columns: Whether attention reads all positions of the KV cache.
+
+        Returns:
+            Features and logits of the first image, as in `one_by_one`.
+        """
         slots = self._slots
         images = len(codes)
         roots = Roots.all_at(codes[:, 0], self._start + first)
@@ -299,7 +325,7 @@ class _Trial:
 
 
 def first_layers(target: Target) -> Target:
-    """Return a target with the first layers only, which shares its weights with the given one."""
+    """Return a target that has only the first `TRIAL_LAYERS` layers. It shares its weights with the given target."""
     copied = copy(target)
     decoder = copy(target.decoder)
     decoder._modules = {**decoder._modules, "layers": decoder.layers[:TRIAL_LAYERS]}
@@ -313,7 +339,7 @@ def _max_prompt_length(request: Request) -> int:
 
 
 def _lengthen(prompt: EncodedPrompt, length: int) -> EncodedPrompt:
-    """Return a prompt of `length` tokens: the given one, preceded by repetitions of its tokens."""
+    """Return a prompt of `length` tokens: copies of the given prompt's tokens, then the given prompt."""
     places = [place % len(prompt) for place in range(len(prompt) - length, len(prompt))]
     features = None if prompt.features is None else prompt.features[places]
     return EncodedPrompt([prompt[place] for place in places], features, prompt.hidden)

@@ -1,7 +1,8 @@
-"""Memory of a request: what it needs, and whether the machine has it.
+"""Estimate of the memory that a request needs, and checks whether the machine has enough.
 
-A system that runs out of memory kills the process without a message, so requests on the CPU are checked first. A GPU
-raises an error, after which fewer images are decoded at a time (:mod:`..decoding`).
+If the main memory runs out, the operating system kills the process without a message. So a request on the CPU is
+checked before it is decoded. If a GPU's memory runs out, torch raises an error. The decoding (:mod:`..decoding`) then
+continues with fewer images at a time.
 """
 
 from __future__ import annotations
@@ -21,22 +22,25 @@ from ..graphs import MAX_GRAPHS
 from ..request import ATTENDED_MULTIPLE, PREFIX_CHUNK, Request
 
 MEMORY_SHARE = 0.8
-"""Share of the machine's memory for weights, caches, trees and noise together."""
+"""Maximum share of the machine's main memory for weights, KV caches, draft trees and noise together."""
 CAPTURED_SIZES = 6
-"""Usual number of sizes of drafted rounds among the same number of attended positions."""
+"""Usual number of different tree sizes that are captured for each number of cache positions (`ATTENDED_MULTIPLE`)."""
 GRAPH_BYTES = 24 * 2**20
-"""Bytes of a captured round. Published figure, not measured here."""
+"""Bytes of a captured round. This is a published figure; it was not measured with this package."""
 WORKSPACE_BYTES = 32 * 2**20
-"""Bytes that matrix products need for a stream. Published figure, not measured here."""
+"""Bytes that matrix products allocate per CUDA stream. This is a published figure; it was not measured here."""
 
 
 def required_bytes(request: Request, batch_size: int, device: torch.device | None = None) -> int:
-    """Return the bytes of KV caches, noise, activations of the largest forward, and the codec for one image.
+    """Return the bytes that decoding needs in addition to the weights.
+
+    These are KV caches, noise, the activations of the largest forward pass, captured rounds, and the codec's work on
+    one image.
 
     Args:
         request: Batch to decode.
-        batch_size: Images that are decoded at the same time.
-        device: Device of the weights while decoding (default: where they are now).
+        batch_size: Number of images that are decoded at the same time.
+        device: Device on which the images will be decoded (default: the device of the weights).
     """
     target = request.target
     pixels = target.grid[0] * target.grid[1] * target.downsample**2
@@ -44,7 +48,7 @@ def required_bytes(request: Request, batch_size: int, device: torch.device | Non
 
 
 def slot_bytes(request: Request, batch_size: int, device: torch.device | None = None) -> int:
-    """Return the bytes of slots with their captured rounds; arguments as in :func:`required_bytes`."""
+    """Return the bytes of slots and their captured rounds. The arguments are as in :func:`required_bytes`."""
     graphs = 0
     if _is_replayed(request, device):
         graphs = _activation_bytes(request, batch_size, device) + _graph_bytes(request)
@@ -52,12 +56,14 @@ def slot_bytes(request: Request, batch_size: int, device: torch.device | None = 
 
 
 def state_bytes(request: Request, batch_size: int, device: torch.device | None = None) -> int:
-    """Return the bytes of caches, noise and activations; arguments as in :func:`required_bytes`."""
+    """Return the bytes of KV caches, noise and activations. The arguments are as in :func:`required_bytes`."""
     target = request.target
     decoder = request.target.decoder
     itemsize = decoder.embedding.element_size()
     cache_length = request.cache_length_on(_is_replayed(request, device))
-    held = min(2 * batch_size, request.images)  # images that enter are prepared beside those that leave
+    # Images that enter have their own noise and drafter state, until these are copied into the slots. So up to
+    # 2 * batch_size images have noise and drafter state at the same time.
+    held = min(2 * batch_size, request.images)
     caches = KVCache.num_bytes(decoder.config, request.groups * batch_size, cache_length, itemsize)
     if request.active_drafter is not None:
         caches += request.active_drafter.cache_bytes(request.groups * held, cache_length, itemsize)
@@ -72,14 +78,18 @@ def _is_replayed(request: Request, device: torch.device | None) -> bool:
 
 
 def _graph_bytes(request: Request) -> int:
-    """Return the bytes of captured rounds without their activations."""
+    """Return the bytes of captured rounds, without the activations that they use."""
     lengths = 1 + (-(-request.cache_length // ATTENDED_MULTIPLE) - 1).bit_length()
     sizes = 1 if request.active_drafter is None else CAPTURED_SIZES
     return WORKSPACE_BYTES + min(sizes * lengths, MAX_GRAPHS) * GRAPH_BYTES
 
 
 def _activation_bytes(request: Request, batch_size: int, device: torch.device | None) -> int:
-    """Return the bytes of the largest forward's activations, and of one matrix that is converted."""
+    """Return the bytes of the activations of the largest forward pass.
+
+    If the weights are quantised and the GPU has no matrix product for them, each matrix is converted before its use.
+    The result then includes one converted matrix.
+    """
     target = request.target
     decoder = request.target.decoder
     config = request.target.decoder.config
@@ -97,7 +107,10 @@ def _activation_bytes(request: Request, batch_size: int, device: torch.device | 
 
 
 def _near_bytes(request: Request, cache_length: int, prompt: int, device: torch.device) -> int:
-    """Return the bytes of a row's attention to near keys: keys, values and three score tables in float64."""
+    """Return the bytes that attention to near keys (:mod:`...models.batch_invariance`) needs for one batch row.
+
+    These are the keys, the values and three tables of attention scores, all in float64.
+    """
     decoder = request.target.decoder
     config = request.target.decoder.config
     if not decoder.tile:
@@ -111,7 +124,7 @@ def _near_bytes(request: Request, cache_length: int, prompt: int, device: torch.
 
 
 def check_memory(request: Request, batch_size: int) -> None:
-    """Check that the machine's memory is large enough.
+    """Check that the main memory is large enough, if the weights are on the CPU.
 
     Raises:
         AdtError: If the weights are on the CPU and `batch_size` images need too much memory.
@@ -121,7 +134,7 @@ def check_memory(request: Request, batch_size: int) -> None:
 
 
 def cpu_memory_shortage(request: Request, batch_size: int) -> str:
-    """Return a sentence if the weights are on the CPU and `batch_size` images need too much memory, else ""."""
+    """Return an error message if the weights are on the CPU and `batch_size` images need too much memory, else ""."""
     decoder = request.target.decoder
     if decoder.embedding.device.type != "cpu":
         return ""
@@ -139,12 +152,12 @@ def cpu_memory_shortage(request: Request, batch_size: int) -> str:
 
 
 def gpu_memory_shortage(request: Request, batch_size: int, pooled: int) -> str:
-    """Return a sentence if a GPU's free memory is too small for `batch_size` images, else "".
+    """Return an error message if the GPU's free memory is too small for `batch_size` images, else "".
 
     Args:
         request: Batch to decode.
-        batch_size: Images that are decoded at the same time.
-        pooled: Bytes of pooled slots, which can be freed.
+        batch_size: Number of images that are decoded at the same time.
+        pooled: Bytes of the pooled slots (:mod:`..pool`). They count as free memory, because the pool can be freed.
     """
     needed = slot_bytes(request, batch_size)
     free = free_bytes(request.target.decoder.embedding.device) + pooled

@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def limit_threads(count: int) -> Iterator[None]:
-    """Let torch use at most `count` CPU threads within the block."""
+    """Context manager that lets torch use at most `count` CPU threads. Afterwards the earlier number is set again."""
     before = torch.get_num_threads()
     if count >= before:
         yield
