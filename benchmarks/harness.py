@@ -43,8 +43,8 @@ def captions(start: int, count: int) -> list[str]:
 def scene_metric(first: int = BUNDLED, count: int = BUNDLED_COUNT) -> ImageMetric:
     """Return a metric that counts how many attributes of the prompt an image shows.
 
-    Attributes are for example the colours and places of objects. The benchmarks use this metric instead of the CLIP
-    score, because the CLIP score does not work for the small synthetic scenes of the bundled model.
+    An attribute is, for example, "a red house on the left" or "a night sky". The benchmarks use this metric instead of
+    the CLIP score, because the CLIP score does not work for the small synthetic scenes of the bundled model.
 
     Args:
         first: Number of the first held-out caption that the metric accepts as a prompt.

@@ -1,1 +1,1 @@
-"""Figures of README.md and docs: ``python -m benchmarks.figures`` measures them."""
+"""Benchmark that measures the figures in README.md and docs: ``python -m benchmarks.figures``."""

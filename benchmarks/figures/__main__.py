@@ -1,13 +1,18 @@
-"""Measure every figure of this program in README.md and docs, on the bundled model.
+"""Measure the figures in README.md and docs that describe this pack, on the bundled model.
 
     python -m benchmarks.figures [--only NAME,...] [--count N]      measure, store the figures, update the documents
     python -m benchmarks.figures --write                            update the documents from the stored figures
 
-docs/figures.json stores the figures of each part with their commit, machine and date. In the documents, a table is
-placed between ``<!-- figures: NAME -->`` and ``<!-- /figures -->``, followed by this origin. All parts take about 20
-minutes on two cores. Nothing else should run meanwhile, except for parts that only count tokens and depths. ``--count``
-replaces each part's number of prompts. Two measurements take longer and have separate commands: ``python -m
-model_making.quality`` judges the images, and ``python -m benchmarks.lossless`` checks losslessness.
+A part is a group of figures that are measured together. The file docs/figures.json stores the figures of each part,
+together with the commit, the machine and the date of the measurement. Each document marks the places for figures with
+``<!-- figures: NAME -->`` and ``<!-- /figures -->``. This command writes a table between the two marks, followed by the
+commit, the machine and the date.
+
+All parts take about 20 minutes on two cores. Run nothing else at the same time, unless you measure only parts that
+count tokens and depths. ``--count`` sets the number of prompts of every part.
+
+Two measurements take longer and have their own commands: ``python -m model_making.quality`` measures the quality of the
+images, and ``python -m benchmarks.lossless`` checks losslessness.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ STORED = ROOT / "docs" / "figures.json"
 PARTS: dict[str, FigurePart] = {**generate.PARTS, **methods.PARTS, **others.PARTS, **rounds.PARTS}
 MARKED = re.compile(r"<!-- figures: (\w+) -->(?:(?!<!-- ).)*<!-- /figures -->", re.DOTALL)
 DIGITS = 6
-"""Significant digits of a stored float."""
+"""Number of significant digits of a stored float."""
 
 
 def pages() -> list[Path]:
@@ -45,12 +50,12 @@ def pages() -> list[Path]:
 
 
 def load_figures() -> dict[str, dict]:
-    """Return the stored figures by part."""
+    """Return the stored figures by the name of the part."""
     return json.loads(STORED.read_text(encoding="utf-8"))
 
 
 def rounded(value: Any) -> Any:
-    """Return the JSON value with every float rounded to `DIGITS` significant digits."""
+    """Return a copy of a JSON value in which every float is rounded to `DIGITS` significant digits."""
     if isinstance(value, dict):
         return {name: rounded(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -59,7 +64,7 @@ def rounded(value: Any) -> Any:
 
 
 def origin() -> dict[str, str]:
-    """Return commit, machine and date of a measurement."""
+    """Return the commit, the machine and the date of a measurement that runs at this moment."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=7"], cwd=ROOT, capture_output=True, text=True
     )
@@ -74,7 +79,16 @@ def _read(path: str) -> str:
 
 
 def render(figures: dict[str, dict]) -> dict[str, str]:
-    """Return the text for every marker; tables are followed by their origin, short texts are not."""
+    """Return the text for every mark in the documents.
+
+    A table is followed by the commit, the machine and the date of its part. A text of one line is not.
+
+    Args:
+        figures: Stored figures by the name of the part.
+
+    Returns:
+        Texts by the name of the mark.
+    """
     texts = {}
     for name, part in figures.items():
         footer = "\n\n*{count} prompts; commit {commit}, {day}; {machine}.*".format(**part)
@@ -84,10 +98,14 @@ def render(figures: dict[str, dict]) -> dict[str, str]:
 
 
 def fill(document: str, texts: dict[str, str]) -> str:
-    """Replace the text between the markers of a document.
+    """Replace the text between the marks of a document.
+
+    Args:
+        document: Content of the document.
+        texts: New texts by the name of the mark.
 
     Raises:
-        KeyError: If the document has a marker whose name is not in `texts`.
+        KeyError: If the document has a mark whose name is not in `texts`.
     """
 
     def replacement(marker: re.Match) -> str:
@@ -98,7 +116,15 @@ def fill(document: str, texts: dict[str, str]) -> str:
 
 
 def measure(name: str, count: int) -> dict:
-    """Measure a part with an empty cache of cost profiles; return its number of prompts and its figures."""
+    """Measure a part with an empty cache of cost profiles.
+
+    Args:
+        name: Name of the part.
+        count: Number of prompts.
+
+    Returns:
+        Dictionary with the number of prompts and the figures.
+    """
     started = time.monotonic()
     with empty_profile_cache():
         data = json.loads(json.dumps(rounded(PARTS[name].measure(count))))
@@ -107,13 +133,13 @@ def measure(name: str, count: int) -> dict:
 
 
 def measure_and_store(names: list[str], count: int | None, file: Path, figures: dict[str, dict]) -> None:
-    """Measure parts and write the figures after each of them.
+    """Measure parts. Write all figures to a file after each part.
 
     Args:
-        names: Parts to measure.
-        count: Number of prompts; None for each part's default.
-        file: JSON file, one line per part.
-        figures: Figures of other parts; the new ones are added.
+        names: Names of the parts to measure.
+        count: Number of prompts of every part. None or 0 selects the default of each part.
+        file: JSON file to write. It has one line per part.
+        figures: Figures that are already known, by the name of the part. This function adds the new figures.
     """
     where = origin()  # before the checkout changes
     for name in names:
@@ -123,7 +149,7 @@ def measure_and_store(names: list[str], count: int | None, file: Path, figures: 
 
 
 def update_documents(texts: dict[str, str]) -> None:
-    """Write the texts into all documents that have a marker for them."""
+    """Write the texts into all documents that contain their marks."""
     for page in pages():
         text = page.read_text(encoding="utf-8")
         if (new := fill(text, texts)) != text:
@@ -132,7 +158,7 @@ def update_documents(texts: dict[str, str]) -> None:
 
 
 def main() -> None:
-    """Run the command line of the figures."""
+    """Run the command line of this benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help=f"some of {','.join(PARTS)}")
     parser.add_argument("--count", type=int, help="number of prompts of every part")

@@ -1,4 +1,4 @@
-"""Speed beside transformers' own ``generate``, with the same model, captions and sampling settings."""
+"""Figures on speed compared with transformers' ``generate``: same model, same captions, same sampling settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ def _engine_seconds(job: Job, prompt: str) -> float:
 
 
 def measure(count: int) -> list[dict]:
-    """Measure seconds per image, prompt included, in interleaved runs; loading and image decoder are excluded."""
+    """Measure the seconds per image of each method.
+
+    The time includes reading the prompt, but neither loading the model nor the image decoder. All methods decode one
+    prompt before the next prompt starts.
+    """
     prompts = captions(FIRST_CAPTION, count)
     target = bundled()
     model = chameleon()
@@ -59,7 +63,7 @@ def measure(count: int) -> list[dict]:
 
 
 def tables(lines: list[dict]) -> dict[str, str]:
-    """Return the table for the marker ``transformers``."""
+    """Return the table for the mark ``transformers``."""
     columns = ("decoder", "seconds per image", "speed-up over transformers", "speed-up over plain decoding")
     rows = [
         [

@@ -1,4 +1,4 @@
-"""All methods on the bundled model, one image at a time, and the effect of single options."""
+"""Figures on all methods with the bundled model, one image at a time, and on the effect of single options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from .parts import FigurePart
 
 RELAXABLE = ("adt-tree", "merged")
 FIXED = {f"eagle2 d{depth} k2 N6": Preset(Drafting("eagle2", depth=depth, width=2, nodes=6)) for depth in (4, 5)}
-"""Fixed trees with the mean number of drafts of ADT-Tree's trees, and with depths next to their mean depth."""
+"""Fixed trees that are comparable with the trees of ADT-Tree.
+
+Their number of drafts N is the mean of ADT-Tree. Their depths d are the two integers next to the mean depth of
+ADT-Tree. k is the width."""
 MAIN = {
     **{
         name: PRESETS[name]
@@ -36,11 +39,11 @@ PAIRS = [
     ("merged", "adt-tree"), ("merged-64", "merged"), ("auto", "merged"), ("auto-jacobi", "jacobi"),
     *((name + RELAXED, name) for name in RELAXABLE),
 ]  # fmt: skip
-"""Pairs of methods whose ratio is reported."""
+"""Pairs of a method and a baseline. The benchmark reports the speed-up of the method over the baseline."""
 GREEDY = ("eagle2", "adt-tree", "jacobi", "merged", "auto")
 SHORT = ("method", "speedup", "low", "high", "tau", "mean_depth", "nodes_per_round", "substitution_rate", SCENES)
 DRAFTER_SHARE = 1 / 32
-"""Cost of a forward of a one-layer drafter in plain steps of a target with 32 layers."""
+"""Cost of a drafter forward as a share of a plain step: a drafter with 1 layer for a target with 32 layers."""
 SPEED = {
     "auto": "*auto*, the default",
     "merged": "network and Jacobi window in one tree, 24 drafts",
@@ -50,11 +53,11 @@ SPEED = {
     "eagle2-top-k": "EAGLE-2 with the usual top-k proposals",
     "adt-tree": "ADT-Tree",
 }
-"""Rows of the table in README.md by method."""
+"""Rows of the table in README.md: method -> title of the row."""
 
 
 def measure_methods(count: int) -> dict:
-    """Measure all methods, and the ratios of `PAIRS` with their 95 % intervals."""
+    """Measure all methods, and the speed-ups of `PAIRS` with their 95 % intervals."""
     records = compared(MAIN, captions(BUNDLED, count), judged=True)
     pairs = []
     for one, other in PAIRS:
@@ -64,13 +67,14 @@ def measure_methods(count: int) -> dict:
 
 
 def upper_bounds(rows: list[dict]) -> list[list]:
-    """Return the speed-ups for a tree verification as fast as one plain step.
+    """Return upper bounds of the speed-ups: the speed-ups if verifying a tree took only as long as one plain step.
 
     Args:
-        rows: Summary of the main run.
+        rows: One dictionary of results per method, from `measure_methods`.
 
     Returns:
-        Method, speed-up with free drafting, and speed-up with drafter forwards of `DRAFTER_SHARE` of a step.
+        One list per method with three items: name of the method, speed-up if drafting took no time, and speed-up if
+        each drafter forward took the share `DRAFTER_SHARE` of a plain step.
     """
     plain = next(row for row in rows if row["method"] == PLAIN)["target_forwards"]
     forwards = [(row["method"], row["target_forwards"], row["drafter_forwards"]) for row in rows]
@@ -78,7 +82,7 @@ def upper_bounds(rows: list[dict]) -> list[list]:
 
 
 def tables_of_methods(data: dict) -> dict[str, str]:
-    """Return the tables of the main run by marker."""
+    """Return the tables of `measure_methods` by the name of their mark."""
     rows = {row["method"]: row for row in data["rows"]}
     speed = [
         [title, "{speedup:.2f} ({low:.2f} to {high:.2f})".format(**rows[name]), f"{rows[name]['tau']:.1f}"]
@@ -94,7 +98,7 @@ def tables_of_methods(data: dict) -> dict[str, str]:
 
 
 def lantern_presets() -> dict[str, Preset]:
-    """Return methods with other LANTERN settings than the main run's."""
+    """Return methods with LANTERN settings that `measure_methods` does not measure."""
     deltas = {f"delta {delta}": Lantern(100, delta) for delta in (0.05, 0.3, 0.7, 1.0)}
     rules = {"exact": None, **deltas, "lambda 2": Lantern(100, factor=2.0), "lambda 20": Lantern(1000, factor=20.0)}
     chosen = {"adt-tree": rules, "adt-tree-top-k": ("exact", "delta 0.3"), "merged": ("delta 0.3", "delta 1.0")}
@@ -106,7 +110,7 @@ def lantern_presets() -> dict[str, Preset]:
 
 
 def measure_lantern(count: int) -> dict:
-    """Measure LANTERN with several settings."""
+    """Measure the methods of `lantern_presets`."""
     return {"rows": summary(compared(lantern_presets(), captions(BUNDLED, count), judged=True)), "images": count}
 
 
@@ -141,11 +145,11 @@ CHANGES: dict[str, dict[str, dict]] = {
     },
     "merged": {"proposals top-k": {"proposal": "top-k"}},
 }
-"""Changes of single options by method and title."""
+"""Changed options: method -> title of the change -> options."""
 
 
 def with_changes(name: str) -> dict[str, Preset]:
-    """Return a method and its variants with one change each."""
+    """Return a method, and a variant of the method for each change in `CHANGES`."""
     preset = PRESETS[name]
     return {name: preset} | {
         change: preset._replace(drafting=preset.drafting.replace(**options))
@@ -154,10 +158,11 @@ def with_changes(name: str) -> dict[str, Preset]:
 
 
 def measure_changes(count: int) -> list[list]:
-    """Decode all prompts as one batch with every change.
+    """Decode all prompts as one batch, once for each method and change of `CHANGES`.
 
     Returns:
-        Method, change, tokens per target pass, mean tree depth and drafts per round.
+        One list per method and change: method, change, tokens per target pass, mean tree depth, mean number of drafts
+        per round.
     """
     prompts = captions(BUNDLED, count)
     lines = []
@@ -171,18 +176,18 @@ def measure_changes(count: int) -> list[list]:
 
 
 def tables_of_lantern(data: dict) -> dict[str, str]:
-    """Return the table for the marker ``lantern``."""
+    """Return the table for the mark ``lantern``."""
     return {"lantern": summary_table(data["rows"], data["images"], SHORT)}
 
 
 def tables_of_greedy(data: dict) -> dict[str, str]:
-    """Return the table for the marker ``greedy``."""
+    """Return the table for the mark ``greedy``."""
     columns = (*SHORT[:7], "seconds", "identical", "agreement")
     return {"greedy": summary_table(data["rows"], data["images"], columns)}
 
 
 def tables_of_changes(lines: list[list]) -> dict[str, str]:
-    """Return the table for the marker ``changes``."""
+    """Return the table for the mark ``changes``."""
     return {"changes": table(["method", "change", "tokens per target pass", "depth", "drafts per round"], lines)}
 
 

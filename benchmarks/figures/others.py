@@ -1,4 +1,4 @@
-"""*auto*, batches, half precision, and the relation between draft trees and image detail."""
+"""Figures on *auto*, on batches, on half precision, and on the relation between draft trees and image detail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETS = {"grammar": "captions", "ordinary": "ordinary prompts"}
 
 
 def measure_auto(count: int) -> list[dict]:
-    """Measure *auto* and single draft modes on both `SETS`, in processes without measured costs."""
+    """Measure *auto* and other methods on both `SETS`. Every process starts without measured costs."""
     lines = []
     for kind in SETS:
         with workers(list(METHODS)) as started:
@@ -34,7 +34,7 @@ def measure_auto(count: int) -> list[dict]:
 
 
 def tables_of_auto(lines: list[dict]) -> dict[str, str]:
-    """Return the table for the marker ``auto``."""
+    """Return the table for the mark ``auto``."""
     columns = ["prompts", "method", "speed-up over plain", "lowest of an image", "identical"]
     rows = ([SETS[kind], *rest] for kind, _, *rest in map(cells, lines))
     return {"auto": table(columns, rows)}
@@ -46,7 +46,10 @@ BATCHED = {PLAIN: "plain", "auto": "auto"}
 
 
 def measure_together(count: int) -> list[dict]:
-    """Measure throughput by method and batch size, and compare the images with plain decoding of single images."""
+    """Measure the throughput for each method and batch size.
+
+    The results also contain how many images are equal to those of plain decoding with batch size 1.
+    """
     prompts = captions(3200, count)
     indices = list(range(count))
     jobs = comparison({name: PRESETS[name] for name in BATCHED}, prompts).jobs(
@@ -76,7 +79,7 @@ def measure_together(count: int) -> list[dict]:
 
 
 def tables_of_together(lines: list[dict]) -> dict[str, str]:
-    """Return the table for the marker ``together``."""
+    """Return the table for the mark ``together``."""
     columns = [
         "method",
         "batch size",
@@ -109,7 +112,7 @@ def _half_job(target: Target, drafter: str, drafting: Drafting) -> Job:
 
 
 def measure_half(count: int) -> list[dict]:
-    """Measure plain decoding and drafting in bfloat16, with the batch-invariant mode on and off."""
+    """Measure plain decoding and other methods in bfloat16, with the batch-invariant mode on and off."""
     prompts = captions(3600, count)
     jobs = {}
     for mode, exact in MODES.items():
@@ -131,7 +134,11 @@ def measure_half(count: int) -> list[dict]:
 
 
 def tables_of_half(lines: list[dict]) -> dict[str, str]:
-    """Return the table for the marker ``half``, and the range of the mode's cost for the marker ``exact``."""
+    """Return a table for the mark ``half``, and a short text for the mark ``exact``.
+
+    The text is the range of the cost of the batch-invariant mode: decoding time with the mode divided by decoding time
+    without it.
+    """
     columns = ["method", "exact", "seconds per image", "speed-up over plain", "seconds, on / off", "identical"]
     rows = [
         [
@@ -153,14 +160,16 @@ QUARTERS = 4
 
 
 def detail(pixels: Tensor, downsample: int) -> np.ndarray:
-    """Return the mean absolute gradient around each token, smoothed over neighbouring tokens.
+    """Return a measure of image detail for each token: the mean absolute gradient of the pixels.
+
+    The mean is taken over the token and its neighbours, a square of 3 x 3 tokens.
 
     Args:
-        pixels: [3, H, W].
-        downsample: Pixels per token in each direction.
+        pixels: [3, H, W]: RGB, height, width.
+        downsample: Number of pixels per token in each direction.
 
     Returns:
-        [T] in raster order.
+        [T] for the T tokens of the image, in raster order.
     """
     gray = pixels.mean(0)
     gradient = torch.zeros_like(gray)
@@ -171,10 +180,16 @@ def detail(pixels: Tensor, downsample: int) -> np.ndarray:
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the rank correlation, with mean ranks for ties; 0 if all values of `a` are equal."""
+    """Return Spearman's rank correlation. Equal values get the mean of their ranks.
+
+    Args:
+        a: Values. If all of them are equal, the result is 0.
+        b: Values to compare with.
+    """
 
     def ranks(x: np.ndarray) -> np.ndarray:
-        # x = [5, 3, 5]: inverse [1, 0, 1], counts [1, 2], mean ranks of the values 3 and 5 [1, 2.5].
+        # Example: x = [5, 3, 5]. The distinct values are [3, 5], so inverse = [1, 0, 1] and counts = [1, 2].
+        # Value 3 has rank 1. Value 5 has ranks 2 and 3, so its mean rank is 2.5. The result is [2.5, 1, 2.5].
         _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
         return (counts.cumsum() - (counts - 1) / 2)[inverse]
 
@@ -182,9 +197,19 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _image_figures(busy: np.ndarray, depth: np.ndarray, emitted: np.ndarray) -> list[float]:
-    """Return both rank correlations, then depths and tokens per forward by quarter of increasing detail.
+    """Return the figures of one image.
 
-    A token of a round that emitted n tokens costs 1 / n of a forward, so the mean is harmonic.
+    If a round decodes n tokens, each of its tokens costs 1 / n forwards. The mean number of tokens per forward is
+    therefore a harmonic mean.
+
+    Args:
+        busy: Detail around each token.
+        depth: Depth of the tree in the round that decoded the token.
+        emitted: Number of tokens that this round decoded.
+
+    Returns:
+        Rank correlation of detail with depth, rank correlation of detail with `emitted`, mean depth in each quarter of
+        the tokens, and mean number of tokens per forward in each quarter. The first quarter has the lowest detail.
     """
     quarters = np.array_split(np.argsort(busy, kind="stable"), QUARTERS)
     depths = [float(depth[part].mean()) for part in quarters]
@@ -193,13 +218,15 @@ def _image_figures(busy: np.ndarray, depth: np.ndarray, emitted: np.ndarray) -> 
 
 
 def measure_regions(count: int) -> dict[str, list]:
-    """Relate tree depth and accepted tokens to the detail of the image around each token.
+    """Measure how tree depth and accepted tokens depend on the detail of the image around a token.
 
-    The first token of an image has no round and is left out.
+    The first token of an image is omitted, because no round decodes it.
+
+    Args:
+        count: Number of prompts.
 
     Returns:
-        For each method and image, Spearman's correlation of detail with depth and with tokens per round; then the
-        depth and the tokens per forward of each quarter of the tokens, by increasing detail.
+        For each method, the figures of each image from `_image_figures`.
     """
     prompts = captions(1000, count)
     jobs = comparison({name: PRESETS[name] for name in REGIONS}, prompts).jobs(
@@ -221,7 +248,7 @@ def measure_regions(count: int) -> dict[str, list]:
 
 
 def tables_of_regions(figures: dict[str, list]) -> dict[str, str]:
-    """Return the table for the marker ``regions``."""
+    """Return the table for the mark ``regions``."""
     columns = [
         "method",
         "Spearman of depth",

@@ -1,4 +1,4 @@
-"""Definition of a part of the figures."""
+"""Type of a part: a group of figures that are measured together."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ class FigurePart(NamedTuple):
 
     Attributes:
         count: Default number of prompts.
-        measure: Returns the figures of this many prompts as JSON types.
-        tables: Returns the texts for the documents by the name of their marker, from these figures.
+        measure: Function that gets the number of prompts and returns the figures, as values that JSON supports.
+        tables: Function that gets the figures and returns texts for the documents. The key of a text is the name of its
+            mark (see `figures.__main__`).
     """
 
     count: int

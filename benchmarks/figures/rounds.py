@@ -1,13 +1,14 @@
-"""Breakdown of the time of a round, compared with the limits of the device.
+"""Figures on the time of a round and its components, compared with the limits of the device.
 
-First table: rounds by the number of tokens in the target's pass, without drafting, interleaved; medians with the middle
-half of the measurements. *Share of the limit* is the time that reading the weights and multiplying with them would take
-at the memory bandwidth and the arithmetic rate of this device, as measured by two simple tests, divided by the measured
-time.
+The first table shows the time of a round without drafting, by the number of tokens (nodes) in the target's pass. Each
+entry is a median, with the range of the middle half of the measurements. *Share of the limit* is the shortest possible
+time divided by the measured time. The shortest possible time is that of reading the weights or that of the arithmetic,
+whichever is longer. It is computed from the memory bandwidth and the arithmetic rate of this device, which two simple
+tests measure.
 
-Second table: complete images, with timers around the target's layers, its head (including its use by the drafter) and
-the drafter. *At most* is the speed-up if drafting took no time and every node beyond the root only the time of its
-arithmetic.
+The second table shows the components of a round in complete images: the target's layers, the head and the drafter. The
+time of the head includes its use by the drafter. *At most* is an upper bound of the speed-up: drafting takes no time,
+and each node apart from the root takes only the time of its arithmetic.
 """
 
 from __future__ import annotations
@@ -47,11 +48,16 @@ FIRST_CAPTION = 4000  # number of the first held-out caption of this part
 
 
 def limits() -> tuple[float, float]:
-    """Return bytes per second of a sum over 512 MB, and operations per second of a large matmul; best of 8."""
+    """Measure the limits of the device. Each limit is the best of 8 measurements.
+
+    Returns:
+        Memory bandwidth in bytes per second, from a sum over 512 MB, and arithmetic rate in operations per second, from
+        a large matrix product.
+    """
     data = torch.ones(2**27)
     square = torch.randn(2048, 2048, generator=torch.Generator().manual_seed(0))
     bandwidth = 4 * len(data) / min(seconds_of(data.sum) for _ in range(8))
-    with torch.inference_mode():  # as in forwards: `product` selects its backend by this
+    with torch.inference_mode():  # `product` uses the same backend as in forwards only in inference mode
         rate = 2 * 2048**3 / min(seconds_of(lambda: product(square, square)) for _ in range(8))
     return bandwidth, rate
 
@@ -59,7 +65,12 @@ def limits() -> tuple[float, float]:
 def round_times(plain: Job, prompts: list[str]) -> dict[int, list[float]]:
     """Return the seconds of rounds without drafting, by the number of tokens in the target's pass.
 
-    A round with n tokens verifies a chain of n - 1 drafts of the Jacobi window.
+    A round with n tokens verifies a chain of n - 1 drafts, which come from the Jacobi window. For example, a round with
+    8 tokens verifies 7 drafts.
+
+    Args:
+        plain: Job of plain decoding.
+        prompts: Prompts. Each prompt gets one image per number of tokens.
     """
     window = load_drafter("jacobi", plain.target)
     jobs = {1: plain}
@@ -77,10 +88,14 @@ def round_times(plain: Job, prompts: list[str]) -> dict[int, list[float]]:
 
 @contextmanager
 def timers(target: Target, network: torch.nn.Module | None) -> Iterator[dict[str, float]]:
-    """Accumulate the seconds spent in the target's layers, in its head and in the drafter's network.
+    """Measure the time of the target's layers, the target's head and the drafter's network during the block.
+
+    Args:
+        target: Target model.
+        network: Network of the drafter, or None.
 
     Yields:
-        Seconds by component, updated within the block.
+        Seconds by component. The values grow during the block.
     """
     seconds: dict[str, float] = defaultdict(float)
     started: list[float] = []
@@ -112,7 +127,16 @@ def timers(target: Target, network: torch.nn.Module | None) -> Iterator[dict[str
 
 
 def components(job: Job, prompts: list[str]) -> dict[str, float]:
-    """Decode complete images; return the milliseconds per round by component, nodes per round and tau."""
+    """Decode complete images and measure the components of a round.
+
+    Args:
+        job: Models and method.
+        prompts: Prompts. Each prompt gets one image.
+
+    Returns:
+        Mean milliseconds per round of each component, of the complete round ("round") and of everything else ("rest"),
+        the mean number of nodes per round ("nodes"), and the tokens per target pass ("tau").
+    """
     total: dict[str, float] = defaultdict(float)
     for prompt in prompts:
         decoding = new_decoding(job, [prompt])
@@ -132,13 +156,13 @@ def components(job: Job, prompts: list[str]) -> dict[str, float]:
 
 
 def measure(count: int) -> dict:
-    """Measure both tables; half of the prompts serve for the first one."""
+    """Measure the figures of both tables. The first table uses only half of the prompts."""
     target = bundled()
     prompts = captions(FIRST_CAPTION, count)
     layers = list(target.decoder.layers.parameters())
     stored = sum(p.numel() * p.element_size() for p in (*layers, target.decoder.head))
     bandwidth, rate = limits()
-    # With guidance, the layers process two rows and the head one.
+    # Seconds of arithmetic for one node. With guidance, the layers process two rows per node, the head only one.
     node = 2 * (2 * sum(p.numel() for p in layers) + target.decoder.head.numel()) / rate
     presets = {name: PRESETS[name.removesuffix(RELAXED)] for name in METHODS}
     jobs = comparison(presets, prompts).jobs(target, load_drafter("bundled", target))
@@ -175,7 +199,7 @@ def _rows_by_method(data: dict) -> Iterator[list]:
 
 
 def tables(data: dict) -> dict[str, str]:
-    """Return the limits of the device and both tables by marker."""
+    """Return a text with the limits of the device, and both tables, by the name of their mark."""
     columns = ["method", "ms per round", *COMPONENTS, "rest", "nodes", "tau", "ms per token", "speed-up", "at most"]
     return {
         "device": f"it read memory at {data['bandwidth'] / 1e9:.0f} GB/s and multiplied large matrices at "

@@ -1,1 +1,1 @@
-"""GPU benchmark: ``python -m benchmarks.gpu`` runs every part of it."""
+"""GPU benchmark: ``python -m benchmarks.gpu`` runs all of its parts."""

@@ -2,11 +2,15 @@
 
     python -m benchmarks.gpu [--minutes 30] [--only PART ...] [--output output] [--rehearse]
 
-Needs CUDA, PyTorch and this project's requirements, but no network. Every part runs in a separate process within its
-share of the time; time that a part leaves is divided among the later ones. A failed part or case is reported, and the
-run continues. ``gpu.json`` and ``gpu.md`` in ``--output`` are rewritten as results arrive, so an interrupted run keeps
-them. ``--only`` selects parts, for machines that are available for a few minutes only. ``--rehearse`` uses small random
-models and also runs without CUDA: it tests the benchmark, not the speed.
+The benchmark needs CUDA, PyTorch and this project's requirements. It needs no network.
+
+The benchmark consists of parts, and a part consists of cases. Every part runs in a separate process and gets a share of
+the time. If a part needs less, the later parts share the rest. If a part or a case fails, the report contains the
+error, and the run continues. The benchmark writes ``gpu.json`` and ``gpu.md`` to the folder ``--output`` whenever it
+has new results, so an interrupted run keeps its results.
+
+``--only`` runs only some parts, for example if a machine is available for a few minutes only. ``--rehearse`` uses small
+random models and also runs without CUDA. It tests the benchmark itself; its times mean nothing.
 """
 
 from __future__ import annotations
@@ -36,14 +40,14 @@ PARTS = {
     "memory": ("benchmarks.gpu.memory", 3),
     "precision": ("benchmarks.gpu.precision", 3),
 }
-"""Module and share of the time of each part, in the order in which they run."""
+"""Parts in the order in which they run: name -> module and share of the time. Shares are relative to their sum."""
 ROOT = Path(__file__).resolve().parents[2]
 MIN_SECONDS = 20.0
-"""Minimum time of a part. The first imports on a new machine take about ten seconds of it."""
+"""Minimum time of a part in seconds. On a new machine, the first imports alone take about ten seconds."""
 MIN_SILENCE = 120.0
-"""Seconds without output after which a case counts as hanging, unless `MAX_SILENCE_SHARE` allows more."""
+"""Seconds that a case may run without output before its process is stopped. `MAX_SILENCE_SHARE` may allow more."""
 MAX_SILENCE_SHARE = 1 / 3
-"""Share of the time of a part that a case may run without output."""
+"""Share of the part's time that a case may run without output. The larger of both limits applies."""
 ENDED = "ended"
 FAILED = "failed"
 CUT = "cut off at its limit"
@@ -56,14 +60,14 @@ def run_worker(
 
     Args:
         command: Command line of the worker.
-        file: File that the worker appends its entries to.
-        log: File for its standard output and error.
+        file: File to which the worker appends its results.
+        log: File for the standard output and standard error of the worker.
         seconds: Time limit.
-        silence: Time limit for `file` to grow.
-        on_output: Called whenever `file` has grown.
+        silence: Maximum time in seconds without growth of `file`.
+        on_output: Function to call whenever `file` has grown.
 
     Returns:
-        Exit code, or None if the process was killed at a limit.
+        Exit code of the worker, or None if the worker was killed at one of the limits.
     """
     end = time.monotonic() + seconds
     silence_end = time.monotonic() + silence
@@ -83,12 +87,12 @@ def run_worker(
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
-            pass  # a process that hangs in the driver can't be killed; continue beside it
+            pass  # a process that hangs in the driver can't be killed; continue without waiting
         return None
 
 
 def read_entries(file: Path) -> list[dict]:
-    """Read the JSON lines of a worker, ignoring an incomplete last line."""
+    """Return the entries that a worker has written, one per line of JSON. Incomplete lines are ignored."""
     entries = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
         try:
@@ -99,24 +103,24 @@ def read_entries(file: Path) -> list[dict]:
 
 
 def last_log_line(log: Path) -> str:
-    """Return the last line of a worker's log, ignoring torch's USDT trace lines."""
+    """Return the last line of a worker's log. Empty lines and torch's lines that start with "USDT:" are ignored."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     lines = [line for line in lines if line and not line.startswith("USDT:")]
     return lines[-1] if lines else "no output"
 
 
 def run_part(module: str, seconds: float, folder: Path, rehearse: bool, on_results: Callable[[dict], object]) -> dict:
-    """Run a part, and restart it after a case that ended the process.
+    """Run a part. If a case ends the process, run the remaining cases in a new process.
 
     Args:
         module: Module of the part.
         seconds: Time limit.
         folder: Folder for the worker's files.
-        rehearse: Use small random models.
-        on_results: Called with the preliminary results whenever there are new ones.
+        rehearse: Whether to use small random models.
+        on_results: Function to call with all results of the part so far, whenever there are new results.
 
     Returns:
-        Results as JSON types.
+        Results of the part, as values that JSON supports.
     """
     file = folder / f"{module}.jsonl"
     log = folder / f"{module}.log"
@@ -148,13 +152,13 @@ def run_part(module: str, seconds: float, folder: Path, rehearse: bool, on_resul
 
 
 def _cases(entries: list[dict]) -> tuple[list[str], int]:
-    """Return the names of the cases and the number of cases that have begun."""
+    """Return the names of all cases of a part, and the number of cases that have begun."""
     names = next((entry["cases"] for entry in entries if "cases" in entry), [])
     return names, 1 + max((entry["begun"] for entry in entries if "begun" in entry), default=-1)
 
 
 def _results(entries: list[dict], crashes: list[dict]) -> dict:
-    """Combine the entries of a worker with the errors that ended its processes."""
+    """Return the results of a part from the entries of its workers and the errors that ended worker processes."""
     names, begun = _cases(entries)
     return {
         "about": next((entry["about"] for entry in entries if "about" in entry), None),
@@ -176,16 +180,16 @@ def commit() -> str | None:
 
 
 def measure(minutes: float, output: Path, rehearse: bool, only: Collection[str] | None = None) -> dict:
-    """Run parts and write the results whenever there are new ones.
+    """Run parts, and write all results so far whenever there are new results.
 
     Args:
-        minutes: Time limit.
+        minutes: Time limit of the complete run in minutes.
         output: Folder for gpu.json and gpu.md.
-        rehearse: Use small random models.
-        only: Names of the parts; None for all.
+        rehearse: Whether to use small random models.
+        only: Names of the parts to run. None runs all parts.
 
     Returns:
-        Results as in gpu.json.
+        The content of gpu.json.
     """
     end = time.monotonic() + 60 * minutes
     results: dict = {
@@ -223,7 +227,10 @@ def _print_part(part: dict) -> None:
 
 
 def has_cuda() -> bool:
-    """Return whether CUDA is available, checked in another process so that this one allocates no GPU memory."""
+    """Return whether CUDA is available.
+
+    Another process makes the check, so that this process allocates no GPU memory.
+    """
     check = "import sys, torch; sys.exit(not torch.cuda.is_available())"
     return subprocess.run([sys.executable, "-c", check], stderr=subprocess.DEVNULL).returncode == 0
 

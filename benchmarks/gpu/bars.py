@@ -1,4 +1,4 @@
-"""Performance thresholds for an H100 or H200, evaluated on the rows of a run."""
+"""Performance thresholds for an H100 or H200 ("bars"), and their values in the results of a run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ MEANT_FOR = ("H100", "H200")
 
 
 Rows = dict[str, list[dict]]
-"""Rows of a run by part."""
+"""Result rows of a run, by the name of the part."""
 
 
 class Bar(NamedTuple):
     """Performance threshold.
 
     Attributes:
-        title: Description of the value.
-        value: Returns the value from the rows of a run, or None if they don't contain it.
+        title: Description of the measured value.
+        value: Function that returns the measured value from the rows of a run, or None if the rows do not contain it.
         bound: Threshold.
-        most: Whether the threshold is a maximum; otherwise it is a minimum.
+        most: True if the threshold is a maximum, False if it is a minimum.
     """
 
     title: str
@@ -34,23 +34,41 @@ class Bar(NamedTuple):
     most: bool = False
 
     def met(self, value: float) -> bool:
-        """Return whether the value reaches the threshold."""
+        """Return whether a measured value meets the threshold."""
         return value <= self.bound if self.most else value >= self.bound
 
 
 def median_of(figure: dict | float | None) -> float | None:
-    """Return the median of a figure with a spread, or the figure itself."""
+    """Return the median of a figure. A figure is a number, or a dictionary with "median" and quartiles."""
     return figure["median"] if isinstance(figure, dict) else figure
 
 
 def find(rows: list[dict], column: str, **values: object) -> float | None:
-    """Return the figure in a column of the first row with these values, or None."""
+    """Return a figure from the first row that matches.
+
+    Args:
+        rows: Rows of a part.
+        column: Column of the figure.
+        **values: Values that the row must have in other columns.
+
+    Returns:
+        The figure, or None if there is none.
+    """
     matching = (row for row in rows if all(row.get(key) == value for key, value in values.items()))
     return median_of(next(matching, {}).get(column))
 
 
 def piece(rows: Rows, name: str, column: str, weights: str = "bf16") -> float | None:
-    """Return a figure of a piece of the 7B model, launched as the engine does by default (captured on CUDA)."""
+    """Return a figure of a piece of the 7B model. A piece is a component of a round, see `pieces`.
+
+    The row is that of the default launch mode: CUDA graphs on a GPU, single kernels otherwise.
+
+    Args:
+        rows: Rows of a run.
+        name: Name of the piece.
+        column: Column of the figure.
+        weights: "bf16", "int8" or "fp8".
+    """
     pieces = rows.get("pieces", [])
     mode = CAPTURED if any(row.get("launched") == CAPTURED for row in pieces) else EAGER
     return find(pieces, column, shape=SEVEN_B, weights=weights, launched=mode, piece=name)
@@ -62,17 +80,17 @@ def ratio(one: float | None, other: float | None) -> float | None:
 
 
 def steps_of(name: str) -> Callable[[Rows], float | None]:
-    """Return a function for the time of a piece in plain rounds."""
+    """Return a function that returns the time of a piece, measured in plain rounds."""
     return lambda rows: piece(rows, name, "steps")
 
 
 def speedup_with(weights: str) -> Callable[[Rows], float | None]:
-    """Return a function for the speed-up of plain rounds with these weights over bfloat16."""
+    """Return a function that returns the speed-up of plain rounds with quantised weights over bfloat16 weights."""
     return lambda rows: ratio(piece(rows, PLAIN_ROUND, "ms"), piece(rows, PLAIN_ROUND, "ms", weights))
 
 
 def bundled_speedup(rows: Rows) -> float | None:
-    """Return the bundled model's speed-up over plain decoding for one image."""
+    """Return the speed-up of the bundled model over plain decoding, for one image at a time."""
     table = "Batches of the bundled model"
     return find(rows.get("batches", []), "times plain", table=table, method=TITLES[BOTH], images=1)
 

@@ -1,9 +1,11 @@
 """Throughput by batch size.
 
-With the bundled model, complete images are timed, so its tokens per second are measured. With the shape of a 7B model,
-rounds are timed, and its tokens per second are *computed*: images divided by the seconds of a round, times the tokens
-per round of the bundled model with the same method and batch size. Its methods run one after the other, because their
-caches don't fit into memory together. *Times plain* is the speed-up over plain decoding with the same batch size.
+For the bundled model, the benchmark times complete images, so the tokens per second are measured. For a model with
+random weights in the shape of a 7B model, the benchmark times rounds, and the tokens per second are *computed*. They
+are the number of images, times the tokens per round and image, divided by the seconds of a round. The tokens per round
+are those of the bundled model with the same method and batch size. For the 7B model, the methods run one after the
+other, because their caches do not fit into memory together. *Times plain* is the speed-up over plain decoding with the
+same batch size.
 """
 
 from __future__ import annotations
@@ -46,17 +48,21 @@ def _dtype() -> torch.dtype:
 
 
 def check_batch_size(decoding: Decoding, size: int) -> None:
-    """Check that the engine decoded as many images at a time as requested.
+    """Check that the engine decodes as many images at the same time as requested.
+
+    Args:
+        decoding: Decoding to check.
+        size: Requested batch size.
 
     Raises:
-        AdtError: If the engine reduced the batch size for want of memory.
+        AdtError: If the engine has reduced the batch size for lack of memory.
     """
     if decoding.at_once < size:
         raise AdtError(f"memory ran out; the engine reduced the batch size from {size} to {decoding.at_once}")
 
 
 def decode_batch(job: Job, size: int) -> tuple[float, float]:
-    """Decode a batch of held-out captions; return the seconds and the tokens per round and image."""
+    """Decode a batch of held-out captions. Return the seconds, and the mean tokens per round and image."""
     decoding = new_decoding(job, captions(FIRST_CAPTION, size), list(range(size)))
     seconds = seconds_of(lambda: decode(decoding))
     check_batch_size(decoding, size)
@@ -65,7 +71,7 @@ def decode_batch(job: Job, size: int) -> tuple[float, float]:
 
 @cache
 def tokens_per_round(method: str, size: int, rehearse: bool) -> float:
-    """Measure the tokens per round and image of the bundled model with this batch size."""
+    """Return the measured tokens per round and image of the bundled model, for a method and a batch size."""
     return decode_batch(job_of(*trained(_dtype(), rehearse), method), size)[1]
 
 
@@ -110,7 +116,7 @@ def _seven(size: int, rehearse: bool) -> Iterator[dict]:
 
 
 def cases(rehearse: bool) -> list[Case]:
-    """Return the cases of this part: both models with every batch size."""
+    """Return the cases of this part: each of both models with each batch size."""
     sizes = SIZES[:2] if rehearse else SIZES
     bundled = [(f"bundled {size}", partial(_bundled, size, rehearse)) for size in sizes]
     return bundled + [(f"{SEVEN_B} {size}", partial(_seven, size, rehearse)) for size in sizes]

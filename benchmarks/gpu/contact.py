@@ -1,12 +1,14 @@
-"""First measurements on a new device: one or a few rows for each property of GPUs that the engine relies on.
+"""First measurements on a new device. They check properties of GPUs that the engine relies on.
 
-*Products* have the shape of a 7B model's largest matrix, with the number of rows of a plain step with guidance, of one
-tile, of two, and of slightly more. *Far attention* is the attention of the batch-invariant mode, for an image with
-guidance: *whole*, in chunks of 256 columns as additional heads, and with these chunks merged. Chunks would have to be
-faster both for plain steps and for trees, because both must give bitwise equal results. *Images* are decoded one after
-the other by ``auto`` in a process without measured costs, so rounds are captured and costs measured. *Company* compares
-images with plain decoding outside a batch. *Pages* are the output of the doctor command with either allocator, one of
-which is ComfyUI's.
+- *Products*: matrix products with the largest matrix of a 7B model. The numbers of rows are those of a plain step with
+  guidance (2), of one tile (64), of two tiles (128), and slightly more (130).
+- *Far attention*: attention of the batch-invariant mode, for one image with guidance. Three variants are timed: over all
+  columns (*whole*), in chunks of 256 columns, and in chunks whose results are merged. Chunks are useful only if they are
+  faster for plain steps and for trees, because both must compute attention in the same way.
+- *Images*: three images that ``auto`` decodes one after the other. No costs are known at the start, so the engine
+  captures CUDA graphs and measures costs.
+- *Company*: images of a batch, compared with images that plain decoding makes one by one.
+- *Doctor's page*: output of the doctor command with each of PyTorch's two memory allocators. ComfyUI uses one of the two.
 """
 
 from __future__ import annotations
@@ -46,13 +48,13 @@ from .models import (
 
 ROWS = (2, 64, 128, 130)
 EDGES = (1, 32, 33, 64, 65)
-"""Tokens of a forward on both sides of the edges of a tile, with two rows per token."""
+"""Numbers of tokens in a forward, on both sides of the limits of a tile. A token has two rows, because of guidance."""
 CHUNK = 256
 PROMPTS = ("A picture.", "A picture of a house by a lake, with two boats on it.", "A cat.", "A red car on a street.")
 
 
 def _timed(calls: dict, rehearse: bool) -> dict[str, dict[str, float]]:
-    """Return the milliseconds of each call from interleaved runs, without the first one."""
+    """Run functions interleaved, and return the milliseconds of each function. The first call is not counted."""
     timers = {name: partial(seconds_of, call) for name, call in calls.items()}
     times, _ = device.measure_interleaved(timers, 3 if rehearse else 33)
     return {name: spread(values[1:], 1000) for name, values in times.items()}
@@ -76,20 +78,23 @@ def _products(rehearse: bool) -> Iterator[dict]:
 
 
 def _far(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return attention and its log-sums; on a CPU, where rehearsals run, the log-sums are zeros."""
+    """Return attention and, for each query, the logarithm of the sum of exponentiated scores (log-sum).
+
+    On a CPU, where only rehearsals run, the log-sums are zeros.
+    """
     if q.is_cuda:
         return kernels.far_attention(q, keys, values, mask)
     return torch.nn.functional.scaled_dot_product_attention(q, keys, values, mask), torch.zeros(q.shape[:-1])
 
 
 def _chunked(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-    """Compute attention for each chunk of columns.
+    """Compute attention separately for each chunk of `CHUNK` columns.
 
-    The kernel runs once per row of the batch, with heads as its rows and chunks as its heads, because the mask of a row
-    is the same for all heads but differs by chunk.
+    This function calls the kernel once per batch row. In such a call, heads take the place of batch rows, and chunks
+    take the place of heads. The kernel then computes all heads and chunks of the batch row in one call.
 
     Args:
-        q: [B, heads, queries, width].
+        q: Queries [B, heads, queries, width], for B batch rows.
         keys: [B, heads, columns, width].
         values: [B, heads, columns, width].
         mask: [B, 1, queries, columns].
@@ -106,7 +111,10 @@ def _chunked(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Ten
 
 
 def _merged(*arguments: Tensor) -> Tensor:
-    """Merge the chunks in float64, which a batch-invariant result would need: its sums don't depend on their order."""
+    """Compute attention in chunks and merge the results.
+
+    The merge uses float64, as a batch-invariant result requires: the rounded sum does not depend on the order.
+    """
     out, log_sums = _chunked(*arguments)
     return (out * log_sums.double().softmax(2)[..., None]).sum(2)
 
@@ -157,9 +165,11 @@ def _images(weights: str | None, rehearse: bool) -> Iterator[dict]:
 
 
 def _company(method: str, rehearse: bool) -> Iterator[dict]:
-    """Decode four small images with prompts of different lengths, one by one, as a batch and from a prefix.
+    """Decode small images in different ways, and compare them with plain decoding of single images.
 
-    The pool is limited to one entry, so the batch evicts the captured rounds of the single image.
+    The four prompts have different lengths. The ways are: a single image, a batch of all four, the single image again,
+    and the single image from a prefix. The engine's pool of CUDA graphs is limited to one entry, so the batch removes
+    the graphs of the single image.
     """
     target = with_quarter_grid(random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16))
     network = random_network(target)
@@ -179,7 +189,10 @@ def _company(method: str, rehearse: bool) -> Iterator[dict]:
 
 
 def _page(allocator: str, rehearse: bool) -> Iterator[dict]:
-    """Run the doctor command in a new process, because torch selects its allocator once per process."""
+    """Run the doctor command in a new process and return its output.
+
+    A new process is needed, because PyTorch selects its memory allocator only once per process.
+    """
     command = [sys.executable, "-m", "adt_core", "inspect" if rehearse else "doctor", *["bundled"] * rehearse]
     with tempfile.TemporaryDirectory() as folder:
         environment = {"PYTORCH_CUDA_ALLOC_CONF": f"backend:{allocator}", "ADT_TREE_CACHE": folder}
@@ -191,7 +204,7 @@ def _page(allocator: str, rehearse: bool) -> Iterator[dict]:
 
 
 def cases(rehearse: bool) -> list[Case]:
-    """Return the cases of this part, the most important first, in case the time is short."""
+    """Return the cases of this part. The most important cases are first, in case the time does not suffice for all."""
     found = [
         ("images, bf16", partial(_images, None)),
         (f"company, {BOTH}", partial(_company, BOTH)),
