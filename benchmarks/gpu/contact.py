@@ -1,14 +1,14 @@
 """First measurements on a new device. They check properties of GPUs that the engine relies on.
 
-- *Products*: matrix products with the largest matrix of a 7B model. The numbers of rows are those of a plain step with
-  guidance (2), of one tile (64), of two tiles (128), and slightly more (130).
-- *Far attention*: attention of the batch-invariant mode, for one image with guidance. Three variants are timed: over all
-  columns (*whole*), in chunks of 256 columns, and in chunks whose results are merged. Chunks are useful only if they are
-  faster for plain steps and for trees, because both must compute attention in the same way.
+- *Products*: matrix products with the largest matrix of a 7B model. The numbers of rows are those of a plain step
+  with guidance (2), of one tile (64), of two tiles (128), and slightly more (130).
+- *Far attention*: attention of the batch-invariant mode, for one image with guidance. Three variants are timed: over
+  all columns (*whole*), in chunks of 256 columns, and in chunks whose results are merged. Chunks are useful only if
+  they are faster for plain steps and for trees, because both must compute attention in the same way.
 - *Images*: three images that ``auto`` decodes one after the other. No costs are known at the start, so the engine
   captures CUDA graphs and measures costs.
 - *Company*: images of a batch, compared with images that plain decoding makes one by one.
-- *Doctor's page*: output of the doctor command with each of PyTorch's two memory allocators. ComfyUI uses one of the two.
+- *Doctor's page*: output of the doctor command with each of PyTorch's two memory allocators. ComfyUI uses one of them.
 """
 
 from __future__ import annotations
