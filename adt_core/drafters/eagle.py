@@ -1,9 +1,15 @@
-"""EAGLE drafter: one decoder layer that predicts the target's next final feature.
+"""EAGLE drafter: a network with one decoder layer that predicts the target's next feature.
 
-Layout of `jadohu/anole_drafter` (LANTERN, arXiv 2410.03355; EAGLE, arXiv 2401.15077): element i of the input is the
-pair (target feature of token i, embedding of token i + 1), combined by a linear layer. The target's head reads the
-output. LANTERN's drafters for LlamaGen (`jadohu/llamagen_drafter`, `jadohu/llamagen2_drafter`) use the rotary position
-of the grid cell of the pair's token, and attend to all pairs of the condition, padding included.
+A *feature* is the target's final hidden state of a token, the input of its head. Element i of the network's input is
+the *pair* (feature of token i, embedding of token i + 1), combined by a linear layer. The output predicts the feature
+of token i + 1, and the target's head computes from it the logits of token i + 2. (EAGLE, arXiv 2401.15077.)
+
+The layout is that of `jadohu/anole_drafter` (LANTERN, arXiv 2410.03355). LANTERN's drafters for LlamaGen
+(`jadohu/llamagen_drafter`, `jadohu/llamagen2_drafter`) differ in two ways. The rotary position of a pair is the grid
+cell of its token. And the network attends to all pairs of the condition, padding included.
+
+Dimensions: B images; R batch rows (2 * B with guidance, else B); n, m: numbers of pairs or nodes; h: length of a
+feature; V codes; N drafts per tree.
 """
 
 from __future__ import annotations
@@ -32,14 +38,15 @@ from .base import Drafter, Prefill, Proposer, Shapes, Verified
 
 
 class Pairing(NamedTuple):
-    """Token ids that features are paired with.
+    """How features and token ids were paired when a drafter was trained.
 
-    EAGLE pairs a feature with the next token. The public training code for Anole and Lumina-mGPT pairs it with its own
-    token, and omits the offset of image token ids.
+    EAGLE pairs the feature of a token with the id of the next token. The public training code for Anole and Lumina-mGPT
+    differs in two ways. It pairs the feature of a token with the same token. And it uses codes (numbers of codebook
+    entries, from 0 on) where token ids are needed; the id of an image token is its code plus an offset.
 
     Attributes:
-        late: Whether a feature is paired with its own token.
-        codes: Whether codes are used as token ids.
+        late: Whether the feature of a token is paired with the same token instead of the next token.
+        codes: Whether codes are used instead of token ids.
     """
 
     late: bool = False
@@ -53,11 +60,11 @@ class EagleDrafter(nn.Module, Drafter):
     gpu_defaults = {"depth": 5, "width": 4, "nodes": 31, "depth_min": 2, "depth_max": 8, "width_max": 8}
 
     def __init__(self, config: DecoderConfig, input_norm: bool):
-        """Make the network without weights.
+        """Make the network with uninitialised weights.
 
         Args:
-            config: Shape of the decoder layer.
-            input_norm: Whether there is a norm before the attention.
+            config: Sizes of the decoder layer.
+            input_norm: Whether the layer has a norm before the attention.
         """
         super().__init__()
         self.config = config
@@ -74,14 +81,14 @@ class EagleDrafter(nn.Module, Drafter):
         """Predict the next features.
 
         Args:
-            ids: [R, n], token ids that the features are paired with.
-            features: [R, n, h].
+            ids: [R, n], token id of each pair.
+            features: [R, n, h], feature of each pair.
             step: Positions and attention mask.
-            cache: KV cache of the drafter, which is written.
-            rope: Rotary tables.
+            cache: KV cache of the drafter. The keys and values of the pairs are written to it.
+            rope: Tables of the rotary position embedding.
 
         Returns:
-            [R, n, h] features.
+            [R, n, h], predicted features.
         """
         x = torch.cat([F.embedding(ids, self.embedding), features.to(self.embedding.dtype)], -1)
         x = product(x, self.fc) + self.fc_bias
@@ -99,12 +106,15 @@ class EagleDrafter(nn.Module, Drafter):
 
 
 def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
-    """Return the token ids [R, n] that n features are paired with.
+    """Return the token ids with which n features are paired.
 
     Args:
         pairing: Pairing of the drafter.
-        ids: [R, n + 1], ids of the features' tokens and of the token after the last.
+        ids: [R, n + 1], token ids: the tokens of the n features, then the token after the last of them.
         image_ids: [V], token id of each code.
+
+    Returns:
+        [R, n].
     """
     ids = ids[:, :-1] if pairing.late else ids[:, 1:]
     if not pairing.codes:
@@ -116,14 +126,17 @@ def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
 def draft_logits(
     decoder: Decoder, out: Tensor, sampling: Sampling, bias: Tensor | None, guidance: Tensor | float
 ) -> Tensor:
-    """Return the logits that rank drafts. Top-k and top-p are not applied, because they change no order.
+    """Return the logits by which drafts are ranked.
+
+    Top-k and top-p filters are not applied, because they don't change the order of the most probable codes.
 
     Args:
-        decoder: Decoder of the target, whose head is used.
+        decoder: Decoder of the target. Its head computes the logits.
         out: [R, m, h], outputs of the drafter.
-        sampling: Settings; temperature is used.
-        bias: [B, m or 1, V], added to the logits: the grammar at their positions, and for drafting their noise.
-        guidance: Guidance scale, [..., 1] or one number for all.
+        sampling: Settings of sampling. Only the temperature is used.
+        bias: [B, m or 1, V], added to the logits: the vocabulary mask (grammar) at the drafts' positions, plus the
+            noise if it is used for drafting.
+        guidance: Guidance scale, a tensor [..., 1] or one number for all positions.
 
     Returns:
         [B, m, V].
@@ -132,11 +145,13 @@ def draft_logits(
 
 
 class EagleProposer(Proposer):
-    """Grows one draft tree per round and image by EAGLE-2's expansion (arXiv 2406.16858), with keyed noise.
+    """Proposer that grows one draft tree per round and image, as in EAGLE-2 (arXiv 2406.16858).
+
+    With the option `proposal` = "coupled", the scores of drafts include the noise with which the target samples.
 
     State:
-        root_feature: [R, 1, h], the network's prediction for the next root, after all pairs before it.
-        _cache: KV cache of the network.
+        root_feature: [R, 1, h], the network's prediction of the root's feature. The target has not read the root yet.
+        _cache: KV cache of the network. It has an entry for each pair of decided tokens.
     """
 
     by_row = ("root_feature", "_cache")
@@ -150,7 +165,8 @@ class EagleProposer(Proposer):
         super().__init__(context, rows, noise if context.settings.proposal == "coupled" else None)
         like = torch.empty(0, dtype=self._decoder.wide_dtype, device=self._decoder.embedding.device)
         self._grammar = target.grammar(like)
-        # The guidance of the last position, which nearly all positions share. Verification uses the exact one.
+        # Drafting uses the guidance scale of the last position everywhere, because nearly all positions have the same
+        # scale. Verification uses the exact scale of each position.
         self._guidance = guidance_at(target.guidance(context.sampling.guidance, like), torch.tensor([-1]))
         self._cache = KVCache(drafter.config, self.rows.count, len(self.rows.columns), drafter.embedding)
         self._rope = rope_tables(drafter.config, drafter.embedding)
@@ -175,13 +191,13 @@ class EagleProposer(Proposer):
         self.root_feature.copy_(self.rows.gather(out, verified.acceptance.accepted[:, None]))
 
     def catch_up(self, tokens: Tensor, features: Tensor, first: Roots, counts: Tensor) -> None:
-        """Read pairs that were decided in earlier rounds.
+        """Read pairs of decided tokens that the network has not read in earlier rounds.
 
         Args:
             tokens: [B, m + 1] codes, as for :meth:`read_ahead`.
             features: [R, m, h], as for :meth:`read_ahead`.
-            first: Position of the first pair of each image.
-            counts: [B, 1], number of pairs of each image.
+            first: Code and position of the first unread token of each image.
+            counts: [B, 1], number of unread pairs of each image, at most m.
         """
         out = self.read_ahead(tokens, features, self.step_ahead(first, features.shape[1]))
         out = self.rows.gather(out, (counts - 1).clamp_min(0))
@@ -189,24 +205,24 @@ class EagleProposer(Proposer):
         self.root_feature.copy_(torch.where(has_pairs, out, self.root_feature))
 
     def step_ahead(self, roots: Roots, count: int) -> AttentionMetadata:
-        """Return the metadata of a forward pass over `count` successive tokens from the roots on."""
+        """Return positions and mask of a forward pass over `count` successive tokens. The first token is the root."""
         return self.rows.causal_step(roots, count)
 
     def read_ahead(self, tokens: Tensor, features: Tensor, step: AttentionMetadata) -> Tensor:
         """Read pairs of successive tokens.
 
         Args:
-            tokens: [B, m + 1], codes of these tokens and of the one after the last.
-            features: [R, m, h], their features.
-            step: Result of :meth:`step_ahead`.
+            tokens: [B, m + 1], codes of m successive tokens, then the code of the token after them.
+            features: [R, m, h], features of the m tokens.
+            step: Result of :meth:`step_ahead` for m tokens.
 
         Returns:
-            Outputs [R, m, h].
+            [R, m, h], predicted features of the tokens `tokens[:, 1:]`.
         """
         return self._run(self._input_ids(tokens[:, 1:], tokens[:, :-1]), features, step)
 
     def read_tree(self, verified: Verified) -> Tensor:
-        """Read the pairs of all drafts and of the new root, and keep the keys of the accepted path.
+        """Read the pairs of all drafts and of the next root, and keep the cache entries of the accepted path.
 
         Args:
             verified: The verified tree.
@@ -214,14 +230,15 @@ class EagleProposer(Proposer):
         Returns:
             [R, N + 1, h], the network's predictions of the features of all nodes.
         """
-        # The pair of node i combines its token and its parent's feature; its position is the parent's. The last pair
-        # belongs to the new root, whose parent is the last accepted node. For the tree 7 -> (3 -> 9, 5) with the
-        # accepted path 7, 3 and the new root 4:
+        # The pair of a node combines the feature of its parent with the token of the node. The pair has the position of
+        # the parent. The last pair is that of the next root. Its parent is the last accepted node. Example: the tree is
+        # 7 -> (3 -> 9, 5), so 7 has the children 3 and 5, and 3 has the child 9. The accepted path is 7, 3, and the
+        # next root is 4:
         #
-        #     pair               3  5  9  4
-        #     feature of         7  7  3  3
-        #     offset to root     0  0  1  1
-        #     attends to pairs   3; 5; 3, 9; 3, 4
+        #     token of the pair             3  5  9     4
+        #     feature of the parent         7  7  3     3
+        #     position minus root's         0  0  1     1
+        #     attends to pairs of tokens    3  5  3, 9  3, 4
         tree = verified.tree
         acceptance = verified.acceptance
         accepted = acceptance.accepted[:, None]
@@ -243,11 +260,11 @@ class EagleProposer(Proposer):
         return expected
 
     def _input_ids(self, codes: Tensor, before: Tensor) -> Tensor:
-        """Return the token ids [R, n] that features are paired with.
+        """Return the token ids with which n features are paired, [R, n].
 
         Args:
-            codes: [B, n], codes after the features.
-            before: [B, n], codes of the features themselves.
+            codes: [B, n], code of the token after each feature's token.
+            before: [B, n], code of each feature's own token.
         """
         codes = before if self._drafter.pairing.late else codes
         return self.rows.spread(codes if self._drafter.pairing.codes else self._decoder.image_ids[codes])
@@ -262,20 +279,21 @@ class EagleProposer(Proposer):
         """Return the best children of m nodes.
 
         Args:
-            out: [R, m, h], outputs of the network for the nodes.
-            bias: [B, m or 1, V], result of :meth:`logit_bias` at the children's positions.
-            width: Number of children.
+            out: [R, m, h], predicted features of the nodes.
+            bias: [B, m or 1, V], result of :meth:`logit_bias` at the positions of the children.
+            width: Number of children of each node.
 
         Returns:
-            Scores and codes [B, m, width]. The scores are log-softmax of the logits that rank drafts; with noise, they
-            are close to calibrated acceptance probabilities.
+            Scores and codes [B, m, width]. A score is the log-probability of a child: log-softmax of
+            :func:`draft_logits`. With noise, it is close to the logarithm of the probability that the child is
+            accepted.
         """
         z = draft_logits(self._decoder, out, self.context.sampling, bias, self._guidance)
         scores, codes = z.log_softmax(-1).topk(min(width, z.shape[-1]), -1)
         return scores, codes
 
     def logit_bias(self, roots: Roots, depth: int) -> Tensor | None:
-        """Return noise plus grammar of the `depth` positions after each root, [B, depth, V]; None without both."""
+        """Return noise plus grammar at the `depth` positions after each root, [B, depth, V]; None without both."""
         if self._grammar is None and self.noise is None:
             return None
         at = (roots.at + 1 + torch.arange(depth, device=roots.at.device)).clamp_max(self.context.target.length - 1)
@@ -296,7 +314,13 @@ class EagleProposer(Proposer):
         return self._grow_tree(roots, by_level, growth, shapes)
 
     def _grow_chain(self, roots: Roots, biases: list[Tensor | None], growth: Growth) -> DraftTree:
-        """Grow a tree of width 1, which needs no beam, ranking or mask."""
+        """Grow a tree of width 1. This is simpler than `_grow_tree`: no selection of nodes and no mask is needed.
+
+        Args:
+            roots: Roots of the trees.
+            biases: For each level, noise and grammar at its position, [B, 1, V], or None.
+            growth: Rules that limit the tree.
+        """
         out = self.root_feature
         tokens = [roots.codes[:, None]]
         scores: list[Tensor] = []
@@ -313,14 +337,18 @@ class EagleProposer(Proposer):
         return chain(torch.cat(tokens, 1), torch.cat(scores, 1))
 
     def _grow_tree(self, roots: Roots, biases: list[Tensor | None], growth: Growth, shapes: Shapes) -> DraftTree:
-        """Grow a tree level by level, each node of a beam getting `width` children; then keep the best nodes."""
+        """Grow a tree level by level, then keep its best nodes.
+
+        On each level, only the best nodes (the beam) get children, `width` each.
+        """
         pool = CandidatePool()
         out = self.root_feature
         fed = roots.codes[:, None]
         beam_scores: Tensor | None = None
         parents = torch.zeros_like(fed)
         batch = torch.arange(len(fed), device=fed.device)[:, None]
-        visible = torch.zeros(len(fed), 1, 0, dtype=torch.bool, device=fed.device)  # drafted keys that each node sees
+        # Whether each node of the beam attends to each pair that the network has read for this tree.
+        visible = torch.zeros(len(fed), 1, 0, dtype=torch.bool, device=fed.device)
         for level, bias in enumerate(biases, start=1):
             scores, tokens = self.children(out, bias, shapes.width)
             scores = growth.candidates(scores if beam_scores is None else scores + beam_scores[..., None], level)
@@ -344,7 +372,7 @@ class EagleProposer(Proposer):
 
 
 class Growth:
-    """Rules by which a tree grows: the shape of each image's tree, and confidence pruning."""
+    """Rules that limit the growth of a tree: the shape of each image's tree, and pruning of improbable drafts."""
 
     def __init__(self, shapes: Shapes, context: Context):
         self._shapes = shapes
@@ -369,14 +397,20 @@ class Growth:
         return scores if self._keep == -math.inf else scores.masked_fill(scores < self._keep, -math.inf)
 
     def has_ended(self, scores: Tensor) -> bool:
-        """Return whether all chains end with the candidates that have these scores."""
+        """Return whether no chain can grow further. Always False in a replayed round.
+
+        Args:
+            scores: Cumulative log-probability of the last draft of each chain.
+        """
         can_end = self._keep > -math.inf or self._expand > -math.inf
         return can_end and self._context.size(lambda: scores > self._expand, 1) == 0
 
     def beam(self, scores: Tensor, level: int, pool: CandidatePool) -> tuple[Tensor, Tensor]:
-        """Select the candidates of a level that get children.
+        """Select the candidates of a level that get children: the beam.
 
-        Candidates whose children would all rank below the last kept node are left out where the host knows them.
+        The tree finally keeps its `nodes` best candidates, and a child is never better than its parent. So a candidate
+        that is not among the `nodes` best so far needs no children. On a CPU such candidates are left out. In a
+        replayed round, the size of the beam is fixed.
 
         Args:
             scores: [B, n], cumulative log-probabilities of the level's candidates.
@@ -398,7 +432,7 @@ class Growth:
 
 
 class PublishedTree(Growth):
-    """Growth of a published tree, whose nodes are fixed and not pruned."""
+    """Rules for a published tree: its nodes are fixed, and improbable drafts are not pruned."""
 
     def __init__(self, shapes: Shapes, context: Context):
         super().__init__(shapes, context)
@@ -426,11 +460,12 @@ def _tree_levels(name: str, device: torch.device) -> list[tuple[Tensor, Tensor]]
         device: Device of the tensors.
 
     Returns:
-        For each level with k candidates for each of m parents: [m, k] bool, which of them are not nodes of the tree,
-        and the flat indices of the nodes that have children.
+        Two tensors for each level. The level has m parents with k candidates each. The first tensor, [m, k] bool, is
+        True for candidates that are not nodes of the tree. The second tensor has the flat indices of the candidates
+        that have children.
     """
-    # Example: the root has 2 children, only the first of them has children, and there are 2 of these. Then k = 2, and
-    # the levels are ([[False, False]], [0]) and ([[False, False]], []).
+    # Example: the root has 2 children. The first child has 2 children, the second child has none. Then k = 2, and the
+    # levels are ([[False, False]], [0]) and ([[False, False]], []).
     levels = []
     parents = [""]
     children = STATIC_TREES[name]

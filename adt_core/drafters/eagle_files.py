@@ -1,4 +1,4 @@
-"""Loading of EAGLE drafters in their published layout."""
+"""Loading of EAGLE drafters from checkpoints in the published layout."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ..models.target import Target
 from .eagle import EagleDrafter, Pairing
 
 PAIRING_FILE = "pairing.json"
-"""File in a drafter's folder in which `check-drafter` records its pairing."""
+"""File in a drafter's folder. The command `check-drafter` saves the drafter's :class:`Pairing` in this file."""
 _EAGLE3 = re.compile(r"(^|\.)(midlayer\.|layers\.0\.hidden_norm\.|(d2t|t2d)$)")
-"""Names of tensors of EAGLE-3 drafters, as its authors, SpecForge and vLLM save them."""
+"""Pattern that matches tensor names of EAGLE-3 drafters. Its authors, SpecForge and vLLM save such names."""
 LLAMAGEN_GRIDS = {"t2i": (119, 16), "t2i2": (119, 32)}
-"""`grid_rope` by the `input_type` in the configurations of LANTERN's drafters for LlamaGen."""
+"""Value of `DecoderConfig.grid_rope` for each `input_type` in the config files of LANTERN's drafters for LlamaGen."""
 
 
 @torch.inference_mode(False)
 def load_eagle(
     path: str | Path, target: Target, check: Check | None = None, device: torch.device | None = None
 ) -> EagleDrafter:
-    """Load a drafter in its target's dtype.
+    """Load a drafter in the dtype of its target.
 
-    The weights are loaded outside of inference mode, because ComfyUI moves them outside of it.
+    The weights are loaded outside of inference mode, because ComfyUI later moves them outside of inference mode.
 
     Args:
         path: "bundled" or the folder of the drafter.
@@ -56,7 +56,7 @@ def load_eagle(
 
 
 def fits(path: str | Path, target: Target) -> bool:
-    """Return whether the drafter at `path` was made for a target, without reading its weights."""
+    """Return whether the drafter at `path` was made for a target. The weights of the drafter are not read."""
     try:
         _empty(Checkpoint(resolve(path, "drafter")), str(path), target)
     except AdtError:
@@ -67,14 +67,15 @@ def fits(path: str | Path, target: Target) -> bool:
 def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
     """Raise an error if a checkpoint is a drafter of EAGLE-3 (arXiv 2503.01840).
 
-    It reads features of three layers of its target (``fc`` [h, 3h]), and may draft from a part of the vocabulary.
+    An EAGLE-3 drafter reads the features of three layers of its target, so its weight ``fc`` is [h, 3 * h], where h is
+    the length of a feature. Some EAGLE-3 drafters draft only a part of the vocabulary.
 
     Args:
         checkpoint: The checkpoint.
-        called: Name of the checkpoint in the error.
+        called: Name of the checkpoint in the error message.
 
     Raises:
-        AdtError: If it is one.
+        AdtError: If the checkpoint is an EAGLE-3 drafter.
     """
     fc = checkpoint["fc.weight"].shape if "fc.weight" in checkpoint.names else ()
     is_wide = len(fc) == 2 and fc[1] == 3 * fc[0]
@@ -84,11 +85,11 @@ def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
 
 
 def _empty(checkpoint: Checkpoint, path: str, target: Target) -> EagleDrafter:
-    """Return the drafter without its weights.
+    """Return the drafter on the device "meta", without its weights.
 
     Args:
         checkpoint: The drafter's checkpoint.
-        path: Name of the drafter in errors.
+        path: Name of the drafter in error messages.
         target: Target to draft for.
 
     Raises:
@@ -114,11 +115,14 @@ def _empty(checkpoint: Checkpoint, path: str, target: Target) -> EagleDrafter:
 
 
 def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tuple[EagleDrafter, list[Entry]]:
-    """Return a drafter without its weights, and the entries of a checkpoint from which to load them.
+    """Return a drafter without its weights, and the list of checkpoint entries to load.
 
     Args:
         checkpoint: The drafter's checkpoint.
-        target: Shape of the target, used for values that the drafter's configuration lacks.
+        target: Configuration of the target. It is used for values that the drafter's `config.json` lacks.
+
+    Returns:
+        The drafter on the device "meta", and one entry for each of its parameters.
     """
     fields = checkpoint.config
     grid = LLAMAGEN_GRIDS.get(str(fields.get("input_type")))
@@ -133,7 +137,7 @@ def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tup
 
 
 def config_fields(config: DecoderConfig) -> dict:
-    """Return the fields of a drafter's `config.json` that determine this shape."""
+    """Return the content of a drafter's `config.json` for a configuration, by field."""
     stage = next((name for name, grid in LLAMAGEN_GRIDS.items() if grid == config.grid_rope), None)
     return {
         **({"input_type": stage} if stage else {}),
@@ -152,16 +156,16 @@ def config_fields(config: DecoderConfig) -> dict:
 
 
 def new_config(target: DecoderConfig) -> DecoderConfig:
-    """Return the shape of a new drafter for a target: one plain layer as wide as the target's."""
+    """Return the configuration of a new drafter for a target: one plain layer with the widths of the target."""
     plain = replace(target, mrope_section=None, qkv_bias=False, post_norms=False)
     return replace(plain, num_layers=1, head_hidden_size=0, grid_rope=grid_of_pairs(target))
 
 
 def grid_of_pairs(target: DecoderConfig) -> tuple[int, int] | None:
-    """Return the `grid_rope` of a target's drafter.
+    """Return the `grid_rope` of a target's drafter: the first position of the grid, and the cells per row.
 
-    The drafter reads pairs of a feature and the next token. A pair has the position of the feature, but the rotary
-    embedding of the token's cell, so its grid starts one position earlier.
+    The drafter reads pairs (feature of token i, token i + 1). A pair has position i, but its rotary embedding must be
+    that of the cell of token i + 1. Therefore the drafter's grid starts one position earlier than the target's.
     """
     return target.grid_rope and (target.grid_rope[0] - 1, target.grid_rope[1])
 
