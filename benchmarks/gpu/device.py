@@ -1,7 +1,8 @@
-"""The machine, its software versions, and its highest memory rate.
+"""The machine, its software versions, and its highest memory rate. This module also has the tools for all other parts.
 
-*Read* sums a large tensor; *multiply* is a large matrix times a vector, as a plain step reads the weights; *copy*
-counts bytes read and bytes written. All later parts use the highest of the three rates as their limit.
+The memory rate is measured in three ways. *Read* sums a large tensor. *Multiply* multiplies a large matrix by a vector,
+which reads memory like the matrix products of a plain step. *Copy* copies a tensor and counts the bytes read and the
+bytes written. All other parts use the highest of the three rates as the limit of the device.
 """
 
 from __future__ import annotations
@@ -28,22 +29,26 @@ from adt_core.version import VERSION
 from ..interleaving import interleave
 
 Case = tuple[str, Callable[[], Iterable[dict]]]
-"""Name of a case, and the function that yields its rows. A part is a list of cases, which fail independently."""
+"""Name of a case, and function that yields the rows of the case.
+
+A part of the benchmark is a list of cases. If one case fails, the others still run."""
 GRAPHS = "ADT_TREE_GRAPHS"
-"""Environment variable; "0" makes the engine launch its kernels one by one instead of replaying CUDA graphs."""
+"""Name of an environment variable. If its value is "0", the engine launches kernels one by one, without CUDA graphs."""
 EAGER = "eager"
+"""Launch mode without CUDA graphs."""
 CAPTURED = "captured"
+"""Launch mode with CUDA graphs."""
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCH_CALLS = ("Launch", "Memcpy", "Memset")
 
 
 def the_device() -> torch.device:
-    """Return the device that is measured: CUDA if available, else the CPU."""
+    """Return the device to measure: CUDA if it is available, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def modes() -> tuple[str, ...]:
-    """Return the ways in which a round can be launched on this device."""
+    """Return the launch modes that this device supports."""
     return (CAPTURED, EAGER) if torch.cuda.is_available() else (EAGER,)
 
 
@@ -57,13 +62,13 @@ def describe_error(error: BaseException) -> str:
 
 
 def synchronise() -> None:
-    """Wait for the device; raises if an earlier kernel has failed."""
+    """Wait until the device has finished all kernels. Raise RuntimeError if a kernel has failed."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """Return the wall time of a call in seconds, with the device idle before and after it."""
+    """Return the wall time of a call in seconds, including the time until the device has finished its kernels."""
     synchronise()
     started = time.perf_counter()
     call()
@@ -72,7 +77,12 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def spread(values: Iterable[float], scale: float = 1.0) -> dict[str, float]:
-    """Return the median and the quartiles of the scaled values."""
+    """Return the median and the quartiles of some values.
+
+    Args:
+        values: Measured values.
+        scale: Factor for all values, for example 1000 to convert seconds to milliseconds.
+    """
     low, median, high = (float(value) for value in np.percentile([scale * value for value in values], (25, 50, 75)))
     return {"median": median, "low": low, "high": high}
 
@@ -80,12 +90,17 @@ def spread(values: Iterable[float], scale: float = 1.0) -> dict[str, float]:
 def measure_interleaved(
     calls: Mapping[str, Callable[[], float]], repeats: int
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Call all functions repeatedly in interleaved order.
+    """Call all functions once, then all functions again, and so on.
 
-    A function that raises is not called again.
+    If a function raises an exception, it is not called again.
+
+    Args:
+        calls: Functions by name.
+        repeats: Number of calls of each function.
 
     Returns:
-        Results by name without the functions that failed, and the errors of those by name.
+        Two dictionaries by name: the results of all functions that did not fail, and the error of each function that
+        failed.
     """
     failed: dict[str, str] = {}
 
@@ -105,13 +120,13 @@ def measure_interleaved(
 
 
 class Activity(NamedTuple):
-    """Work of the device.
+    """Work of the GPU during a call.
 
     Attributes:
         kernels: Number of kernels and copies that ran.
-        launches: Number of host calls that launched them.
-        busy: Seconds in which at least one of them ran.
-        names: Seconds by kernel name.
+        launches: Number of host calls that launched kernels or copies.
+        busy: Time in seconds during which at least one kernel or copy ran.
+        names: Total time in seconds of each kernel, by name.
     """
 
     kernels: int
@@ -121,7 +136,7 @@ class Activity(NamedTuple):
 
 
 def activity(events: Iterable[dict]) -> Activity:
-    """Summarise the events of a profiler trace; simultaneous kernels count once as busy time."""
+    """Summarise the events of a profiler trace. Time in which several kernels run counts only once as busy time."""
     events = [event for event in events if event.get("ph") == "X"]
     kernels = sorted((float(e["ts"]), float(e["dur"]), e["name"]) for e in events if e.get("cat") in _DEVICE_CATEGORIES)
     calls = [event["name"] for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")]
@@ -137,7 +152,7 @@ def activity(events: Iterable[dict]) -> Activity:
 
 
 def profiled(call: Callable[[], object]) -> Activity | None:
-    """Run a call under the profiler; return None if the profiler sees no kernel."""
+    """Run a call under the profiler, and return its activity. Return None if the profiler records no kernel."""
     kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as folder:
         with profile(activities=kinds) as profiler:
@@ -154,7 +169,7 @@ def capture(call: Callable[[], object]) -> Callable[[], object]:
     """Capture a call as a CUDA graph and return a function that replays it.
 
     Raises:
-        RuntimeError: If the call can't be captured.
+        RuntimeError: If the call cannot be captured.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -169,13 +184,16 @@ def capture(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def _replay(graph: torch.cuda.CUDAGraph, _call: object) -> None:
-    """Replay a graph; the captured call is an argument so that the memory that the graph reads stays allocated."""
+    """Replay a graph.
+
+    The unused argument keeps a reference to the captured call, so that the memory that the graph reads stays allocated.
+    """
     graph.replay()
 
 
 @contextmanager
 def launch_mode(mode: str) -> Iterator[None]:
-    """Make the engine launch rounds in this way within the block."""
+    """Set the launch mode of the engine during the block. `mode` is `EAGER` or `CAPTURED`."""
     before = os.environ.get(GRAPHS)
     os.environ[GRAPHS] = "0" if mode == EAGER else "1"
     try:
@@ -188,7 +206,7 @@ def launch_mode(mode: str) -> Iterator[None]:
 
 
 def free_memory() -> None:
-    """Release unused memory and reset the peak counters; does nothing without CUDA."""
+    """Release unused GPU memory and reset the peak counters. Without CUDA, do nothing."""
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()
@@ -196,14 +214,14 @@ def free_memory() -> None:
 
 
 def peaks() -> tuple[int, int] | None:
-    """Return the peak bytes allocated and reserved since :func:`free_memory`, or None without CUDA."""
+    """Return the peak of the allocated and of the reserved bytes since :func:`free_memory`, or None without CUDA."""
     if not torch.cuda.is_available():
         return None
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
 def limit_memory(limit: int | None) -> None:
-    """Limit the device memory of this process in bytes; None removes the limit. Does nothing without CUDA."""
+    """Limit the GPU memory of this process to some bytes. None removes the limit. Without CUDA, do nothing."""
     if torch.cuda.is_available():
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(1.0 if limit is None else min(1.0, limit / total))
@@ -213,7 +231,15 @@ def limit_memory(limit: int | None) -> None:
 
 
 def memory_rates(size: int, repeats: int) -> dict[str, dict[str, float]]:
-    """Return bytes per second of three kernels on tensors of `size` bytes, with quartiles."""
+    """Measure the memory rate with three kernels.
+
+    Args:
+        size: Size of the tensors in bytes.
+        repeats: Number of calls of each kernel.
+
+    Returns:
+        Median and quartiles in bytes per second, by kernel: "read", "multiply" and "copy".
+    """
     device = the_device()
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     columns = 8192
@@ -242,7 +268,7 @@ def highest_memory_rate(rehearse: bool) -> float:
 
 
 def driver() -> str | None:
-    """Return the version of the GPU driver, or None without one."""
+    """Return the version of the GPU driver, or None if there is no driver."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         lines = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.split()

@@ -1,12 +1,18 @@
 """Seconds per image of this engine, of transformers and, if available, of LANTERN's public code.
 
-All figures are *computed*: the seconds of a round or step times their number in an image, plus the seconds of the
-prompt. Weights are random, so the tokens per round (*tau*) are measured on the bundled model on this device, or taken
-from the tables of the paper (*paper*: arXiv 2512.21857, temperature 0 on COCO unless stated otherwise). Trees have the
-mean depth and size that belong to this tau. The codec is not included. transformers decodes the same shape with
-guidance in one batch of two rows, without padding and without CUDA graphs, which is its default. Steps and rounds of a
-model are interleaved. *Times transformers* is the speed-up over transformers with the faster of its two caches. Rounds
-and prompts of Emu3 are measured on an image with half as many rows and columns.
+The seconds per image are *computed*: the time of a round, times the number of rounds in an image, plus the time to read
+the prompt. The codec is not included. All models have random weights, so they cannot show how many tokens a round
+accepts (*tau*). *Tau of* says where tau comes from:
+
+- *bundled model*: measured with the bundled model on this device.
+- *paper*: from the tables of arXiv 2512.21857, for temperature 0 on COCO unless stated otherwise.
+
+The timed trees have the mean depth and the mean size of the trees that reached this tau.
+
+transformers decodes a model of the same shape with guidance, as one batch of two rows. It uses its default settings:
+no padding and no CUDA graphs. *Times transformers* is the speed-up over transformers with the faster of its two caches.
+Steps of transformers and rounds of this engine are interleaved. For Emu3, rounds and prompts are measured on an image
+with half as many rows and columns.
 """
 
 from __future__ import annotations
@@ -57,14 +63,14 @@ LANTERN_CODE = "LANTERN's public code"
 
 
 class TreeCase(NamedTuple):
-    """Tokens per round of a method.
+    """Method, its tokens per round, and the trees to time for it.
 
     Attributes:
         title: Title of the method.
-        method: Key of `TITLES`.
-        source: Origin of tau.
-        tau: Tokens per round.
-        tree: Depth, width and drafts of the timed trees; None if the method's trees have a fixed size.
+        method: Name of the method, a key of `TITLES`.
+        source: Where tau comes from.
+        tau: Mean number of tokens per round.
+        tree: Depth, width and number of drafts of the timed trees. None times the method's own trees.
     """
 
     title: str
@@ -79,12 +85,14 @@ PAPER = (
     TreeCase("ADT-Tree", ADT_TREE, "paper, PartiPrompts", 3.97, (4, 10, 58)),
     TreeCase("ADT-Tree, LANTERN", ADT_TREE, "paper", 4.86, (5, 10, 58)),
 )
-"""Depths are the rounded mean depths of the paper (3.86, 4.31, 5.15), widths and drafts are from its public code."""
+"""Results of the paper. Depths are the paper's mean depths 3.86, 4.31 and 5.15, rounded.
+
+Widths and numbers of drafts are those of the paper's public code."""
 
 
 @cache
 def traces(rehearse: bool) -> tuple[TreeCase, ...]:
-    """Measure the tokens per round of each method with the bundled model on this device."""
+    """Measure the tokens per round of each method, with the bundled model on this device."""
     dtype = torch.bfloat16 if the_device().type == "cuda" else torch.float32
     found = []
     for method in (PLAIN, ADT_TREE, WINDOW, BOTH):
@@ -101,7 +109,7 @@ def traces(rehearse: bool) -> tuple[TreeCase, ...]:
 
 
 def _job(trace: TreeCase, target: Target, network: Drafter, guidance: float) -> Job:
-    """Return a job whose rounds have the size that belongs to a trace."""
+    """Return a job whose rounds draft the trees of a `TreeCase`."""
     if trace.tree is not None:
         return tree_job(target, network, *trace.tree, guidance=guidance)
     return job_of(target, network, trace.method, guidance=guidance)
@@ -123,7 +131,7 @@ def _row(shape: str, engine: str, trace: TreeCase, seconds: list[float], prefill
 
 
 def _prefill_seconds(job: Job) -> float:
-    """Return the seconds of a prompt and of an image's noise, after a warm-up."""
+    """Return the seconds for reading a prompt and generating the noise of an image, after a warm-up."""
     for _ in range(2):
         decoding = new_decoding(job, ["A picture."])
         decode_rounds(decoding, 1)
@@ -131,7 +139,7 @@ def _prefill_seconds(job: Job) -> float:
 
 
 def _other_engines(name: str, shape: ModelShape, length: int) -> tuple[dict[str, Step], dict[str, str]]:
-    """Return plain decoding by other engines, and the errors of those that failed, by engine."""
+    """Return two dictionaries by engine: plain decoding of the engines that work, and the errors of the others."""
     makers: dict[str, Callable[[], Step]] = {}
     steps: dict[str, Step] = {}
     failed: dict[str, str] = {}
@@ -180,7 +188,7 @@ def _measure(name: str, rehearse: bool) -> Iterator[dict]:
 
 
 def with_speedups(rows: list[dict]) -> list[dict]:
-    """Return the rows with their speed-ups, which are None without a baseline."""
+    """Return the rows with columns for the speed-ups added. If a baseline is missing, its speed-ups are None."""
     transformers = min((row["seconds"] for row in rows if row["engine"].startswith(TRANSFORMERS)), default=None)
     plain = next((row["seconds"] for row in rows if (row["engine"], row["method"]) == (OURS, TITLES[PLAIN])), None)
     baselines = {"times plain": plain, "times transformers": transformers}
@@ -188,7 +196,7 @@ def with_speedups(rows: list[dict]) -> list[dict]:
 
 
 def _lantern_repository() -> Path | None:
-    """Return the checkout of LANTERN's public code that the environment variable LANTERN_REPO names."""
+    """Return the folder of LANTERN's public code from the environment variable LANTERN_REPO, or None."""
     path = os.environ.get("LANTERN_REPO")
     return Path(path) if path and Path(path).is_dir() else None
 
@@ -200,5 +208,5 @@ def _lantern_status() -> Iterator[dict]:
 
 
 def cases(rehearse: bool) -> list[Case]:
-    """Return the cases of this part: the status of LANTERN's code, then all shapes."""
+    """Return the cases of this part: whether LANTERN's code is available, then one case per model shape."""
     return [(LANTERN_CODE, _lantern_status), *((name, partial(_measure, name, rehearse)) for name in SHAPES)]

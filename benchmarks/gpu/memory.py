@@ -1,9 +1,12 @@
-"""Peak memory of a decoding, compared with the engine's estimate, for random weights.
+"""Peak memory of a decoding, compared with the engine's estimate.
 
-*Said* is the estimate: ``Decoding.memory_required`` plus the bytes of the weights. A few rounds are decoded from the
-top of an image; caches have their full size from the start. The codec runs after the last round and is not included.
-Under a limit, *outcome* is the result that a user would see. Only the last row loads a model. The others create the
-weights on the device, so they don't show the loader's error for weights that don't fit.
+*Said* is the estimate: ``Decoding.memory_required`` plus the bytes of the weights. The models have random weights. The
+benchmark decodes only the first rounds of an image, because the caches have their full size from the start. The codec
+runs after the last round and is not included.
+
+A second table shows what happens under a memory limit. *Outcome* is the result that a user would see. Only the last row
+loads a model from files. The other rows create random weights on the device, so they do not test the loader's error for
+weights that are too large.
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ METHODS = (PLAIN, BOTH)
 ROUNDS = 8
 SMALL_CARD = 12 * GIB
 TOO_SMALL = 4 * 2**20
-"""Memory limit below the size of the bundled model's weights."""
+"""Memory limit in bytes. The weights of the bundled model are larger."""
 
 
 def _few_rounds(name: str, weights: str | None, method: str, rehearse: bool) -> dict[str, float | None]:
-    """Return estimated and peak memory of a few rounds, in GiB."""
+    """Decode a few rounds. Return the estimated memory and the peak memory in GiB."""
     shape = shape_of(name, rehearse)
     target = random_target(name, shape, torch.bfloat16, weights)
     network = None if method == PLAIN else random_network(target)
@@ -55,7 +58,7 @@ def _measure(name: str, weights: str | None, method: str, rehearse: bool) -> Ite
 
 
 def outcome(run: Callable[[], object]) -> str:
-    """Run a function and describe the result for a user: success, the engine's message, or torch's error."""
+    """Run a function, and describe what a user would see: success, an error of the engine, or an error of torch."""
     try:
         run()
     except AdtError as error:
@@ -76,7 +79,11 @@ def _limited(what: str, limit: int, run: Callable[[], object]) -> Iterator[dict]
 
 
 def cases(rehearse: bool) -> list[Case]:
-    """Return the cases of this part: all shapes and weights without and with a limit, then loading a model."""
+    """Return the cases of this part.
+
+    There is a case for each shape, weight type and method without a memory limit, then one for each shape with a limit.
+    The last case loads the bundled model with a limit that is too small.
+    """
     found = [
         (f"{name} {weights or 'bf16'} {method}", partial(_measure, name, weights, method, rehearse))
         for name in SHAPES

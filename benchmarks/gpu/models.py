@@ -1,6 +1,6 @@
-"""Measured models: the bundled one, and random weights in the shapes of published models.
+"""Models to measure: the bundled model, and models with random weights in the shapes of published models.
 
-The other parts create models, drafters and decodings only through this module.
+All parts of the GPU benchmark create models, drafters and jobs with this module.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TITLES = {
     "auto": "auto",
     LANTERN: "ADT-Tree, LANTERN",
 }
-"""Titles of the compared methods by their name in `PRESETS`."""
+"""Compared methods: name in `PRESETS` -> title in the tables."""
 
 
 class ModelShape(NamedTuple):
@@ -58,11 +58,11 @@ class ModelShape(NamedTuple):
 
     Attributes:
         config: Configuration of the decoder.
-        codes: Number of image codes.
-        grid: Rows and columns of image tokens.
+        codes: Number of codes in the codebook.
+        grid: Number of rows and columns of image tokens.
         row_end: Whether an end-of-row token follows each row.
-        prompt: Tokens of the conditional prompt.
-        guided: Tokens of the unconditional prompt.
+        prompt: Number of tokens in the conditional prompt.
+        guided: Number of tokens in the unconditional prompt.
         guidance: Guidance scale.
     """
 
@@ -75,7 +75,7 @@ class ModelShape(NamedTuple):
     guidance: float = 3.0
 
     def small(self) -> ModelShape:
-        """Return a small shape with the same features, whose forward takes a millisecond on a CPU."""
+        """Return a small shape with the same features. A forward of this shape takes about a millisecond on a CPU."""
         c = self.config
         side = 8
         heads = {"num_heads": 2, "num_kv_heads": 1 if c.num_kv_heads < c.num_heads else 2}
@@ -96,14 +96,14 @@ SHAPES = {
     "Lumina-mGPT-7B": ModelShape(_CHAMELEON, 8192, (48, 48), row_end=True, prompt=48, guided=4),
     "Emu3-Gen": ModelShape(_EMU3, 32768, (90, 90), row_end=True, prompt=48, guided=48),
 }
-"""Layers, heads, widths and grids of published models."""
+"""Shapes of published models, by name."""
 LONGEST_STEP = 32
-"""Estimate of the maximum number of tokens that a round emits."""
+"""Estimated maximum number of tokens that a round decodes."""
 SEVEN_B = "Anole-7B"
 
 
 def shape_of(name: str, rehearse: bool) -> ModelShape:
-    """Return a shape of `SHAPES`, made small for a rehearsal."""
+    """Return a shape of `SHAPES`, or its small variant for a rehearsal."""
     return SHAPES[name].small() if rehearse else SHAPES[name]
 
 
@@ -111,7 +111,7 @@ def shape_of(name: str, rehearse: bool) -> ModelShape:
 
 
 class _FixedLengthPrompter(Prompter):
-    """Prompter that returns token ids 1, 2, 3, ... in the lengths of a shape, whatever the text."""
+    """Prompter that ignores the text. It returns the token ids 1, 2, 3, ... up to the prompt length of a shape."""
 
     def __init__(self, shape: ModelShape):
         self._shape = shape
@@ -125,7 +125,10 @@ class _FixedLengthPrompter(Prompter):
 
 @torch.no_grad()
 def _randomise(network: nn.Module) -> None:
-    """Fill every parameter in place: norms with the identity, matrices at the scale that preserves their input's."""
+    """Fill every parameter in place.
+
+    Norms become the identity. Matrices get random numbers, scaled so that output and input have the same variance.
+    """
     torch.manual_seed(0)
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -144,13 +147,13 @@ def _allocate_and_randomise(network: nn.Module, device: torch.device) -> None:
 
 
 def random_target(name: str, shape: ModelShape, dtype: torch.dtype, weights: str | None = None) -> Target:
-    """Create a target with random weights on the device, and with a small codec instead of the model's own.
+    """Create a target with random weights on the device. Its codec is a small one, not that of the published model.
 
     Args:
         name: Name of the target.
         shape: Shape of the decoder.
         dtype: Data type of the weights.
-        weights: Quantisation, "int8" or "fp8"; None for none.
+        weights: Quantisation of the matrices, "int8" or "fp8". None does not quantise.
     """
     where = device.the_device()
     config = shape.config
@@ -169,7 +172,7 @@ def random_target(name: str, shape: ModelShape, dtype: torch.dtype, weights: str
 
 
 def random_network(target: Target) -> EagleDrafter:
-    """Create an EAGLE drafter with random weights and the width of the target."""
+    """Create an EAGLE drafter with random weights and the hidden size of the target."""
     config = new_config(target.decoder.config)
     with torch.device("meta"):
         network = EagleDrafter(config, input_norm=target.decoder.config.qk_norm)
@@ -179,14 +182,14 @@ def random_network(target: Target) -> EagleDrafter:
 
 
 def weight_bytes(target: Target) -> int:
-    """Return the bytes of the weights that a plain step reads completely: layers and head."""
+    """Return the size in bytes of the weights that a plain step reads: layers and head, without the embedding."""
     decoder = target.decoder
     parts = [*decoder.layers.parameters(), *decoder.layers.buffers(), decoder.head, decoder.head_in]
     return sum(part.numel() * part.element_size() for part in parts if part is not None)
 
 
 def all_bytes(*networks: nn.Module | None) -> int:
-    """Return the bytes of all parameters and buffers of these networks."""
+    """Return the size in bytes of all parameters and buffers of some networks. None counts as 0."""
     tensors = [t for network in networks if network is not None for t in (*network.parameters(), *network.buffers())]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -203,7 +206,7 @@ def bundled(dtype: torch.dtype, where: torch.device) -> tuple[Target, Drafter]:
 
 @cache
 def trained(dtype: torch.dtype, rehearse: bool) -> tuple[Target, Drafter]:
-    """Return the bundled model and its drafter on the device, or small random ones in a rehearsal."""
+    """Return the bundled model and its drafter on the device. In a rehearsal, return small random ones instead."""
     if not rehearse:
         return bundled(dtype, device.the_device())
     target = random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), dtype)
@@ -215,7 +218,7 @@ def job_of(target: Target, network: Drafter | None, method: str, **options: floa
 
     Args:
         target: Target model.
-        network: Drafter network; None for methods that need none.
+        network: Drafter network. None is enough for methods without a network.
         method: Key of `TITLES`.
         **options: Arguments of `Sampling`.
     """
@@ -226,21 +229,38 @@ def job_of(target: Target, network: Drafter | None, method: str, **options: floa
 
 
 def tree_job(target: Target, network: Drafter, depth: int, width: int, nodes: int, **options: float) -> Job:
-    """Return a job in which the network drafts trees of a fixed shape."""
+    """Return a job in which the network drafts trees of a fixed shape.
+
+    Args:
+        target: Target model.
+        network: Drafter network.
+        depth: Depth of the trees.
+        width: Number of children that a node gets.
+        nodes: Number of drafts per tree.
+        **options: Arguments of `Sampling`.
+    """
     tree = Drafting("eagle2", depth=depth, width=width, nodes=nodes)
     job = job_of(target, network, ADT_TREE, **options)
     return replace(job, recipe=replace(job.recipe, drafting=tree))
 
 
 def with_quarter_grid(target: Target) -> Target:
-    """Return the model with half as many rows and columns of image tokens."""
+    """Return a copy of the target with half as many rows and half as many columns of image tokens."""
     smaller = copy(target)
     smaller.grid = (target.grid[0] // 2, target.grid[1] // 2)
     return smaller
 
 
 def decode_rounds(decoding: Decoding, rounds: int | None = None) -> Tensor:
-    """Decode some rounds, or all if None; return the codes [B, T], with -1 for tokens not yet decoded."""
+    """Decode some rounds.
+
+    Args:
+        decoding: Decoding that has not begun.
+        rounds: Number of rounds. None decodes all rounds.
+
+    Returns:
+        Codes [B, T] of B images with T tokens. -1 marks tokens that were not decoded.
+    """
     running = iter(decoding)
     for _ in islice(running, rounds):
         pass
@@ -249,17 +269,19 @@ def decode_rounds(decoding: Decoding, rounds: int | None = None) -> Tensor:
 
 
 class Stream:
-    """Endless rounds of one method, from the middle of an image to its end and again.
+    """Endless sequence of rounds of one method.
+
+    The rounds start in the middle of an image. At the end of the image, they start again in the middle of a new image.
 
     Args:
         job: Models and method.
-        mode: How rounds are launched.
+        mode: Launch mode, `device.EAGER` or `device.CAPTURED`.
         images: Batch size.
-        warm_up: Untimed rounds after each start.
+        warm_up: Number of untimed rounds after each start.
 
     Attributes:
         decoding: The current decoding.
-        rounds: The timed rounds.
+        rounds: All timed rounds.
     """
 
     def __init__(self, job: Job, mode: str, images: int = 1, warm_up: int = 4):
@@ -291,7 +313,11 @@ class Stream:
         return seconds
 
     def profiled(self, count: int) -> device.Activity | None:
-        """Decode `count` rounds under the profiler and return the mean activity of a round."""
+        """Decode `count` rounds under the profiler.
+
+        Returns:
+            Mean activity of a round. None if the profiler records no kernel.
+        """
         if int((self.decoding.codes < 0).sum(1).min()) < LONGEST_STEP * count:
             self.close()
             self._open()
@@ -308,9 +334,14 @@ class Stream:
 
 @torch.inference_mode()
 def forwards_of(target: Target, sizes: Sequence[int]) -> dict[int, Callable[[], Tensor]]:
-    """Return a forward through layers and head for each number of tokens.
+    """Return functions that run one forward through the layers and the head.
 
-    The tokens form a chain in the middle of an image.
+    Args:
+        target: Target model.
+        sizes: Numbers of tokens in a forward.
+
+    Returns:
+        One function per number of tokens. The tokens of a forward form a chain in the middle of an image.
     """
     decoder = target.decoder
     where = decoder.embedding.device

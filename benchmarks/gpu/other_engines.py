@@ -1,4 +1,4 @@
-"""Plain decoding by other engines, with random weights in the shapes of `models.SHAPES`."""
+"""Plain decoding by other engines. The models have random weights in the shapes of `models.SHAPES`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Step(NamedTuple):
     """Plain decoding by another engine.
 
     Attributes:
-        step: Decodes one token.
-        prefill: Seconds of a prompt, without the first, slower call.
+        step: Function that decodes one token.
+        prefill: Seconds for reading a prompt, from the faster of two calls.
     """
 
     step: Callable[[], object]
@@ -29,9 +29,10 @@ class Step(NamedTuple):
 
 
 def transformers_model(shape: ModelShape):
-    """Create a transformers model with random weights: a Chameleon if the shape has its norms, else a LLaMA.
+    """Create a transformers model with random weights in some shape.
 
-    If the shape has a separate head for image tokens, the LLaMA's vocabulary has the size of this head.
+    The model is a Chameleon if the shape has norms of queries and keys, as Chameleon does. Otherwise it is a LLaMA. If
+    the shape has a separate head for image tokens, the vocabulary of the LLaMA has the size of this head.
     """
     from transformers import ChameleonConfig, ChameleonForConditionalGeneration, LlamaConfig, LlamaForCausalLM
 
@@ -71,14 +72,14 @@ def _cache(kind: str, model, length: int):
 
 
 def _sample(logits: Tensor, guidance: float) -> Tensor:
-    """Sample a code with guidance.
+    """Sample the next code with guidance.
 
     Args:
-        logits: [2, 1, codes], conditional and unconditional.
+        logits: Logits [2, 1, codes]. The first row is conditional, the second unconditional.
         guidance: Guidance scale.
 
     Returns:
-        The code for both rows [2, 1].
+        Sampled code [2, 1]. Both rows contain the same code.
     """
     conditional, unconditional = logits.float().chunk(2)
     guided = unconditional + guidance * (conditional - unconditional)
@@ -86,13 +87,13 @@ def _sample(logits: Tensor, guidance: float) -> Tensor:
 
 
 def transformers_step(model, shape: ModelShape, length: int, kind: str) -> Step:
-    """Prepare steps of transformers from the middle of an image on.
+    """Prepare plain decoding by transformers. The first step decodes the token in the middle of an image.
 
     Args:
         model: Model from :func:`transformers_model`.
-        shape: Its shape.
-        length: Tokens of the image.
-        kind: Kind of the cache, "dynamic" or "static".
+        shape: Shape of the model.
+        length: Number of tokens in the image.
+        kind: Kind of the KV cache, "dynamic" or "static".
     """
     cache_length = shape.prompt + length + 1
     where = the_device()
@@ -116,9 +117,9 @@ def transformers_step(model, shape: ModelShape, length: int, kind: str) -> Step:
 
 
 def _lantern_module_and_config(repository: Path, shape: ModelShape):
-    """Import the module of LANTERN's Anole and create its configuration for this shape.
+    """Import the Anole module of LANTERN's public code, and create a configuration in some shape.
 
-    The package is imported without its ``__init__``, which requires an old version of transformers.
+    The import skips the ``__init__`` of the package, which requires an old version of transformers.
     """
     package = ModuleType("models")
     package.__path__ = [str(repository / "models")]
@@ -133,17 +134,19 @@ def _lantern_module_and_config(repository: Path, shape: ModelShape):
         num_key_value_heads=config.num_kv_heads,
         vocabulary_map={"<image>": 1, "IMGIMGAZ": 2},
     )
-    lantern_config.rope_scaling = None  # newer versions of transformers set a value that its code rejects
+    lantern_config.rope_scaling = None  # newer versions of transformers set a value that LANTERN's code rejects
     return import_module("models.kv_variants.modeling_anole_kv"), lantern_config
 
 
 def lantern_step(repository: Path, shape: ModelShape, length: int) -> Step:
-    """Prepare plain steps of the Anole in LANTERN's public code, with its own cache.
+    """Prepare plain decoding by the Anole model in LANTERN's public code, with the KV cache of this code.
+
+    The first step decodes the token in the middle of an image.
 
     Args:
-        repository: Checkout of LANTERN's public code.
+        repository: Folder of LANTERN's public code.
         shape: Shape of the model.
-        length: Tokens of the image.
+        length: Number of tokens in the image.
     """
     module, config = _lantern_module_and_config(repository, shape)
     where = the_device()

@@ -1,11 +1,23 @@
-"""Components of a round and their distance from the limit of the device; random weights, one image with guidance.
+"""Components of a round ("pieces"), compared with the limit of the device.
 
-A *forward* passes a chain of tokens through layers and head and does nothing else. A *round* is the engine's. *Steps*
-is the time in plain rounds of the same weights, launched the same way. *Share of the limit* is the time of reading the
-weights at the device's highest memory rate, divided by the measured time. *Idle* is the share of the time in which no
-kernel ran. *Kernels* ran on the device; *launches* are the host's calls for them. A *drafter level* is the time that
-one more forward of the drafter's network adds to a round, and *the rest* is the time of a round beyond the forward of
-its tree and its levels. For Emu3, an image with half as many rows and columns is timed.
+The models have random weights and decode one image with guidance. For Emu3, the image has half as many rows and
+columns.
+
+Pieces:
+
+- *Forward*: the layers and the head process a chain of tokens. Nothing else happens.
+- *Round*: a complete round of the engine.
+- *Drafter level*: the time that one more forward of the drafter's network adds to a round.
+- *The rest*: the time of a round without the forward of its tree and without its drafter levels.
+
+Columns:
+
+- *Steps*: the time of the piece, divided by the time of a plain round with the same weights and launch mode.
+- *Share of the limit*: the time to read the weights at the highest memory rate of the device, divided by the time of
+  the piece.
+- *Kernels*: number of kernels that the device ran.
+- *Launches*: number of calls with which the host launched kernels.
+- *Idle*: share of the time in which no kernel ran.
 """
 
 from __future__ import annotations
@@ -41,14 +53,16 @@ from .models import (
 )
 
 Key = tuple[str, str]
-"""Name of a piece, and how it is launched."""
+"""Name of a piece, and launch mode (`device.EAGER` or `device.CAPTURED`)."""
 NODES = (1, 8, 32, 64)
 WIDTH = 8
 DEPTHS = (3, 6)
 DRAFTS = 31
-"""Trees of the same size and different depth, which separate the time of a level from the rest of a round."""
+"""Trees with the same number of drafts and two different depths.
+
+Comparing the two depths separates the time of a drafter level from the rest of a round."""
 LONGEST = 4096
-"""Maximum tokens of a timed image; generating the noise of longer ones for all streams would take minutes."""
+"""Maximum number of tokens in a timed image. For longer images, generating the noise would take minutes."""
 ROUND = "round: "
 FORWARD = "forward of "
 LEVEL = "drafter level"
@@ -58,7 +72,7 @@ TREES = [f"{ROUND}tree of depth {depth}" for depth in DEPTHS]
 
 
 def _jobs(target: Target, network: Drafter, guidance: float) -> dict[str, Job]:
-    """Return the jobs whose rounds are timed, by piece."""
+    """Return the jobs whose rounds are timed, by the name of the piece."""
     methods = (PLAIN, ADT_TREE, WINDOW, BOTH)
     jobs = {f"{ROUND}{TITLES[method]}": job_of(target, network, method, guidance=guidance) for method in methods}
     trees = [tree_job(target, network, depth, WIDTH, DRAFTS, guidance=guidance) for depth in DEPTHS]
@@ -72,12 +86,12 @@ class Pieces:
         target: Target model.
         network: Drafter network.
         guidance: Guidance scale.
-        warm_up: Untimed rounds of each stream.
+        warm_up: Number of untimed rounds at the start of each stream.
 
     Attributes:
-        streams: Rounds by key.
-        calls: Forwards by key.
-        failed: Errors by the name of the piece.
+        streams: Sequence of rounds for each piece that is a round.
+        calls: Function for each piece that is a forward.
+        failed: Errors, by the name and launch mode of the piece.
     """
 
     def __init__(self, target: Target, network: Drafter, guidance: float, warm_up: int):
@@ -102,7 +116,7 @@ class Pieces:
             device.synchronise()  # raises if the device has failed
 
     def timed(self, repeats: int) -> dict[Key, list[float]]:
-        """Return the seconds of every piece from interleaved runs."""
+        """Run all pieces interleaved, and return the seconds of every piece."""
         timers = {key: stream.seconds for key, stream in self.streams.items()}
         timers |= {key: partial(device.seconds_of, call) for key, call in self.calls.items()}
         keys = {" ".join(key): key for key in timers}
@@ -111,7 +125,7 @@ class Pieces:
         return {keys[name]: seconds for name, seconds in times.items()}
 
     def profiled(self, key: Key, rounds: int) -> Activity | None:
-        """Return the activity of the device in a forward, or the mean activity of some rounds."""
+        """Return the activity of the device in one forward, or the mean activity of a round."""
         return self.streams[key].profiled(rounds) if key in self.streams else device.profiled(self.calls[key])
 
     def network_calls(self, key: Key) -> float:
@@ -131,10 +145,10 @@ def _row(
 
     Args:
         key: Piece and launch mode.
-        seconds: Measured times.
-        plain: Median seconds of a plain round.
-        activity: Profile of the piece.
-        weights: Bytes of the weights.
+        seconds: Measured times of the piece in seconds.
+        plain: Median time of a plain round in seconds, or None.
+        activity: Activity of the device in the piece, or None.
+        weights: Size of the weights in bytes.
         rate: Highest memory rate of the device in bytes per second.
     """
     median = statistics.median(seconds)
@@ -152,14 +166,15 @@ def _row(
 
 
 def differences(times: dict[Key, list[float]], network_calls: list[float], mode: str) -> list[dict]:
-    """Derive the rows of a drafter level and of the rest of a round.
+    """Compute the rows for a drafter level and for the rest of a round from the times of other pieces.
 
-    With trees of the same size, round = forward of the tree + network calls * level + rest.
+    For both trees, round = forward of the tree + network calls * level + rest. For example, if the rounds with 3 and 6
+    network calls take 16 ms and 19 ms, a level takes 1 ms. If the forward takes 12 ms, the rest takes 1 ms.
 
     Args:
         times: Seconds by piece.
-        network_calls: Drafter forwards in a round for each of `TREES`.
-        mode: How the pieces were launched.
+        network_calls: Number of drafter forwards in a round, for each of `TREES`.
+        mode: Launch mode.
 
     Returns:
         Two rows, or none if a piece is missing.
@@ -201,7 +216,7 @@ def _measure(name: str, weights: str | None, rehearse: bool, exact: bool = True)
 
 
 def cases(rehearse: bool) -> list[Case]:
-    """Return the cases of this part: the first shape with all weights, the others in bfloat16."""
+    """Return the cases of this part: the first shape with all types of weights, then the others in bfloat16."""
     first, *others = SHAPES
     order = [(first, weights) for weights in (None, "int8", "fp8")] + [(name, None) for name in others]
     found = [(f"{name} {weights or 'bf16'}", partial(_measure, name, weights, rehearse)) for name, weights in order]

@@ -1,9 +1,10 @@
-"""Compare the bundled model's images with and without drafting in half precision on this device.
+"""Check that drafting does not change the images of the bundled model in half precision on this device.
 
-In the batch-invariant mode (*exact* on) no image may differ; without it, the differences show why the mode exists.
-*First* is the median position of the first different token, over the images that differ. *Flips per token* is the
-number of these images divided by the tokens up to and including their first difference; later differences follow from
-it.
+In the batch-invariant mode (*exact* on), no image may differ from that of plain decoding. With *exact* off, images may
+differ, and the differences show why the mode exists. *First* is the median position of the first different token, over
+the images that differ. *Flips per token* estimates how likely it is that a token differs: the number of different
+images, divided by the number of tokens up to and including their first difference. Later tokens do not count, because
+the first difference changes them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ IMAGES = 8
 
 @cache
 def _codes(method: str, dtype: torch.dtype, exact: bool, rehearse: bool) -> Tensor:
-    """Return the codes [images, T] of a method."""
+    """Decode images with a method, and return their codes [images, T], with T tokens per image."""
     target, drafter = trained(dtype, rehearse)
     target.decoder.exact = exact
     job = job_of(target, drafter, method)
@@ -37,11 +38,14 @@ def _codes(method: str, dtype: torch.dtype, exact: bool, rehearse: bool) -> Tens
 
 
 def flips(codes: Tensor, expected: Tensor) -> float:
-    """Return the number of different images divided by the tokens up to their first difference.
+    """Return the number of different images, divided by the number of tokens up to and including the first difference.
+
+    For example, two images of 100 tokens are compared. One is equal, the other first differs at its 50th token. The
+    result is 1 / (100 + 50).
 
     Args:
-        codes: [B, T], with -1 for tokens not decoded.
-        expected: [B, T], likewise.
+        codes: Codes [B, T] of B images with T tokens. -1 marks tokens that were not decoded.
+        expected: Codes [B, T] to compare with. -1 has the same meaning.
     """
     decoded = (codes >= 0) & (expected >= 0)
     differs = (codes != expected) & decoded
@@ -57,7 +61,7 @@ def _measure(method: str, dtype: torch.dtype, exact: bool, rehearse: bool) -> It
 
 
 def cases(rehearse: bool) -> list[Case]:
-    """Return the cases of this part: every lossless method in bfloat16 and float16, in both modes."""
+    """Return the cases of this part: every lossless method in bfloat16 and float16, with exact on and off."""
     lossless = [name for name in TITLES if name not in (PLAIN, LANTERN)]
     return [
         (f"{dtype} {method} exact {exact}", partial(_measure, method, dtype, exact, rehearse))

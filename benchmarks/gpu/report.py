@@ -1,4 +1,7 @@
-"""Markdown report of a run: thresholds, and a section with the tables of each part."""
+"""Markdown report of a run of the GPU benchmark.
+
+The report contains a table of the thresholds ("bars"), and a section with the tables of each part.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ Only *tokens* uses the bundled model here. In the other tables, the bundled mode
 by small random ones."""
 TITLE = "# Measured on {device}"
 STATUS = {"ended": "Completed", "failed": "Failed", "cut off at its limit": "Stopped at its time limit"}
-"""Words for the status of a part."""
+"""Texts for the status of a part."""
 
 
 def cell(value: object) -> str:
-    """Format a value of a table; a median is followed by its quartiles."""
+    """Format a value for a table. A median is followed by its quartiles, such as "1.5 (1.4 to 1.7)"."""
     if isinstance(value, dict):
         return f"{cell(value['median'])} ({cell(value['low'])} to {cell(value['high'])})"
     if value is None:
@@ -27,20 +30,20 @@ def cell(value: object) -> str:
 
 
 def table(rows: list[dict]) -> str:
-    """Return a Markdown table with every column that any of the rows has."""
+    """Return a Markdown table. It has every column that occurs in at least one row."""
     columns = list(dict.fromkeys(column for row in rows for column in row if column != "table"))
     lines = [columns, ["---"] * len(columns), *([cell(row.get(column)) for column in columns] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def machine(results: dict) -> dict:
-    """Return the row with the names and versions of the machine, or {} if there is none."""
+    """Return the row with the name of the device and the versions of the software, or {} if it is missing."""
     rows = results["parts"].get("device", {}).get("rows", [])
     return next((row for row in rows if "torch" in row), {})
 
 
 def bars(results: dict) -> str:
-    """Return the table of thresholds."""
+    """Return the table that compares the measured values with the thresholds."""
     rows = {part: found["rows"] for part, found in results["parts"].items()}
     device = machine(results).get("device", "")
     lines = ["| bar | wanted | measured | |", "|---|---|---|---|"]
@@ -80,7 +83,7 @@ def markdown(results: dict) -> str:
     """Return the complete report of a run.
 
     Args:
-        results: Contents of gpu.json.
+        results: Content of gpu.json.
     """
     versions = machine(results)
     parts = results["parts"]

@@ -1,8 +1,9 @@
-"""Compare the bundled model's tokens on this device with those on a CPU, for the same seeds.
+"""Compare the tokens of the bundled model on this device with the tokens on a CPU, for the same seeds.
 
-Every method except LANTERN must generate the tokens of plain decoding on a CPU; LANTERN must generate its own tokens on
-a CPU. *Tokens* is the share of equal tokens, and *first* the median position of the first different one. In float32, a
-token may differ if two candidates are nearly tied, and all later tokens of the image with it.
+The tokens of every method must be equal to those of plain decoding on a CPU. LANTERN is the exception: its tokens must
+be equal to those of LANTERN on a CPU. *Tokens* is the share of equal tokens. *First* is the median position of the
+first different token. In float32, a token may differ if two candidates are nearly tied. All later tokens of this image
+may then differ, too.
 """
 
 from __future__ import annotations
@@ -25,14 +26,24 @@ FIRST_CAPTION = 3200  # number of the first held-out caption of this part
 
 @cache
 def _codes(method: str, dtype: torch.dtype, where: torch.device, images: int, rounds: int | None) -> Tensor:
-    """Return the codes [images, T] of a method on a device."""
+    """Decode images with a method on a device, and return their codes [images, T], with T tokens per image."""
     job = job_of(*bundled(dtype, where), method)
     prompts = captions(FIRST_CAPTION, images)
     return torch.cat([decode_rounds(new_decoding(job, [prompt]), rounds) for prompt in prompts])
 
 
 def agreement(codes: Tensor, expected: Tensor) -> dict[str, float | int | None]:
-    """Compare codes [B, T]; positions where either is -1 were not decoded and don't count."""
+    """Compare the tokens of two decodings.
+
+    Args:
+        codes: Codes [B, T] of B images with T tokens. -1 marks tokens that were not decoded.
+        expected: Codes [B, T] to compare with. -1 has the same meaning. Positions with -1 in either tensor do not
+            count.
+
+    Returns:
+        Number of images, number of equal images, share of equal tokens, and median position of the first different
+        token.
+    """
     decoded = (codes >= 0) & (expected >= 0)
     same = (codes == expected) | ~decoded
     first = [row.tolist().index(False) for row in same if not row.all()]
@@ -52,7 +63,7 @@ def _measure(method: str, dtype: torch.dtype, images: int, rounds: int | None) -
 
 
 def cases(rehearse: bool) -> list[Case]:
-    """Return the cases of this part: every method in float32 and float64."""
+    """Return the cases of this part: every method in float32, then every method in float64."""
     found = []
     for dtype, images in ((torch.float32, 6), (torch.float64, 2)):
         amounts = (1, 4) if rehearse else (images, None)

@@ -1,9 +1,10 @@
-"""Process that measures the cases of one part and appends its results to a file.
+"""Process that measures the cases of one part, and appends the results to a file.
 
     python -m benchmarks.gpu.worker MODULE FILE FIRST [rehearse]
 
-The first line contains the description of the part and the names of its cases. One line follows for each case that
-begins, each row and each error, so that all results are kept if the process is killed.
+The first line of the file contains the description of the part and the names of its cases. After it, the file gets one
+line for each case that begins, one for each row, and one for each error. If the process is killed, all results so far
+are in the file.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ def run(module: str, file: Path, first: int, rehearse: bool) -> None:
     Args:
         module: Module of the part.
         file: File for the results, one JSON object per line.
-        first: Number of the first case.
-        rehearse: Use small random models.
+        first: Index of the first case to measure. Earlier cases are skipped.
+        rehearse: Whether to use small random models.
 
     Raises:
-        RuntimeError: If the device fails; the other cases need a new process.
+        RuntimeError: If the device fails. The remaining cases then need a new process.
     """
     torch.set_num_threads(min(8, torch.get_num_threads()))  # more threads make a small model slower
     part = import_module(module)
