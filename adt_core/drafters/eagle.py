@@ -196,7 +196,7 @@ class EagleProposer(Proposer):
         Args:
             tokens: [B, m + 1] codes, as for :meth:`read_ahead`.
             features: [R, m, h], as for :meth:`read_ahead`.
-            first: Code and position of the first unread token of each image.
+            first: Roots whose positions are those of the first unread pairs. Their codes are not used.
             counts: [B, 1], number of unread pairs of each image, at most m.
         """
         out = self.read_ahead(tokens, features, self.step_ahead(first, features.shape[1]))

@@ -1,15 +1,20 @@
 """Training-free drafter: Jacobi decoding with shared noise and scored branches.
 
-The target's forward pass over a tree also gives the token that it would emit after each node, including rejected ones.
-These tokens are the drafts of the next round. The noise at each position stays the same in all rounds, so the image is
-the only fixed point of this iteration, and most drafts are correct long before they are verified. (Jacobi decoding:
-Santilli et al., arXiv 2305.10427; for images SJD, arXiv 2410.01699; noise shared between iterations: SCD,
+When the target reads a tree, it emits a token after each node, also after rejected nodes. These tokens are the drafts
+of the next round. The noise at a position is the same in all rounds. Therefore this iteration has only one fixed point:
+the image that plain decoding generates. Most drafts become correct many rounds before they are verified. (Jacobi
+decoding: Santilli et al., arXiv 2305.10427. For images: SJD, arXiv 2410.01699. The same noise in all iterations: SCD,
 arXiv 2510.24211.)
 
-The :class:`Window` holds drafts for the next positions of each image. Its *spine* is the most probable token at each
-position. A *branch* leaves the spine at one position with another candidate and continues with the spine's tokens.
+The :class:`Window` contains drafts for the next positions of each image. At each position there are several
+*candidates*. The *spine* is the sequence of the most probable candidates. A *branch* leaves the spine at one position,
+takes another candidate there, and continues with the spine's tokens.
 
-Drafts become stale when a token before them changes; :mod:`.calibration` learns how reliable they are then.
+A draft becomes stale when a token before it changes. :mod:`.calibration` learns how reliable stale drafts are.
+
+Dimensions: B images; R batch rows (2 * B with guidance, else B); M positions of a window; K candidates per position; N
+drafts per tree; T tokens of an image; V codes; n and m are numbers of nodes or positions. `z` are processed logits, and
+`g` is the noise of an image. A *score* of a token is z + g, also called its perturbed logit.
 """
 
 from __future__ import annotations
@@ -32,10 +37,11 @@ from .base import Drafter, Prefill, Proposer, Shapes, Verified
 from .calibration import CLASSES, NEVER, Calibration, Forecast, staleness_after, staleness_classes
 
 LEFT_WEIGHT = 0.25
-"""Weight of the logits of the position before, for a draft directly after a changed token."""
-# The GPU costs here and in merged.py approximate an H100 (docs/gpu.md): there, rounds with 24 drafts take 1.15 plain
-# steps in the mode `window` and 1.38 in `both`; 64 drafts take 1.96. The measured cost rises in steps, one for each
-# tile of batch-invariant mode; the estimate is a straight line.
+"""Weight of the previous position's logits in the estimate for a draft directly after a changed token."""
+# The GPU costs here and in merged.py approximate an H100 (docs/gpu.md). There, a round with 24 drafts takes as long as
+# 1.15 plain steps in the mode `window`, and 1.38 plain steps in the mode `both`. With 64 drafts it takes 1.96 plain
+# steps. The measured cost is a step function, with one step for each tile of batch-invariant mode. The estimate is a
+# straight line.
 CHAIN = DraftMode(
     "chain",
     width=1,
@@ -44,7 +50,7 @@ CHAIN = DraftMode(
     cpu_cost=CostEstimate(1.1, 0.15, 0.05),
     gpu_cost=CostEstimate(1.02, 0.0, 0.006),
 )
-"""Chains from the window, which are cheap to build."""
+"""Draft mode that makes chains (trees of width 1) from the window. Chains are cheap to build."""
 WINDOW = DraftMode(
     "window",
     limit=6.4,
@@ -52,20 +58,22 @@ WINDOW = DraftMode(
     cpu_cost=CostEstimate(1.15, 0.4, 0.07),
     gpu_cost=CostEstimate(1.03, 0.0, 0.007),
 )
-"""Trees from the window."""
+"""Draft mode that makes trees from the window."""
 LONGEST_RETURN = 4
-"""Maximum number of spine tokens of a branch after the position at which it leaves the spine."""
+"""Maximum number of spine tokens in a branch, after the candidate with which the branch leaves the spine."""
 
 
 class JacobiDrafter(Drafter):
-    """Drafter without weights, which drafts from the target's own forward passes."""
+    """Drafter without weights. Its drafts come from the target's own forward passes."""
 
-    # In a short window a draft is verified before the target has read it again, so ADT-Tree has a minimum depth here.
+    # A draft gets better each time the target reads it. In a short window, a draft is verified after few such readings.
+    # So the method ADT-Tree, which adapts the depth, has a larger minimum depth with this drafter.
     defaults = {
         "depth": 20, "width": 4, "nodes": 24, "beta": 0.25, "depth_step": 4,
         "depth_min": 8, "depth_max": 24, "width_min": 2, "width_max": 4,
     }  # fmt: skip
-    # With guidance 32 nodes fill one tile of a GPU's matrix product, which takes as long as one node (docs/gpu.md).
+    # With guidance, 32 nodes fill one tile (64 rows) of a GPU's matrix products. A full tile takes as long as one node
+    # (docs/gpu.md).
     gpu_defaults = {"depth": 26, "nodes": 31, "depth_min": 12, "depth_max": 31, "width_max": 6}
     modes = CHAIN, WINDOW
 
@@ -82,13 +90,13 @@ class Window:
     """Drafts for the next M positions of each image.
 
     Attributes:
-        at: [B, M], raster positions.
-        tokens: [B, M + 1], the root, then the spine.
-        candidates: [B, M, K], most probable codes of each position, the spine's first.
-        scores: [B, M, K], their perturbed logits.
-        staleness: [B, M], as in :mod:`.calibration`.
+        at: [B, M], raster position of each draft.
+        tokens: [B, M + 1], codes of the root and of the spine.
+        candidates: [B, M, K], most probable codes at each position. The first one is the spine's.
+        scores: [B, M, K], scores of the candidates.
+        staleness: [B, M], staleness of each position, as defined in :mod:`.calibration`.
         from_network: [B, M] bool, whether a drafter network has made the candidates.
-        live: [B, M] bool, positions within the image's own shape.
+        live: [B, M] bool, False for positions beyond the maximum depth of the image's own tree.
     """
 
     at: Tensor
@@ -108,21 +116,21 @@ class Window:
         return staleness_classes(self.staleness)
 
     def has_poor_features(self) -> Tensor:
-        """Return whether the target's features are of little use at each position, [B, M] bool.
+        """Return at which positions the target's features are of little use, [B, M] bool.
 
-        This is so directly after a change, and where the target has not read the position.
+        These are positions directly after a changed token, and positions that the target has not read yet.
         """
         return (self.staleness == 1) | (self.staleness == NEVER)
 
     def replace(self, use: Tensor, candidates: Tensor, scores: Tensor) -> None:
-        """Replace candidates by a drafter network's candidates.
+        """Replace candidates at some positions by the candidates of a drafter network.
 
-        Where this changes the spine, later positions become stale.
+        If this changes the spine at a position, later positions become stale.
 
         Args:
-            use: [B, m] bool, which of the first m positions to replace.
-            candidates: [B, m, K] codes.
-            scores: [B, m, K], their perturbed logits.
+            use: [B, m] bool, whether to replace the candidates at each of the first m positions.
+            candidates: [B, m, K], codes of the network's candidates.
+            scores: [B, m, K], scores of the network's candidates.
         """
         first = slice(use.shape[1])
         for own, others in ((self.candidates, candidates), (self.scores, scores)):
@@ -132,25 +140,26 @@ class Window:
         changed = self.tokens[:, 1:] != spine
         self.tokens[:, 1:] = spine
         step = torch.arange(self.depth, device=spine.device)
-        # Index of the last change before each position, e.g. changes at 1 and 3 of 5: [-NEVER, -NEVER, 1, 1, 3].
+        # For each position, the index of the last change before it; -NEVER if there is none. Example: of 5 positions,
+        # the positions 1 and 3 have changed. Then `last` is [-NEVER, -NEVER, 1, 1, 3].
         last = F.pad(torch.where(changed, step, -NEVER).cummax(1).values, (1, -1), value=-NEVER)
         stale = staleness_after(self.staleness, step - last)
         self.staleness = torch.where((last >= 0) & ~self.from_network, stale, self.staleness)
 
 
 class JacobiProposer(Proposer):
-    """Window of each active image, stored by raster position.
+    """Proposer that stores the drafts of each image by raster position.
 
-    For this drafter, a shape's `depth` is the length of the spine, `width` the number of candidates at a position, and
-    `nodes` the number of drafts of spine and branches together.
+    A shape (:class:`~adt_core.policies.Shape`) means the following here. `depth` is the length of the spine. `width` is
+    the number of candidates at a position. `nodes` is the number of drafts in spine and branches together.
 
-    State, for T tokens of an image; the last column is spare and takes writes that must have no effect:
-        _codes: [B, T + 1], decided tokens, and drafts after them.
-        _candidates: [B, T + 1, K], most probable codes of each position.
-        _scores: [B, T + 1, K], their perturbed logits.
-        _staleness: [B, T + 1].
-        _filled: [B, 1], last position that has had drafts.
-        _furthest: [B, 1, V], processed logits z of the furthest position that the target has given so far.
+    State. Column T, the last one, is spare: writes that must have no effect go there.
+        _codes: [B, T + 1], decided codes, then drafted codes.
+        _candidates: [B, T + 1, K], most probable codes at each position.
+        _scores: [B, T + 1, K], scores of the candidates.
+        _staleness: [B, T + 1], staleness of each position.
+        _filled: [B, 1], last raster position for which a draft was made so far.
+        _furthest: [B, 1, V], logits z of the furthest position for which the target has computed logits so far.
     """
 
     by_image = ("_codes", "_candidates", "_scores", "_staleness", "_filled", "_furthest", "calibration")
@@ -160,9 +169,9 @@ class JacobiProposer(Proposer):
         """Make empty windows.
 
         Args:
-            context: The request.
-            rows: Rows of the images.
-            noise: Noise that the target samples with; None at temperature 0.
+            context: The part of the request that drafters may see.
+            rows: Prompt rows of the images.
+            noise: Noise with which the target samples; None at temperature 0.
             width: Number of candidates to store for each position.
 
         Raises:
@@ -200,14 +209,14 @@ class JacobiProposer(Proposer):
         self._update_furthest(at, z)
 
     def refresh(self, verified: Verified) -> tuple[Tensor, Tensor]:
-        """Store the decided tokens, and draft all later positions that the tree reaches again.
+        """Store the decided tokens, and make new drafts for all later positions for which the tree has logits.
 
         Args:
             verified: The verified tree.
 
         Returns:
-            Raster positions [B, m] for which the tree has logits, decided ones included, with the spare column for
-            positions that no node reaches; and the node [B, m] whose logits were used for each.
+            Two tensors [B, m]. The first has the raster positions from the root on; it has T, the spare column, where
+            no node has logits for a position. The second has, for each position, the node whose logits were used.
         """
         tree = verified.tree
         root = verified.roots.at
@@ -215,7 +224,7 @@ class JacobiProposer(Proposer):
         self.forecasts = []
         self._store_decided(verified)
         steps = torch.arange(tree.height + 2, device=root.device)
-        at = root + steps  # positions of the root and after each level of the tree
+        at = root + steps  # the root's position, then for each level of the tree the position after it
         last_change = self._last_change(tree, at)
         has_node, best, second = _best_nodes(tree, last_change, at)
         reached = torch.where(has_node & (at < self.length), at, self.length)
@@ -226,45 +235,50 @@ class JacobiProposer(Proposer):
         undecided = steps > verified.acceptance.accepted[:, None] + 1
         at_or_spare = torch.where(undecided, reached, self.length)
         self._store_candidates(at_or_spare, *self._best(perturbed, at))
-        # Drafts have changed, so measure again. A path without any change has the staleness `steps`, counted as 0.
+        # The drafts have changed, so compute the staleness again. If no token has changed, `_last_change` is 0 and the
+        # difference is `steps`. The staleness is then 0.
         staleness = steps - self._last_change(tree, at).gather(1, best)
         self._staleness.scatter_(1, at_or_spare, torch.where(staleness == steps, 0, staleness))
         return reached, best
 
     def codes(self, at: Tensor) -> Tensor:
-        """Return the tokens at the raster positions `at` [B, m], decided or drafted."""
+        """Return the codes at raster positions `at` [B, m]. Each code is decided or drafted."""
         return self._codes.gather(1, at.clamp_max(self.length))
 
     def _perturbed(self, z: Tensor, at: Tensor) -> Tensor:
-        """Return z + g [B, m, V] at raster positions `at` [B, m]."""
+        """Add the noise g at raster positions `at` [B, m] to logits z, and return z + g [B, m, V]."""
         return z if self.noise is None else z + self.noise.at(at)
 
     def _unperturbed(self, perturbed: Tensor, at: Tensor) -> Tensor:
-        """Return z [B, m, V] for z + g at raster positions `at` [B, m]."""
+        """Subtract the noise g at raster positions `at` [B, m] from scores z + g, and return z [B, m, V]."""
         return perturbed if self.noise is None else perturbed - self.noise.at(at)
 
     def _best(self, perturbed: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores and codes [B, m, K] of the best candidates at positions `at`."""
+        """Return scores and codes [B, m, K] of the K best candidates at raster positions `at` [B, m]."""
         if not self._coupled:
             perturbed = self._unperturbed(perturbed, at)
         return perturbed.max(-1, keepdim=True) if self.width == 1 else perturbed.topk(self.width, -1)
 
     def _update_furthest(self, at: Tensor, z: Tensor) -> None:
-        """Store the logits z [B, 1, V] of positions `at` [B, 1] that are further ahead than all drafts."""
+        """Store the logits z [B, 1, V] of each image whose position `at` [B, 1] is after all its drafts."""
         self._furthest.copy_(torch.where((at > self._filled)[..., None], z, self._furthest))
 
     def _expected(self, perturbed: Tensor, best: Tensor, second: Tensor, at: Tensor, staleness: Tensor) -> Tensor:
-        """Estimate z + g [B, m, V] of positions from the two nodes that have the best context for each.
+        """Estimate the scores z + g at some positions, for the context of the current tokens.
 
-        After a token that differs from the decided one, the average of two estimates is more accurate than either, and
-        adding a share of the position before improves it further.
+        The estimate is the average of the scores at two nodes. If the token before a position has changed, no node has
+        read the current token. The logits of the previous position, with the weight `LEFT_WEIGHT`, then improve the
+        estimate.
 
         Args:
             perturbed: [B, N + 1, V], as in :class:`Verified`.
-            best: [B, m], nodes with the best context.
-            second: [B, m], the next best nodes.
+            best: [B, m], node with the best context for each position.
+            second: [B, m], node with the second-best context for each position.
             at: [B, m], raster positions.
-            staleness: [B, m], of the best nodes' logits.
+            staleness: [B, m], distance from each position to the nearest token before it that has changed.
+
+        Returns:
+            [B, m, V].
         """
         expected = _blend(_gather_nodes(perturbed, best), _gather_nodes(perturbed, second), 0.5)
         shift_right = (0, 0, 1, 0)
@@ -292,14 +306,15 @@ class JacobiProposer(Proposer):
         self._codes.scatter_(1, torch.where(decided, root + steps, self.length).clamp_max(self.length), emitted)
 
     def _last_change(self, tree: DraftTree, at: Tensor) -> Tensor:
-        """Return the depth of the last token on each node's path that differs from the current one at its position.
+        """Compare the path from the root to each node with the current tokens.
 
         Args:
-            tree: The tree.
+            tree: The trees.
             at: [B, m], raster positions from the root on.
 
         Returns:
-            [B, N + 1] depths; 0 if no token differs.
+            [B, N + 1], depth of the last token on the path to each node that differs from the current token at the same
+            position; 0 if no token differs.
         """
         changed = tree.depths * (tree.tokens != self.codes(at).gather(1, tree.depths))
         return (tree.ancestors * changed[:, None]).amax(-1)
@@ -310,7 +325,7 @@ class JacobiProposer(Proposer):
         return self.build_tree(self.open_window(roots, shapes), shapes)
 
     def open_window(self, roots: Roots, shapes: Shapes) -> Window:
-        """Return the drafts of the positions that this round's trees can reach."""
+        """Return the drafts for all positions that the trees of this round can have."""
         depth = min(shapes.depth, shapes.nodes)
         lengths = shapes.lengths
         self._fill(roots, lengths, depth)
@@ -334,7 +349,9 @@ class JacobiProposer(Proposer):
         self.forecasts = [forecast]
         beyond = torch.arange(self.width, device=log_p.device) >= shapes.widths[..., None]
         log_p = log_p.masked_fill(beyond, -math.inf)[..., : shapes.width]
-        # Each image gets its own number of branches even if another one has a longer spine, as far as memory allows.
+        # All trees of the batch have the same number of nodes. It is large enough for the longest spine plus the
+        # largest number of branch nodes, if `largest` allows so many. So a long spine takes no branches from another
+        # image.
         nodes = min(window.depth + shapes.branches, self.context.largest.nodes)
         if log_p.shape[-1] == 1 or window.depth >= nodes:
             return chain(window.tokens, log_p[..., 0].cumsum(1))
@@ -346,20 +363,21 @@ class JacobiProposer(Proposer):
         self._codes.scatter_(1, window.at, window.tokens[:, 1:])
 
     def _expect(self, window: Window) -> tuple[Forecast, Tensor]:
-        """Return the forecast of a window's spine, and the log-probabilities of all candidates."""
+        """Return the forecast for a window's spine, and the log-probabilities [B, M, K] of all candidates."""
         classes = window.classes() + CLASSES * window.from_network
         forecast, log_p = self.calibration.expect(classes, window.candidates, window.scores)
         return forecast, log_p.masked_fill(~window.live[..., None], -math.inf)
 
     def _fill(self, roots: Roots, lengths: Tensor, longest: int) -> None:
-        """Draft the positions that are new in the windows, from the furthest logits and each position's noise.
+        """Make drafts for the positions that enter the windows in this round.
 
-        The logits belong to the first of these positions or to one before it. Neighbours in a row are similar.
+        The target has not computed logits for most of these positions. So all of them use the logits `_furthest`, which
+        are similar because neighbouring image tokens are similar, and each position uses its own noise.
 
         Args:
             roots: Roots of the round.
-            lengths: [B, 1], lengths of the windows.
-            longest: Maximum of all lengths.
+            lengths: [B, 1], length of each image's window.
+            longest: Upper bound of the lengths.
         """
         ends = roots.at + lengths
         firsts = torch.maximum(self._filled, roots.at) + 1
@@ -375,19 +393,20 @@ class JacobiProposer(Proposer):
 
 
 def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, for each position, the two nodes with the best context for it.
+    """Return, for each position, the two nodes with the best context.
 
-    The logits of a node at depth d belong to the position d + 1 after the root. Of several nodes at that depth, the
-    best is the one whose path has agreed longest with the current tokens, so the one with the earliest last change.
+    A node at depth d has the logits for the position that is d + 1 after the root. Several nodes can have this depth.
+    The best of them is the node whose last change is earliest (`last_change` is smallest): from there on, its path
+    agrees with the current tokens.
 
     Args:
-        tree: The tree.
-        last_change: [B, N + 1], depth of the last changed token on each node's path.
+        tree: The trees.
+        last_change: [B, N + 1], result of :meth:`JacobiProposer._last_change`.
         at: [B, m], raster positions from the root on.
 
     Returns:
-        Three tensors [B, m]: whether any node has logits for the position; the best node; and the second-best node if
-        its last change is at the same depth, else the best node again.
+        Three tensors [B, m]. The first is True if a node has logits for the position. The second is the best node. The
+        third is the second-best node if it has the same `last_change` as the best node, else the best node again.
     """
     # Example: token 7 is the root, and the current tokens after it are 1, 2, 3.
     #
@@ -395,11 +414,11 @@ def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor) -> tuple[Tenso
     #     token        7  1  9  3  2  3
     #     parent       0  0  1  2  1  4
     #     depth        0  1  2  3  2  3
-    #     last_change  0  0  2  2  0  0      9 differs from 2, so 3 after it has stale context
+    #     last_change  0  0  2  2  0  0      node 2 has token 9, but the current token is 2; node 3 comes after node 2
     #     rank         0  1 14 15  4  5      last_change * 6 + node
     #
-    # The lowest rank at each depth, moved to the position after it: best = [none, 0, 1, 4, 5]. Node 2 is the second of
-    # depth 2, but node 4 has an earlier last change (14 // 6 = 2, 4 // 6 = 0), so second = best.
+    # The node with the lowest rank at depth d is the best node for position d + 1: best = [none, 0, 1, 4, 5]. At depth
+    # 2, node 2 is second-best, but it has another last_change than node 4 (14 // 6 = 2, 4 // 6 = 0). So second = best.
     none = torch.full_like(at, tree.size**2)
     nodes = torch.arange(tree.size, device=at.device)
     rank = torch.where(tree.valid, last_change * tree.size + nodes, tree.size**2)
@@ -411,12 +430,12 @@ def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor) -> tuple[Tenso
 
 
 def _gather_nodes(values: Tensor, index: Tensor) -> Tensor:
-    """Return the rows `index` [B, m] of values [B, n, V], [B, m, V]."""
+    """Return `values` [B, n, V] of the nodes `index` [B, m] as [B, m, V]."""
     return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
 
 
 def _blend(logits: Tensor, others: Tensor, weight: float) -> Tensor:
-    """Return the weighted average of two logits; codes that either of them excludes keep the first one's logit."""
+    """Return (1 - weight) * logits + weight * others. Where either of them is infinite, `logits` is returned."""
     blended = logits + weight * (others - logits)
     return torch.where(blended.isfinite(), blended, logits)
 
@@ -424,22 +443,23 @@ def _blend(logits: Tensor, others: Tensor, weight: float) -> Tensor:
 def branch_scores(log_p: Tensor) -> Tensor:
     """Return the log-probability of each possible branch.
 
-    Branch (i, r, m) follows the spine up to position i, takes candidate r there and continues with m spine tokens. Its
-    score is the sum of the log-probabilities of all its tokens from the root on.
+    The branch (i, r, m) consists of the spine's tokens before position i, candidate r at position i, and then the next
+    m tokens of the spine. Its log-probability is the sum of the log-probabilities of all these tokens.
 
     Args:
-        log_p: [B, M, k], log-probabilities of the candidates at each position, the spine's first.
+        log_p: [B, M, k], log-probability of each of k candidates at each position. The first candidate is the spine's.
 
     Returns:
-        [B, M, k - 1, LONGEST_RETURN + 1] scores by i, r - 1 and m; -inf for branches beyond the window.
+        [B, M, k - 1, LONGEST_RETURN + 1]. The entry [b, i, r - 1, m] belongs to the branch (i, r, m) of image b. It is
+        -inf if the branch would end after the window.
     """
-    # Example, as probabilities instead of logarithms, so sums are products: the spine's tokens have 0.9, 0.5 and 0.8,
-    # and another candidate at position 1 has 0.4.
+    # Example with probabilities instead of logarithms, so products instead of sums. The spine's tokens have the
+    # probabilities 0.9, 0.5 and 0.8. Another candidate at position 1 has the probability 0.4.
     #
-    #     cumulative = [0.9, 0.45, 0.36]
-    #     before     = [1, 0.9, 0.45]              cumulative of the position before
-    #     ends[1]    = [0.45, 0.36, 0, 0, 0]       cumulative from position 1 on, 0 beyond the window
-    #     carried[1] = ends[1] / 0.45 = [1, 0.8, 0, 0, 0]
+    #     cumulative = [0.9, 0.45, 0.36]           probability of the spine up to each position
+    #     before     = [1, 0.9, 0.45]              probability of the spine before each position
+    #     ends[1]    = [0.45, 0.36, 0, 0, 0]       cumulative from position 1 on, 0 after the window
+    #     carried[1] = ends[1] / 0.45 = [1, 0.8, 0, 0, 0]       probability of the next m tokens of the spine
     #     scores[1]  = before[1] * 0.4 * carried[1] = [0.36, 0.288, 0, 0, 0]
     cumulative = log_p[..., 0].cumsum(1)
     before = F.pad(cumulative, (1, 0))[:, :-1]
@@ -459,11 +479,11 @@ def spine_and_branches(
     """Return the tree of a spine and its best branches.
 
     Args:
-        tokens: [B, M + 1], root and spine.
-        others: [B, M, k - 1], the other candidates at each position.
+        tokens: [B, M + 1], codes of the root and of the spine.
+        others: [B, M, k - 1], codes of the other candidates at each position.
         log_p: [B, M, k], log-probabilities of all candidates, the spine's first.
-        nodes: Number of drafts of spine and branches together.
-        budgets: [B, 1], number of drafts of each image, if some have fewer.
+        nodes: Number of drafts in spine and branches together.
+        budgets: [B, 1], number of drafts of each image; None if every image has `nodes` drafts.
     """
     batch, length, _ = log_p.shape
     cumulative = log_p[..., 0].cumsum(1)  # [B, M]
@@ -487,13 +507,15 @@ def spine_and_branches(
 
 
 class _Branches(NamedTuple):
-    """Last nodes of the chosen branches (i, r, m), each tensor [B, n].
+    """Nodes of the chosen branches. Node (i, r, m) is the last node of the branch (i, r, m) of :func:`branch_scores`.
+
+    Each attribute is a tensor [B, n] for n nodes.
 
     Attributes:
-        scores: Log-probabilities.
+        scores: Log-probability of each branch.
         candidate: Flat index of (i, r - 1).
-        position: Position i.
-        rank: Rank r of the candidate.
+        position: Position i at which the branch leaves the spine.
+        rank: Rank r of the candidate at this position.
         m: Number of spine tokens after the candidate.
     """
 
@@ -504,15 +526,16 @@ class _Branches(NamedTuple):
     m: Tensor
 
     def nodes(self, tokens: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the parents and tokens [B, n] of the nodes, which are numbered after the spine's nodes.
+        """Return the parents and tokens of the nodes, [B, n] each. The branch nodes get the numbers after the spine's.
 
         Args:
-            tokens: [B, M + 1], root and spine.
-            others: [B, M, k - 1], the other candidates at each position.
+            tokens: [B, M + 1], codes of the root and of the spine.
+            others: [B, M, k - 1], codes of the other candidates at each position.
         """
-        # Example: root 0, spine 10, 20, 30. The branch nodes are 21 instead of 20 (position 1, rank 1, m = 0), 30 after
-        # it (1, 1, 1), and 22 instead of 20 (1, 2, 0). A node with m = 0 at position i has node i as its parent, the
-        # spine's node before that position. The parent of any other branch node is the node before it.
+        # Example: the root is 0, and the spine is 10, 20, 30. There are three branch nodes (i, r, m): token 21 in place
+        # of 20 is (1, 1, 0), token 30 after 21 is (1, 1, 1), and token 22 in place of 20 is (1, 2, 0). If m = 0, the
+        # parent is the spine's node before position i, which has the number i. If m > 0, the parent is the branch node
+        # with the number before.
         #
         #     node      0   1   2   3   4   5   6
         #     token     0  10  20  30  21  30  22
@@ -527,18 +550,19 @@ class _Branches(NamedTuple):
 
 
 def _best_branches(log_p: Tensor, count: int, budgets: Tensor | None) -> _Branches:
-    """Return the `count` best branch nodes in the order of (i, r, m).
+    """Return the `count` best branch nodes, sorted by i, then r, then m.
 
-    Scores fall with m, and ties go to the smaller m, so all ancestors of a chosen node are chosen too.
+    The parent of (i, r, m) is (i, r, m - 1). Its score is at least as high, and equal scores go to the smaller m. So
+    all ancestors of a chosen node are chosen too.
 
     Args:
         log_p: [B, M, k], log-probabilities of all candidates, the spine's first.
-        count: Number of nodes.
-        budgets: [B, 1], number of nodes of each image, if some have fewer.
+        count: Number of branch nodes to choose.
+        budgets: [B, 1], number of branch nodes of each image; None if every image has `count` branch nodes.
     """
     scores = keep_best(branch_scores(log_p).flatten(1), budgets)
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
-    # A flat index is candidate * (LONGEST_RETURN + 1) + m, and a candidate's is position * (k - 1) + rank - 1.
+    # `best` is candidate * (LONGEST_RETURN + 1) + m, and `candidate` is position * (k - 1) + rank - 1.
     candidate = best // (LONGEST_RETURN + 1)
     others = log_p.shape[2] - 1
     return _Branches(
