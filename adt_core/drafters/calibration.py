@@ -1,7 +1,11 @@
-"""Reliability of drafts by their staleness, learned while an image is decoded.
+"""Reliability of drafts, learned while an image is decoded. It depends on the staleness of a draft.
 
-The staleness of a position is its distance to the nearest token before it that has changed since its candidates were
-computed; 0 if none has changed. Positions are grouped into classes of similar staleness.
+The candidates at a position were computed from the tokens before it. Later, some of these tokens may have changed. The
+*staleness* of a position is the distance to the nearest changed token before it, or 0 if no token has changed.
+Positions with similar staleness form a *class*. Example: the candidates at position 10 were computed, then the tokens
+at positions 4 and 7 changed. The staleness of position 10 is 3.
+
+Dimensions: B images, m positions, K candidates per position. A *score* is a logit plus noise.
 """
 
 from __future__ import annotations
@@ -17,30 +21,37 @@ from torch import Tensor
 from .base import Verified
 
 NEVER = 10**6
-"""Staleness of a position that the target has not read yet."""
+"""Value that stands for the staleness of a position that the target has not read yet."""
 STALE_AFTER = (1, 2, 3, 4, 5, 9, NEVER)
-"""Lower bounds of the staleness classes 1, 2, ... In class 0 nothing has changed, so the candidates are certain."""
+"""Smallest staleness of the classes 1, 2, ..., 7. Class 5 has the staleness 5 to 8, and class 6 the staleness 9 or
+more.
+
+Class 0 has the staleness 0: no token before the position has changed, so its candidates are almost certain.
+"""
 CLASSES = len(STALE_AFTER) + 1
 """Number of staleness classes."""
 INITIAL_TEMPERATURES = (0.05, *(distance**-0.5 for distance in STALE_AFTER[:-1]), 1.0)
 """Initial temperature of each class's candidate distribution."""
 INITIAL_HIT_RATES = (0.95, 0.4, 0.7, 0.8, 0.85, 0.9, 0.9, 0.2)
-"""Initial estimate, by class, of how often the most probable candidate is correct."""
+"""Initial hit rate of each class. The hit rate is the share of positions whose most probable candidate is correct."""
 INITIAL_NETWORK_HIT_RATES = (0.5,) * CLASSES
-"""The same for candidates from a drafter network, which have `CLASSES` further classes."""
+"""Initial hit rates of candidates from a drafter network.
+
+These candidates have their own classes, numbered from `CLASSES` on: class c with such candidates is `CLASSES + c`.
+"""
 LEARNING_RATE = 0.1
 """Learning rate of the temperatures."""
 PRIOR = 4.0
-"""Weight of an initial hit rate, in observations."""
+"""Weight of an initial hit rate: it counts like this number of observed positions."""
 
 
 class Forecast(NamedTuple):
-    """Predictions for some positions, to be compared with the tokens that are decided there.
+    """Predictions for some positions. They are compared with the tokens that are decided there later.
 
     Attributes:
-        classes: [B, m], staleness classes.
-        codes: [B, m], most probable candidates.
-        predicted: [B, m], their estimated probabilities.
+        classes: [B, m], class of each position.
+        codes: [B, m], code of the most probable candidate at each position.
+        predicted: [B, m], estimated probability that this candidate is correct.
     """
 
     classes: Tensor
@@ -49,9 +60,10 @@ class Forecast(NamedTuple):
 
 
 class Calibration:
-    """Temperature and hit rate of each staleness class, learned for each image separately.
+    """Temperature and hit rate of each class, learned for each image separately.
 
-    Images share nothing, so each gets the same trees in any batch.
+    The temperature of a class divides the scores of its candidates, so that their softmax gives correct probabilities.
+    Images share no state, so an image gets the same trees in every batch.
     """
 
     def __init__(self, images: int, like: Tensor):
@@ -67,15 +79,15 @@ class Calibration:
         self._classes = torch.arange(self._hits.shape[1], device=like.device)
 
     def state(self) -> list[Tensor]:
-        """Return the tensors of the state, each [B, 2 * CLASSES]."""
+        """Return the tensors of the state: temperatures, hits and observations, [B, 2 * CLASSES] each."""
         return [self._temperature, self._hits, self._seen]
 
     def select(self, slots: Tensor) -> None:
-        """Drop the images of all other slots."""
+        """Keep only the images of the given slots."""
         self._temperature, self._hits, self._seen = (part[slots] for part in self.state())
 
     def admit(self, slots: Tensor, others: Calibration) -> None:
-        """Replace the images of these slots by the images of `others`."""
+        """Replace the images of the given slots by the images of `others`."""
         for part, new in zip(self.state(), others.state()):
             part[slots] = new
 
@@ -83,9 +95,9 @@ class Calibration:
         """Predict the tokens of some positions.
 
         Args:
-            classes: [B, m], staleness classes.
-            candidates: [B, m, K] codes, best first.
-            scores: [B, m, K], their perturbed logits.
+            classes: [B, m], class of each position.
+            candidates: [B, m, K], codes of the candidates, the one with the largest score first.
+            scores: [B, m, K], scores of the candidates.
 
         Returns:
             The forecast, and the log-probabilities [B, m, K] of all candidates.
@@ -94,13 +106,14 @@ class Calibration:
         return Forecast(classes, candidates[..., 0], log_p[..., 0].exp()), log_p
 
     def hit_rates(self) -> Tensor:
-        """Return the share of correct most probable candidates of each class, [B, 2 * CLASSES]."""
+        """Return the hit rate of each class, [B, 2 * CLASSES]."""
         return self._hits / self._seen
 
     def learn(self, forecasts: Sequence[Forecast], verified: Verified) -> None:
         """Update temperatures and hit rates from a verified tree.
 
-        Only positions up to the first wrong token of the spine count: later drafts depend on that token.
+        Only positions up to the first wrong token of the spine count. The drafts after it were computed from this wrong
+        token.
 
         Args:
             forecasts: Predictions for the positions of the spine.
@@ -113,23 +126,23 @@ class Calibration:
         missed = (verified.tree.tokens[:, 1 : m + 1] != emitted).cumsum(1)
         counts = F.pad(missed, (1, 0))[:, :-1] == 0
         counts &= torch.arange(m, device=counts.device) <= verified.acceptance.accepted[:, None]
-        counts &= verified.tree.valid[:, 1 : m + 1]  # windows can be shorter than the longest one
+        counts &= verified.tree.valid[:, 1 : m + 1]  # an image's window can be shorter than the longest window
         for forecast in forecasts:
             classes, codes, predicted = (values[:, :m] for values in forecast)
             self._add(classes, (codes == emitted).to(predicted.dtype), predicted, counts)
 
     def _add(self, classes: Tensor, hit: Tensor, predicted: Tensor, counts: Tensor) -> None:
-        """Add observations at positions [B, m].
+        """Update temperatures and hit rates with observations at some positions.
 
         Args:
-            classes: Class of each position.
-            hit: 1 where the most probable candidate was correct, else 0.
-            predicted: Estimated probability of that candidate.
-            counts: Whether the position counts.
+            classes: [B, m], class of each position.
+            hit: [B, m], 1 if the most probable candidate was correct, else 0.
+            predicted: [B, m], estimated probability that this candidate is correct.
+            counts: [B, m] bool, whether the position is used.
         """
         values = torch.stack([predicted - hit, hit, torch.ones_like(hit)])  # [3, B, m]
         of_class = (classes[:, None] == self._classes[:, None]) & counts[:, None]  # [B, classes, m]
-        # Sums instead of index_add, which is not deterministic for floats on a GPU.
+        # Sum over a mask, because index_add is not deterministic for floating-point numbers on a GPU.
         error, hits, seen = torch.where(of_class, values[:, :, None], 0.0).sum(-1)
         self._temperature.mul_((LEARNING_RATE * error).exp()).clamp_(1e-2, 1e2)
         self._hits += hits
@@ -142,16 +155,19 @@ def _class_bounds(device: torch.device) -> Tensor:
 
 
 def staleness_classes(staleness: Tensor) -> Tensor:
-    """Return the class of each staleness."""
+    """Return the class of each staleness, in the same shape. Example: 0, 1, 6 and NEVER give 0, 1, 5 and 7."""
     return torch.bucketize(staleness, _class_bounds(staleness.device), right=True)
 
 
 def staleness_after(staleness: Tensor, since: Tensor) -> Tensor:
-    """Return the staleness of positions after another token has changed.
+    """Update the staleness of positions after one more token has changed.
 
     Args:
-        staleness: Staleness before the change.
-        since: Distance from the changed token to the position.
+        staleness: Staleness of each position before the change.
+        since: Distance from the changed token to each position, in the same shape.
+
+    Returns:
+        New staleness. `NEVER` stays `NEVER`. Example: staleness 4 and distance 2 give 2.
     """
     nearest = torch.where(staleness == 0, since, torch.minimum(staleness, since))
     return torch.where(staleness == NEVER, staleness, nearest)

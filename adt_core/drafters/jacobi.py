@@ -306,7 +306,7 @@ class JacobiProposer(Proposer):
         self._codes.scatter_(1, torch.where(decided, root + steps, self.length).clamp_max(self.length), emitted)
 
     def _last_change(self, tree: DraftTree, at: Tensor) -> Tensor:
-        """Compare the path from the root to each node with the current tokens.
+        """Find the last token that has changed on the path from the root to each node.
 
         Args:
             tree: The trees.

@@ -1,15 +1,21 @@
-"""Drafter that combines the Jacobi window with a drafter network in one tree.
+"""Drafter that combines the Jacobi window (:mod:`.jacobi`) with a drafter network (:mod:`.eagle`) in one tree.
 
-Directly after a token that has changed, the window's draft was computed from the old token. The network reads the new
-one. The target has read the entire window, so its feature of the token before is known at most positions, and *one*
-forward pass of the network covers the window.
+The window has a weakness. If a token changes, the draft directly after it was still computed from the old token. The
+network can read the new token, and so improve this draft. To predict at a position, the network needs the target's
+feature at the position before. The target has read most positions of the window in the last round, so these features
+are known, and *one* forward pass of the network predicts at all positions of the window.
 
-The network's error at a position is known from the last round, by comparing its prediction with the target's feature;
-a share of it is subtracted (`CORRECTION`). Measured hit rates decide which positions take the network's candidates.
+- Correction: the last round shows the network's error at each position. The error is the target's feature minus the
+  network's prediction of it. A share of the last error (`CORRECTION`) is added to the new prediction.
+- Choice: the hit rates of the window's and of the network's candidates are measured. The network's candidates replace
+  those of the window at the positions where their hit rate is higher.
+- Passes: a replaced candidate is a changed token too. So the network reads the changed window again, in several passes.
+  Where the target's feature is of little use, a pass reads the network's own prediction of the last pass instead.
 
-These candidates are changes themselves, so further passes read the window that the last pass has made. Where the
-target's features are of little use, they continue from the network's own predictions. Everything else (spine,
-branches, verification) is the window's.
+After that, the tree is built from the window as in :mod:`.jacobi`.
+
+Dimensions: B images; R batch rows (2 * B with guidance, else B); M positions of a window; K candidates per position;
+T tokens of an image; h: length of a feature; V codes. The first m positions of a window are a part of its M positions.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ from .eagle import EagleDrafter
 from .jacobi import CHAIN, JacobiDrafter, JacobiProposer, Window
 
 MIN_CANDIDATES = 3
-"""Minimum number of candidates at a position: the probability of a single one can't be calibrated."""
+"""Minimum number of candidates at a position. The probability of a single candidate can't be calibrated: it is 1."""
 BOTH = DraftMode(
     "both",
     limit=13.7,
@@ -40,7 +46,7 @@ BOTH = DraftMode(
     cpu_cost=CostEstimate(1.05, 1.3, 0.05),
     gpu_cost=CostEstimate(1.05, 0.12, 0.01),
 )
-"""Trees from window and network."""
+"""Draft mode that makes trees from the window and the network."""
 BOTH_CHAIN = DraftMode(
     "both chain",
     width=1,
@@ -49,20 +55,21 @@ BOTH_CHAIN = DraftMode(
     cpu_cost=CostEstimate(1.05, 1.2, 0.05),
     gpu_cost=CostEstimate(1.05, 0.1, 0.01),
 )
-"""Chains from window and network."""
+"""Draft mode that makes chains (trees of width 1) from the window and the network."""
 CORRECTION = (1.0, 0.6, 0.9, 1.0, 1.0, 1.0, 1.0, 0.0)
-"""Share of the network's last error to subtract, by staleness class.
+"""For each staleness class of :mod:`.calibration`, the share of the network's last error that is added.
 
-The further back the change, the more of the error remains. Where the target has read nothing yet, no error is known.
+If the last changed token is far before a position, the network's error stays nearly the same, so the share is 1. In the
+last class the target has not read the position, so no error is known, and the share is 0.
 """
 MIN_PASSES = 2
-"""Minimum number of passes of the network over the window: each pass builds on the corrections of the one before."""
+"""Minimum number of passes of the network over the window. Each pass reads the window that the pass before changed."""
 SPINE_PER_PASS = 9
-"""Spine tokens per pass of the network."""
+"""Number of spine tokens for each pass of the network: a spine of 20 tokens needs 3 passes."""
 
 
 def num_passes(depth: int) -> int:
-    """Return the number of network passes for a spine of `depth` tokens; the first token needs none."""
+    """Return the number of network passes for a spine of `depth` tokens. A spine of one token needs no pass."""
     return max(MIN_PASSES, math.ceil(depth / SPINE_PER_PASS)) if depth > 1 else 0
 
 
@@ -92,22 +99,23 @@ class MergedDrafter(Drafter):
         return MergedProposer(self.eagle, context, rows, noise)
 
     def cache_bytes(self, rows: int, cache_length: int, itemsize: int) -> int:
-        # `_read` and `_drafted`, which are float32 or wider
+        # The tables `_read` and `_drafted` of the proposer. Their numbers have 4 bytes or more.
         features = 2 * rows * cache_length * self.eagle.config.hidden_size * max(itemsize, 4)
         return self.eagle.cache_bytes(rows, cache_length, itemsize) + features
 
 
 class MergedProposer(Proposer):
-    """Opens the window, lets the network refine it, and builds its tree.
+    """Proposer that opens the window, improves it with the network, and builds the tree from it.
 
-    The mode `chain` leaves the network out; it reads the tokens of such rounds later.
+    In the draft mode `chain`, the network is not used. It then reads the tokens of such rounds later.
 
     State:
         _window: Proposer of the window.
         _network: Proposer of the network.
         _unread_from: [B, 1], raster position of the first decided token that the network has not read.
-        _read: [R, T + 1, h], target's feature that each position's draft was computed from.
-        _drafted: [R, T + 1, h], network's prediction of that feature.
+        _read: [R, T + 1, h]. For each raster position, the target's feature from which the draft there was computed. It
+            is the feature at the position before.
+        _drafted: [R, T + 1, h], the network's prediction of each feature in `_read`.
     """
 
     by_image = ("_window", "_network", "_unread_from")
@@ -149,20 +157,21 @@ class MergedProposer(Proposer):
         classes, *guesses = self._refine_window(window, roots)
         self._window.store_spine(window)
         tree = self._window.build_tree(window, shapes)
-        # Learn how reliable both are at every position, whichever of them was used.
+        # At every position, learn how reliable the window's and the network's candidates are, whether used or not.
         expect = self._window.calibration.expect
         self._window.forecasts = [expect(classes, *own)[0], expect(classes + CLASSES, *guesses)[0]]
         return tree
 
     def _refine_window(self, window: Window, roots: Roots) -> tuple[Tensor, Tensor, Tensor]:
-        """Replace candidates of the window by the network's, in several passes.
+        """Replace candidates of the window by the network's candidates, in several passes.
 
         Args:
-            window: The window, which is changed.
+            window: The window. This method changes it.
             roots: Roots of the round.
 
         Returns:
-            Of the last pass: staleness classes [B, M], and the network's codes and scores [B, M, K].
+            Three results of the last pass: the staleness classes [B, M], and the codes and the scores of the network's
+            candidates [B, M, K].
         """
         bias = self._network.logit_bias(roots, window.depth)
         step = self._network.step_ahead(roots, max(window.depth - 1, 1))  # shared by all passes
@@ -184,12 +193,15 @@ class MergedProposer(Proposer):
         return classes, *guesses
 
     def _corrected(self, out: Tensor, error: Tensor, classes: Tensor) -> Tensor:
-        """Subtract a share of the network's last error from its predictions.
+        """Correct the network's predictions by a share of its last error.
 
         Args:
             out: [R, m, h], predictions for the first m positions.
-            error: [R, M, h], target's feature minus the network's prediction of it, at all positions.
-            classes: [B, M], staleness classes.
+            error: [R, M, h], the target's feature minus the network's prediction of it, at all positions.
+            classes: [B, M], staleness class of each position.
+
+        Returns:
+            [R, m, h], the predictions plus a share of the error.
         """
         m = out.shape[1]
         return out + self.rows.spread(self._correction[classes[:, :m]])[..., None] * error[:, :m]
@@ -197,16 +209,16 @@ class MergedProposer(Proposer):
     def _replace_candidates(
         self, window: Window, out: Tensor, bias: Tensor | None, use: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Replace candidates of the first m positions by the network's.
+        """Replace candidates at some of the first m positions by the network's candidates.
 
         Args:
-            window: The window, which is changed.
-            out: [R, m, h], the network's predictions.
-            bias: [B, M, V], noise and grammar of all positions.
-            use: [B, m] bool, which positions to replace.
+            window: The window. This method changes it.
+            out: [R, m, h], the network's predictions for the first m positions.
+            bias: [B, M, V], noise plus grammar at all positions; None if there is neither.
+            use: [B, m] bool, whether to replace the candidates at each position.
 
         Returns:
-            The network's codes and scores [B, m, K].
+            Codes and scores of the network's candidates, [B, m, K] each.
         """
         bias = None if bias is None else bias[:, : out.shape[1]]
         scores, codes = self._network.children(out, bias, self._window.width)
@@ -214,11 +226,11 @@ class MergedProposer(Proposer):
         return codes, scores
 
     def _catch_up(self, roots: Roots) -> None:
-        """Let the network read the decided tokens before these roots."""
+        """Let the network read all decided tokens before the given roots that it has not read yet."""
         counts = roots.at - self._unread_from
         size = self.context.size(lambda: counts, self._max_unread)
         self._has_unread = False
-        if size == 0:  # the images with unread tokens have left
+        if size == 0:  # all images that had unread tokens have left the batch
             return
         at = self._unread_from + torch.arange(size + 1, device=counts.device)
         features = self.rows.gather(self._read, at[:, 1:].clamp_max(self._window.length))
@@ -228,7 +240,7 @@ class MergedProposer(Proposer):
     def on_verified(self, verified: Verified) -> None:
         roots = verified.roots
         steps = verified.acceptance.accepted[:, None] + 1
-        expected = verified.features  # without the network its error counts as 0
+        expected = verified.features  # if the network is not used, its error counts as 0
         if self._uses_network:
             expected = self._network.read_tree(verified).to(self._drafted.dtype)
             self._unread_from.copy_(roots.at + steps)
