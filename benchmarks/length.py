@@ -5,7 +5,7 @@
 At later positions, attention reads more keys, so a forward takes longer. The rest of a round should not.
 
 The model has random weights. ``--layers`` and ``--width`` set its size. Its codebook size, grid, row ends, guidance and
-top-k are those of Lumina-mGPT 2.0, whose images have 9,312 tokens. The benchmark decodes two parts of an image with
+top-k are taken from Lumina-mGPT 2.0, whose images have 9,312 tokens. The benchmark decodes two parts of an image with
 each method: the first tenth, and the last tenth after a given prefix.
 
 *Forward alone* is the time of the layers and the head without the rest of a round. It is measured in the middle of both

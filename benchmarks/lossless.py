@@ -171,7 +171,7 @@ class Cell:
         return self.tau > 1 and len(self.depths) > 1
 
     def lossless(self, tolerance: float) -> bool:
-        """Return whether every image is equal to that of plain decoding, apart from near ties.
+        """Return whether every image is equal to the image of plain decoding, apart from near ties.
 
         Args:
             tolerance: The gap at the first different token must be below this value.

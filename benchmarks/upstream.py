@@ -1,4 +1,4 @@
-"""Compare images with those of transformers' ``generate``, and measure the cost of the ``upstream`` noise.
+"""Compare images with transformers' ``generate``, and measure the cost of the ``upstream`` noise.
 
 The ``upstream`` noise uses torch's random numbers in the same order as the model authors' scripts. With this noise, a
 seed gives the same image as with such a script.
@@ -124,7 +124,7 @@ def generate(model: ChameleonForConditionalGeneration, target: Target, prompt: s
 
 
 def check(prompts: list[str]) -> bool:
-    """Print for each method how many images are equal to those of transformers. Return whether all images are equal."""
+    """Print for each method how many images are equal to the images of transformers. Return whether all are."""
     target = load_target()
     model = chameleon()
     equal = dict.fromkeys(METHODS, 0)

@@ -1,4 +1,4 @@
-"""Compare the speed of this checkout with that of another commit.
+"""Compare the speed of this checkout with the speed of another commit.
 
     git worktree add ../before COMMIT
     python -m benchmarks.versions ../before [--prompts 12] [--threads 2]

@@ -1,4 +1,8 @@
-"""Loading of targets and drafters by path, and the table of published checkpoints."""
+"""Loading of targets and drafters by path, and the table of published checkpoints.
+
+A target is an image model. A drafter is a small network, or a rule without a network, that proposes tokens for a
+target.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +68,8 @@ def load_drafter(
 ) -> drafters.Drafter:
     """Load a drafter for a target.
 
-    This function calls `adt_core.drafters.load_drafter`. In addition, its errors say which kind of unsupported file the
-    user has chosen.
+    This function calls `adt_core.drafters.load_drafter`. If the user has chosen an unsupported kind of file, such as
+    GGUF, the error names this kind.
 
     Args:
         path: Name of a drafter without files, such as "jacobi", or path of a drafter network.
@@ -89,7 +93,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         path: "bundled", a checkpoint folder or a weights file.
 
     Raises:
-        AdtError: If the checkpoint cannot be read. If it is a published model, the message contains the command that
+        AdtError: If the checkpoint cannot be read. For a published model, the message contains the command that
             downloads the missing files.
     """
     try:
@@ -183,7 +187,7 @@ def find_drafter(model: str | Path) -> Path | None:
 
 
 def find_published(name: str) -> Published | None:
-    """Return the published model with a name, or None if there is none. Upper and lower case are equal.
+    """Return the published model with a name, or None if no model has this name. The case of letters is ignored.
 
     Args:
         name: Name of the model's folder or file.
@@ -192,7 +196,7 @@ def find_published(name: str) -> Published | None:
 
 
 def published() -> list[Published]:
-    """Return the published checkpoints that can be loaded, family by family."""
+    """Return the published models that this pack can load, grouped by model family."""
     return [row for family in load.FAMILIES for row in family.published]
 
 

@@ -20,7 +20,7 @@ DEFAULT_KEEP = 0.5
 _SOURCE_SIDES = 512, 2048
 """Minimum length of a source image's shorter side, and maximum length of its longer side, in pixels.
 
-The values are those of GLM-Image's processor."""
+GLM-Image's processor uses the same values."""
 
 
 def check_args(args: ImageToImageArgs) -> None:

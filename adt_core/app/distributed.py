@@ -85,7 +85,7 @@ def start_workers(
     Yields:
         A list with the `facts` of every worker, and a function. The function takes all numbers and returns the results
         of all workers. With Ray, call the function only once. It then returns the results of the number that is
-        finished first, then those of the next finished number, and so on.
+        finished first, then the results of the number that is finished next, and so on.
 
     Raises:
         AdtError: If no cluster answers at `ray_address`, if it is too small, or if a worker fails too often.

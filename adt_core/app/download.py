@@ -42,7 +42,7 @@ class DownloadProgress(NamedTuple):
 
     Attributes:
         state: "waiting", "listing", "checking" or "downloading".
-        done: Number of downloaded bytes, including those of interrupted downloads before.
+        done: Number of downloaded bytes. Bytes from earlier, interrupted downloads count, too.
         total: Number of bytes to download, 0 if it is not yet known.
         rate: Download rate in bytes per second, 0 if it is not yet known.
     """

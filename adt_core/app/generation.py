@@ -1,4 +1,9 @@
-"""The command ``generate``: checks the arguments, decodes the images, and writes the files."""
+"""The command ``generate``: checks the arguments, decodes the images, and writes the files.
+
+The command divides the prompts into parts. Each part becomes one `Decoding`, so that memory stays bounded. Workers
+process the parts (see `distributed`). With ``--compare``, every part is decoded twice: by the chosen method, and by
+plain decoding, which uses no drafts.
+"""
 
 from __future__ import annotations
 

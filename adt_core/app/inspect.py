@@ -139,7 +139,7 @@ def _memory(target: Target, dtype: torch.dtype, weights: str | None) -> int:
 
 
 def _drafter(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:
-    """Describe an EAGLE drafter. The result has the same parts as that of `_target`."""
+    """Describe an EAGLE drafter. The result has the same three parts as the result of `_target`."""
     refuse_eagle3(checkpoint, str(checkpoint.path))
     drafter, entries = describe(checkpoint)
     return {"role": "drafter", "family": "eagle", **_decoder_figures(drafter.config)}, entries, ()

@@ -42,7 +42,7 @@ def new_decoding(
         image_indices: Index of each image among the images of its prompt (default: 0). Images with the same prompt and
             seed differ only if their indices differ.
         at_once: Maximum number of images that are decoded at the same time (default: all).
-        prefix: Codebook indices [images, P] of the first P tokens of each image (default: those of the recipe).
+        prefix: Codebook indices [images, P] of the first P tokens of each image (default: the prefix of the recipe).
         check: Cancellation callback. It is called often, and raises an exception to stop.
         seeds: Seed of each image (default: the seed of the recipe).
 

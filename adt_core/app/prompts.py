@@ -38,7 +38,7 @@ _ZIPPED = {
 _MAX_IDS = 5
 """Maximum number of blank prompts that a note names."""
 _MAX_LENGTH = 40
-"""Maximum length of the part of a file name that comes from a prompt or an id."""
+"""Maximum length of a prompt or an id when it is used in a file name."""
 _Item = TypeVar("_Item")
 
 
@@ -165,7 +165,7 @@ def select(
 
     Args:
         prompts: Prompts of a list.
-        filter: Text that a selected prompt must contain. Upper and lower case are equal.
+        filter: Text that a selected prompt must contain. The case of letters is ignored.
         shuffle: Seed of the random order. 0 keeps the order of the list.
         start: Number of prompts to skip at the beginning.
         count: Maximum number of prompts to return. 0 and None return all.

@@ -1,6 +1,6 @@
 """Errors for files that users choose by mistake.
 
-The messages say what kind of file the user has chosen, and which file to choose instead.
+Each message names the kind of file that the user has chosen, and the file to choose instead.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _UNSUPPORTED_MODELS = {
 }
 """Unsupported models that generate image tokens: part of a name -> description with the reason.
 
-The name is that of the checkpoint's folder or of its architecture."""
+A checkpoint is of this kind if the name of its folder or of its architecture contains this part."""
 
 
 def refuse_layout(path: Path) -> None:
-    """Raise an error if a path is a known but unsupported kind of file, or a folder of such files.
+    """Raise an error if a path is a file of a known but unsupported kind, or a folder of such files.
 
     Args:
         path: Existing file or folder.

@@ -43,7 +43,7 @@ PARTS = {
 """Parts in the order in which they run: name -> module and share of the time. Shares are relative to their sum."""
 ROOT = Path(__file__).resolve().parents[2]
 MIN_SECONDS = 20.0
-"""Minimum time of a part in seconds. On a new machine, the first imports alone take about ten seconds."""
+"""Minimum time of a part in seconds. On a new machine, the first imports take about ten seconds of it."""
 MIN_SILENCE = 120.0
 """Seconds that a case may run without output before its process is stopped. `MAX_SILENCE_SHARE` may allow more."""
 MAX_SILENCE_SHARE = 1 / 3

@@ -61,7 +61,7 @@ def find(rows: list[dict], column: str, **values: object) -> float | None:
 def piece(rows: Rows, name: str, column: str, weights: str = "bf16") -> float | None:
     """Return a figure of a piece of the 7B model. A piece is a component of a round, see `pieces`.
 
-    The row is that of the default launch mode: CUDA graphs on a GPU, single kernels otherwise.
+    The figure is for the default launch mode: CUDA graphs on a GPU, single kernels otherwise.
 
     Args:
         rows: Rows of a run.

@@ -2,7 +2,7 @@
 
 The seconds per image are *computed*: the time of a round, times the number of rounds in an image, plus the time to read
 the prompt. The codec is not included. All models have random weights, so they cannot show how many tokens a round
-accepts (*tau*). *Tau of* says where tau comes from:
+accepts (*tau*). *Tau of* is the source of tau:
 
 - *bundled model*: measured with the bundled model on this device.
 - *paper*: from the tables of arXiv 2512.21857, for temperature 0 on COCO unless stated otherwise.
@@ -68,7 +68,7 @@ class TreeCase(NamedTuple):
     Attributes:
         title: Title of the method.
         method: Name of the method, a key of `TITLES`.
-        source: Where tau comes from.
+        source: Source of tau, such as "bundled model" or "paper".
         tau: Mean number of tokens per round.
         tree: Depth, width and number of drafts of the timed trees. None times the method's own trees.
     """
@@ -87,7 +87,7 @@ PAPER = (
 )
 """Results of the paper. Depths are the paper's mean depths 3.86, 4.31 and 5.15, rounded.
 
-Widths and numbers of drafts are those of the paper's public code."""
+Widths and numbers of drafts are from the paper's public code."""
 
 
 @cache

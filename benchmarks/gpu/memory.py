@@ -58,7 +58,7 @@ def _measure(name: str, weights: str | None, method: str, rehearse: bool) -> Ite
 
 
 def outcome(run: Callable[[], object]) -> str:
-    """Run a function, and describe what a user would see: success, an error of the engine, or an error of torch."""
+    """Run a function, and describe the result for a user: success, an error of the engine, or an error of torch."""
     try:
         run()
     except AdtError as error:

@@ -147,7 +147,7 @@ def _allocate_and_randomise(network: nn.Module, device: torch.device) -> None:
 
 
 def random_target(name: str, shape: ModelShape, dtype: torch.dtype, weights: str | None = None) -> Target:
-    """Create a target with random weights on the device. Its codec is a small one, not that of the published model.
+    """Create a target with random weights on the device. Its codec is smaller than the codec of the published model.
 
     Args:
         name: Name of the target.
@@ -235,7 +235,7 @@ def tree_job(target: Target, network: Drafter, depth: int, width: int, nodes: in
         target: Target model.
         network: Drafter network.
         depth: Depth of the trees.
-        width: Number of children that a node gets.
+        width: Number of children of a node.
         nodes: Number of drafts per tree.
         **options: Arguments of `Sampling`.
     """

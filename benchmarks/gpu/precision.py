@@ -1,10 +1,10 @@
 """Check that drafting does not change the images of the bundled model in half precision on this device.
 
-In the batch-invariant mode (*exact* on), no image may differ from that of plain decoding. With *exact* off, images may
-differ, and the differences show why the mode exists. *First* is the median position of the first different token, over
-the images that differ. *Flips per token* estimates how likely it is that a token differs: the number of different
-images, divided by the number of tokens up to and including their first difference. Later tokens do not count, because
-the first difference changes them.
+In the batch-invariant mode (*exact* on), every image must be equal to the image of plain decoding. With *exact* off,
+images may differ, and the differences show why the mode exists. *First* is the median position of the first different
+token, over the images that differ. *Flips per token* estimates how likely it is that a token differs: the number of
+different images, divided by the number of tokens up to and including their first difference. Later tokens do not count,
+because the first difference changes them.
 """
 
 from __future__ import annotations
