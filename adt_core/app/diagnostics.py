@@ -72,7 +72,7 @@ class DiagnosticSetup:
 
     @property
     def network(self) -> Drafter | None:
-        """Drafter network without a Jacobi window, if there is one."""
+        """Drafter network, without the Jacobi window that may be combined with it. None if there is no network."""
         return without_window(self._drafter)
 
     @property
@@ -105,10 +105,12 @@ class DiagnosticSetup:
         return Decoding.of(Request.of_rows(job, self.rows[:images], check=self.check))
 
     def memory_required(self, device: torch.device | None = None) -> int:
-        """Return the bytes that the most demanding method needs in addition to the weights.
+        """Return the memory in bytes that the measurements need in addition to the weights.
+
+        The methods run one after the other, so the result is the memory of the method that needs the most.
 
         Args:
-            device: Device of the measurements, by default the current one.
+            device: Device of the measurements. None means the device on which the model is.
         """
         needed = (self.decoding(method, len(self.rows)).memory_required(device) for method in self.methods().values())
         return max(*needed, 2 * COPY_BYTES)
@@ -124,7 +126,7 @@ class MethodMeasurement(NamedTuple):
         drafting: Share of the time that the drafter takes, measured on the host.
         launches: Number of operations per round that the host launches, without operations inside CUDA graphs.
         waits: Number of operations per round at which the host waits for the GPU.
-        profile: Cost profile that the method used, if any.
+        profile: Cost profile that the method used, or None.
     """
 
     codes: Tensor
@@ -146,8 +148,8 @@ class Diagnostics:
 
     Attributes:
         subject: The model and its settings.
-        runs: Two measurements per method, by the method's name. The first decodes one image, the second decodes a batch
-            of two images, whose second prompt is longer.
+        runs: Two measurements per method, by the method's name. The first decodes one image. The second decodes a
+            batch of two images. The second prompt of the batch is longer than the first.
         left_out: Names of the methods that were skipped to save time.
         exact: Report on batch-invariant mode, with the differences that were found.
         rate: Memory bandwidth of the device in bytes per second, from `copy_rate`.
@@ -244,7 +246,7 @@ class Diagnostics:
 def _summarise(decoding: Decoding, count: int, counter: OpCounter) -> MethodMeasurement:
     """Return the measurements of a run.
 
-    The first round and the rounds that captured CUDA graphs are omitted, unless there are no other rounds.
+    The first round and the rounds that captured CUDA graphs do not count. If no other round exists, all rounds count.
     """
     rounds = [round for round in decoding.trace.rounds[1:] if not round.prepared] or decoding.trace.rounds
     return MethodMeasurement(

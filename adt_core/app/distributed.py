@@ -80,7 +80,7 @@ def start_workers(
         build: Function that creates a worker. Ray pickles the function and sends it to every process.
         args: Number of workers and address of the cluster.
         device: "auto", "cpu" or "cuda".
-        count: How many numbers there are to process. At most `count` workers are started.
+        count: Length of the list of numbers to process. At most `count` workers are started.
 
     Yields:
         A list with the `facts` of every worker, and a function. The function takes all numbers and returns the results
@@ -88,7 +88,7 @@ def start_workers(
         finished first, then the results of the number that is finished next, and so on.
 
     Raises:
-        AdtError: If no cluster answers at `ray_address`, if it is too small, or if a worker fails too often.
+        AdtError: If no cluster answers at `ray_address`, if the cluster is too small, or if a worker fails too often.
     """
     if not args.uses_ray:
         worker = build()
@@ -189,8 +189,8 @@ class _RayActor:
     def run(self, number: int) -> tuple[list[Any], tuple[str, int] | None]:
         """Return the results of a number, and information about a restart.
 
-        The second value is None, unless Ray has started this process as the replacement of a failed one. It is then the
-        name of the machine and the process id.
+        The second value is normally None. If Ray has started this process to replace a failed one, the second value
+        contains the name of the machine and the process id.
         """
         import ray
 

@@ -28,9 +28,10 @@ from .checkpoints import find_published, published
 
 ROOT = Path(__file__).resolve().parents[2]
 _START = "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; from adt_core.app.hub import main; main()"
-"""Program of the download process. The first argument is the root of this pack, which the program adds to `sys.path`.
+"""Program of the download process. Its first argument is the root of this pack, where it searches modules first.
 
-ComfyUI's portable Python for Windows does not search the current folder for modules. Other Pythons do."""
+The program cannot rely on the current folder: ComfyUI's portable Python for Windows does not search this folder for
+modules."""
 _POLL = 0.1
 """Seconds between two calls of the cancellation callback `check`."""
 _RATE_WINDOW = 5.0
@@ -54,7 +55,7 @@ class DownloadProgress(NamedTuple):
 
     @property
     def message(self) -> Message:
-        """Line for users, with its translation key."""
+        """Progress message for users, which ComfyUI's page can translate."""
         if self.state != "downloading":
             return message(f"download.{self.state}")
         size, unit = (1e9, "GB") if self.total >= 1e9 else (1e6, "MB")
@@ -124,7 +125,7 @@ def download(parts: Sequence[DownloadPart], report: Callable[[DownloadProgress],
             ones, or if the disk has too little space.
     """
     task = {"parts": [_to_json(part) for part in parts]}
-    samples: deque[tuple[float, int]] = deque()  # (time, bytes) within the window of the rate
+    samples: deque[tuple[float, int]] = deque()  # (time, bytes) of the last _RATE_WINDOW seconds
     for line in _lines(json.dumps(task), check):
         if "error" in line:
             raise AdtError(line["error"])

@@ -45,7 +45,7 @@ class GenerationPlan:
 
     Attributes:
         args: Arguments as given.
-        recipe: Complete recipe. The codes of source images are missing, because the loaded model must compute them.
+        recipe: Complete recipe. The codes of source images are missing, because only the loaded model can compute them.
         prompts: Text of each prompt.
         paths: Output file of each image. The images of the first prompt come first.
         parts: Indices of the prompts that are decoded together. Each part becomes one `Decoding`.
@@ -61,7 +61,7 @@ class GenerationPlan:
 
 
 def plan(args: GenerateArgs) -> GenerationPlan:
-    """Check everything that can be checked before a model is loaded.
+    """Check everything that can be checked before a model is loaded, and return the plan of the run.
 
     Raises:
         AdtError: If an argument is wrong.
@@ -127,8 +127,8 @@ class GenerationProgress(NamedTuple):
     Attributes:
         tokens: Number of tokens that the round decoded.
         pngs: PNG of each image that the round finished. The key is the image's index among all images of the command.
-        results: Results of a finished part, one per method. The key is the part's number. Empty until the last round of
-            the part.
+        results: Results of a finished part, one per method. The key is the part's number. Only the last item of a part
+            has results.
     """
 
     tokens: int = 0
@@ -185,7 +185,7 @@ class GenerationWorker:
         results = []
         first = numbers[0] * self.plan.args.batch.batch_size
         turn = 1 if part % 2 else -1
-        for job in self.jobs[::turn]:  # the order alternates, so that a change of the load affects all methods
+        for job in self.jobs[::turn]:  # the order alternates, so that changes of the load affect all methods
             decoding = self._decoding(job, numbers)
             done = decoding.done_tokens
             with drawing(decoding) as running:

@@ -45,7 +45,7 @@ MAX_CONNECTIONS = 4
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _CHUNK = 2**18  # bytes per write; huggingface_hub's default would lose up to 10 MiB when a user cancels
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
-_TRIES = 3  # attempts without a new byte; huggingface_hub itself may try five times in each
+_TRIES = 3  # attempts without a new byte; in each attempt, huggingface_hub may itself try five times
 _PAUSE = 0.2  # seconds between two state lines
 
 
@@ -72,7 +72,7 @@ class RemoteFile(NamedTuple):
 
     @property
     def staged(self) -> Path:
-        """Path of the complete and verified file, until all files of the model are complete."""
+        """Path of the verified file. The file stays there until all files of the model are complete."""
         return self.home / STAGING / self.digest
 
     @property
@@ -267,7 +267,7 @@ def _explain_errors(what: str) -> Iterator[None]:
 
 def _hub_error(error: Exception, what: str) -> str:
     """Return the message for an error of huggingface_hub."""
-    from huggingface_hub import utils as errors  # every version has these classes there
+    from huggingface_hub import utils as errors  # all versions of huggingface_hub have the classes there
 
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, errors.OfflineModeIsEnabled):

@@ -218,7 +218,7 @@ def read_settings(path: Path) -> dict:
 
 
 def read_pixels(path: Path, size: tuple[int, int]) -> np.ndarray | None:
-    """Return the pixels of a PNG, or None if it is damaged or has another size.
+    """Return the pixels of a PNG, or None if the file is damaged or the image has another size.
 
     Args:
         path: The PNG.
@@ -240,7 +240,7 @@ def digest(content: object) -> str:
     """Return the first 12 hexadecimal digits of the SHA-256 of a value.
 
     Args:
-        content: Value of JSON types.
+        content: Value that JSON supports.
     """
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 

@@ -80,8 +80,8 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
     """Describe a target.
 
     Returns:
-        The description, the `Entry` of each parameter (which stored tensors it is read from), and the name prefixes of
-        stored tensors that loading ignores.
+        The description, the `Entry` of each parameter, and the name prefixes of stored tensors that loading ignores. An
+        `Entry` names the stored tensors from which a parameter is loaded.
     """
     unsupported.refuse_kind(checkpoint)
     family = family_of(checkpoint)

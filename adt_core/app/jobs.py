@@ -1,6 +1,6 @@
 """Loops over the rounds of a decoding.
 
-A :class:`Decoding` is an iterator that decodes one round per step. No other module of `app` iterates over one.
+Iterating over a :class:`Decoding` decodes one round per step. Within `app`, only this module does so.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def new_decoding(
     check: Check | None = None,
     seeds: Sequence[int] | None = None,
 ) -> Decoding:
-    """Prepare the decoding of one image per prompt. The first round has not begun in the result.
+    """Return a decoding of one image per prompt. No round is decoded yet.
 
     Args:
         job: Recipe and loaded models.

@@ -30,8 +30,8 @@ def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
 
     Args:
         path: The PNG.
-        given: Options that the user has set. If the PNG names a model that is not part of this pack, they must contain
-            `model`. The same applies to `drafter`.
+        given: Options that the user has set. If the PNG names a model that is not part of this pack, the user must have
+            set `model`. The same applies to `drafter`.
 
     Raises:
         AdtError: If the image cannot be reproduced from the settings.
