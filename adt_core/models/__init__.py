@@ -1,1 +1,1 @@
-"""Decoder with a static KV cache, model families, codecs, and the loading of checkpoints."""
+"""Target models: transformer decoder, KV cache, image codecs, model families, and loading of checkpoints."""

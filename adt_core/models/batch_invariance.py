@@ -1,17 +1,22 @@
 """Batch-invariant mode of half precision: a token's features do not depend on the forward pass that computes them.
 
-A node of a draft tree and the same token in plain decoding go through matrix products of different shapes, and their
-keys are at different positions of the KV cache. Both change the order of sums, and so the rounding. In half precision
-this is enough to change an image. Two rules make every result bitwise equal:
+Take a token that is computed twice: as a node of a draft tree, and in plain decoding. The two forward passes multiply
+matrices of different shapes, and they store the token's key at different positions of the KV cache. Both differences
+change the order in which numbers are summed, and therefore the rounding. In half precision, this can change the image.
+Two rules make the results of both forward passes bitwise equal:
 
-- **Fixed tiles for matrix products.** A product is split into tiles of :data:`TILE` rows, the last one padded with
-  zeros, so the same kernel computes every row. All rows are multiplied at once only after a comparison has shown that
-  the result is bitwise equal.
-- **A fixed order of keys in attention.** For a token at position q, its own key and the keys of the
-  :data:`NEAR_WINDOW` positions before it are *near*; earlier keys are *far*. No tree is deeper than the window, so far
-  keys belong to decided tokens. They are in the order of their positions in every forward pass, and torch's kernel adds
-  them in that order. Near keys may be anywhere in the cache. They are added in float64, where the order of a sum does
-  not affect a result that is rounded to half precision.
+- **Fixed tiles for matrix products.** A product is split into tiles of :data:`TILE` rows, so the same kernel computes
+  every row. The last tile is padded with zero rows. All rows are multiplied at once only if a comparison has shown
+  that the result is bitwise equal.
+- **A fixed order of keys in attention.** For each token, its own key and the keys of the :data:`NEAR_WINDOW` positions
+  before it are *near*. All earlier keys are *far*. No draft tree is deeper than :data:`NEAR_WINDOW`, so far keys always
+  belong to the prompt or to accepted tokens. Far keys are stored in the order of their positions, and torch's kernel
+  adds them in that order. The order of near keys in the cache differs between forward passes. Near keys are therefore
+  added in float64: there, another order changes the sum so little that the result is the same after rounding to half
+  precision.
+
+Letters in shapes: R rows of the batch, n tokens of each row, N = R * n tokens in total, d elements of an attention
+head, m queries that share a key head, w near keys, and `end` cache positions that a forward pass reads.
 """
 
 from __future__ import annotations
@@ -30,18 +35,18 @@ from .kernels import far_attention
 
 HALF = (torch.bfloat16, torch.float16)
 TILE = {"cuda": 64, "meta": 64, "cpu": 4}
-"""Rows of a matrix product by device type; "meta" represents a GPU before the weights are loaded. A GPU multiplies 64
-rows in the time in which it reads the weights once. On a CPU the tile is larger than 1 because libraries use other
-kernels for single rows."""
+"""Rows of a tile, by device type. "meta" stands for a GPU before the weights are loaded. On a GPU, a product with 64
+rows takes no longer than reading the weights once. On a CPU the tile has more than one row, because libraries use a
+different kernel for a single row."""
 NEAR_WINDOW = 32
-"""Number of positions before a token whose keys are near, and the maximum depth of a tree."""
+"""Number of positions before a token whose keys are near. It is also the maximum depth of a draft tree."""
 MASK_ALIGNMENT = 8
-"""Alignment of the rows of a mask, in elements, that a GPU's attention kernels require. If rows are not aligned, torch
-copies the mask in every layer, and the kernel for far keys raises an error."""
+"""Each row of an attention mask must begin at a multiple of this number of elements in memory. Otherwise torch copies
+the mask in every layer on a GPU, and the kernel for far keys raises an error."""
 
 
 def tile_for(dtype: torch.dtype, device: torch.device) -> int:
-    """Return the rows of a tile in batch-invariant mode; 0 if the device or dtype does not support this mode."""
+    """Return the number of rows of a tile; 0 if batch-invariant mode does not apply to the device or dtype."""
     return TILE.get(device.type, 0) if dtype in HALF else 0
 
 
@@ -51,12 +56,12 @@ def near_window(device: torch.device, dtype: torch.dtype, width: int) -> int | N
 
     Args:
         device: Device of the model.
-        dtype: Data type of the model. Older GPUs have the kernel for far keys only in float16.
-        width: Elements of an attention head.
+        dtype: Data type of the model. Older GPUs support the kernel for far keys only in float16.
+        width: Number of elements of an attention head.
 
     Returns:
-        The number; None if all keys are near because the device has no kernel for far keys. AMD's GPUs have a kernel,
-        but the order in which it adds keys is not known.
+        :data:`NEAR_WINDOW`, or None if all keys must be near because the device has no suitable kernel for far keys.
+        The kernel of AMD GPUs is not suitable, because the order in which it adds keys is not documented.
     """
     if torch.version.hip:
         return None
@@ -71,11 +76,11 @@ def near_window(device: torch.device, dtype: torch.dtype, width: int) -> int | N
 
 
 class FallbackConfig(NamedTuple):
-    """Slower operations for a device whose usual ones are not batch-invariant.
+    """Slower settings for a device on which the default settings are not batch-invariant.
 
     Attributes:
-        tile: Rows of a matrix product.
-        far: Whether torch's kernel is used for far keys; if not, all keys count as near.
+        tile: Number of rows of a tile.
+        far: Whether torch's kernel is used for far keys. If False, all keys are treated as near keys.
     """
 
     tile: int
@@ -87,18 +92,20 @@ def tiled_matmul(
 ) -> Tensor:
     """Return a product that is bitwise equal to multiplying `tile` rows at a time.
 
-    At the first product of each `kind` and number of rows, all rows are also multiplied at once. If the result is
-    bitwise equal, later products are not split.
+    The first call for a `kind` and a number of rows computes the product twice: tile by tile, and with all rows at
+    once. If both results are bitwise equal, later calls multiply all rows at once.
 
     Args:
-        multiply: Function that takes rows [n, in] and rows [n, out] to add (or None), and returns the product [n, out].
-        x: Rows [N, in]; N is a multiple of `tile`.
-        plus: Rows [N, out] to add, or None.
-        tile: Rows of a product.
-        kind: Everything else that determines which kernel a library chooses.
+        multiply: Function that multiplies its first argument [rows, in] by the weight, adds its second argument
+            [rows, out] unless that is None, and returns the sum [rows, out].
+        x: [N, in] activations. N is a multiple of `tile`.
+        plus: [N, out] values to add to the product, or None.
+        tile: Number of rows of a tile.
+        kind: Properties that determine which kernel a library chooses, apart from the number of rows: device, dtypes,
+            shape of the weight, and so on.
 
     Returns:
-        The product [N, out].
+        [N, out] product plus `plus`.
     """
     if len(x) == tile:
         return multiply(x, plus)
@@ -115,24 +122,25 @@ def tiled_matmul(
 
 
 def pad_rows(x: Tensor, tile: int) -> Tensor:
-    """Return x [N, ...] with zero rows appended up to a multiple of `tile`; x itself if `tile` is 0."""
+    """Append zero rows to x [N, ...] until the number of rows is a multiple of `tile`; 0 appends nothing."""
     missing = -len(x) % tile if tile else 0
     return F.pad(x, (0, 0) * (x.ndim - 1) + (0, missing)) if missing else x
 
 
 class NearKeys(NamedTuple):
-    """Near keys of the n tokens of a forward pass.
+    """Near keys of the tokens of a forward pass.
 
     Attributes:
-        columns: Their positions [R, w] in the KV cache; None if all keys that are read are near.
-        mask: Mask [R, 1, n, w] float64, added to scores; after `for_layers` [R * heads, g * n, w].
+        columns: [R, w] int64 cache positions of the near keys; None if all keys that the forward reads are near.
+        mask: [R, 1, n, w] float64 mask that is added to the scores. After `for_layers` its shape is
+            [R * key heads, g * n, w], where g query heads share a key head.
     """
 
     columns: Tensor | None
     mask: Tensor
 
     def for_layers(self, heads: int, group: int) -> NearKeys:
-        """Return the near keys with the mask expanded for all heads, so that layers need not expand it.
+        """Return the near keys with a mask that is already expanded for all heads of a layer.
 
         Args:
             heads: Number of key heads.
@@ -145,11 +153,11 @@ class NearKeys(NamedTuple):
         """Return the near keys and values of a layer in float64.
 
         Args:
-            cache: KV cache of the layer, [2, R, heads, cache_length, d].
-            end: Number of cache positions that are read if all keys are near.
+            cache: [2, R, heads, cache_length, d] KV cache of the layer.
+            end: Number of cache positions to read if all keys are near; else unused.
 
         Returns:
-            Keys and values [2, R, heads, w, d].
+            [2, R, heads, w, d] keys and values. If all keys are near, w is `end`.
         """
         if self.columns is None:
             return cache.narrow(3, 0, end).double()
@@ -158,19 +166,21 @@ class NearKeys(NamedTuple):
 
 
 def near_attention(q: Tensor, entries: Tensor, mask: Tensor, far: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Attend to near keys in float64 and merge the result with the far keys' result.
+    """Compute attention over near keys in float64 and merge it with the attention over far keys.
 
-    The softmax over all keys follows from the far keys' log-sum-exp, which acts as the score of one more key whose
-    value is the far keys' output.
+    The merge treats all far keys as a single additional key. Its score is the log-sum-exp of the far scores, and its
+    value is the attention output of the far keys. The result equals a softmax over all keys. For example, if the far
+    scores are log 1 and log 3 and the only near score is log 4, the additional key has the score log 4, and both
+    weights are 1/2.
 
     Args:
-        q: Queries [R, heads, m, d].
-        entries: Near keys and values [2, R, heads, w, d] float64.
-        mask: Mask of the near keys [R * heads, m, w], added to scores.
-        far: Output [R, heads, m, d] and log-sum-exp [R, heads, m] of the far keys; None if all keys are near.
+        q: [R, heads, m, d] queries.
+        entries: [2, R, heads, w, d] float64 near keys and values.
+        mask: [R * heads, m, w] mask of the near keys that is added to the scores.
+        far: Attention output [R, heads, m, d] and log-sum-exp [R, heads, m] of the far keys; None if all keys are near.
 
     Returns:
-        Output [R, heads, m, d] float64.
+        [R, heads, m, d] float64 attention output.
     """
     rows, heads, m, dim = q.shape
     keys, values = entries.flatten(1, 2)
@@ -184,11 +194,19 @@ def near_attention(q: Tensor, entries: Tensor, mask: Tensor, far: tuple[Tensor, 
 
 
 def repeat_for_groups(mask: Tensor, group: int) -> Tensor:
-    """Return a mask [R, 1, n, w] repeated for a group of g query heads that share a key head, [R, 1, g * n, w]."""
+    """Repeat a mask [R, 1, n, w] for the query heads that share a key head.
+
+    Args:
+        mask: [R, 1, n, w].
+        group: Number g of query heads that share a key head.
+
+    Returns:
+        [R, 1, g * n, w], with aligned rows if g is greater than 1.
+    """
     return mask if group == 1 else align_mask(mask.repeat(1, 1, group, 1))
 
 
 def align_mask(mask: Tensor) -> Tensor:
-    """Return the same mask [..., end] in memory whose rows are aligned to :data:`MASK_ALIGNMENT` elements."""
+    """Return the same mask [..., end], copied if necessary so that its rows are aligned (:data:`MASK_ALIGNMENT`)."""
     missing = -mask.shape[-1] % MASK_ALIGNMENT
     return F.pad(mask, (0, missing))[..., : mask.shape[-1]] if missing else mask

@@ -1,4 +1,7 @@
-"""Static KV cache."""
+"""Static KV cache.
+
+A row is one sequence of the batch: an image has one row, or two with classifier-free guidance.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,21 @@ class KVCache:
     """Keys and values of all layers, allocated once.
 
     Attributes:
-        data: [layers, 2, rows, kv heads, cache_length, head dim]; index 0 of dim 1 holds keys, index 1 values.
+        data: [layers, 2, rows, kv heads, cache_length, head dim]. In dimension 1, index 0 holds the keys and index 1
+            the values.
     """
 
     def __init__(self, config: DecoderConfig, rows: int, cache_length: int, like: Tensor, check: Check | None = None):
-        """Allocate a cache filled with zeros: a NaN in a masked position would spread through the softmax.
+        """Allocate a cache filled with zeros.
+
+        Uninitialised memory may contain NaN. Attention multiplies masked values by 0, and 0 * NaN is NaN.
 
         Args:
             config: Shape of the decoder.
-            rows: Rows of the batch.
-            cache_length: Cache positions of each row.
-            like: Tensor that sets dtype and device.
-            check: Called before each layer is zeroed, which takes long for many rows; it may raise to cancel.
+            rows: Number of rows of the batch.
+            cache_length: Number of cache positions of each row.
+            like: Tensor whose dtype and device the cache gets.
+            check: Called before each layer is filled with zeros. It may raise an exception to cancel.
         """
         self.data = like.new_empty(config.num_layers, 2, rows, config.num_kv_heads, cache_length, config.head_dim)
         for layer in self.data:
@@ -40,31 +46,31 @@ class KVCache:
 
         Args:
             config: Shape of the decoder.
-            rows: Rows of the batch.
-            cache_length: Cache positions of each row.
+            rows: Number of rows of the batch.
+            cache_length: Number of cache positions of each row.
             itemsize: Bytes of one element.
         """
         return 2 * config.num_layers * rows * config.num_kv_heads * cache_length * config.head_dim * itemsize
 
     def select(self, rows: Tensor) -> None:
-        """Keep only some rows, in the same memory.
+        """Keep only some rows of the batch, without allocating a new cache.
 
         Args:
-                rows: Indices of the rows to keep.
+            rows: Indices of the rows to keep.
         """
         layers, two, _, *rest = self.data.shape
         shape = (layers, two, len(rows), *rest)
         kept = self.data.flatten()[: math.prod(shape)].view(shape)
-        for old, new in zip(self.data, kept):  # layer i moves towards the front, over layers that were copied before
+        for old, new in zip(self.data, kept):  # safe: layer i overwrites only layers up to i
             new.copy_(old.index_select(1, rows))
         self.data = kept
 
     def admit(self, rows: Tensor, others: KVCache) -> None:
-        """Overwrite rows with the rows of another cache.
+        """Overwrite rows of this cache with the rows of another cache.
 
         Args:
             rows: Indices of the rows to overwrite.
-            others: Cache with as many rows, and at most as many cache positions.
+            others: Cache with ``len(rows)`` rows. It has at most as many cache positions as this cache.
         """
         self.data[:, :, rows, :, : others.data.shape[4]] = others.data
 
@@ -72,8 +78,10 @@ class KVCache:
         """Move the entries of an accepted path to consecutive cache positions.
 
         Args:
-            start: [rows, 1] cache position of each row's root.
-            path: [rows, m] node numbers; node ``path[r, j]`` moves from ``start + path[r, j]`` to ``start + j``.
+            start: [rows, 1] int64 cache position of the root of each row's draft tree. Node i of the tree is at cache
+                position ``start + i``.
+            path: [rows, m] int64 numbers of the m nodes of the accepted path. Node ``path[r, j]`` moves to cache
+                position ``start + j``.
         """
         # One row with its root at cache position 10 and the accepted path of nodes 0 -> 2 -> 5:
         #   start          [10]            path                    [0, 2, 5]

@@ -13,7 +13,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     **dict.fromkeys(("silu", "swish"), F.silu),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
-"""Activations of the MLP's gate, by their names in ``config.json``."""
+"""Activation functions of the gated MLP. Keys are the names that a ``config.json`` uses."""
 
 
 @dataclass(frozen=True)
@@ -21,26 +21,27 @@ class DecoderConfig:
     """Shape of a decoder.
 
     Attributes:
-        vocab_size: Rows of the embedding.
+        vocab_size: Number of token ids: the rows of the embedding.
         hidden_size: Width of the residual stream.
-        intermediate_size: Width of the MLP.
+        intermediate_size: Hidden width of the MLP.
         num_layers: Number of layers.
-        num_heads: Query heads.
-        num_kv_heads: Key and value heads.
+        num_heads: Number of query heads.
+        num_kv_heads: Number of key heads, which is also the number of value heads.
         rms_norm_eps: Epsilon of the RMS norms.
         rope_theta: Base of the rotary frequencies.
-        max_positions: Positions of prompt and image together.
-        qk_norm: LayerNorm on the queries and keys of each head (Chameleon).
-        grid_rope: (tokens before the grid, columns of the grid) where rotations use row and column instead of the
-            sequence position, and tokens before the grid have zero queries and keys (LlamaGen). Its checkpoints store
+        max_positions: Maximum number of tokens of a prompt and its image together.
+        qk_norm: Whether each head's queries and keys pass through a LayerNorm (Chameleon).
+        grid_rope: Two numbers for a model whose rotations use an image token's row and column (LlamaGen): the number
+            of tokens before the image, and the number of columns of the image. Queries and keys of the tokens before
+            the image are set to zero. None for rotations by the position in the sequence. LlamaGen's checkpoints store
             the two elements of a rotated pair next to each other.
-        mrope_section: Rotated pairs of a head that use time, row and column (M-RoPE, arXiv 2409.12191; GLM-Image). The
-            remaining pairs are not rotated.
-        qkv_bias: Biases on queries, keys and values.
-        post_norms: RMS norms after attention and MLP, in addition to those before.
-        head_hidden_size: Hidden units of a two-layer head (Janus); 0 for a linear head.
-        activation: Key of :data:`ACTIVATIONS`.
-        explicit_head_dim: Width of a head if it is not ``hidden_size // num_heads``; else 0.
+        mrope_section: Numbers of rotated pairs of a head that use time, row and column, in this order (M-RoPE, arXiv
+            2409.12191; GLM-Image). The remaining pairs are not rotated. None for a model without M-RoPE.
+        qkv_bias: Whether the projections of queries, keys and values have biases.
+        post_norms: Whether each layer has two more RMS norms: one after attention and one after the MLP.
+        head_hidden_size: Number of hidden units of a two-layer output head (Janus); 0 for a linear head.
+        activation: Activation function of the MLP, as a key of :data:`ACTIVATIONS`.
+        explicit_head_dim: Width of an attention head if it differs from ``hidden_size // num_heads``; else 0.
     """
 
     vocab_size: int
@@ -63,7 +64,7 @@ class DecoderConfig:
 
     @property
     def head_dim(self) -> int:
-        """Width of a head's queries, keys and values."""
+        """Width of the query, key and value vectors of one attention head."""
         return self.explicit_head_dim or self.hidden_size // self.num_heads
 
     @property

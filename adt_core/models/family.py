@@ -1,4 +1,4 @@
-"""Description of a family of models."""
+"""Description of a model family: models that share an architecture and a checkpoint layout, such as Janus-Pro."""
 
 from __future__ import annotations
 
@@ -13,32 +13,37 @@ from .target import Prompter, PublishedSampling, Target
 
 
 def model_type(config: dict) -> str:
-    """Return the model_type of a config.json in lower case; "none" if there is none."""
+    """Return the ``model_type`` of a config.json in lower case; "none" if the field is missing."""
     return str(config.get("model_type")).lower()
 
 
 class Family(NamedTuple):
-    """Family of models. A new one is a file in ``families`` and a line in ``load.FAMILIES``.
+    """Model family: functions that load its models, and information about them.
+
+    To add a family, write a file in ``families`` and add a line to ``load.FAMILIES``.
 
     Attributes:
-        name: Identifier.
-        title: Name for people.
-        recognises: Returns whether a checkpoint belongs to the family, from its config.json ({} if there is none) and
-            the names of its tensors (() where models are listed without being opened).
-        skeleton: Returns the empty target that a checkpoint describes, without its prompter, on torch's default device.
-            Raises AdtError if something is missing or has an unsupported value.
-        entries: Returns the sources of the target's parameters.
-        prompter: Returns the target's prompter. Raises AdtError like ``skeleton``.
-        unneeded: Prefixes of tensors that are not needed to generate images.
-        remedies: Prefix of missing tensors -> advice and the download that contains them.
-        sampling: Sampling settings that its authors publish.
-        single_files: Glob patterns of weights files that are models without a config.json.
-        companions: Patterns for ``Checkpoint.find_companion`` of the files that its models need in addition to their
-            folder.
-        trained: Sides of the smallest and the largest square that its models were trained for, relative to the default
-            size; other shapes have as many pixels. None if this is unknown, or only the default size is supported.
-        search: Words that find the loader node.
-        published: Its published models.
+        name: Identifier, such as "janus".
+        title: Name to show to users, such as "Janus-Pro".
+        recognises: Function that returns whether a checkpoint belongs to the family. Its arguments are the fields of
+            the config.json ({} without one) and the names of the tensors. The names are () when the loader node lists
+            models, because it opens no weights files.
+        skeleton: Function that builds the target of a checkpoint: modules with the right shapes, without weights and
+            without a prompter, on torch's default device. It raises AdtError if the checkpoint lacks something or has
+            an unsupported value.
+        entries: Function that returns where each parameter of the target comes from: the names and shapes of tensors.
+        prompter: Function that returns the target's prompter. It raises AdtError in the same cases as ``skeleton``.
+        unneeded: Prefixes of the names of tensors that image generation does not need.
+        remedies: What to do if tensors are missing. Keys are prefixes of the tensors' names. Values are advice and the
+            download that contains the tensors.
+        sampling: Sampling settings that the authors of the models publish.
+        single_files: Glob patterns of weights files that are complete models without a config.json.
+        companions: Files that a model needs from outside its own folder, as patterns for ``Checkpoint.find_companion``.
+        trained: Range of image sizes in the training data: the side of the smallest square image and of the largest
+            one, each divided by the default side. Images of other shapes have about as many pixels as a square in this
+            range. None if the range is unknown, or if the model supports only its default size.
+        search: Search words in ComfyUI with which users find the loader node.
+        published: Published models of the family.
     """
 
     name: str
@@ -57,7 +62,14 @@ class Family(NamedTuple):
     published: tuple[Published, ...] = ()
 
     def missing_remedies(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """Return what to do if tensors of a checkpoint are missing, by their prefix, as the end of a sentence."""
+        """Return what to do if tensors of a checkpoint are missing.
+
+        Args:
+            checkpoint: The checkpoint.
+
+        Returns:
+            Advice with a download command, as the end of an error message. Keys are prefixes of the tensors' names.
+        """
         return {
             prefix: f"{advice}: run `{download.command(checkpoint.home)}`"
             for prefix, (advice, download) in self.remedies.items()

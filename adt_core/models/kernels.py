@@ -1,4 +1,4 @@
-"""Kernels of torch that have no public name, each with its replacement for versions of torch without it."""
+"""Private kernels of torch, with a fallback for torch versions that lack them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ _LINEAR = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, "_l
 
 
 def onednn_matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply float32 matrices on a CPU by oneDNN, as torch.compile does.
+    """Multiply float32 matrices on a CPU with oneDNN, as torch.compile does.
 
-    If the kernel is missing, torch's public product is used: MKL's, which is slower with few rows.
+    If torch has no such kernel, use ``x @ weight``. It calls MKL, which is slower for a small number of rows.
 
     Args:
-        x: Rows [N, in].
-        weight: Weight [in, out].
+        x: [N, in] float32.
+        weight: [in, out] float32.
 
     Returns:
-        Product [N, out].
+        Product [N, out] float32.
     """
     return _LINEAR.default(x, weight.t(), None, "none", [], "") if _LINEAR else x @ weight
 
 
 def supports_half_matmul(dtype: torch.dtype) -> bool:
-    """Return whether this CPU multiplies in bfloat16 or float16; it may support one of them without the other."""
+    """Return whether this CPU has native products in a dtype, bfloat16 or float16. Some CPUs support only one."""
     names = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
     is_supported = getattr(torch.ops.mkldnn, names[dtype], None)
     return is_supported is not None and bool(is_supported())
@@ -33,11 +33,12 @@ def supports_half_matmul(dtype: torch.dtype) -> bool:
 def int8_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """Multiply int8 matrices on a GPU.
 
-    If a library does not support it, weights are converted for each product; :mod:`.quantised_matmul` checks that.
+    :mod:`.quantised_matmul` checks whether the device supports this product, and otherwise converts the weight to a
+    wider dtype.
 
     Args:
-        x: Rows [M, in] int8; M is above 16, `in` and `out` are multiples of 8.
-        weight: Weight [in, out] int8.
+        x: [M, in] int8. M must be greater than 16; `in` and `out` must be multiples of 8.
+        weight: [in, out] int8.
 
     Returns:
         Product [M, out] int32.
@@ -48,11 +49,12 @@ def int8_matmul(x: Tensor, weight: Tensor) -> Tensor:
 def fp8_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """Multiply float8_e4m3fn matrices on a GPU.
 
-    If a library does not support it, weights are converted for each product; :mod:`.quantised_matmul` checks that.
+    :mod:`.quantised_matmul` checks whether the device supports this product, and otherwise converts the weight to a
+    wider dtype.
 
     Args:
-        x: Rows [M, in] float8_e4m3fn; `in` and `out` are multiples of 16.
-        weight: Weight [in, out] float8_e4m3fn.
+        x: [M, in] float8_e4m3fn. `in` and `out` must be multiples of 16.
+        weight: [in, out] float8_e4m3fn.
 
     Returns:
         Product [M, out] float32.
@@ -62,7 +64,10 @@ def fp8_matmul(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def reduced_precision_settings() -> list[str]:
-    """Return the names of active settings that reduce the precision of a GPU's products, as ComfyUI's `--fast` does."""
+    """Return the names of active torch settings that reduce the precision of matrix products on a GPU.
+
+    For example, ComfyUI's option `--fast` activates such settings.
+    """
     matmul = torch.backends.cuda.matmul
     precision = getattr(matmul, "fp32_precision", "") or torch.get_float32_matmul_precision()  # before torch 2.9
     settings = {"TF32": precision in ("tf32", "high", "medium")}
@@ -71,17 +76,20 @@ def reduced_precision_settings() -> list[str]:
 
 
 def far_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Attend to far keys by a kernel for NVIDIA's GPUs that also returns the log-sum-exp of the scores.
+    """Compute attention over far keys with an NVIDIA kernel that also returns the log-sum-exp of the scores.
 
-    The kernel adds keys block by block in the order of their columns, and blocks that are masked entirely do not change
-    the result. torch's public attention does not return the log-sum-exp. If the kernel is missing, all keys count as
-    near (:func:`.batch_invariance.near_window`).
+    :mod:`.batch_invariance` defines far keys. torch's public attention function does not return the log-sum-exp. The
+    kernel adds blocks of keys in the order of their cache positions. A block in which every key is masked does not
+    change the result. If the kernel is missing, :func:`.batch_invariance.near_window` treats all keys as near.
+
+    In the shapes, R is the number of rows of the batch, m the queries of a head, d the width of a head, and `end` the
+    number of cache positions that the forward reads.
 
     Args:
         q: Queries [R, heads, m, d].
         keys: Keys [R, heads, end, d].
         values: Values [R, heads, end, d].
-        mask: Mask [R, 1, m, end], added to scores.
+        mask: Mask [R, 1, m, end] that is added to the scores.
 
     Returns:
         Output [R, heads, m, d] and log-sum-exp [R, heads, m].

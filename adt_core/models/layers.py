@@ -1,4 +1,9 @@
-"""Transformer decoder of all target families and of the EAGLE drafter."""
+"""Transformer decoder of all target families and of the EAGLE drafter.
+
+Letters in shapes: R rows of the batch, n tokens of each row, N = R * n tokens in total, h hidden size, d width of an
+attention head. `end` is the number of cache positions that a forward reads. g query heads share a key head, so a key
+head has m = g * n queries.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +41,12 @@ class LayerContext(NamedTuple):
 
     Attributes:
         rows: Number of rows R.
-        tile: Rows of a matrix product in batch-invariant mode, to a multiple of which the tokens are padded; else 0.
-        rotation: Rotations of the tokens.
+        tile: Number of rows of a tile in batch-invariant mode (:mod:`.batch_invariance`), else 0. Activations are
+            padded so that their number of rows is a multiple of the tile.
+        rotation: Rotary embeddings of the tokens.
         cache_position: Where keys and values are written, as in :class:`.rows.AttentionMetadata`.
-        mask: [R, 1, g * n, end], added to attention scores, repeated for the g query heads that share keys.
-        near_keys: Keys that are read separately in batch-invariant mode.
+        mask: [R, 1, g * n, end] mask that is added to the attention scores.
+        near_keys: Near keys of batch-invariant mode, else None.
     """
 
     rows: int
@@ -55,10 +61,10 @@ class LayerContext(NamedTuple):
         """Return the context of a forward.
 
         Args:
-            step: Positions and mask.
-            rope: Tables of :func:`.rotary.rope_tables`.
+            step: Positions and mask of the forward.
+            rope: Result of :func:`.rotary.rope_tables`.
             config: Shape of the decoder.
-            tile: Rows of a matrix product in batch-invariant mode, else 0.
+            tile: Number of rows of a tile in batch-invariant mode, else 0.
         """
         positions = step.positions.flatten()
         if step.mrope_positions is not None and config.mrope_section is not None:
@@ -76,9 +82,9 @@ class LayerContext(NamedTuple):
 
 @contextmanager
 def without_cudnn() -> Iterator[None]:
-    """Disable cuDNN in scaled_dot_product_attention, because it builds a new plan for every number of keys.
+    """Disable cuDNN in scaled_dot_product_attention, because cuDNN compiles a new plan for every number of keys.
 
-    The flag holds for the process, so the block should be a complete forward.
+    The setting applies to the entire process. Put a complete forward into the block, not a single layer.
     """
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -89,16 +95,16 @@ def without_cudnn() -> Iterator[None]:
 
 
 def attention(q: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | None) -> Tensor:
-    """Attend to the entries of a layer's cache.
+    """Compute attention over the keys and values in a layer's cache.
 
     Args:
         q: [R, kv heads, m, d] queries.
-        cache: [2, R, kv heads, cache_length, d].
-        mask: [R, 1, m, end] of all keys, or of the far keys if ``near_keys`` is given.
-        near_keys: Keys that are read separately in batch-invariant mode.
+        cache: [2, R, kv heads, cache_length, d] keys and values of the layer.
+        mask: [R, 1, m, end] mask that is added to the scores. With ``near_keys``, it covers only the far keys.
+        near_keys: Near keys of batch-invariant mode, else None.
 
     Returns:
-        [R, kv heads, m, d], float64 if ``near_keys`` is given.
+        [R, kv heads, m, d] in the dtype of ``q``; float64 if ``near_keys`` is given.
     """
     keys, values = cache.narrow(3, 0, mask.shape[-1])
     if near_keys is None:
@@ -108,7 +114,7 @@ def attention(q: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | None
 
 
 MATRICES = ("qkv", "out", "gate_up", "down")
-"""Names of a layer's matrices, which hold nearly all of a model's weights."""
+"""Names of a layer's weight matrices. Together they contain nearly all weights of a model."""
 
 
 def product(
@@ -117,11 +123,11 @@ def product(
     """Multiply activations by a weight.
 
     Args:
-        x: [N, in].
+        x: [N, in] activations.
         weight: [in, out].
-        scale: [out] factors of a quantised weight, whose value is ``weight * scale``.
-        plus: [N, out] to add; overwritten with the result unless gradients are enabled.
-        tile: Rows of a product in batch-invariant mode; N is a multiple of it. 0 in other modes.
+        scale: [out] factors of a quantised weight: the weight's true value is ``weight * scale``. None otherwise.
+        plus: [N, out] values to add to the product, or None. Overwritten with the result unless gradients are enabled.
+        tile: Number of rows of a tile in batch-invariant mode; N must be a multiple of it. 0 in other modes.
 
     Returns:
         [N, out] in the dtype of ``x``.
@@ -139,8 +145,8 @@ def product(
 def _multiply(weight: Tensor, scale: Tensor | None, x: Tensor, plus: Tensor | None) -> Tensor:
     """Compute :func:`product` in the dtype of the operands.
 
-    float32 on a CPU uses oneDNN, which torch uses by default only for half precision: with few rows it is up to three
-    times as fast as MKL (docs/performance.md).
+    For float32 on a CPU, torch calls MKL. This function calls oneDNN instead, which is up to three times as fast with a
+    small number of rows (docs/performance.md).
     """
     if scale is not None:
         return _plus(quantised_matmul(x, weight, scale), plus)
@@ -158,12 +164,22 @@ def _plus(y: Tensor, plus: Tensor | None) -> Tensor:
 
 
 WIDENED_BYTES = 2**21
-"""Size of the float32 pieces to which a weight is widened. A piece fits the processor's cache; writing the complete
-weight to memory takes longer than the product."""
+"""Bytes of a piece of a weight that is converted to float32 at a time. A piece fits into the processor's cache. Writing
+the complete converted weight to memory would take longer than the product itself."""
 
 
 def _widened(x: Tensor, weight: Tensor, tile: int, kind: Hashable) -> Tensor:
-    """Multiply float32 x [N, in] by weight [in, out], widened piece by piece, and return float32 [N, out]."""
+    """Multiply by a weight that is converted to float32 piece by piece.
+
+    Args:
+        x: [N, in] float32.
+        weight: [in, out] in any dtype.
+        tile: Number of rows of a tile, or 0.
+        kind: As in :func:`.batch_invariance.tiled_matmul`.
+
+    Returns:
+        [N, out] float32.
+    """
     pieces = weight.split(max(WIDENED_BYTES // (4 * len(weight)) // 16 * 16, 16), 1)
     products = []
     for piece in pieces:
@@ -173,7 +189,10 @@ def _widened(x: Tensor, weight: Tensor, tile: int, kind: Hashable) -> Tensor:
 
 
 def _has_fast_product(weight: Tensor) -> bool:
-    """Return whether this CPU multiplies the dtype natively. Emulated products are far slower than float32 ones."""
+    """Return whether this CPU multiplies the weight's dtype natively.
+
+    Without native support, a product is emulated and far slower than a float32 product.
+    """
     return weight.dtype in (torch.float32, torch.float64) or weight.dtype in HALF and supports_half_matmul(weight.dtype)
 
 
@@ -182,10 +201,10 @@ def _is_cpu_inference(x: Tensor) -> bool:
 
 
 class Layer(nn.Module):
-    """Pre-norm attention and a gated MLP.
+    """Decoder layer: attention and a gated MLP, each after an RMS norm.
 
-    Projections with the same input are stored as one matrix. All matrices are [in, out]: on CPUs a product with few
-    rows, as for a draft tree, is up to twice as fast in this layout.
+    Projections of the same input are stored as one matrix: ``qkv``, and ``gate_up``. All matrices have the shape
+    [in, out]. On a CPU, this layout makes products with few rows, as for a draft tree, up to twice as fast.
     """
 
     qkv_scale: Tensor | None
@@ -216,13 +235,14 @@ class Layer(nn.Module):
         """Run the layer.
 
         Args:
-            x: [N, h] residual stream of R * n tokens, row by row, and padding up to a complete tile. Overwritten unless
-                gradients are enabled.
+            x: [N, h] residual stream: the n tokens of row 0, of row 1 and so on, then padding up to a complete tile.
+                Overwritten unless gradients are enabled.
             context: Positions and masks of the forward.
-            cache: [2, R, kv heads, cache_length, d], written at ``context.cache_position``.
+            cache: [2, R, kv heads, cache_length, d] keys and values of this layer. The method writes the keys and
+                values of the tokens at ``context.cache_position``.
 
         Returns:
-            [N, h].
+            [N, h] residual stream after the layer.
         """
         tile = context.tile
         attended = self._attention(self._project_qkv(x, context), context, cache)
@@ -237,13 +257,13 @@ class Layer(nn.Module):
     def _add_product(
         self, x: Tensor, y: Tensor, weight: Tensor, scale: Tensor | None, norm: Tensor | None, tile: int
     ) -> Tensor:
-        """Add y times a weight to the residual stream x, with a norm after the product if there is one."""
+        """Return x + y @ weight, or x + norm(y @ weight) if a norm is given. x is the residual stream."""
         if norm is None:
             return product(y, weight, scale, x, tile)
         return _plus(self._normed(product(y, weight, scale, tile=tile), norm), x)
 
     def _project_qkv(self, x: Tensor, context: LayerContext) -> Tensor:
-        """Return rotated queries and keys, and values [N, heads, d], of x [N, h]."""
+        """Return queries, keys and values [N, query and kv heads, d] of x [N, h]. Queries and keys are rotated."""
         dim = self.config.head_dim
         qk_heads = self.config.num_heads + self.config.num_kv_heads
         if self.input_norm is not None:
@@ -253,22 +273,22 @@ class Layer(nn.Module):
             qkv = _plus(self.qkv_bias, qkv)
         qkv = qkv.view(len(x), -1, dim)
         if self.qk_norm_weight is not None and self.qk_norm_bias is not None:
-            normed = F.layer_norm(qkv, (dim,), eps=1e-5)  # of the values too, because a slice would be copied first
+            normed = F.layer_norm(qkv, (dim,), eps=1e-5)  # includes the values: layer_norm would copy a slice
             qk = torch.addcmul(self.qk_norm_bias, normed[:, :qk_heads], self.qk_norm_weight)
         else:
             qk = qkv[:, :qk_heads].clone()
         return context.rotation.rotated(qk, qkv)
 
     def _attention(self, qkv: Tensor, context: LayerContext, cache: Tensor) -> Tensor:
-        """Write keys and values to the cache and attend to it.
+        """Write keys and values to the cache, then compute attention over the cache.
 
         Args:
-            qkv: [N, heads, d] queries, keys and values.
+            qkv: [N, query and kv heads, d] queries, keys and values.
             context: Positions and masks of the forward.
-            cache: [2, R, kv heads, cache_length, d].
+            cache: [2, R, kv heads, cache_length, d] keys and values of this layer.
 
         Returns:
-            [N, query heads * d]; 0 for the padding of a tile.
+            [N, query heads * d] attention output; 0 in rows that pad a tile.
         """
         heads = self.config.num_heads
         kv_heads = self.config.num_kv_heads
@@ -284,8 +304,8 @@ class Layer(nn.Module):
             cache.narrow(3, context.cache_position.start, n).copy_(new)
         else:
             cache.scatter_(3, context.cache_position[None, :, None, :, None].expand_as(new), new)
-        # Query heads that share keys become more queries of one head, because torch's fast kernels support no grouped
-        # heads with a mask: [R, 8 heads, n, d] with 2 kv heads -> [R, 2, 4 * n, d].
+        # torch's fast kernels do not support grouped-query attention with a mask. So the queries of all heads that
+        # share a key head are placed in one head: [R, 8 heads, n, d] with 2 kv heads -> [R, 2, 4 * n, d].
         y = attention(q.reshape(rows, kv_heads, -1, dim), cache, context.mask, context.near_keys)
         y = y.unflatten(2, (-1, n)).permute(0, 3, 1, 2, 4)  # [R, n, kv heads, group, d]
         if not context.tile:
@@ -296,21 +316,23 @@ class Layer(nn.Module):
 
 
 WIDE = ("norm", "head_in", "head_in_bias", "head_bias", "head")
-"""Names of a decoder's parameters that are stored in ``wide_dtype``, so that they need no conversion in a forward."""
+"""Names of the decoder's parameters that are stored in ``wide_dtype``, so that a forward need not convert them."""
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, final norm, and the columns of the head that belong to image tokens.
+    """Transformer decoder: embedding, layers, final norm, and an output head for image tokens only.
 
-    The head is [h, num_codes] in code order, and image tokens are looked up by code, so the rest of the package uses
-    only codes. Final norm and head are stored and computed in at least float32.
+    A code is the index of an image token in the codec's codebook. The head [h, num_codes] has one column per code, in
+    code order. The rest of the package therefore works with codes, and converts them to token ids with ``image_ids``.
+    The final norm and the head are stored and computed in at least float32.
 
     Attributes:
-        image_ids: [num_codes or more] int64 token id of each code. Tokens after the codes, such as the end of a row,
-            are forced and never sampled, so they have no column in the head.
-        exact: Batch-invariant mode: in half precision, a token's features do not depend on the forward that computes
-            them (:mod:`.batch_invariance`).
-        fallback: Slower operations for devices whose default ones are not batch-invariant; set when a decoding starts.
+        image_ids: [num_codes or more] int64 token id of each code. Entries after the codes belong to tokens that are
+            never sampled, such as the token that ends a row of the image. These tokens have no column in the head.
+        exact: Whether batch-invariant mode is on: in half precision, a token's features do not depend on the forward
+            that computes them (:mod:`.batch_invariance`).
+        fallback: Slower settings for a device on which the default settings are not batch-invariant, else None. Set
+            when a decoding starts.
     """
 
     image_ids: Tensor
@@ -332,7 +354,7 @@ class Decoder(nn.Module):
         self.register_buffer("image_ids", image_ids)
 
     def set_dtype(self, dtype: torch.dtype) -> None:
-        """Convert the weights to ``dtype``, but the parameters in :data:`WIDE` to ``wide_dtype``."""
+        """Convert the weights to ``dtype``, except the parameters in :data:`WIDE`, which become ``wide_dtype``."""
         self.to(dtype)
         for name in WIDE:
             parameter = getattr(self, name)
@@ -341,7 +363,7 @@ class Decoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of activations, and of weights that are not quantised."""
+        """Dtype of the activations and of all weights that are neither quantised nor in :data:`WIDE`."""
         return self.embedding.dtype
 
     @property
@@ -351,18 +373,18 @@ class Decoder(nn.Module):
 
     @property
     def tile(self) -> int:
-        """Rows of a matrix product in batch-invariant mode; 0 if the mode is off or not needed."""
+        """Number of rows of a tile in batch-invariant mode; 0 if the mode is off or not needed."""
         default = self.default_tile
         return self.fallback.tile if default and self.fallback is not None else default
 
     @property
     def default_tile(self) -> int:
-        """``tile`` without a fallback."""
+        """Value of ``tile`` if there is no fallback."""
         return tile_for(self.dtype, self.embedding.device) if self.exact else 0
 
     @property
     def wide_dtype(self) -> torch.dtype:
-        """The dtype of final features, logits and noise: float64 for float64 weights, else float32."""
+        """Dtype of final features, logits and noise: float64 if ``dtype`` is float64, else float32."""
         return torch.promote_types(self.dtype, torch.float32)
 
     def forward(
@@ -374,18 +396,18 @@ class Decoder(nn.Module):
         check: Check | None = None,
         inputs: Tensor | None = None,
     ) -> Tensor:
-        """Run a forward and write its keys and values to the cache.
+        """Compute the features of tokens, and write their keys and values to the cache.
 
         Args:
             ids: [R, n] int64 token ids.
-            step: Positions and mask.
+            step: Positions and mask of the forward.
             cache: KV cache of R rows.
-            rope: Tables of :func:`.rotary.rope_tables`.
-            check: Called before every layer; it may raise to cancel.
-            inputs: [R, n, h] to use instead of the tokens' embeddings.
+            rope: Result of :func:`.rotary.rope_tables`.
+            check: Called before every layer. It may raise an exception to cancel.
+            inputs: [R, n, h] inputs of the first layer, instead of the embeddings of ``ids``.
 
         Returns:
-            Final features [R, n, h] in ``wide_dtype``.
+            [R, n, h] features after the final norm, in ``wide_dtype``.
         """
         x = F.embedding(ids, self.embedding) if inputs is None else inputs.clone()
         shape = x.shape
@@ -404,12 +426,13 @@ class Decoder(nn.Module):
     def logits(self, features: Tensor, guidance: Tensor | float = 1) -> Tensor:
         """Return the logits of the codes.
 
-        Guidance is applied to the input of the head's last layer: the layer is affine, so this equals guiding the
-        logits, at half the cost.
+        Guidance combines the inputs of the head's last layer, not its outputs. The layer is affine, so the logits are
+        the same, and the layer runs on half as many rows.
 
         Args:
-            features: [R, ..., h] in ``wide_dtype``; with guidance the rows are [cond..., uncond...].
-            guidance: Scale of classifier-free guidance, one number or a tensor that broadcasts over the features.
+            features: [R, ..., h] in ``wide_dtype``. With guidance, all conditional rows precede the unconditional rows.
+            guidance: Scale of classifier-free guidance: a number, or a tensor that broadcasts over the features. The
+                number 1 means no guidance.
 
         Returns:
             [R, ..., num_codes]; with guidance [R / 2, ..., num_codes].
@@ -427,7 +450,7 @@ class Decoder(nn.Module):
         return z if self.head_bias is None else z + self.head_bias
 
     def _by_rows(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Apply a function of rows [N, k] to x [..., k], padded to complete tiles in batch-invariant mode."""
+        """Apply a function of a matrix [N, k] to x [..., k]. In batch-invariant mode, pad x to complete tiles first."""
         if not self.tile:
             return function(x)
         rows = x.flatten(0, -2)

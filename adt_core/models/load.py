@@ -14,15 +14,15 @@ from .target import Target
 
 FAMILIES: list[Family] = [
     chameleon.FAMILY,
-    lumina.FAMILY,  # also recognised as Chameleon, so it follows
-    lumina2.FAMILY,  # also recognised as both
+    lumina.FAMILY,  # its checkpoints also look like Chameleon's, so it follows Chameleon
+    lumina2.FAMILY,  # its checkpoints also look like those of both families above
     llamagen.FAMILY,
     janus.FAMILY,
     emu3.FAMILY,
     liquid.FAMILY,
     glm_image.FAMILY,
 ]
-"""All families, in the order of the docs. If several recognise a checkpoint, the last one is used."""
+"""All families, in the order of the docs. If several families recognise a checkpoint, the last of them is used."""
 
 
 def family_of(checkpoint: Checkpoint) -> Family:
@@ -32,7 +32,7 @@ def family_of(checkpoint: Checkpoint) -> Family:
         checkpoint: The files.
 
     Raises:
-        AdtError: If no family recognises it.
+        AdtError: If no family recognises the checkpoint.
     """
     for family in reversed(FAMILIES):
         if family.recognises(checkpoint.config, checkpoint.names):
@@ -60,15 +60,15 @@ def load(
 ) -> Target:
     """Load a target from its checkpoint.
 
-    The weights can be moved outside of inference mode, as ComfyUI does, even if they were loaded inside it.
+    The decorator turns inference mode off: ComfyUI moves weights later, outside inference mode.
 
     Args:
         checkpoint: The files.
         device: Device of the weights.
-        dtype: Dtype of transformer and text encoder; see :func:`_set_dtypes`. The codec is float32.
-        check: Called before each tensor; it may raise to cancel.
-        weights: "int8" or "fp8" to store the transformer's matrices in this format.
-        exact: Use batch-invariant mode in half precision (:mod:`.batch_invariance`).
+        dtype: Dtype of transformer and text encoder, with the exceptions of :func:`_set_dtypes`. The codec is float32.
+        check: Called before each tensor is read. It may raise an exception to cancel.
+        weights: "int8" or "fp8" to quantise the transformer's matrices; None to store them in ``dtype``.
+        exact: Whether to use batch-invariant mode in half precision (:mod:`.batch_invariance`).
 
     Raises:
         AdtError: If the files are damaged, or don't contain a supported model.
@@ -92,10 +92,10 @@ def load(
 
 
 def _set_dtypes(target: Target, dtype: torch.dtype, weights: str | None) -> None:
-    """Convert the empty transformer and text encoder.
+    """Set the dtypes of the transformer and the text encoder before their weights are loaded.
 
-    The transformer's last norm and head are at least float32. The text encoder is bfloat16 instead of float16, which T5
-    overflows.
+    The transformer's last norm and output head are stored in at least float32. If ``dtype`` is float16, the text
+    encoder is bfloat16, because the activations of T5 exceed the range of float16.
     """
     target.decoder.set_dtype(dtype)
     if weights is not None:

@@ -1,4 +1,8 @@
-"""Rotary position embeddings (RoPE, arXiv 2104.09864)."""
+"""Rotary position embeddings (RoPE, arXiv 2104.09864).
+
+RoPE rotates pairs of elements of every query and key by angles that are proportional to the token's position. M-RoPE
+(arXiv 2409.12191) gives each token three positions: time, row and column. Each pair uses one of them.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +19,16 @@ Rope = tuple[Tensor, Tensor]
 """Tables of :func:`rope_tables`: cos and sin."""
 
 SPARE_POSITIONS = 512
-"""Positions after ``max_positions``, for drafts that reach beyond the end of the image."""
+"""Number of positions after ``max_positions`` that the tables contain, for drafts beyond the end of the image."""
 
 
 class MropePositions(NamedTuple):
-    """M-RoPE positions of a model with ``mrope_section``.
+    """Table of M-RoPE positions, for a model with ``mrope_section``.
 
     Attributes:
-        table: [max_positions + SPARE_POSITIONS, 3] int64, time, row and column of each entry.
-        origin: Index of the image's first token. Prompts end right before it, so their entries count back from there.
+        table: [max_positions + SPARE_POSITIONS, 3] int64: time, row and column of each position in the sequence.
+        origin: Index in the table of the image's first token. The last token of a prompt uses the entry before it, and
+            earlier prompt tokens use earlier entries.
     """
 
     table: Tensor
@@ -31,13 +36,15 @@ class MropePositions(NamedTuple):
 
     @classmethod
     def of(cls, config: DecoderConfig, grids: Sequence[tuple[int, int]]) -> MropePositions:
-        """Return the positions of a sequence of grids.
+        """Return the positions for images that consist of one or more grids of tokens.
 
-        A grid's time, first row and first column are one number; the next grid begins after its longer side.
+        All tokens of a grid have the same time. The first token's row and column equal this time. For example, a grid
+        of 2 x 3 tokens that begins at 5 has time 5, rows 5 and 6, and columns 5 to 7. The next grid then begins at 8,
+        because the longer side has 3 tokens.
 
         Args:
             config: Shape of the decoder.
-            grids: Rows and columns of the grids that an image's tokens form, in the order in which they are generated.
+            grids: (rows, columns) of each grid, in the order of generation.
         """
         parts = []
         begin = 0
@@ -52,28 +59,32 @@ class MropePositions(NamedTuple):
 
 
 def grid_positions(begin: int, rows: int, columns: int) -> Tensor:
-    """Return time, row and column of every cell of a grid, [rows * columns, 3] int64.
+    """Return the M-RoPE positions of the tokens of a grid, row by row.
 
     Args:
-        begin: Time, row and column of the first cell.
-        rows: Rows of the grid.
-        columns: Columns of the grid.
+        begin: Time of all tokens. The row and the column of the first token have the same value.
+        rows: Number of rows of the grid.
+        columns: Number of columns of the grid.
+
+    Returns:
+        [rows * columns, 3] int64: time, row and column of each token.
     """
     cells = torch.cartesian_prod(torch.zeros(1, dtype=torch.long), torch.arange(rows), torch.arange(columns))
     return cells + begin
 
 
 def rope_tables(config: DecoderConfig, like: Tensor, positions: Tensor | None = None) -> Rope:
-    """Return the tables of NeoX-style rotations (halves of a head form the pairs).
+    """Return tables of cos and sin for NeoX-style rotations: element i forms a pair with element i + head_dim / 2.
 
-    The sign of the rotation is folded into sin: the rotated vector is ``x * cos + roll(x, head_dim / 2) * sin``. With
-    ``grid_rope``, half of the pairs use the row and half the column, and both tables are 0 before the grid, which sets
-    these queries and keys to zero.
+    The first half of sin is negated, so the rotated vector is ``x * cos + roll(x, head_dim / 2) * sin``. With
+    ``grid_rope``, half of the pairs use the row and half use the column. Both tables are 0 for the tokens before the
+    grid, so their rotated queries and keys are zero.
 
     Args:
         config: Shape of the decoder.
-        like: Tensor that sets dtype and device.
-        positions: [n, 3] M-RoPE positions of a model with ``mrope_section``; by default 0, 1, 2, ... on all axes.
+        like: Tensor whose dtype and device the tables get.
+        positions: [n, 3] M-RoPE positions, if the model has ``mrope_section``. By default time, row and column of
+            position i are all i.
 
     Returns:
         cos and sin, [max_positions + SPARE_POSITIONS, head_dim] each, or [n, head_dim] for given ``positions``.
@@ -100,22 +111,23 @@ def rope_tables(config: DecoderConfig, like: Tensor, positions: Tensor | None = 
 
 
 def _tables(angle: Tensor, like: Tensor) -> Rope:
-    """Return cos and sin [n, head_dim] of angles [n, head_dim / 2], with the sign folded in."""
+    """Return cos and sin [n, head_dim] of angles [n, head_dim / 2]. The first half of sin is negated."""
     return torch.cat([angle.cos()] * 2, -1).to(like), torch.cat([-angle.sin(), angle.sin()], -1).to(like)
 
 
 MATRICES_PAY_UP_TO = {"cuda": 512}
-"""Largest number of tokens whose rotations are stored as matrices, by type of device: one launch a layer, not three."""
+"""Largest number of tokens, by device type, for which rotations are stored as matrices. A layer then launches one
+kernel instead of three."""
 
 
 class Rotation(NamedTuple):
-    """Rotations of N tokens.
+    """Rotations of N tokens; d is the width of an attention head.
 
     Attributes:
         cos: [N, 1, d].
-        sin: [N, 1, d], with the sign folded in.
-        matrices: The same rotations as matrices [n, d, d], one tensor for each tile of n tokens; None if cos and sin
-            are faster.
+        sin: [N, 1, d]. The first half of the last dimension is negated, as in :func:`rope_tables`.
+        matrices: The same rotations as rotation matrices: one tensor [tile, d, d] for each tile of tokens. None if
+            using cos and sin is faster.
     """
 
     cos: Tensor
@@ -124,13 +136,13 @@ class Rotation(NamedTuple):
 
     @classmethod
     def of(cls, positions: Tensor, rope: Rope, layers: int, tile: int = 0) -> Rotation:
-        """Return the rotations of some positions.
+        """Return the rotations of the tokens at some positions.
 
         Args:
-            positions: [N] indices into the tables.
-            rope: Tables of :func:`rope_tables`.
-            layers: Layers that share the rotations.
-            tile: Tokens that are rotated together; 0 for all.
+            positions: [N] int64 indices into the tables.
+            rope: Result of :func:`rope_tables`.
+            layers: Number of layers that use the rotations.
+            tile: Number of tokens that one kernel rotates; 0 for all N.
         """
         cos, sin = (table[positions] for table in rope)
         tile = tile or len(cos)
@@ -139,14 +151,15 @@ class Rotation(NamedTuple):
         return cls(cos[:, None], sin[:, None], matrices)
 
     def rotated(self, qk: Tensor, qkv: Tensor) -> Tensor:
-        """Return rotated queries and keys, followed by the values.
+        """Return rotated queries and keys, followed by the unchanged values.
 
         Args:
-            qk: [N, query and key heads, d], to rotate.
-            qkv: [N, all heads, d], of which the last heads are the values. Overwritten unless gradients are enabled.
+            qk: [N, query and key heads, d] queries and keys to rotate.
+            qkv: [N, query, key and value heads, d]. Only its values are read. Its queries and keys are overwritten with
+                the result, unless gradients are enabled.
 
         Returns:
-            [N, all heads, d], in the memory of ``qkv`` unless gradients are enabled.
+            [N, query, key and value heads, d]. This is ``qkv`` itself, unless gradients are enabled.
         """
         place, values = qkv.tensor_split([qk.shape[1]], 1)
         if self.matrices is not None:
@@ -162,9 +175,9 @@ class Rotation(NamedTuple):
 
 
 def _matrices(cos: Tensor, sin: Tensor) -> Tensor:
-    """Return rotation matrices [N, d, d] of cos and sin [N, d]: ``x @ matrix`` is x [d] rotated.
+    """Return rotation matrices [N, d, d] for cos and sin [N, d]: ``x @ matrix`` rotates a vector x [d].
 
-    For d = 4 with angles a and b, where sin holds (-sin a, -sin b, sin a, sin b):
+    For d = 4 and a token with the angles a and b, ``sin`` contains (-sin a, -sin b, sin a, sin b). The matrix is:
 
         cos a     0      sin a    0
         0         cos b  0        sin b
