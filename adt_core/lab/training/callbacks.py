@@ -11,10 +11,13 @@ from .run import Run
 
 
 class TrainingCallback:
-    """Base class of progress callbacks, which does nothing."""
+    """Base class of progress callbacks. Its methods do nothing."""
 
     def check(self) -> None:
-        """Stop the training by raising an exception. Called often; the next run resumes at the same step."""
+        """Raise an exception to stop the training.
+
+        The training calls this method often. After a stop, the next run resumes at the same step.
+        """
 
     def on_estimate(self, estimate: TrainingEstimate) -> None:
         """Report the required resources before the training starts.
@@ -58,7 +61,7 @@ class ProgressBars(TrainingCallback):
         self._show("steps", run.step, run.steps, metrics)
 
     def close(self) -> None:
-        """Remove the bar."""
+        """Remove the current progress bar from the terminal."""
         if self._bar is not None:
             self._bar.close()
 

@@ -1,4 +1,4 @@
-"""Estimate of the time, memory and disk space of a training run, measured before it starts."""
+"""Estimate of the time, memory and disk space of a training run. It is measured before the training starts."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ...errors import AdtError
 from ...messages import Message, message
 
 WARM_UP_ROUNDS = 3
-"""Rounds to discard before timing, because the first calls are slow."""
+"""Number of decoding rounds before the timed rounds. The first rounds are slower, so their time is not used."""
 TIMED_ROUNDS = 5
 GB = 2**30
 
 
 @dataclass(frozen=True)
 class TrainingEstimate:
-    """Resources for the remaining part of a training run.
+    """Resources that the remaining part of a training run needs.
 
     Attributes:
-        drawing: Seconds to generate or encode images.
+        drawing: Seconds to generate or encode the missing images.
         learning: Seconds to train.
-        memory: Bytes of memory.
+        memory: Bytes of memory on the training device.
         disk: Bytes of disk space.
     """
 
@@ -41,12 +41,12 @@ class TrainingEstimate:
 
     @property
     def minutes(self) -> str:
-        """Total time in minutes, formatted."""
+        """Total time in minutes, as text."""
         return _format((self.drawing + self.learning) / 60)
 
     @property
     def message(self) -> Message:
-        """Sentence for users."""
+        """Message for the user with all resources."""
         return message(
             "training.estimate",
             minutes=self.minutes,
@@ -62,7 +62,7 @@ def _format(value: float) -> str:
 
 
 def seconds_of_round(decoding: Decoding) -> float:
-    """Measure the mean duration of the first rounds after a warm-up.
+    """Run a few rounds of a decoding, and return the mean time of a round in seconds. Warm-up rounds don't count.
 
     Args:
         decoding: Decoding that has not begun.
@@ -85,7 +85,8 @@ def check_disk(estimate: TrainingEstimate, folder: Path) -> None:
 
     Args:
         estimate: Required resources.
-        folder: Folder of the training run. Its existing files count as available space.
+        folder: Folder of the training run. The space of its existing files counts as free, because `estimate.disk`
+            includes these files.
 
     Raises:
         AdtError: If there is too little space.
@@ -101,7 +102,10 @@ def check_disk(estimate: TrainingEstimate, folder: Path) -> None:
 
 
 class SavedTensorCounter(torch.autograd.graph.saved_tensors_hooks):
-    """Counter of the memory that autograd keeps for gradients in a `with` block. Shared storage counts once."""
+    """Context manager that counts the bytes of tensors that autograd saves for the backward pass.
+
+    If several tensors share one storage, the storage counts once.
+    """
 
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Log of a training run: a CSV table, a chart, and a summary."""
+"""Log of a training run: a CSV table, a chart, and a summary for the user."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ COLOUR = "#1f77b4"
 
 
 def sentence(row: dict, passes: int) -> str:
-    """Return a summary of the acceptance on held-out images.
+    """Return a summary of the acceptance on held-out images, for the user.
 
     Args:
         row: Result of :func:`.unroll.acceptance`.
-        passes: Number of draft depths.
+        passes: Number of draft depths that were measured.
     """
     depths = (
         " / ".join(f"{row[f'depth {depth} of {count}']:.3f}" for count in CHILDREN) + f" at depth {depth}"
@@ -38,8 +38,8 @@ def write_log(folder: Path, rows: list[dict], passes: int) -> None:
 
     Args:
         folder: Output folder.
-        rows: Step, seconds, mean loss and acceptance of each measurement.
-        passes: Number of draft depths.
+        rows: One row for each measurement: step, seconds, mean loss and acceptance, by column name.
+        passes: Number of draft depths that were measured.
     """
     text = io.StringIO()
     table = csv.DictWriter(text, rows[0])
@@ -52,11 +52,14 @@ def write_log(folder: Path, rows: list[dict], passes: int) -> None:
 
 
 def curve(rows: list[dict], passes: int) -> Image.Image:
-    """Draw a chart of WIDTH x HEIGHT pixels: tokens per target pass on held-out images, by training step.
+    """Draw a chart of the tokens per target pass on held-out images, over the training steps.
 
     Args:
         rows: Rows of the log.
-        passes: Number of drafts of the chain, which yields 1 to `passes + 1` tokens.
+        passes: Number of drafts in a chain. A chain yields 1 to `passes + 1` tokens per target pass.
+
+    Returns:
+        Chart of WIDTH x HEIGHT pixels.
     """
     image = Image.new("RGB", (WIDTH, HEIGHT), "white")
     draw = ImageDraw.Draw(image)

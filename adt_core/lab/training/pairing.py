@@ -1,9 +1,13 @@
-"""Command `python adt.py check-drafter`: find out which tokens a drafter's features were paired with in training.
+"""Command `python adt.py check-drafter`: find out how features and tokens were paired when a drafter was trained.
 
-EAGLE pairs the feature of a token with the next token, as inference does. The published training code of Anole and
-Lumina-mGPT pairs it with the same token, and uses codebook indices instead of token ids. How the published drafters
-were trained is not documented. This command measures each pairing on images that the target generates, and saves the
-one with which the drafter's first child is most often the target's token.
+An EAGLE drafter reads pairs of a feature and a token. EAGLE pairs the feature of a token with the next token. The
+published training code of Anole and Lumina-mGPT pairs the feature of a token with the same token. It also uses codes
+(codebook indices) instead of token ids. It is not documented how the published drafters were trained. A drafter works
+well only if inference uses the pairing of its training.
+
+So this command tries each pairing (:class:`~adt_core.drafters.eagle.Pairing`) on images that the target generates. With
+the right pairing, the drafter's most probable child of a node is most often the target's token. The command saves this
+pairing.
 """
 
 from __future__ import annotations
@@ -35,13 +39,13 @@ from .unroll import CHILDREN, acceptance, read
 
 
 class PairingPlan(NamedTuple):
-    """Checked arguments, before a model is loaded.
+    """Checked arguments of the command. No model is needed to check them.
 
     Attributes:
         recipe: Recipe of the test images.
-        prompts: Prompts of the test images.
+        prompts: Prompts of the test images, without the recipe's suffix.
         device: Device of the models.
-        file: File for the result, None for the bundled drafter.
+        file: File for the result; None for the bundled drafter, whose result is not saved.
     """
 
     recipe: Recipe
@@ -54,12 +58,12 @@ def plan(args: CheckDrafterArgs, given: Mapping[str, Any], device: str) -> Pairi
     """Check the arguments before a model is loaded.
 
     Args:
-        args: Test images.
-        given: Settings of the recipe, by option name.
+        args: Settings of the test images.
+        given: Settings of the recipe that the user has set, by option name.
         device: "auto", "cpu" or "cuda".
 
     Raises:
-        AdtError: If they are invalid, or the drafter is not a network.
+        AdtError: If an argument is invalid, or the drafter is not a network.
     """
     recipe = complete(given, device)
     drafter = recipe.drafter or JACOBI
@@ -125,7 +129,8 @@ def measure(
         sampling: Sampling settings.
 
     Returns:
-        By pairing, the shares of tokens among the drafter's first children, for each number in `CHILDREN`.
+        For each pairing, a list with one share for each number in `CHILDREN`. The share for the number K is the share
+        of positions at which the target's token is among the drafter's K most probable children.
     """
     numbers = list(range(len(prompts)))
     codes = decode(plain_decoding(target, prompts, numbers, sampling)).codes

@@ -1,4 +1,4 @@
-"""Training loop parts that all trainings share: optimisers, a budget of time or steps, and checkpoints."""
+"""Parts of a training loop that do not depend on the model: optimisers, a budget of time or steps, and checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from ...files import opened, write_in
 
 
 def cosine(fraction: float, warmup: float) -> float:
-    """Return the factor of the learning rate: linear warm-up, then cosine decay to 0.02.
+    """Return the factor by which the learning rate is multiplied.
+
+    The factor rises linearly from 0.01 to 1 in the warm-up, and then falls along a cosine to 0.02.
 
     Args:
         fraction: Completed share of the budget, 0 to 1.
@@ -32,7 +34,8 @@ class Muon(torch.optim.Optimizer):
     """Muon optimiser: momentum with orthogonalised updates (Jordan et al., 2024).
 
     Args:
-        parameters: Matrices [in, out], and convolutions, which are flattened to [out, in * k * k].
+        parameters: Matrices [in, out], and weights of convolutions [out, in, k, k], which are treated as matrices
+            [out, in * k * k].
         lr: Learning rate.
     """
 
@@ -56,10 +59,15 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    """Approximate the nearest semi-orthogonal matrix by Newton-Schulz iteration of degree 5.
+    """Return an approximation of the semi-orthogonal matrix that is nearest to `matrix`.
+
+    The approximation uses three steps of a Newton-Schulz iteration of degree 5.
 
     Args:
         matrix: [m, n].
+
+    Returns:
+        [m, n].
     """
     a = 3.4445
     b = -4.7750
@@ -67,19 +75,19 @@ def orthogonalise(matrix: Tensor) -> Tensor:
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
     x = x / (x.norm() + 1e-7)
-    for _ in range(3):  # on a CPU, the time of more steps outweighs their benefit
+    for _ in range(3):  # more steps train better, but cost more time on a CPU than they save
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.T if tall else x
 
 
 def initialise(module: nn.Module, generator: torch.Generator, depth: int) -> None:
-    """Initialise matrices from Normal(0, 0.02). Vectors and norms are not changed.
+    """Initialise matrices with normal random numbers of standard deviation 0.02. Vectors and norms are not changed.
 
     Args:
         module: Module to initialise.
         generator: Source of random numbers.
-        depth: Number of layers. Output projections get the standard deviation 0.02 / sqrt(2 * depth).
+        depth: Number of layers. The output projections of a layer get the standard deviation 0.02 / sqrt(2 * depth).
     """
     for name, p in module.named_parameters():
         if p.ndim >= 2 and "norm" not in name:
@@ -90,13 +98,14 @@ def initialise(module: nn.Module, generator: torch.Generator, depth: int) -> Non
 def muon_and_adam(
     model: nn.Module, muon_lr: float, adam_lr: float, not_muon: tuple[str, ...] = ()
 ) -> list[torch.optim.Optimizer]:
-    """Return Muon for hidden matrices, and AdamW for other parameters.
+    """Return two optimisers: Muon for the hidden matrices, and AdamW for all other parameters.
 
     Args:
         model: Model to train.
         muon_lr: Learning rate of Muon.
         adam_lr: Learning rate of AdamW.
-        not_muon: AdamW optimises embeddings, and matrices whose names contain one of these strings.
+        not_muon: Parts of names. If the name of a matrix contains one of them, AdamW optimises this matrix. AdamW
+            always optimises embeddings.
     """
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
@@ -112,11 +121,12 @@ def muon_and_adam(
 
 
 def autocast_dtype(device: torch.device, name: str) -> torch.dtype | None:
-    """Return the dtype of matrix products in training, None for float32.
+    """Return the dtype of matrix products in training; None for float32.
 
     Args:
         device: Device of the training.
-        name: Name of the dtype, or "auto" for the half precision that the GPU supports natively.
+        name: Name of the dtype, or "auto". On a GPU, "auto" is bfloat16 if the GPU supports it natively, else float16.
+            On a CPU, "auto" is float32.
     """
     if name != "auto":
         return None if name == "float32" else getattr(torch, name)
@@ -129,17 +139,19 @@ def autocast_dtype(device: torch.device, name: str) -> torch.dtype | None:
 class Run:
     """Training run that can be stopped and resumed.
 
+    The run has a budget of time, a budget of steps, or both. With both budgets, the learning rate and the end of the
+    run follow the budget that is used up faster.
+
     Attributes:
-        path: Checkpoint, from which the run resumes if it exists.
+        path: Checkpoint file. If it exists, the run resumes from it.
         model: Model to train.
-        optimisers: Optimisers of its parameters.
-        minutes: Budget of time, or None. If both budgets are set, the one that is used up faster determines the
-            learning rate and ends the run.
+        optimisers: Optimisers of the model's parameters.
+        minutes: Budget of time in minutes, or None.
         decay: Decay of the exponential moving average of the weights.
         steps: Budget of steps, or None.
-        half: Whether gradients are float16. If so, losses are scaled, and steps that overflow are skipped.
-        average: Exponential moving average of the weights, which is exported.
-        state: Content of the checkpoint.
+        half: Whether gradients are float16. In this case losses are scaled, and steps that overflow are skipped.
+        average: Exponential moving average of the weights, by parameter name. It is the result of the training.
+        state: Content of the checkpoint from which the run was resumed; step 0 and 0 seconds for a new run.
         step: Number of finished steps.
     """
 
@@ -167,14 +179,14 @@ class Run:
         self.begin()
 
     def _resume(self, device: torch.device) -> None:
-        """Load the checkpoint. Raise various exceptions if it is damaged or belongs to another run."""
+        """Load the checkpoint. If it is damaged or belongs to another run, torch raises various exceptions."""
         with opened(self.path) as file:
             self.state = torch.load(file, map_location=device, weights_only=True)
         self.model.load_state_dict(self.state["model"])
         self.average = {name: self.state["average"][name] for name in self.average}
         for optimiser, saved in zip(self.optimisers, self.state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
-        if self.state.get("scaler"):  # empty if losses were not scaled
+        if self.state.get("scaler"):  # the saved state is empty if losses were not scaled
             self.scaler.load_state_dict(self.state["scaler"])
         self.state |= {"step": int(self.state["step"]), "elapsed": float(self.state["elapsed"])}
 
@@ -195,10 +207,10 @@ class Run:
         return min(1.0, max(by_time, by_steps))
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradients of a part of a step.
+        """Compute the gradients of a loss, and add them to the gradients of the current step.
 
         Args:
-            loss: Scalar.
+            loss: Loss of a part of the step, a scalar.
         """
         self.scaler.scale(loss).backward()
 
@@ -207,7 +219,7 @@ class Run:
         """Update the weights and their average with the accumulated gradients.
 
         Args:
-            warmup: Share of the budget for the warm-up of the learning rate.
+            warmup: Share of the budget in which the learning rate rises.
         """
         factor = cosine(self.fraction, warmup)
         for optimiser in self.optimisers:
@@ -223,10 +235,10 @@ class Run:
         self.step += 1
 
     def save(self, **more) -> None:
-        """Write a checkpoint atomically.
+        """Write a checkpoint. The old checkpoint is replaced atomically.
 
         Args:
-            **more: Additional entries.
+            **more: Additional entries of the checkpoint.
         """
         state = {
             "model": self.model.state_dict(),
@@ -236,6 +248,6 @@ class Run:
             "step": self.step,
             "elapsed": self.elapsed,
         }
-        buffer = io.BytesIO()  # because torch.save to a file does not report a full disk
+        buffer = io.BytesIO()  # not directly to the file, because torch.save then does not report a full disk
         torch.save({**state, **more}, buffer)
         write_in(self.path.parent, self.path.name, buffer.getbuffer())

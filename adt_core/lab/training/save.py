@@ -16,7 +16,10 @@ from ...models.reading.layout import head_order, reorder_heads
 
 
 def layer_tensors(layer: Layer, prefix: str) -> dict[str, Tensor]:
-    """Split a layer's fused parameters, with Hugging Face names.
+    """Return the parameters of a layer with the names of Hugging Face's Llama layers.
+
+    This package stores fused matrices (q, k and v in one; gate and up in one). They are split, and each matrix is
+    transposed to [out, in].
 
     Args:
         layer: Trained layer.
@@ -49,7 +52,7 @@ def layer_tensors(layer: Layer, prefix: str) -> dict[str, Tensor]:
 
 
 def drafter_tensors(drafter: EagleDrafter) -> dict[str, Tensor]:
-    """Return a drafter's parameters with the names of `jadohu/anole_drafter`.
+    """Return a drafter's parameters with the names that the checkpoint `jadohu/anole_drafter` uses.
 
     Args:
         drafter: Trained drafter.
@@ -59,13 +62,13 @@ def drafter_tensors(drafter: EagleDrafter) -> dict[str, Tensor]:
 
 
 def write_checkpoint(folder: Path, tensors: dict[str, Tensor], config: dict, dtype: torch.dtype) -> None:
-    """Write `config.json` and `model.safetensors` atomically.
+    """Write `config.json` and `model.safetensors`. Each file is replaced atomically.
 
     Args:
         folder: Output folder.
         tensors: Weights by name.
         config: Content of `config.json`.
-        dtype: Precision of the stored weights.
+        dtype: Data type of the stored weights.
     """
     stored = {name: value.detach().to("cpu", dtype).contiguous() for name, value in tensors.items()}
     write_in(folder, "model.safetensors", save(stored, {"format": "pt"}))

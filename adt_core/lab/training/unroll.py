@@ -1,17 +1,22 @@
-"""Unrolled forward passes of a drafter over complete images, with loss and acceptance.
+"""Unrolled forward passes of a drafter over complete images, with the training loss and the acceptance.
 
-Element i of the drafter's input sequence is the pair (target's feature of token i, token i + 1), as at inference. Its
-output predicts the feature of token i + 1.
+A *feature* is the target's final hidden state of a token. Element i of the drafter's input sequence is the pair
+(feature of token i, token i + 1). Its output predicts the feature of token i + 1, and so the logits of token i + 2.
+Training and inference use the same code and the same positions.
 
-Up to a *root* position, the drafter reads the target's features. From there on it reads its own outputs, paired with
-the tokens of the image, because only drafts equal to them are accepted. Pass j predicts the token at depth j + 1
-below the root. All passes use the code and the positions of inference.
+At inference, the drafter knows the target's features only up to the root of the draft tree. To draft deeper, it reads
+its own outputs. *Unrolled* training imitates this: from a *root* position on, each further pass reads the output of the
+pass before. This output is paired with the image's token at its position, because only a draft that equals this token
+is accepted. Pass j predicts the token at depth j + 1 below the root. (HASS, arXiv 2408.15766; EAGLE-3, arXiv
+2503.01840.)
 
-Example with root 3 (raster positions): the last pair that pass 0 reads is (target's feature of token 2, token 3), and
-its output decides the draft for token 4, at depth 1. Pass 1 also reads (output of pass 0, token 4), and its output
-decides the draft for token 5, at depth 2.
+Example: the root is the token at raster position 3. Pass 0 reads pairs up to (feature of token 2, token 3). Its last
+output predicts token 4, a draft at depth 1. Pass 1 then reads the pair (output of pass 0, token 4). Its output predicts
+token 5, a draft at depth 2.
 
-Unrolled training: HASS (arXiv 2408.15766), EAGLE-3 (arXiv 2503.01840).
+Dimensions: B images of T tokens; R batch rows (2 * B with guidance, else B); n elements of the drafter's input
+    sequence;
+m roots; h: length of a feature; V codes.
 """
 
 from __future__ import annotations
@@ -36,27 +41,28 @@ from ...rules.settings import Sampling
 from .features import Features
 
 CHILDREN = (1, 2, 4)
-"""Numbers of children of a node for which acceptance is measured."""
+"""Acceptance is measured for these numbers of most probable children of a node: the best child, the best 2 and 4."""
 DECAY = 0.8
-"""Weight of a pass in the loss, relative to the previous pass."""
+"""Weight of a pass in the loss, relative to the pass before: pass j has the weight 0.8 ** j."""
 FEATURE_WEIGHT = 0.1
-"""Weight of the distance between features in the loss."""
+"""Weight of the distance between predicted and true features in the loss."""
 
 
 @dataclass
 class TargetOutputs:
-    """Outputs of the target for a batch of B images of T tokens, in R rows (2 * B with guidance).
+    """Outputs of the target for a batch of images.
 
-    With its prompt, a row has n + 2 tokens.
+    A row, which is a prompt followed by the tokens of an image, has n + 2 tokens. The last token needs no feature. The
+    feature before it is the last target of training and not an input.
 
     Attributes:
         target: The target.
         sampling: Sampling settings of the logits.
-        numbers: Image index of each image.
+        numbers: Index of each image.
         prompts: Prompt of each row.
-        features: Features of all tokens of a row except the last, [R, n + 1, h].
-        ids: Tokens 1 to n of a row, the partners of the first n features, [R, n].
-        z: Processed logits of all codes except the first, [B, T - 1, V].
+        features: [R, n + 1, h], features of all tokens of a row except the last token.
+        ids: [R, n], tokens 1 to n of a row. Pair i of the drafter's input is `features[:, i]` with `ids[:, i]`.
+        z: [B, T - 1, V], processed logits of all image tokens except the first token.
     """
 
     target: Target
@@ -69,25 +75,25 @@ class TargetOutputs:
 
     @property
     def first(self) -> int:
-        """Index of the first root, the first image token, in the drafter's input sequence."""
+        """Index of the pair whose token is the first image token, in the drafter's input sequence."""
         return self.ids.shape[1] - self.z.shape[1]
 
     def paired(self, pairing: Pairing) -> TargetOutputs:
-        """Return the outputs with the token ids that a drafter with this pairing reads.
+        """Return the same outputs, with `ids` for a drafter that was trained with another pairing.
 
         Args:
-            pairing: Pairing of features and tokens.
+            pairing: Pairing of features and tokens in the drafter's training.
         """
         first = torch.tensor([[prompt[0]] for prompt in self.prompts], device=self.ids.device)
         every = torch.cat([first, self.ids], 1)
         return replace(self, ids=paired_ids(pairing, every, self.target.decoder.image_ids))
 
     def draft_logits(self, out: Tensor, positions: Tensor) -> Tensor:
-        """Return the logits that rank drafts, without noise.
+        """Return the logits by which drafts are ranked, without noise.
 
         Args:
-            out: Outputs of the drafter [R, m, h].
-            positions: Raster positions [m].
+            out: [R, m, h], outputs of the drafter.
+            positions: [m], raster position of the draft that each output predicts.
 
         Returns:
             [B, m, V].
@@ -106,15 +112,15 @@ def read(
     sampling: Sampling,
     stored: Features | None,
 ) -> TargetOutputs:
-    """Run the target over complete images, or take its features from a cache.
+    """Return the outputs of the target for complete images. The features come from a cache if possible.
 
     Args:
         target: The target.
         prompts: Prompt of each image.
-        codes: Tokens of the images [B, T].
-        numbers: Image index of each image, which keys its noise and its cached features.
+        codes: [B, T], codes of the images.
+        numbers: Index of each image. It determines the image's noise, and its entry in the cache.
         sampling: Sampling settings of the logits.
-        stored: Feature cache, or None.
+        stored: Feature cache; None to run the target without a cache.
     """
     decoder = target.decoder
     length = codes.shape[1]
@@ -138,7 +144,7 @@ def read(
 
 
 def _run_target(target: Target, rows: BatchRows, ids: Tensor, images: int) -> Tensor:
-    """Return the features of the prompts and of the image tokens `ids` [R, n] after them."""
+    """Return the target's features of the prompts, followed by those of the image tokens `ids` [R, T - 1]."""
     decoder = target.decoder
     cache = KVCache(decoder.config, rows.count, len(rows.columns), decoder.embedding)
     text, image = _steps(rows, images, ids.shape[1])
@@ -147,22 +153,22 @@ def _run_target(target: Target, rows: BatchRows, ids: Tensor, images: int) -> Te
 
 
 def _steps(rows: BatchRows, images: int, n: int) -> tuple[AttentionMetadata, AttentionMetadata]:
-    """Return the forward passes over the prompts, and over the n image tokens after them."""
+    """Return positions and masks of two forward passes: over the prompts, and over the n image tokens after them."""
     first = torch.zeros(images, dtype=torch.long, device=rows.device)
     return rows.prefill(), rows.causal_step(Roots.all_at(first, 0), n)
 
 
 def unroll(drafter: EagleDrafter, outputs: TargetOutputs, roots: Tensor, passes: int) -> Iterator[Tensor]:
-    """Run the drafter for several passes from every root. Outputs that later passes read carry no gradients.
+    """Run several passes of the drafter from every root. No gradients flow from one pass to the pass before.
 
     Args:
         drafter: Drafter to run.
         outputs: Outputs of the target.
-        roots: Raster positions [m], ascending. `roots + passes` must be positions of the image.
+        roots: [m], raster positions of the roots, ascending. `roots + passes` must be positions of the image.
         passes: Number of passes.
 
     Yields:
-        Outputs [R, m, h] of each pass. Pass j predicts the features that determine the codes at `roots + j + 1`.
+        [R, m, h], outputs of one pass. Those of pass j determine the drafts at the positions `roots + j + 1`.
     """
     n = outputs.ids.shape[1]
     rows = BatchRows(outputs.prompts, n, drafter.embedding)
@@ -181,11 +187,11 @@ def unroll(drafter: EagleDrafter, outputs: TargetOutputs, roots: Tensor, passes:
     out = all_out[:, at]
     yield out
     own = torch.where(torch.eye(len(roots), dtype=torch.bool, device=at.device), 0.0, -math.inf).to(mask)[None, None]
-    visible = mask[:, :, at]  # up to the root; a pass adds the root's output of the previous one
+    visible = mask[:, :, at]  # each root sees the pairs up to it; each further pass adds one pair per root
     for j in range(1, passes):
         visible = torch.cat([visible, own.expand(rows.count, -1, -1, -1)], -1)
         end = cache.shape[3]
-        cache = F.pad(cache, (0, 0, 0, len(roots)))  # a copy, because autograd needs the previous one
+        cache = F.pad(cache, (0, 0, 0, len(roots)))  # a longer copy, because autograd needs the old cache unchanged
         out = call(
             outputs.ids[:, at + j],
             out.detach(),
@@ -195,17 +201,19 @@ def unroll(drafter: EagleDrafter, outputs: TargetOutputs, roots: Tensor, passes:
 
 
 def distribution_loss(q_logits: Tensor, p: Tensor) -> Tensor:
-    """Return lambda * CE(p, q) + (1 - lambda) * TV(p, q) with lambda = exp(-3 * overlap) (LK losses, arXiv 2602.23881).
+    """Return the loss between the distributions q of the drafter and p of the target (LK losses, arXiv 2602.23881).
 
-    A lower total variation raises the acceptance rate of coupled sampling. Cross-entropy, which has the gradient of the
-    KL divergence and is cheaper, dominates while the distributions differ strongly.
+    The loss is lambda * CE + (1 - lambda) * TV. CE is the cross-entropy of q under p. It has the same gradient as the
+    KL divergence. TV is the total variation, 1 - overlap, where overlap is the sum of min(p, q). The weight lambda is
+    exp(-3 * overlap). So CE dominates while the distributions are very different. Later TV dominates. A lower total
+    variation raises the acceptance rate of drafts with shared noise.
 
     Args:
-        q_logits: Logits of the drafter [..., V].
-        p: Distribution of the target [..., V].
+        q_logits: [..., V], logits of the drafter.
+        p: [..., V], probabilities of the target.
 
     Returns:
-        Loss [...].
+        [...], the loss.
     """
     log_q = q_logits.log_softmax(-1)
     overlap = torch.minimum(p, log_q.exp()).sum(-1)
@@ -214,14 +222,15 @@ def distribution_loss(q_logits: Tensor, p: Tensor) -> Tensor:
 
 
 def training_loss(drafter: EagleDrafter, outputs: TargetOutputs, roots: Tensor, passes: int) -> Tensor:
-    """Return the mean loss over roots and passes, in which pass j has the weight `DECAY ** j`.
+    """Return the mean loss over roots and passes, a scalar. Pass j has the weight `DECAY ** j`.
 
-    A small part of the loss is the distance between predicted and true features, which keeps their scale.
+    The loss of a pass is :func:`distribution_loss` plus a small part (`FEATURE_WEIGHT`) for the distance between
+    predicted and true features. This part keeps the predicted features at the scale of the true features.
 
     Args:
         drafter: Drafter to train.
         outputs: Outputs of the target.
-        roots: Raster positions [m], ascending.
+        roots: [m], raster positions of the roots, ascending.
         passes: Number of passes.
     """
     z = outputs.z
@@ -236,16 +245,19 @@ def training_loss(drafter: EagleDrafter, outputs: TargetOutputs, roots: Tensor, 
 
 @torch.no_grad()
 def acceptance(drafter: EagleDrafter, outputs: TargetOutputs, passes: int) -> dict[str, float]:
-    """Measure the acceptance of a drafter from all roots except the last few.
+    """Measure the acceptance of a drafter on complete images.
+
+    Every image token is a root, except the last tokens, after which there are fewer than `passes` tokens.
 
     Args:
         drafter: Drafter to measure.
         outputs: Outputs of the target.
-        passes: Number of draft depths.
+        passes: Number of draft depths to measure.
 
     Returns:
-        "tau": mean number of tokens that a chain of `passes` drafts yields per target pass. "depth D of K": share of
-        roots at which the target's code is among the first K children at depth D, given correct earlier drafts.
+        Means over all roots, by name. "tau" is the number of tokens that a chain of `passes` drafts yields per target
+        pass. "depth D of K" is the share of roots at which the target's token is among the K most probable children at
+        depth D, if all drafts above are correct.
     """
     z = outputs.z
     device = z.device
