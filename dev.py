@@ -151,7 +151,7 @@ def _pytest(counts: Counter[str], *options: str) -> int:
 def types() -> int:
     """Check the types with mypy in a copy of the sources.
 
-    mypy needs a folder whose name is a valid package name, which "ADT-Tree" is not.
+    mypy needs a folder whose name is a valid package name. "ADT-Tree" is not valid, because it contains a hyphen.
     """
     with tempfile.TemporaryDirectory() as folder:
         pack = Path(folder) / "adt_tree"

@@ -140,7 +140,7 @@ def draw_arrow(draw: ImageDraw.ImageDraw, left: int, right: int, y: int) -> None
 def draw_result(draw: ImageDraw.ImageDraw, workflow: Workflow, seed: str, box: tuple[int, int, int]) -> None:
     """Draw the result of a workflow as one or two acceptance maps.
 
-    With an upscale model, draw a large map and the same map in small. With the noise of an original script, draw two
+    With an upscale model, draw a large map and a small copy of it. With the noise of an original script, draw two
     equal maps. Otherwise draw one map.
 
     Args:

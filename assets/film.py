@@ -118,7 +118,7 @@ def record(tab: ComfyPage) -> tuple[list[Frame], Image.Image]:
     """
     tab.page.set_viewport_size(VIEW)
     tab.open_template(TEMPLATE)
-    # Fix the seed. If the page chose a new seed after the run, it would mark the map as that of an old seed.
+    # Fix the seed. With a new random seed after the run, the page would mark the acceptance map as outdated.
     tab.load(json.loads(json.dumps(tab.saved()).replace('"randomize"', '"fixed"')))
     tab.page.evaluate(_PREPARE, SCALE)
     tab.page.mouse.move(VIEW["width"] - 200, VIEW["height"] - 100)  # no node under the mouse, so no tooltip

@@ -9,7 +9,7 @@ images, for which *auto* has no measured costs. The measured time includes readi
 model nor the image decoder.
 
 The speed-up of a method is the total time of plain decoding divided by the total time of the method. Its 95 % interval
-is a bootstrap over the batches. The next column is the lowest speed-up of a single batch.
+is a bootstrap over the batches. The table also shows the lowest speed-up of a single batch.
 
 There are three sets of prompts:
 
@@ -17,8 +17,8 @@ There are three sets of prompts:
 - ``free``: prompts outside this grammar. The model's distributions are flatter for them.
 - ``ordinary``: prompts as people write them. No constant of *auto* was tuned on them.
 
-The exit code is 1 if *auto* is too slow. On each set, it must reach 0.97 times the speed of the best other method, and
-0.98 times the speed of plain decoding. On each batch, it must reach 0.90 times the speed of plain decoding.
+The exit code is 1 if *auto* is too slow. On each set, *auto* must reach 0.97 times the speed of the best other method,
+and 0.98 times the speed of plain decoding. On each batch, *auto* must reach 0.90 times the speed of plain decoding.
 
 ``--busy`` keeps one CPU core busy during the measurement.
 """

@@ -66,7 +66,7 @@ def bundled() -> Target:
 
 
 def comparison(presets: dict[str, Preset], prompts: list[str], recipe: Recipe = RECIPE) -> Benchmark:
-    """Return a benchmark of these methods on the bundled model.
+    """Return a benchmark that compares methods on the bundled model.
 
     Args:
         presets: Methods by name. If a name ends in ``+lantern``, the method uses the recipe's LANTERN settings.

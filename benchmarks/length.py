@@ -2,11 +2,12 @@
 
     python -m benchmarks.length [--whole] [--prompts 3] [--threads 1] [--layers 2] [--width 128]
 
-At later positions, attention reads more keys, so a forward takes longer. The rest of a round should not.
+At later positions, attention reads more keys, so a forward takes longer. The rest of a round should take the same time
+at all positions.
 
-The model has random weights. ``--layers`` and ``--width`` set its size. Its codebook size, grid, row ends, guidance and
-top-k are taken from Lumina-mGPT 2.0, whose images have 9,312 tokens. The benchmark decodes two parts of an image with
-each method: the first tenth, and the last tenth after a given prefix.
+The model has random weights. ``--layers`` and ``--width`` set the size of its layers. The codebook size, grid, row
+ends, guidance and top-k are taken from Lumina-mGPT 2.0, whose images have 9,312 tokens. The benchmark decodes two parts
+of an image with each method: the first tenth, and the last tenth after a given prefix.
 
 *Forward alone* is the time of the layers and the head without the rest of a round. It is measured in the middle of both
 parts, for one token and for 24 tokens.

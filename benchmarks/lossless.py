@@ -125,7 +125,7 @@ def plain_run(target: Target, prompts: list[str], sampling: Sampling) -> tuple[T
 
 
 FREE = ((0, 1.0), (64, 1.0))
-"""Cost of a round in plain steps, as pairs of number of drafts and cost: 1.0 for 0 drafts and for 64 drafts."""
+"""Cost of a round in plain steps, as pairs (number of drafts, cost). 0 and 64 drafts cost the same."""
 
 
 def free_drafts(job: Job) -> Job:

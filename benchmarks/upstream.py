@@ -6,15 +6,15 @@ seed gives the same image as with such a script.
     python -m benchmarks.upstream [--prompts 8]
     python -m benchmarks.upstream --costs [--prompts 8] [--threads 1]
 
-The first command generates images of held-out captions at temperature 1. The model is the bundled one, a Chameleon. It
-generates each image with transformers' ``generate`` after ``torch.manual_seed``, and with this engine and the
+The first command generates images of held-out captions at temperature 1. The model is the bundled one, a Chameleon. The
+benchmark generates each image with transformers' ``generate`` after ``torch.manual_seed``, and with this engine and the
 ``upstream`` noise, with and without drafting. The exit code is 1 if any token differs.
 
 The second command measures plain decoding with this pack's own noise and with the ``upstream`` noise. Steps with the
 two kinds of noise alternate. All times are CPU times in milliseconds. The model has one layer with random weights: the
-layer has the sizes of a published model, and the head has this model's number of codes. The ratio ``upstream / own`` is
-the median over the captions. The ratio for all layers is an estimate, which assumes that each layer of the published
-model takes as long as the measured complete step.
+layer has the sizes of a published model, and the head has the number of codes of the same published model. The ratio
+``upstream / own`` is the median over the captions. The ratio for all layers is an estimate, which assumes that each
+layer of the published model takes as long as the measured complete step.
 """
 
 from __future__ import annotations

@@ -72,9 +72,7 @@ def check_args(args: WorkerArgs, prompts: object) -> None:
 def start_workers(
     build: Callable[[], DistributedWorker], args: WorkerArgs, device: str, count: int
 ) -> Iterator[tuple[list[Any], Callable[[Iterable[int]], Iterable[Any]]]]:
-    """Load the workers, and stop the workers at the end of the block.
-
-    If this function has started a Ray cluster, it also stops the cluster at the end of the block.
+    """Load the workers. At the end of the block, stop them, and also the Ray cluster if it was started here.
 
     Args:
         build: Function that creates a worker. Ray pickles the function and sends it to every process.

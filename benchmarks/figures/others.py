@@ -48,7 +48,7 @@ BATCHED = {PLAIN: "plain", "auto": "auto"}
 def measure_together(count: int) -> list[dict]:
     """Measure the throughput for each method and batch size.
 
-    The results also contain the number of images that plain decoding with batch size 1 makes identically.
+    The results also contain how many images are equal to the images of plain decoding with batch size 1.
     """
     prompts = captions(3200, count)
     indices = list(range(count))

@@ -1,14 +1,14 @@
 """Figures on the time of a round and its components, compared with the limits of the device.
 
-The first table shows the time of a round without drafting, by the number of tokens (nodes) in the target's pass. Each
-entry is a median, with the range of the middle half of the measurements. *Share of the limit* is the shortest possible
-time divided by the measured time. The shortest possible time is the time to read the weights or the time for the
-arithmetic, whichever is longer. It is computed from the memory bandwidth and the arithmetic rate of this device, which
-two simple tests measure.
+The first table shows the time of a round minus the time of drafting, by the number of tokens (nodes) in the target's
+pass. Each entry is a median, with the range of the middle half of the measurements. *Share of the limit* is the
+shortest possible time divided by the measured time. The shortest possible time is the time to read the weights or the
+time for the arithmetic, whichever is longer. It is computed from the memory bandwidth and the arithmetic rate of this
+device, which two simple tests measure.
 
 The second table shows the components of a round in complete images: the target's layers, the head and the drafter. The
-time of the head includes its use by the drafter. *At most* is an upper bound of the speed-up: drafting takes no time,
-and each node apart from the root takes only the time of its arithmetic.
+time of the head includes calls by the drafter. *At most* is an upper bound of the speed-up: drafting takes no time, and
+each node apart from the root takes only the time of its arithmetic.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def limits() -> tuple[float, float]:
 
 
 def round_times(plain: Job, prompts: list[str]) -> dict[int, list[float]]:
-    """Return the seconds of rounds without drafting, by the number of tokens in the target's pass.
+    """Return the seconds of rounds, minus the time of drafting, by the number of tokens in the target's pass.
 
     A round with n tokens verifies a chain of n - 1 drafts of the Jacobi window. For example, a round with
     8 tokens verifies 7 drafts.

@@ -5,12 +5,12 @@
 The benchmark needs CUDA, PyTorch and this project's requirements. It needs no network.
 
 The benchmark consists of parts, and a part consists of cases. Every part runs in a separate process and gets a share of
-the time. If a part needs less, the later parts share the rest. If a part or a case fails, the report contains the
+the time. If a part needs less time, the later parts share the rest. If a part or a case fails, the report contains the
 error, and the run continues. The benchmark writes ``gpu.json`` and ``gpu.md`` to the folder ``--output`` whenever it
 has new results, so an interrupted run keeps its results.
 
 ``--only`` runs only some parts, for example if a machine is available for a few minutes only. ``--rehearse`` uses small
-random models and also runs without CUDA. It tests the benchmark itself; its times mean nothing.
+random models and also runs without CUDA. Such a run tests the benchmark itself. The times mean nothing.
 """
 
 from __future__ import annotations

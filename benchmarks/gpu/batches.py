@@ -1,9 +1,9 @@
 """Throughput by batch size.
 
 For the bundled model, the benchmark times complete images, so the tokens per second are measured. For a model with
-random weights in the shape of a 7B model, the benchmark times rounds, and the tokens per second are *computed*. They
-are the number of images, times the tokens per round and image, divided by the seconds of a round. The tokens per round
-are those of the bundled model with the same method and batch size. For the 7B model, the methods run one after the
+random weights in the shape of a 7B model, the benchmark times rounds, and the tokens per second are *computed*: the
+number of images, times the tokens per round and image, divided by the seconds of a round. The tokens per round are
+measured on the bundled model with the same method and batch size. For the 7B model, the methods run one after the
 other, because their caches do not fit into memory together. *Times plain* is the speed-up over plain decoding with the
 same batch size.
 """

@@ -221,7 +221,7 @@ def peaks() -> tuple[int, int] | None:
 
 
 def limit_memory(limit: int | None) -> None:
-    """Limit the GPU memory of this process to some bytes. None removes the limit. Without CUDA, do nothing."""
+    """Limit the GPU memory of this process in bytes. None removes the limit. Without CUDA, do nothing."""
     if torch.cuda.is_available():
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(1.0 if limit is None else min(1.0, limit / total))

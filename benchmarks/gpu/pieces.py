@@ -177,7 +177,7 @@ def differences(times: dict[Key, list[float]], network_calls: list[float], mode:
         mode: Launch mode.
 
     Returns:
-        Two rows, or none if a piece is missing.
+        Two rows, or an empty list if a piece is missing.
     """
     needed = [(piece, mode) for piece in (*TREES, f"{FORWARD}{DRAFTS + 1}", PLAIN_ROUND)]
     if any(key not in times for key in needed):

@@ -1,9 +1,9 @@
 """Compare the tokens of the bundled model on this device with the tokens on a CPU, for the same seeds.
 
 Every method must generate the same tokens as plain decoding on a CPU. LANTERN is the exception: it must generate the
-same tokens as LANTERN on a CPU. *Tokens* is the share of equal tokens. *First* is the median position of the
-first different token. In float32, a token may differ if two candidates are nearly tied. All later tokens of this image
-may then differ, too.
+same tokens as LANTERN on a CPU. *Tokens* is the share of equal tokens. *First* is the median position of the first
+different token. In float32, a token may differ if two candidates are nearly tied. All later tokens of this image may
+then differ, too.
 """
 
 from __future__ import annotations
