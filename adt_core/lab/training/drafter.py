@@ -1,11 +1,12 @@
 """Command `python adt.py train-drafter`: train an EAGLE drafter for any target.
 
-The training data is images that the target generates for prompts, or images with captions. The output folder contains:
+The training data are images that the target generates for prompts, or image files with captions. Some of the images are
+*held out*: the drafter is not trained on them, and its acceptance is measured on them. The output folder contains:
 
-- `config.json` and `model.safetensors`: the drafter at the last checkpoint, for `--drafter`.
-- `log.csv`: loss and acceptance on held-out images.
-- `log.png`: chart of the tokens per target pass.
-- `training/`: state from which the same command resumes. It may be deleted.
+- `config.json` and `model.safetensors`: the drafter after the last measurement, for the option `--drafter`.
+- `log.csv`: loss, and acceptance on the held-out images.
+- `log.png`: chart of the tokens per target pass on the held-out images.
+- `training/`: state from which the same command resumes the training. After the training it may be deleted.
 """
 
 from __future__ import annotations
@@ -50,28 +51,34 @@ from .save import drafter_tensors, write_checkpoint
 from .unroll import TargetOutputs, acceptance, read, training_loss
 
 FILES = ("config.json", "model.safetensors", "log.csv", "log.png", "training/settings.json", "training/codes.npy")
-"""Output files, apart from the internal state."""
+"""Output files that the command checks before it starts, relative to the output folder."""
 WARM_UP = 0.15
-"""Share of the budget in which the drafter reads only the target's features."""
+"""Share of the budget in which only the first pass is trained, which reads only the target's features."""
 SECOND_TEMPERATURE = 1.0
-"""Temperature of every second step, so that the drafter also works at temperatures other than the run's. A run at 0.6
-without such steps lowered the tokens per target pass at temperature 1 by 4 %."""
+"""Temperature of every second training step.
+
+The other steps use the temperature of the run. With both, the drafter also works at other temperatures. Without this, a
+training run at temperature 0.6 lowered the tokens per target pass at temperature 1 by 4 %.
+"""
 STRIDE = 2
-"""Distance between roots in positions; the next step uses the positions in between. Neighbouring roots have similar
-gradients, and a step takes two thirds of the time of one with all roots."""
+"""Distance between the roots of a training step, in raster positions.
+
+One step uses every second position as a root, and the next step uses the positions in between. Neighbouring roots have
+similar gradients, so little is lost. A step takes two thirds of the time of a step with all positions.
+"""
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Checked arguments of a training, before a model is loaded.
+    """Checked arguments of a training. No model is needed to check them.
 
     Attributes:
-        data: Training data.
+        data: Settings of the training data.
         training: Hyperparameters.
-        files: Output files.
-        recipe: Recipe of the generated images.
-        prompts: Prompt of each image, with the suffix, held-out images first.
-        paths: Image files, None if the target generates the images.
+        files: Settings of the output files.
+        recipe: Recipe with which the target generates images.
+        prompts: Prompt of each image, with the recipe's suffix. Held-out images come first.
+        paths: File of each image, in the order of `prompts`; None if the target generates the images.
         device: Device of the models.
     """
 
@@ -90,12 +97,12 @@ class TrainingPlan:
 
     @property
     def minutes(self) -> float | None:
-        """Budget of time in minutes, if any."""
+        """Budget of time in minutes; None if only the number of steps is limited."""
         return 60.0 if self.training.steps is None and self.training.minutes is None else self.training.minutes
 
     @property
     def settings(self) -> dict:
-        """Settings that must not change when the run is resumed, in JSON types."""
+        """Settings that must be the same when the run is resumed, as plain JSON types."""
         data = self.data.flat()
         training = self.training.flat()
         given = {
@@ -118,15 +125,16 @@ def plan(
     """Check the arguments before a model is loaded.
 
     Args:
-        data: Training data.
+        data: Settings of the training data.
         training: Hyperparameters.
-        files: Output files.
-        given: Settings of the recipe, by option name.
+        files: Settings of the output files.
+        given: Settings of the recipe that the user has set, by option name.
         device: "auto", "cpu" or "cuda".
-        texts: Prompts if `data` names no file.
+        texts: Prompts to use if `data` names neither images nor a file of prompts.
 
     Raises:
-        AdtError: If they are invalid, or the output folder contains something other than a run with these arguments.
+        AdtError: If an argument is invalid, or the output folder contains a model that this command did not train with
+            the same arguments.
     """
     Sampling.of(given)  # check these values first: they do not depend on the model
     prompts, paths = find_training_images(data, training.batch, given.get("seed", 0), texts)
@@ -146,7 +154,7 @@ def plan(
 
 
 def _check_output(plan: TrainingPlan) -> None:
-    """Raise AdtError if the output is not a folder, or contains something other than a run of this plan."""
+    """Raise AdtError if the output is a file, or a folder with a model that was not trained with this plan."""
     folder = plan.files.output
     settings = plan.folder / "settings.json"
     if folder.exists() and not folder.is_dir():
@@ -178,17 +186,17 @@ def _check_output(plan: TrainingPlan) -> None:
 
 
 def make_drafter(target: Target, start: EagleDrafter | None = None) -> EagleDrafter:
-    """Create a drafter in float32.
+    """Create a drafter for training, in float32.
 
-    Random weights are initialised so that the output is close to the input feature. The embedding is the target's, as a
-    plain tensor that is not trained, averaged or saved in checkpoints.
+    With random weights, the output of the drafter is close to its input feature. The embedding is the target's. It is a
+    plain tensor and not a parameter, so it is not trained and not saved in the checkpoints of the run.
 
     Args:
         target: Target to draft for.
-        start: Drafter whose weights are copied, None for random weights with a fixed seed.
+        start: Drafter from which the weights are copied; None for random weights with a fixed seed.
 
     Raises:
-        AdtError: If `start` has another architecture.
+        AdtError: If `start` has another architecture than a new drafter for this target.
     """
     decoder = target.decoder
     config = new_config(decoder.config)
@@ -203,7 +211,11 @@ def make_drafter(target: Target, start: EagleDrafter | None = None) -> EagleDraf
 
 
 def _copy(start: EagleDrafter, drafter: EagleDrafter) -> None:
-    """Copy all weights except the embedding. Raise AdtError if `start` has another architecture."""
+    """Copy all weights except the embedding from `start` to `drafter`.
+
+    Raises:
+        AdtError: If the drafters have different architectures or pairings.
+    """
     weights = {name: value.float() for name, value in start.state_dict().items() if name != "embedding"}
     shapes = {name: value.shape for name, value in drafter.state_dict().items()}
     if {name: value.shape for name, value in weights.items()} != shapes or any(start.pairing):
@@ -212,7 +224,7 @@ def _copy(start: EagleDrafter, drafter: EagleDrafter) -> None:
 
 
 def run(plan: TrainingPlan) -> str:
-    """Run a training.
+    """Load the models and run a training.
 
     Args:
         plan: Checked arguments.
@@ -234,12 +246,15 @@ def run(plan: TrainingPlan) -> str:
 
 
 def train(plan: TrainingPlan, target: Target, callback: TrainingCallback) -> Trainer:
-    """Complete a training with a loaded target.
+    """Run or resume a training until its budget is used up.
 
     Args:
         plan: Checked arguments.
-        target: The target.
-        callback: Progress callback.
+        target: Target to train a drafter for.
+        callback: Progress callback. An exception from it stops the training, which can be resumed later.
+
+    Returns:
+        The trainer with the trained drafter and the log.
 
     Raises:
         AdtError: If the disk has too little space.
@@ -256,7 +271,19 @@ def train(plan: TrainingPlan, target: Target, callback: TrainingCallback) -> Tra
 
 
 def _load_network(name: str, path: str | None, target: Target) -> EagleDrafter | None:
-    """Load the drafter of an option, if given. Raise AdtError if it is not an EAGLE drafter."""
+    """Load the drafter network that an option names.
+
+    Args:
+        name: Name of the option, for error messages.
+        path: Value of the option, or None.
+        target: Target of the drafter.
+
+    Returns:
+        The drafter; None if the option is not set.
+
+    Raises:
+        AdtError: If `path` is not an EAGLE drafter.
+    """
     if not path:
         return None
     if not is_network(path):
@@ -266,10 +293,10 @@ def _load_network(name: str, path: str | None, target: Target) -> EagleDrafter |
 
 
 class Trainer:
-    """Training run of a drafter.
+    """Training run of a drafter, with its images, its log and its output files.
 
     Args:
-        target: The target.
+        target: Target to train a drafter for.
         images: Training images.
         plan: Checked arguments.
         drafter: Drafter to train.
@@ -306,10 +333,10 @@ class Trainer:
         return f"{self.plan.files.output}: {last['step']} steps in {last['seconds'] / 60:.1f} min; {metrics}"
 
     def estimate(self, check: Check) -> TrainingEstimate:
-        """Estimate the resources for the rest of the run from a few decoding rounds and a training step.
+        """Estimate the resources that the rest of the run needs. A few decoding rounds and one training step are timed.
 
         Args:
-            check: Cancellation callback.
+            check: Called often; may raise an exception to cancel.
 
         Raises:
             AdtError: If the disk has too little space.
@@ -320,16 +347,17 @@ class Trainer:
         learning, activations, features = self._time_training()
         network = num_bytes(*drafter.parameters())
         copied = 0 if drafter.embedding.dtype is decoder.dtype else num_bytes(drafter.embedding)
-        # Four copies of the network: weights, their average, gradients, and the state of the optimisers.
+        # The memory holds four copies of the network: weights, average, gradients, and the state of the optimisers.
         memory = num_bytes(*decoder.parameters()) + copied + 4 * network + max(working, activations)
-        # A checkpoint has three copies, and exists twice while it is replaced. Exported numbers have two bytes.
+        # A checkpoint holds three copies of the network. While it is replaced, the disk holds the old and the new
+        # checkpoint. The exported drafter has two bytes per number instead of four.
         disk = features + 6 * network + (network + num_bytes(drafter.embedding)) // 2
         estimate = TrainingEstimate(drawing, learning, memory, disk)
         check_disk(estimate, self.plan.folder)
         return estimate
 
     def _time_images(self, check: Check) -> tuple[float, int]:
-        """Return seconds for the missing images, and bytes of memory in addition to the weights."""
+        """Return the seconds that the missing images will take, and the bytes of memory in addition to the weights."""
         missing = self.images.missing
         paths = self.plan.paths
         if not missing:
@@ -344,7 +372,12 @@ class Trainer:
         return seconds, decoding.memory_required()
 
     def _time_training(self) -> tuple[float, int, int]:
-        """Return seconds for the remaining steps, bytes of activations per step, and bytes of cached features."""
+        """Measure one part of a training step.
+
+        Returns:
+            Seconds that the remaining steps will take, bytes of activations in a step, and bytes of all cached
+            features.
+        """
         run = self.run
         training = self.training
         activations = SavedTensorCounter()
@@ -359,16 +392,16 @@ class Trainer:
         return min(by_steps, by_time), activations.bytes, min(features, int(training.features_gb * GB))
 
     def decoding(self, numbers: list[int], check: Check | None) -> Decoding:
-        """Return a decoding of some images.
+        """Return a decoding that generates some of the images.
 
         Args:
             numbers: Indices of the images.
-            check: Cancellation callback.
+            check: Called often; may raise an exception to cancel.
         """
         return plain_decoding(self.target, [self.plan.prompts[i] for i in numbers], numbers, self.sampling, check)
 
     def create_images(self, callback: TrainingCallback) -> None:
-        """Generate the missing images, or encode their files.
+        """Generate the missing images, or encode their files if the training data are files.
 
         Args:
             callback: Progress callback.
@@ -389,12 +422,10 @@ class Trainer:
         self.images.fill(codes_of, self.plan.data.draw_batch)
 
     def train(self, callback: TrainingCallback) -> None:
-        """Train until the budget is exhausted, with a measurement and a checkpoint at regular intervals.
-
-        An exception of the callback stops the training after a checkpoint.
+        """Train until the budget is used up. After every `files.every` steps, measure and write the output files.
 
         Args:
-            callback: Progress callback.
+            callback: Progress callback. If it raises an exception, a checkpoint is written, and the training stops.
         """
         run = self.run
         losses: list[Tensor] = []
@@ -414,10 +445,10 @@ class Trainer:
             self._save(losses)
 
     def _save(self, losses: list[Tensor]) -> None:
-        """Measure the averaged weights, and write the checkpoint, the drafter and the log.
+        """Measure the drafter with averaged weights, then write the checkpoint, this drafter and the log.
 
         Args:
-            losses: Losses since the last call.
+            losses: Losses of the steps since the last call, scalars.
         """
         folder = self.plan.files.output
         drafter = self._averaged
@@ -430,7 +461,7 @@ class Trainer:
         write_log(folder, self.log, self.training.passes)
 
     def _train_step(self) -> Tensor:
-        """Run one optimisation step and return its loss, a scalar."""
+        """Run one training step, which consists of `accumulate` batches, and return its loss, a scalar."""
         training = self.training
         step = self.run.step
         sampling = self.sampling if step % 2 else replace(self.sampling, temperature=SECOND_TEMPERATURE)
@@ -444,7 +475,7 @@ class Trainer:
         return torch.stack(losses).sum()
 
     def _backward(self, outputs: TargetOutputs, step: int, passes: int) -> Tensor:
-        """Accumulate the gradients of a part of a step and return its loss, a scalar."""
+        """Add the gradients of one batch of a step, and return the loss of this batch, a scalar."""
         roots = torch.arange(step % STRIDE, outputs.z.shape[1] - passes + 1, STRIDE, device=outputs.z.device)
         with self._autocast:
             loss = training_loss(self.drafter, outputs, roots, passes) / self.training.accumulate
@@ -452,10 +483,10 @@ class Trainer:
         return loss.detach()
 
     def trial(self) -> int:
-        """Run a part of a step on random tokens without changing weights.
+        """Run one batch of a training step on random tokens. The weights do not change.
 
         Returns:
-            Bytes of cached features per image.
+            Bytes that the cached features of one image need.
         """
         numbers = self._numbers(0)
         tokens = len(self.target.decoder.image_ids)
@@ -470,21 +501,25 @@ class Trainer:
     def _read(
         self, numbers: list[int], codes: Tensor, stored: Features | None, sampling: Sampling | None = None
     ) -> TargetOutputs:
-        """Return the target's outputs for some images. Prompts are encoded once, because text encoders can be large.
+        """Return the target's outputs for some images. Each prompt is encoded only once, since text encoders are slow.
 
         Args:
             numbers: Indices of the images.
-            codes: Their tokens.
-            stored: Feature cache, or None.
-            sampling: Sampling settings of the logits, by default the run's.
+            codes: [B, T], the T codes of each of these B images.
+            stored: Feature cache; None to run the target without a cache.
+            sampling: Sampling settings of the logits (default: those of the run).
         """
         prompts = [self._encode(self.images.prompts[number]) for number in numbers]
         return read(self.target, prompts, codes, numbers, sampling or self.sampling, stored)
 
     def _numbers(self, index: int) -> list[int]:
-        """Return the images of a batch.
+        """Return the indices of the images in a batch.
 
-        Each epoch has its own order, which depends on the seed, and drops an incomplete last batch.
+        The order of the images is random, and it is different in each epoch. It depends only on the seed and the number
+        of the epoch. If the last batch of an epoch would be incomplete, it is left out.
+
+        Args:
+            index: Number of the batch since the start of the training.
         """
         held_out = self.plan.data.held_out
         size = self.training.batch
@@ -494,7 +529,9 @@ class Trainer:
         return order[place * size : (place + 1) * size].tolist()
 
     def measure(self, drafter: EagleDrafter) -> dict[str, float]:
-        """Return the acceptance on the held-out images, by column of the log.
+        """Measure the acceptance of a drafter on the held-out images.
+
+        The result has the names of :func:`.unroll.acceptance`, which are columns of the log.
 
         Args:
             drafter: Drafter to measure.
