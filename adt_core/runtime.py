@@ -26,8 +26,6 @@ class Runtime:
             equal to the tiled one.
         invariance_reports: Results of the batch invariance trial, by name.
         unsaved_files: Content of cache files that could not be written, by path.
-        unmeasurable: Paths of cost profiles that could not be measured. Measuring is not tried again, because a failure
-            takes time after every image.
         graph_failures: Why CUDA graphs are off for a model, by its decoder.
         capture_failure: Why CUDA graphs are off for all models; "" while they are not.
         streams: Pools of capture streams, by device.
@@ -38,7 +36,6 @@ class Runtime:
         self.equal_products: dict[Hashable, bool] = {}
         self.invariance_reports: dict[str, Any] = {}
         self.unsaved_files: dict[Path, dict] = {}
-        self.unmeasurable: set[Path] = set()
         self.graph_failures: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self.capture_failure = ""
         self.streams: dict[Hashable, Any] = {}

@@ -343,7 +343,7 @@ def _draw(
                     done = (len(before) + stretch.start) * model.target.length + decoding.done_tokens
                     line = message("batch.progress", done=len(pictures), count=count, tokens=done, total=total)
                     progress.update(done, join((line, _relaxed(batch.job, pictures)), ""))
-            decoding.measure_costs()
+            decoding.learn_costs()
         remark = decoding.exact.remark
     line = message("batch.done", count=count, earlier=len(before), folder=f"output/{FOLDER}/{batch.folder.name}")
     progress.say(join((line, _relaxed(batch.job, [*before, *made.values()])), ""))

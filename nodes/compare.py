@@ -143,7 +143,7 @@ class ADTTreeCompare(io.ComfyNode):
                 warm_up(decoding)
             maps = _take_turns(both, model, cls.hidden)
             for decoding in both:
-                decoding.measure_costs()
+                decoding.learn_costs()
             vae = ImageTokenizer(model.codec, model.target.downsample)
             a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
         shown = finished(maps, cls.hidden, *(partial(_picture, image) for image in (a, b)))

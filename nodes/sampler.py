@@ -170,7 +170,7 @@ class ADTTreeSampler(io.ComfyNode):
         decoding = make_decoding(model, job, [texts.text] * len(indices), indices, prefix)
         with loaded_for([decoding], model, draft.loaded):
             shown = _decode(decoding, model, cls.hidden)
-            decoding.measure_costs()
+            decoding.learn_costs()
             vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
         _expect_marks(vectors, cls.hidden)
         tell_remarks(decoding, model, positive, texts.note, ignored(model, preset, **sampling))

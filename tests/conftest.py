@@ -103,15 +103,5 @@ def runtime():
         yield runtime
 
 
-@pytest.fixture(scope="session", autouse=True)
-def costs_measured_once():
-    """Take one reading of each size when costs are measured: no test depends on their precision."""
-    from adt_core.engine.device import measuring
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring, "TIME_LIMIT", 0.0)
-        yield
-
-
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
 sys.meta_path.insert(0, _PackFinder)

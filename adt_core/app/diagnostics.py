@@ -170,8 +170,6 @@ class Diagnostics:
             line = message("check.progress", number=number, count=len(methods), method=name)
             report = partial(self._report, line, number, len(methods))
             report(1, 0.0)
-            if name == "auto" and self.plain.step <= SLOW_STEP:
-                subject.decoding(method).measure_costs()
             self.runs[name] = self._run(method, 1, report), self._run(method, len(subject.rows), report)
         self.seconds = time.monotonic() - began
 
@@ -237,6 +235,7 @@ class Diagnostics:
                         with OpCounter() as counter:
                             next(rounds, None)
                         is_counted = not decoding.trace.rounds[-1].prepared
+            decoding.learn_costs()
             if is_slow:
                 break
         self.exact = decoding.exact

@@ -121,7 +121,7 @@ def _costs(results: Diagnostics) -> list[str]:
         return []
     sizes = (0, *SIZES)
     rows = [f"| {name} | " + " | ".join(f"{profile.cost(name, n):.2f}" for n in sizes) + " |" for name in profile.costs]
-    note = ["Estimated, not measured on this device."] if profile.name.startswith("built in") else []
+    note = ["Estimated, not learned on this device."] if not profile.decodings else []
     return [
         "Time of a round in plain steps, by the number of drafts that it verifies:",
         "",

@@ -194,7 +194,7 @@ class GenerationWorker:
                     pngs = {first + image: self._png(decoding, image, first + image) for image in images}
                     yield GenerationProgress(decoding.done_tokens - done, pngs)
                     done = decoding.done_tokens
-            decoding.measure_costs()
+            decoding.learn_costs()
             results.append(PartResult(decoding.grid_codes(), decoding.trace))
         yield GenerationProgress(results={part: results[::turn]})
 

@@ -57,7 +57,7 @@ def new_decoding(
 def drawing(decoding: Decoding) -> Iterator[Iterator[list[int]]]:
     """Decode all images within a `with` block, and free the caches at the end of the block, also after an exception.
 
-    Usage: `with drawing(decoding) as running: for finished in running: ...`. Call `Decoding.measure_costs` after the
+    Usage: `with drawing(decoding) as running: for finished in running: ...`. Call `Decoding.learn_costs` after the
     block.
 
     Args:
@@ -72,7 +72,7 @@ def drawing(decoding: Decoding) -> Iterator[Iterator[list[int]]]:
 
 
 def rounds(decoding: Decoding) -> Generator[list[int], None, None]:
-    """Decode all images like :func:`drawing`, then measure the costs of drafts if they are unknown.
+    """Decode all images like :func:`drawing`, then learn the costs of rounds.
 
     Args:
         decoding: Decoding that has not begun.
@@ -82,7 +82,7 @@ def rounds(decoding: Decoding) -> Generator[list[int], None, None]:
     """
     with drawing(decoding) as running:
         yield from running
-    decoding.measure_costs()
+    decoding.learn_costs()
 
 
 def _finished(decoding: Decoding) -> Generator[list[int], None, None]:
@@ -123,7 +123,7 @@ def decode(decoding: Decoding) -> Decoding:
 
 
 def warm_up(decoding: Decoding, count: int = WARM_UP) -> None:
-    """Decode some rounds, discard the results, and measure the costs of drafts if they are unknown.
+    """Decode some rounds, discard the results, and learn the costs of rounds.
 
     Args:
         decoding: Decoding that has not begun.
@@ -133,7 +133,7 @@ def warm_up(decoding: Decoding, count: int = WARM_UP) -> None:
     with closing(iter(decoding)) as running:
         for _ in islice(running, None if decoding.request.replayed else count):
             pass
-    decoding.measure_costs()
+    decoding.learn_costs()
 
 
 def split(prompts: int, at_once: int, together: int = 1, workers: int = 1) -> list[range]:

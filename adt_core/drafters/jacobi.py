@@ -40,23 +40,22 @@ LEFT_WEIGHT = 0.25
 """Weight of the previous position's logits in the estimate for a draft directly after a changed token."""
 # The GPU costs here and in merged.py approximate an H100 (docs/gpu.md). There, a round with 24 drafts takes as long as
 # 1.15 plain steps in the mode `window`, and 1.38 plain steps in the mode `both`. With 64 drafts it takes 1.96 plain
-# steps. The measured cost is a step function, with one step for each tile of batch-invariant mode. The estimate is a
-# straight line.
+# steps.
 CHAIN = DraftMode(
     "chain",
     width=1,
     limit=4.8,
     half=13.0,
-    cpu_cost=CostEstimate(1.1, 0.15, 0.05),
-    gpu_cost=CostEstimate(1.02, 0.0, 0.006),
+    cpu_cost=CostEstimate(0.2, 0.002),
+    gpu_cost=CostEstimate(0.03, 0.001),
 )
 """Draft mode that makes chains (trees of width 1) from the window. Chains are cheap to build."""
 WINDOW = DraftMode(
     "window",
     limit=6.4,
     half=18.0,
-    cpu_cost=CostEstimate(1.15, 0.4, 0.07),
-    gpu_cost=CostEstimate(1.03, 0.0, 0.007),
+    cpu_cost=CostEstimate(0.5, 0.02),
+    gpu_cost=CostEstimate(0.05, 0.0015),
 )
 """Draft mode that makes trees from the window."""
 LONGEST_RETURN = 4

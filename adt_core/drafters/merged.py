@@ -43,8 +43,8 @@ BOTH = DraftMode(
     "both",
     limit=13.7,
     half=22.5,
-    cpu_cost=CostEstimate(1.05, 1.3, 0.05),
-    gpu_cost=CostEstimate(1.05, 0.12, 0.01),
+    cpu_cost=CostEstimate(1.3, 0.005),
+    gpu_cost=CostEstimate(0.2, 0.003),
 )
 """Draft mode that makes trees from the window and the network."""
 BOTH_CHAIN = DraftMode(
@@ -52,8 +52,8 @@ BOTH_CHAIN = DraftMode(
     width=1,
     limit=11.3,
     half=16.0,
-    cpu_cost=CostEstimate(1.05, 1.2, 0.05),
-    gpu_cost=CostEstimate(1.05, 0.1, 0.01),
+    cpu_cost=CostEstimate(1.2, 0.005),
+    gpu_cost=CostEstimate(0.17, 0.003),
 )
 """Draft mode that makes chains (trees of width 1) from the window and the network."""
 CORRECTION = (1.0, 0.6, 0.9, 1.0, 1.0, 1.0, 1.0, 0.0)

@@ -82,7 +82,7 @@ class Decoding:
             prefix: [B, P], codes of the first P cells of each image, which are not generated (default: none).
             at_once: Maximum number of images that are decoded at the same time (default: all).
             check: Called often; may raise an exception to cancel.
-            profile: Cost profile (default: the measured one of this device, else a built-in estimate).
+            profile: Cost profile (default: what was learned on this device, else an estimate).
 
         Raises:
             AdtError: If arguments contradict each other. Iteration raises it if the machine's memory is too small.
@@ -171,9 +171,9 @@ class Decoding:
         """
         return required_bytes(self.request, self.at_once, device)
 
-    def measure_costs(self) -> None:
-        """Measure and save a cost profile of this device if needed. Call this method after the last round."""
-        self._costs.measure_if_needed(self.at_once, self.codes.clamp_min(0))
+    def learn_costs(self) -> None:
+        """Learn the costs of rounds on this device from this decoding. Call this method after the last round."""
+        self._costs.learn(self.at_once)
 
     def conditions(self) -> dict:
         """Return the conditions, in addition to the recipe, that determine trees and noise, as plain JSON types."""
@@ -253,17 +253,17 @@ class Decoding:
     def _round(self, slots: Slots) -> Round:
         """Run one round. Inference mode is set here and not in `__iter__`, where it would affect the caller too."""
         began = time.perf_counter()
+        cost_began = self._costs.clock()
         is_drafting = slots.proposer is not None
         attempts = slots.graphs.attempts
-        outcome = run_round(slots, self._shapes(slots), self._budget.allowed(slots))
+        shapes = self._shapes(slots)
+        outcome = run_round(slots, shapes, self._budget.allowed(slots))
         # `run_round` can run out of memory, so record nothing before it. Otherwise part of a round could be recorded.
         shares = self._record_codes(outcome)
         seconds = time.perf_counter() - began
-        steps = self._policy.steps if is_drafting else 1.0
         prepared = slots.graphs.attempts > attempts
         round = Round(len(self.trace.rounds), seconds, outcome.drafting, outcome.forwards, shares, prepared)
-        if not prepared:
-            self._costs.record(steps, seconds)
+        self._costs.record(shapes, round, self._costs.clock() - cost_began)
         if is_drafting:
             self._policy.on_verified(round)
             if not self._policy.drafts:

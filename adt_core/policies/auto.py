@@ -17,6 +17,9 @@ plain step, is one of them. Images that are decoded together share a forward pas
 tree. Therefore they share mode and size, and w is summed over them. The first round of an image has no drafts, because
 nothing was observed yet.
 
+The second round may be a *trial*: a few drafts of a mode that the profile advises against. Its time corrects the
+profile of later images in case the profile is wrong.
+
 The policy reads no clock. Its choices depend only on the profile and on the active images, not on earlier images. By
 the profile, no image takes more than `MAX_LOSS` longer than plain decoding: when this budget is used up, drafting stops
 for all active images.
@@ -37,13 +40,6 @@ SIZES = (4, 8, 12, 16, 24, 31, 63)
 In batch-invariant mode a GPU multiplies tiles of 64 rows. With guidance each token has 2 rows, so 31 drafts and the
 root fill one tile and 63 drafts fill two. 32 drafts would need a second tile.
 """
-MEASURED_CHAINS = (0, 4, 16, 31)
-"""Numbers of drafts for which chains are timed; costs between them are interpolated linearly.
-
-They include the largest chain of each number of tiles.
-"""
-MEASURED_TREES = (0, 8, 31, 63)
-"""Numbers of drafts for which trees are timed, likewise."""
 LONGEST_CHAIN = 31
 """Maximum number of drafts in a chain."""
 LONGEST_SPINE = 42
@@ -59,7 +55,7 @@ REGION_PRIOR = 8.0
 IMAGE_PRIOR = 100.0
 """Accepted drafts, as expected, that `image_bias` starts from."""
 MIN_SPEED_UP = 1.1
-"""Expected speed-up over plain decoding below which drafts are not tried."""
+"""Expected speed-up over plain decoding below which an image is decoded plainly after its trial."""
 MAX_LOSS = 0.1
 """Budget of an image for rounds that decide too few tokens, as a share of its time in plain decoding."""
 MAX_ROUND_SHARE = 0.1
@@ -81,6 +77,11 @@ class Choice(NamedTuple):
     shape: Shape
     expected_accepted: float
     cost: float
+
+    @property
+    def speed_up(self) -> float:
+        """Expected tokens per plain step."""
+        return (1 + self.expected_accepted) / self.cost
 
 
 def spine_length(nodes: int, width: int) -> int:
@@ -107,6 +108,7 @@ class Auto(Policy):
 
     help = "the number of drafts that is fastest on this device"
     chooses = True
+    sizes = SIZES
 
     def __init__(self, context: Context):
         super().__init__(context)
@@ -115,7 +117,9 @@ class Auto(Policy):
         measured = [mode for mode in context.modes if mode.name in profile.costs]
         self._choices = [self._choice(mode, size) for mode in measured for size in sizes_of(mode)]
         self._plain = Choice(NO_DRAFTS, 0.0, profile.plain)
+        self._pays = self.expected_speed_up() >= MIN_SPEED_UP
         self._chosen = self._plain
+        self._trial = self._find_trial()
         self._images: dict[int, _ImageHistory] = {}
 
     def _choice(self, mode: DraftMode, size: int) -> Choice:
@@ -130,23 +134,43 @@ class Auto(Policy):
     def largest(cls, settings: DraftSettings) -> Shape:
         return Shape(spine_length(SIZES[-1], WIDTH), WIDTH, SIZES[-1])
 
-    @classmethod
-    def measured_shapes(cls, mode: DraftMode) -> Sequence[Shape]:
-        sizes = MEASURED_CHAINS if mode.width == 1 else MEASURED_TREES
-        return [shape_of(mode, size) for size in sizes]
-
     def expected_speed_up(self) -> float:
-        """Return the average speed-up of the best mode and size over plain decoding; 0 if no mode was measured."""
-        return max(((1 + choice.expected_accepted) / choice.cost for choice in self._choices), default=0.0)
+        """Return the average speed-up of the best mode and size over plain decoding; 0 without draft modes."""
+        return max((choice.speed_up for choice in self._choices), default=0.0)
 
     def begin(self) -> bool:
-        """Forget all images, and return whether drafts are expected to pay off."""
+        """Forget all images, and return whether there are draft modes."""
         self._images = {}
-        self.drafts = self.expected_speed_up() >= MIN_SPEED_UP
+        self.drafts = bool(self._choices)
         return self.drafts
+
+    def _find_trial(self) -> Choice | None:
+        """Return the smallest tree of the mode to try, or None.
+
+        If drafts are not expected to pay off, it is the cheapest mode. Otherwise all modes but the best take turns from
+        decoding to decoding. A fresh profile tries none of them, so that a GPU captures no graphs for trials.
+        """
+        profile = self.context.profile
+        assert profile is not None
+        smallest = [choice for choice in self._choices if choice.shape.nodes == SIZES[0]]
+        if not self._pays:
+            return min(smallest, key=lambda choice: choice.cost, default=None)
+        best = max(self._choices, key=lambda choice: choice.speed_up).shape.mode
+        others = [choice for choice in smallest if choice.shape.mode != best]
+        return others[profile.decodings % len(others)] if others and profile.decodings else None
 
     def choose(self, slots: Sequence[Slot]) -> list[Shape]:
         images = [self._images.setdefault(slot.image, _ImageHistory()) for slot in slots]
+        self._chosen = self._plain
+        if any(image.rounds for image in images):
+            is_second = all(image.rounds == 1 for image in images)
+            # The profile's cost of a trial may be far too high, so it is not deducted from the budget.
+            trial = self._trial._replace(cost=self._plain.cost) if is_second and self._trial is not None else None
+            self._chosen = trial or self._best(images)
+        return [self._chosen.shape] * len(slots)
+
+    def _best(self, images: Sequence[_ImageHistory]) -> Choice:
+        """Return the choice with the highest throughput that these images can afford."""
         choices = [self._plain, *self._affordable(images)]
         modes = {choice.shape.mode for choice in choices}
         multipliers = {mode: sum(image.multiplier(mode) for image in images) for mode in modes}
@@ -155,9 +179,7 @@ class Auto(Policy):
             """Return the expected tokens of all images per plain step."""
             return (len(images) + multipliers[choice.shape.mode] * choice.expected_accepted) / choice.cost
 
-        self._chosen = max(choices, key=throughput)
-        self.steps = self._chosen.cost
-        return [self._chosen.shape] * len(slots)
+        return max(choices, key=throughput)
 
     def _affordable(self, images: Sequence[_ImageHistory]) -> list[Choice]:
         """Return the choices within the budget of every image, since a batch takes as long as its slowest image.
@@ -173,6 +195,8 @@ class Auto(Policy):
     def on_verified(self, round: Round) -> None:
         for share in round.images:
             self._images[share.image].update(share.accepted, self._chosen)
+        if self._chosen.shape.nodes and not self._pays and not self.context.replayed:
+            self.drafts = False  # A GPU goes on, with rounds whose graphs are captured.
 
 
 @dataclass
@@ -206,12 +230,14 @@ class _ImageHistory:
     """Observations of an image's own rounds.
 
     Attributes:
+        rounds: Number of its rounds.
         tokens: Tokens decided in its rounds.
         cost: Time of its rounds in plain steps.
         region_bias: Bias of the last few rounds.
         image_biases: Bias of each draft mode that was used in this image.
     """
 
+    rounds: int = 0
     tokens: int = 0
     cost: float = 0.0
     region_bias: _Bias = field(default_factory=lambda: _Bias(REGION_PRIOR, REGION_DECAY))
@@ -227,6 +253,7 @@ class _ImageHistory:
     def update(self, accepted: int, choice: Choice) -> None:
         """Add a round in which this number of drafts was accepted."""
         mode = choice.shape.mode
+        self.rounds += 1
         self.tokens += accepted + 1
         self.cost += choice.cost
         self.region_bias.update(accepted, self.image_bias(mode) * choice.expected_accepted)

@@ -54,7 +54,7 @@ class DraftMode(NamedTuple):
         width: Maximum number of candidates at a position; 1 means chains.
         limit: Average number of accepted drafts if there were infinitely many.
         half: Number of drafts of which half as many are accepted.
-        cpu_cost: Estimated cost of its rounds on a CPU, used until they are measured.
+        cpu_cost: Estimated cost of drafting on a CPU, for a batch of one image.
         gpu_cost: The same on a GPU.
     """
 
@@ -62,8 +62,8 @@ class DraftMode(NamedTuple):
     width: int = 256
     limit: float = 5.0
     half: float = 20.0
-    cpu_cost: CostEstimate = CostEstimate(1.05, 1.3, 0.05)
-    gpu_cost: CostEstimate = CostEstimate(1.05, 0.12, 0.01)
+    cpu_cost: CostEstimate = CostEstimate(1.3, 0.005)
+    gpu_cost: CostEstimate = CostEstimate(0.2, 0.003)
 
     def expected_accepted(self, drafts: int) -> float:
         """Return the average number of accepted drafts if every round has this many."""
@@ -146,8 +146,7 @@ class Context:
 class Policy:
     """Chooses the shape of each draft tree of a decoding.
 
-    A subclass implements `choose`, and overrides what else it needs. A policy that uses the cost profile also
-    overrides `measured_shapes`; none of these shapes may exceed `largest`.
+    A subclass implements `choose`, and overrides what else it needs.
 
     Attributes:
         settings_type: Class of the method's options.
@@ -156,8 +155,8 @@ class Policy:
         needs_network: Whether only a drafter network can grow the policy's trees.
         chooses: Whether the policy chooses between draft modes. A drafter network is then combined with the Jacobi
             window.
+        sizes: Numbers of drafts that such a policy chooses from; the cost profile has a point for each.
         drafts: Set to False to stop drafting; the active images are then finished by plain decoding.
-        steps: Expected time of a round with the last chosen shapes, in plain steps; None if unknown.
     """
 
     settings_type: ClassVar[type[DraftSettings]] = DraftSettings
@@ -165,8 +164,8 @@ class Policy:
     needs_drafter: ClassVar[bool] = True
     needs_network: ClassVar[bool] = False
     chooses: ClassVar[bool] = False
+    sizes: ClassVar[Sequence[int]] = ()
     drafts: bool = True
-    steps: float | None = None
 
     def __init__(self, context: Context):
         self.context = context
@@ -176,14 +175,6 @@ class Policy:
     def largest(cls, settings: Any) -> Shape:
         """Return the maximum of all shapes that `choose` may return; memory is allocated for it."""
         return Shape(settings.depth, settings.width, settings.nodes)
-
-    @classmethod
-    def measured_shapes(cls, mode: DraftMode) -> Sequence[Shape]:
-        """Return the shapes whose rounds are timed for the cost profile of a draft mode, with ascending `nodes` from 0.
-
-        A policy that uses the profile overrides this.
-        """
-        return ()
 
     def begin(self) -> bool:
         """Prepare for new images, and return whether to draft for them."""

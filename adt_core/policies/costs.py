@@ -1,7 +1,8 @@
 """Cost profiles: the time that rounds take on a device, in plain steps.
 
-A profile is measured once per model and device (:mod:`...engine.device.measuring`) and identified by a digest. `auto`
-uses nothing else about the device, so the same seed, prompt, settings and profile give the same trees.
+A plain step is a round without drafts, with the same models, settings and batch size. :mod:`.cost_model` learns the
+profile of a device and its models. `auto` uses nothing else about the device, so the same seed, prompt, settings and
+profile give the same trees.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ MOST_STEPS = 1e4
 """Maximum cost in a profile, in plain steps."""
 MOST_POINTS = 32
 """Maximum number of curves in a profile, and of points in a curve."""
+MOST_DECODINGS = 2**53
+"""Maximum number of decodings that a profile counts."""
 LONGEST_NAME = 200
 """Maximum length of a name in a profile, in characters."""
 
 
 class CostEstimate(NamedTuple):
-    """Estimated cost of a draft mode's rounds, in plain steps, for one image.
+    """Estimated cost of drafting in a draft mode, in plain steps, without the target's forward pass.
 
     Attributes:
-        idle: A round without drafts.
-        once: Extra cost of a round with drafts, whatever their number.
-        each: Extra cost of each draft.
+        fixed: Drafting at all, whatever the number of drafts.
+        each: Each draft per image.
     """
 
-    idle: float
-    once: float
+    fixed: float
     each: float
 
 
@@ -46,17 +47,19 @@ class CostProfile:
     """Cost of rounds in plain steps.
 
     Attributes:
-        name: Description of the device, model and settings that it was measured for.
-        images: Number of images that were decoded together.
+        name: Description of the device, model and settings.
+        images: Number of images that are decoded together.
         costs: Curve of each draft mode.
+        decodings: Number of decodings that it was learned from; 0 for an estimate.
     """
 
     name: str
     images: int
     costs: Mapping[str, Curve]
+    decodings: int = 0
 
     def cost(self, mode: str, drafts: int) -> float:
-        """Return the cost of a round, interpolated linearly between the measured sizes.
+        """Return the cost of a round, interpolated linearly between the sizes of the curve.
 
         Beyond the largest size, the last segment is extended.
 
@@ -78,7 +81,7 @@ class CostProfile:
     @property
     def plain(self) -> float:
         """Cost of a round without drafts while a drafter follows it, in the cheapest draft mode."""
-        return min(curve[0][1] for curve in self.costs.values())
+        return min((curve[0][1] for curve in self.costs.values()), default=1.0)
 
     def to_json(self) -> dict[str, Any]:
         """Return the profile and its digest as plain JSON types."""
@@ -86,7 +89,8 @@ class CostProfile:
 
     def _content(self) -> dict[str, Any]:
         curves = {mode: [list(point) for point in curve] for mode, curve in self.costs.items()}
-        return {"name": self.name, "images": self.images, "costs": curves}
+        content = {"name": self.name, "images": self.images, "costs": curves}
+        return content | ({"decodings": self.decodings} if self.decodings else {})
 
     @property
     def digest(self) -> str:
@@ -106,7 +110,8 @@ class CostProfile:
         """
         if _PROFILE.fits(value) and all(map(_is_curve, value["costs"].values())):
             costs = {mode: tuple((size, float(steps)) for size, steps in p) for mode, p in value["costs"].items()}
-            profile = cls(value["name"], value["images"], costs)
+            decodings = value.get("decodings", 0)  # older profiles don't count them
+            profile = cls(value["name"], value["images"], costs, decodings if _COUNT.fits(decodings) else 0)
             if value == profile.to_json():
                 return profile
         raise AdtError(
@@ -116,7 +121,8 @@ class CostProfile:
 
 _NAME = label(LONGEST_NAME)
 _POINTS = list_of(row(whole_number(0, MOST_DRAFTS), number(0, MOST_STEPS)), 2, MOST_POINTS)
-_PROFILE = record({"name": _NAME, "images": whole_number(1, 2**20), "costs": mapping(_NAME, _POINTS, 1, MOST_POINTS)})
+_COUNT = whole_number(0, MOST_DECODINGS)
+_PROFILE = record({"name": _NAME, "images": whole_number(1, 2**20), "costs": mapping(_NAME, _POINTS, 0, MOST_POINTS)})
 
 
 def _is_curve(points: list) -> bool:

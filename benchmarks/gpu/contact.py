@@ -149,7 +149,7 @@ def _images(weights: str | None, rehearse: bool) -> Iterator[dict]:
         for number in (1, 2, 3):
             decoding = new_decoding(job, [PROMPTS[0]])
             seconds = seconds_of(partial(decode_rounds, decoding))
-            measuring = seconds_of(decoding.measure_costs)
+            measuring = seconds_of(decoding.learn_costs)
             captures = [round.seconds for round in decoding.trace.rounds if round.prepared]
             captured_bytes = sum(slots.graphs.num_bytes for slots in pool.pooled(target.decoder))
             yield {

@@ -14,12 +14,13 @@ from adt_core.app.batch import BatchFolder
 from adt_core.app.checkpoints import load_target
 from adt_core.app.images import read_settings, to_png
 from adt_core.app.prompts import CAPTIONS, FILES, file_stems, non_blank, read_all, select
-from adt_core.drafters.costs import built_in
+from adt_core.drafters.jacobi import JacobiDrafter
 from adt_core.engine.device import profiles
 from adt_core.engine.job import Job
 from adt_core.files import write
 from adt_core.lab.records import FIGURES, RUNS, append, open_records
 from adt_core.lab.report import summary, table
+from adt_core.policies.cost_model import CostModel, RoundTime
 from adt_core.policies.recipe import Recipe
 from tests.layouts.families import WRITERS
 
@@ -84,8 +85,9 @@ def records(folder: Path) -> Callable:
     figures = {**dict.fromkeys(FIGURES, 1), "acceptance": [[1, 2]], "quality": {"score": [0.5, 1]}}
     runs = {"autoregressive": {**figures, "picture": "images/0.png"}}
     sound = [{"prompt": number, "text": text, "runs": runs} for number, text in enumerate(settings["prompts"])]
-    profile = built_in("cpu", 1)
-    profiles.save(profile)
+    modes = JacobiDrafter.modes
+    model = CostModel("a device", 1, modes, on_cpu=True).learn([RoundTime(modes[0].name, 4, 0.01)])
+    profiles.save_costs(model)
     (kept,) = profiles.folder().glob("costs-*.json")
 
     def try_input(data) -> None:
@@ -99,8 +101,8 @@ def records(folder: Path) -> Callable:
         lines += [as_json({"settings": settings})] if data.draw(st.booleans()) else []
         head = as_json({"settings": settings if data.draw(st.integers(0, 3)) else data.draw(ODD)})
         path.write_bytes(damaged(data.draw, "\n".join([head, *lines, ""]).encode()))
-        kept.write_bytes(damaged(data.draw, as_json(changed(data.draw, profile.to_json())).encode()))
-        profiles.find(profile.name, 1)
+        kept.write_bytes(damaged(data.draw, as_json(changed(data.draw, model.to_json())).encode()))
+        model.with_json(profiles.find_costs(model.name, 1)).profile((4, 8))
         found = open_records(folder / "runs", settings)
         if found:
             table(summary(found), len(found))

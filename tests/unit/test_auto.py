@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -171,9 +172,46 @@ def test_the_cheapest_mode_is_used_if_it_is_cheap_enough(best):
     assert chosen_second(new_policy(cheap)).mode == best
 
 
-def test_images_are_decoded_plainly_if_no_mode_pays_off_or_was_measured():
-    for profile in (profile_of(dict.fromkeys(CPU, (1.1, 1.0, 1.0))), costs("another drafter's mode")):
-        assert not made_policy(profile).begin()
+def test_images_are_decoded_plainly_if_the_drafter_has_no_mode_of_the_profile():
+    assert not made_policy(costs("another drafter's mode")).begin()
+
+
+# ---- trials --------------------------------------------------------------------------------------
+
+
+def test_the_cheapest_mode_is_tried_once_if_no_mode_pays_off():
+    policy = started_policy(profile_of({name: (1.1, 1.0 if name == "window" else 2.0, 1.0) for name in CPU}))
+    assert chosen(policy) == Shape(4, WIDTH, SIZES[0], mode="window")
+    add_round(policy, 0, chosen(policy))
+    assert not policy.drafts
+
+
+def test_modes_other_than_the_best_take_turns_from_decoding_to_decoding():
+    """So a mode that only seems expensive is measured again."""
+    found = []
+    for decodings in range(1, 5):
+        profile = replace(profile_of(CPU | {"both": (1.1, 1e3, 0.06)}), decodings=decodings)
+        policy = started_policy(profile)
+        trial = chosen(policy)
+        add_round(policy, 0, trial)
+        found.append((trial.mode, trial.nodes))
+        assert chosen(policy).mode not in ("", trial.mode), "the trial's expected cost does not use up the budget"
+    assert found == [("window", 4), ("both", 4)] * 2 or found == [("both", 4), ("window", 4)] * 2
+
+
+def test_a_fresh_profile_needs_no_trial():
+    """On a GPU each new size is captured, which takes longer than the image."""
+    assert chosen(started_policy(profile_of(CPU))).nodes > SIZES[0]
+
+
+def test_an_image_that_enters_later_has_its_own_trial_unless_others_are_active():
+    policy = started_policy(replace(profile_of(CPU), decodings=1))
+    add_round(policy, 0, chosen(policy))
+    usual = chosen(policy)
+    add_round(policy, 0, chosen(policy, image=1), image=1)
+    assert chosen(policy, image=1).nodes == SIZES[0] != usual.nodes
+    first, second = policy.choose([Slot(0, 100), Slot(1, 100)])
+    assert first == second and first.nodes != SIZES[0]
 
 
 # ---- limit on losses -----------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import torch
 
 from adt_core import cli
 from adt_core.app.images import read_settings, to_png
-from adt_core.engine.device import profiles
 from adt_core.policies import CostProfile
+from adt_core.policies.cost_model import CostModel
 from tests.command import words
 from tests.drafted import costs
 
@@ -39,11 +39,11 @@ def test_a_png_contains_the_cost_profile(generate, monkeypatch, relaxed, dtype):
     options = {"prompt": "a cat", "method": "auto", "dtype": dtype, **relaxed}
     profile = costs("both")
     with monkeypatch.context() as other_machine:
-        other_machine.setattr(profiles, "find", lambda *_: profile)
+        other_machine.setattr(CostModel, "profile", lambda *_: profile)
         rounds_of_png = generate(**options)
     assert CostProfile.from_json(read_settings(Path("a.png"))["profile"]) == profile
     assert generate(from_png="a.png", output="again.png") == rounds_of_png
-    assert not list(Path("cache").glob("costs-*")), "no costs are measured if the PNG has a profile"
+    assert not list(Path("cache").glob("costs-*")), "no costs are learned if the PNG has a profile"
     assert Path("again.png").read_bytes() == Path("a.png").read_bytes()
     assert generate(**options, output="b.png") != rounds_of_png, "the profile of this machine must differ"
 

@@ -1,36 +1,37 @@
-"""Cost profiles: interpolation, digest, cache files, re-measuring, and measuring after a decoding."""
+"""Costs of rounds: profiles, the model that learns them from decodings, and its file."""
 
 import copy
 import json
-import subprocess
-import sys
-from functools import partial
-from pathlib import Path
+import platform
+import random
+from dataclasses import replace
 from types import SimpleNamespace
-from unittest import mock
 
-import psutil
 import pytest
 import torch
 
-from adt_core import AdtError, Decoding, Drafting, policies
-from adt_core.app.jobs import decode, drawing, new_decoding, warm_up
-from adt_core.drafters.costs import built_in
-from adt_core.engine import graphs, pool
-from adt_core.engine.device import measuring, profiles
-from adt_core.engine.device.memory import MEMORY_SHARE
+from adt_core import AdtError, Drafting
+from adt_core.app.jobs import drawing, new_decoding
+from adt_core.drafters.merged import MergedDrafter
+from adt_core.engine import graphs
+from adt_core.engine.device import profiles
+from adt_core.engine.device.costs import profile_name
 from adt_core.engine.job import Job
-from adt_core.engine.request import Request
 from adt_core.models.batch_invariance import TILE
-from adt_core.policies import CostProfile, DraftMode
-from adt_core.policies.auto import MEASURED_CHAINS, MEASURED_TREES, SIZES
+from adt_core.policies import NO_DRAFTS, Context, CostProfile, Shape, Slot
+from adt_core.policies.auto import SIZES, Auto, sizes_of
+from adt_core.policies.cost_model import PLAIN_STEP, CostModel, Reading, RoundTime
 from adt_core.policies.costs import rounded
 from adt_core.policies.recipe import Recipe
+from adt_core.rules.trace import ImageRound, Round
 from tests.drafted import run
 
-ROOT = Path(__file__).parents[2]
 PROFILE = CostProfile("a device; a model", 2, {"chain": ((0, 1.1), (4, 1.5), (16, 2.1)), "both": ((0, 1.2), (8, 3.0))})
-MEASURED = CostProfile("here", 1, {"chain": ((0, 1.0), (16, 2.0))})
+OTHER_VALUES = {"name": "another", "images": 3, "decodings": 1}
+MODES = MergedDrafter.modes
+ESTIMATED = CostModel("a device", 1, MODES, on_cpu=True)
+PLAIN = 0.01
+"""Seconds of a plain step of the simulated machine."""
 
 
 @pytest.fixture
@@ -55,9 +56,14 @@ def test_costs_have_three_significant_digits():
 
 def test_the_digest_depends_on_all_values():
     changed = CostProfile(PROFILE.name, 2, {**PROFILE.costs, "both": ((0, 1.2), (8, 3.01))})
-    others = changed, CostProfile(PROFILE.name, 3, PROFILE.costs), CostProfile("another", 2, PROFILE.costs)
-    assert len({PROFILE.digest, *(other.digest for other in others)}) == 4 and len(PROFILE.digest) == 10
+    others = changed, *(replace(PROFILE, **{name: value}) for name, value in OTHER_VALUES.items())
+    assert len({PROFILE.digest, *(other.digest for other in others)}) == 5 and len(PROFILE.digest) == 10
     assert CostProfile.from_json(PROFILE.to_json()).digest == PROFILE.digest
+
+
+def test_a_profile_of_an_earlier_version_keeps_its_digest():
+    old = {"name": "a", "images": 1, "costs": {"chain": [[0, 1.0], [8, 2.0]]}, "digest": "0ab949b6a9"}
+    assert CostProfile.from_json(old).to_json() == old
 
 
 def damaged():
@@ -65,7 +71,7 @@ def damaged():
     yield from (None, [], "costs", 3, {}, {**valid, "more": 1}, {**valid, "digest": "0123456789"})
     yield from ({**valid, "name": name} for name in ("", 3, "x" * 1000, "two\nlines"))
     yield from ({**valid, "images": images} for images in (0, -1, True, 1.5, "2", 10**30))
-    yield {**valid, "costs": {}}
+    yield from ({**valid, "decodings": count} for count in (-1, 1.5, "2", None, 10**30))
     curves = [], [[0, 1.0]], [[4, 1.0], [8, 2.0]], [[0, 1.0], [8, 2.0], [4, 2.0]], [[0, 1.0], [8, float("nan")]]
     more = [[0, 1.0], [8, 10**400]], [[0, -1.0], [8, 2.0]], [[0, 1.0], [8, "2"]], [[0, 1.0], [8, 2.0, 3.0]], "ab", {}
     yield from ({**valid, "costs": {"chain": curve}} for curve in (*curves, *more, [[i, 1.0] for i in range(100)]))
@@ -77,47 +83,175 @@ def test_a_damaged_profile_raises_an_error(value):
         CostProfile.from_json(value)
 
 
-@pytest.mark.parametrize("source", ["chain", "window", "both", "both chain"])
-def test_built_in_costs_of_drafts_are_high_on_a_cpu_and_low_on_a_gpu(source):
-    cpu = built_in("cpu", 1)
-    cuda = built_in("cuda", 1)
-    assert cuda.cost(source, 24) < 1.45 and cuda.cost(source, 64) < 2 and cpu.cost(source, 64) > 3
-    assert built_in("cpu", 8).cost(source, 16) > 2 * cpu.cost(source, 16)
-    assert built_in("an unknown device", 1) == cuda
+# ---- estimates -----------------------------------------------------------------------------------
 
 
-def test_an_unknown_draft_mode_has_built_in_costs():
-    """So a new drafter is used in its first image, before costs are measured."""
-    profile = built_in("cpu", 1, [DraftMode("chain"), DraftMode("new")])
-    assert profile.cost("new", 8) == profile.cost("both", 8)
-    assert profile.cost("chain", 8) == built_in("cpu", 1).cost("chain", 8)
+@pytest.mark.parametrize("mode", [mode.name for mode in MODES])
+def test_estimated_costs_of_drafts_are_high_on_a_cpu_and_low_on_a_gpu(mode):
+    cpu, gpu, batch = (
+        replace(ESTIMATED, **values).profile(SIZES) for values in ({}, {"on_cpu": False, "tile": 64}, {"images": 8})
+    )
+    assert gpu.cost(mode, 24) < 1.45 and gpu.cost(mode, 63) < 2 and cpu.cost(mode, 63) > 3
+    assert batch.cost(mode, 16) > 1.5 * cpu.cost(mode, 16) and cpu.decodings == 0
+
+
+def test_costs_rise_in_steps_at_another_tile_of_rows():
+    """With guidance, 31 drafts and the root have 64 rows: one tile of the batch-invariant mode of a GPU."""
+    profile = replace(ESTIMATED, on_cpu=False, tile=TILE["cuda"]).profile(SIZES)
+    chain = [profile.cost("chain", size) for size in (24, 31, 63)]
+    assert chain[1] - chain[0] < 0.1 < chain[2] - chain[1]
+    tiles = {size: -(-2 * (size + 1) // TILE["cuda"]) for size in SIZES}
+    fullest = [max(size for size in SIZES if tiles[size] == count) for count in set(tiles.values())]
+    assert all(2 * (size + 1) % TILE["cuda"] == 0 for size in fullest), "a choice that fills its tiles"
+
+
+# ---- learning ------------------------------------------------------------------------------------
+
+
+TOKENS = {(mode.name, size): 1 + mode.expected_accepted(size) for mode in MODES for size in sizes_of(mode)}
+"""Average tokens of a round, by mode and size."""
+
+
+def best_size(cost) -> tuple[str, int]:
+    """Return the mode and number of drafts with the highest throughput."""
+    return max(TOKENS, key=lambda key: TOKENS[key] / cost(*key))
+
+
+def true_cost(mode: str, drafts: int) -> float:
+    """Return the cost of a round on the simulated machine, in plain steps: a machine unlike the estimates."""
+    if not drafts:
+        return 1.04
+    fixed, each = {"chain": (0.1, 0.03), "both chain": (0.9, 0.04), "both": (1.2, 0.05)}[mode]
+    return 1.04 + fixed + each * drafts
+
+
+def decoding(model: CostModel, number: int = 0, speed: float = 1.0) -> CostModel:
+    """Return the model after `auto` has decoded an image of 256 tokens on the simulated machine.
+
+    Args:
+        model: Model before.
+        number: Seed of the image and of the noise in its times.
+        speed: Factor on the time of every round.
+    """
+    drawn = random.Random(number)
+    target = SimpleNamespace(columns=16, length=256)
+    context = Context(target, None, None, Shape(63, 4, 63), [(0, 0)], modes=MODES, profile=model.profile(SIZES))
+    policy = Auto(context)
+    policy.begin()
+    rounds = []
+    position = 0
+    while position < 255:
+        (shape,) = policy.choose([Slot(0, position)]) if policy.drafts else [NO_DRAFTS]
+        tokens = TOKENS.get((shape.mode, shape.nodes), 1.0)
+        accepted = min(round(drawn.expovariate(1 / (tokens - 1))), shape.depth) if shape.nodes else 0
+        share = ImageRound(0, position, shape.depth, shape.width, shape.depth, shape.nodes, accepted, (0,) * accepted)
+        policy.on_verified(Round(0, 0.0, 0.0, 0, (share,)))
+        seconds = PLAIN * true_cost(shape.mode, shape.nodes) * speed * drawn.lognormvariate(0, 0.1)
+        rounds.append(RoundTime(shape.mode, shape.nodes, seconds))
+        position += accepted + 1
+    return model.learn(rounds)
+
+
+def loss(model: CostModel) -> float:
+    """Return the throughput that a decoding loses because the model's costs are not the machine's, as a share."""
+    chosen = best_size(model.profile(SIZES).cost)
+    best = best_size(true_cost)
+    return 1 - TOKENS[chosen] / true_cost(*chosen) * true_cost(*best) / TOKENS[best]
+
+
+def learned(model: CostModel = ESTIMATED, count: int = 6, first: int = 0, **options) -> CostModel:
+    for number in range(first, first + count):
+        model = decoding(model, number, **options)
+    return model
+
+
+def test_costs_approach_the_machines_costs():
+    model = learned(count=12)
+    profile = model.profile(SIZES)
+    used = [key for key, reading in model.readings.items() if reading.weight > 0.5]
+    assert len(used) >= 2 and profile.decodings == 12
+    for mode, size in used:
+        assert profile.cost(mode, size) == pytest.approx(true_cost(mode, size), rel=0.2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("spoiled", ["all x 0.3", "all x 3", "chain x 10", "both x 10", "both x 0.1"])
+def test_wrong_costs_are_corrected_within_three_decodings(spoiled, seed):
+    modes, factor = spoiled.split(" x ")
+    correct = learned(first=100 * seed)
+    wrong = {
+        key: reading._replace(cost=reading.cost * (float(factor) if modes in ("all", key[0]) else 1))
+        for key, reading in correct.readings.items()
+    }
+    assert loss(learned(replace(correct, readings=wrong), 3, first=100 * seed + 50)) < 0.05
+
+
+def test_sizes_that_were_never_used_get_their_cost_from_others():
+    model = ESTIMATED.learn([RoundTime("", 0, PLAIN)] * 9 + [RoundTime("chain", 8, 4 * PLAIN)] * 9)
+    before, after = (one.profile(SIZES) for one in (ESTIMATED, model))
+    assert after.cost("chain", 8) == pytest.approx(4, rel=0.1)
+    assert after.cost("chain", 16) > 1.8 * before.cost("chain", 16) and after.cost("both", 31) > before.cost("both", 31)
+
+
+def test_a_machine_that_is_slower_in_all_rounds_has_the_same_costs():
+    model = learned()
+    slow = learned(model, first=6, speed=3.0)
+    for mode, size in model.readings:
+        assert slow.profile(SIZES).cost(mode, size) == pytest.approx(true_cost(mode, size), rel=0.35)
+
+
+def test_one_plain_step_that_was_interrupted_has_little_influence():
+    model = learned()
+    mode, size = max(model.readings, key=lambda key: model.readings[key].weight)
+    times = [RoundTime(mode, size, PLAIN * true_cost(mode, size))] * 20
+    changed = model.learn([RoundTime("", 0, 5 * PLAIN), *times])
+    assert changed.profile(SIZES).cost(mode, size) == pytest.approx(model.profile(SIZES).cost(mode, size), rel=0.25)
+
+
+def test_decodings_without_drafts_teach_nothing():
+    assert ESTIMATED.learn([]) is ESTIMATED and ESTIMATED.learn([RoundTime("", 0, PLAIN)] * 99) is ESTIMATED
+    assert ESTIMATED.learn([RoundTime("another drafter's mode", 8, PLAIN)]) is ESTIMATED
 
 
 # ---- cache files ---------------------------------------------------------------------------------
 
 
-def test_a_saved_profile_is_found_by_name_and_batch_size(cache):
-    assert profiles.find(PROFILE.name, 2) is None
-    profiles.save(PROFILE)
-    assert profiles.find(PROFILE.name, 2) == PROFILE and len(list(cache.iterdir())) == 1
-    assert profiles.find(PROFILE.name, 1) is None and profiles.find("another", 2) is None
+def test_what_was_learned_is_found_by_name_and_batch_size(cache):
+    model = learned()
+    profiles.save_costs(model)
+    again = ESTIMATED.with_json(profiles.find_costs("a device", 1))
+    assert again.profile(SIZES) == model.with_json(model.to_json()).profile(SIZES) and len(list(cache.iterdir())) == 1
+    assert again.plain and again.decodings == 6 and set(again.readings) == set(model.readings)
+    assert profiles.find_costs("a device", 2) is None and profiles.find_costs("another", 1) is None
+    assert replace(ESTIMATED, name="another").with_json(model.to_json()).decodings == 0
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 10**5, json.dumps(MEASURED.to_json()).encode()])
-def test_damaged_and_foreign_files_are_ignored(cache, content):
-    profiles.save(PROFILE)
+VALUE = {"name": "a device", "images": 1, "decodings": 3, "readings": [["chain", 4, 1.2, 0.5]]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, [], 3, {}, PROFILE.to_json(), {**VALUE, "decodings": -1}, {**VALUE, "images": 2}, {**VALUE, "readings": 3}]
+    + [{**VALUE, "readings": [row]} for row in ([], ["chain", 4, 0.0, 1.0], ["chain", 4, float("nan"), 1.0])]
+    + [{**VALUE, "readings": [row]} for row in (["chain", 4, 1.0, 9.0], ["chain", 10**9, 1.0, 1.0], [3, 4, 1.0, 1.0])],
+)
+def test_damaged_foreign_and_older_values_are_ignored(value):
+    assert ESTIMATED.with_json(VALUE).readings == {("chain", 4): Reading(1.2, 0.5)}
+    assert ESTIMATED.with_json(value) == ESTIMATED
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 10**5])
+def test_files_that_are_not_json_are_ignored(cache, content):
+    profiles.save_costs(ESTIMATED)
     (path,) = cache.iterdir()
     path.write_bytes(content)
-    assert profiles.find(PROFILE.name, 2) is None
-    profiles.save(PROFILE)
-    assert profiles.find(PROFILE.name, 2) == PROFILE
+    assert profiles.find_costs("a device", 1) is None
 
 
-def test_a_profile_that_cannot_be_written_is_kept_for_the_process(cache):
+def test_costs_that_cannot_be_written_are_kept_for_the_process(cache):
     cache.write_text("a file where the folder should be", encoding="utf-8")
-    profiles.save(PROFILE)
-    assert profiles.find(PROFILE.name, 2) == PROFILE
-    assert [profiles.needs_remeasuring(PROFILE, NO_DRAFTS) for _ in range(2)] == [False, True]
+    profiles.save_costs(learned())
+    assert profiles.find_costs("a device", 1)["decodings"] == 6
 
 
 @pytest.mark.parametrize(
@@ -139,125 +273,30 @@ def test_the_cache_folder_is_the_systems_default_unless_set(system, variables, e
     assert profiles.folder() == profiles.Path(expected).expanduser()
 
 
-# ---- when they are measured again ----------------------------------------------------------------
+# ---- decodings -----------------------------------------------------------------------------------
 
 
-def readings(factor: float):
-    """Return twelve small rounds and twelve large ones, which take `factor` times as long as by the profile."""
-    return [(1.0, 0.01)] * 12 + [(2.0, 0.02 * factor)] * 12
+def decode_and_learn(target, drafter, images=1, **options):
+    done = run(target, drafter, ("a cat", "a dog", "fog")[:images], **{"drafting": Drafting("auto"), **options})
+    done.learn_costs()
+    return done
 
 
-NO_DRAFTS = [(1.0, 0.01)] * 24
-
-
-def results(readings, count):
-    """Return whether the profile needs re-measuring after each of `count` decodings with these readings."""
-    return [profiles.needs_remeasuring(MEASURED, readings) for _ in range(count)]
-
-
-@pytest.mark.parametrize("factor", [0.5, 1.5])
-def test_a_profile_is_measured_again_after_two_mismatches_in_a_row(cache, factor):
-    for _ in range(3):
-        profiles.save(MEASURED)
-        assert results(readings(factor), 2) == [False, True]
-    profiles.save(MEASURED)
-    for _ in range(20):
-        assert not any([*results(readings(factor), 1), *results(readings(1.1), 1)]), "a match resets the count"
-
-
-@pytest.mark.long
-def test_mismatches_are_counted_across_processes(cache):
-    """The command line decodes each image in a new process."""
-    profiles.save(MEASURED)
-    command = "from tests.unit.test_costs import *; print(profiles.needs_remeasuring(MEASURED, NO_DRAFTS))"
-    process = partial(subprocess.run, [sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True)
-    assert [process().stdout for _ in range(2)] == ["False\n", "True\n"]
-
-
-def test_a_profile_stays_if_it_cannot_be_measured_again(cache):
-    """For example for lack of memory: every further decoding with a mismatch then asks for it again."""
-    profiles.save(MEASURED)
-    assert results(readings(1.5), 9) == [False] + [True] * 8 and profiles.find(MEASURED.name, 1) == MEASURED
-
-
-def test_decodings_without_drafts_cause_one_new_measurement(cache):
-    """A wrong profile may prevent drafts. If the second one does so too, drafts don't pay on this device."""
-    profiles.save(MEASURED)
-    assert results(NO_DRAFTS, 2) == [False, True]
-    profiles.save(MEASURED)
-    assert not any(results(NO_DRAFTS, 20))
-    assert results(readings(1.5), 2) == [False, True]
-
-
-def test_rounds_that_do_not_allow_a_comparison_are_ignored(cache):
-    profiles.save(MEASURED)
-    slower = [(steps, 7 * seconds) for steps, seconds in readings(1.0)]
-    assert not any(results(slower, 20)), "a machine that is slower in all rounds"
-    assert not any(results([(2.0, 0.5)] * 40, 20)), "rounds of one size"
-    assert not any(results(readings(1.5)[:15], 20)), "too few large rounds"
-    assert not any(results([], 20))
-
-
-@pytest.mark.parametrize("times, doubts", [(1, 1), (3, 7), (10, 1024)])
-def test_counts_of_earlier_versions_are_read(cache, times, doubts):
-    """Their files have up to 10 measurements and 1024 mismatches."""
-    write_counts(cache, times=times, doubts=doubts)
-    assert profiles.find(MEASURED.name, 1) == MEASURED and results(readings(1.5), 1) == [True]
-
-
-@pytest.mark.parametrize("field", ["times", "doubts"])
-@pytest.mark.parametrize("value", [-1, 1.5, "2", None, 10**30])
-def test_a_profile_with_damaged_counts_is_ignored(cache, field, value):
-    write_counts(cache, **{field: value})
-    assert profiles.find(MEASURED.name, 1) is None and results(NO_DRAFTS, 5) == [False] * 5
-
-
-def write_counts(cache, **counts):
-    profiles.save(MEASURED)
-    (path,) = cache.iterdir()
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | counts), encoding="utf-8")
-
-
-# ---- measuring -----------------------------------------------------------------------------------
-
-
-def decode_and_measure(target, drafter, images=1, **options):
-    decoding = run(target, drafter, ("a cat", "a dog", "fog")[:images], drafting=Drafting("auto"), **options)
-    decoding.measure_costs()
-    return decoding
-
-
-def test_costs_measured_after_the_first_decoding_are_used_in_the_next(models, cache):
-    target, drafter = models
-    first = decode_and_measure(target, drafter)
-    second = decode_and_measure(target, drafter)
-    measured = second.profile
-    assert first.profile == built_in("cpu", 1) and measured != first.profile
-    assert list(measured.costs) == ["chain", "both chain", "both"] and measured.images == 1
-    for curve in measured.costs.values():
-        steps = [steps for _, steps in curve]
-        assert curve[0][0] == 0 and steps == sorted(steps) and steps[0] > 0
-    assert len(list(cache.iterdir())) == 1, "the second decoding measured again"
-
-
-def test_costs_measured_on_a_busy_machine_are_corrected_by_later_decodings(models, cache):
-    target, drafter = models
-    correct = [decode_and_measure(target, drafter), decode_and_measure(target, drafter)][1].profile
-    too_high = {source: tuple((size, steps + size) for size, steps in curve) for source, curve in correct.costs.items()}
-    (path,) = cache.iterdir()
-    path.unlink()
-    profiles.save(CostProfile(correct.name, correct.images, too_high))
-    slow, slower, corrected = (decode_and_measure(target, drafter) for _ in range(3))
-    assert slow.profile.costs == slower.profile.costs == too_high and slow.trace.report()["tau"] == 1
-    assert corrected.profile.costs != too_high
+def test_each_decoding_improves_the_costs_of_the_next(models, cache):
+    state = torch.get_rng_state()
+    counts = [decode_and_learn(*models).profile.decodings for _ in range(3)]
+    assert counts == [0, 1, 2] and len(list(cache.iterdir())) == 1
+    assert torch.equal(torch.get_rng_state(), state)
+    (saved,) = (json.loads(path.read_text(encoding="utf-8")) for path in cache.iterdir())
+    assert saved["decodings"] == 3 and [*PLAIN_STEP] in [row[:2] for row in saved["readings"]]
 
 
 @pytest.mark.parametrize("other", ["images", "dtype", "drafter", "greedy", "guidance"])
-def test_settings_that_change_costs_have_separate_profiles(models, cache, other):
+def test_settings_that_change_costs_are_learned_separately(models, cache, other):
     from adt_core import Sampling, load_drafter
 
     target, drafter = copy.deepcopy(models)
-    decode_and_measure(target, drafter)
+    decode_and_learn(target, drafter)
     options = {}
     images = 1
     if other == "images":
@@ -268,149 +307,41 @@ def test_settings_that_change_costs_have_separate_profiles(models, cache, other)
         drafter = load_drafter("jacobi", target)
     else:
         options = {"sampling": Sampling(temperature=0) if other == "greedy" else Sampling(guidance=1)}
-    assert decode_and_measure(target, drafter, images, **options).profile == built_in("cpu", images)
+    assert decode_and_learn(target, drafter, images, **options).profile.decodings == 0
 
 
-@pytest.mark.parametrize("why", ["another method", "a given profile"])
-def test_costs_are_not_measured_if_they_are_not_used(models, cache, why):
+@pytest.mark.parametrize("why", ["another method", "a given profile", "interrupted"])
+def test_costs_are_not_learned(models, cache, why):
     target, drafter = models
-    drafting = Drafting("eagle2" if why == "another method" else "auto")
-    given = PROFILE if why == "a given profile" else None
-    decoding = run(target, drafter, drafting=drafting, profile=given)
-    decoding.measure_costs()
+    if why == "interrupted":
+        with drawing(new_decoding(Job(target, Recipe(drafting=Drafting("auto")), drafter), ["a cat"])) as running:
+            next(running)
+    else:
+        drafting = Drafting("eagle2" if why == "another method" else "auto")
+        decode_and_learn(target, drafter, drafting=drafting, profile=PROFILE if "given" in why else None)
     assert not cache.exists()
 
 
-def test_a_reading_that_includes_a_capture_is_repeated(models, monkeypatch):
-    target, drafter = models
-    request = run(target, drafter, drafting=Drafting("auto")).request
-    plain = measuring._TimedRounds(request, 1, drafts=False)
-    rounds = []
-
-    def captured_at_first(slots, *_):
-        slots.graphs.attempts += not rounds
-        rounds.append(slots)
-
-    monkeypatch.setattr(measuring, "run_round", captured_at_first)
-    plain.seconds(policies.NO_DRAFTS)
-    assert len(rounds) == 2
+def test_rounds_that_were_cut_or_captured_are_left_out(models):
+    done = run(*models, ("a cat",), drafting=Drafting("auto"))
+    costs = done._costs
+    shape = Shape(8, 1, 8, mode="chain")
+    cut = replace(done.trace.rounds[0].images[0], depth_asked=2)
+    complete = replace(cut, depth_asked=8)
+    before = len(costs._rounds)
+    for share, prepared in ((cut, False), (complete, True), (complete, False), (replace(cut, depth_asked=0), False)):
+        costs.record([shape], replace(done.trace.rounds[0], images=(share,), prepared=prepared), 0.5)
+    assert costs._rounds[before:] == [RoundTime("chain", 8, 0.5), RoundTime("", 0, 0.5)]
 
 
-@pytest.mark.parametrize("timed", [MEASURED_CHAINS, MEASURED_TREES], ids=["chains", "trees"])
-def test_measured_sizes_include_the_largest_of_each_number_of_tiles(timed):
-    """With guidance on a GPU, costs rise in steps at another tile of the batch-invariant mode."""
-    tiles = {size: -(-2 * (size + 1) // TILE["cuda"]) for size in SIZES}
-    fullest = [max(size for size in SIZES if tiles[size] == count) for count in set(tiles.values())]
-    assert set(timed) >= {size for size in fullest if size <= timed[-1]}
-    assert all(2 * (size + 1) % TILE["cuda"] == 0 for size in fullest)
-
-
-def test_the_profile_name_includes_tiles_and_graphs(models, monkeypatch):
+def test_the_name_of_a_profile_includes_tiles_and_graphs_but_not_the_machine(models, monkeypatch):
     target, drafter = copy.deepcopy(models)
     request = run(target, drafter, drafting=Drafting("auto")).request
+    name = profile_name(request)
+    assert "float64" in name and torch.__version__ in name and platform.node() not in name
     target.decoder.set_dtype(torch.bfloat16)
-    assert f", tiles of {target.decoder.tile};" in measuring.profile_name(request)
+    assert f", tiles of {target.decoder.tile};" in profile_name(request)
     monkeypatch.setattr(type(request), "replayed", True)
-    captured = measuring.profile_name(request)
+    captured = profile_name(request)
     monkeypatch.setenv(graphs.VARIABLE, "0")
-    assert measuring.profile_name(request) != captured
-
-
-def test_a_warm_up_measures_costs(models, cache):
-    job = Job(models[0], Recipe(drafting=Drafting("auto")), models[1])
-    warm_up(new_decoding(job, ["a cat"]), count=1)
-    assert decode(new_decoding(job, ["a cat"])).profile != built_in("cpu", 1)
-
-
-def test_a_warm_up_that_decodes_the_complete_image_measures_once(models, cache, monkeypatch):
-    """GPUs use such warm-ups. With two measurements a mismatch would count twice."""
-    measure = mock.Mock()
-    monkeypatch.setattr(Decoding, "measure_costs", measure)
-    monkeypatch.setattr(Request, "replayed", True)
-    warm_up(new_decoding(Job(models[0], Recipe(drafting=Drafting("auto")), models[1]), ["a cat"]))
-    assert measure.call_count == 1
-
-
-def test_an_interrupted_decoding_does_not_measure(models, cache):
-    job = Job(models[0], Recipe(drafting=Drafting("auto")), models[1])
-    with drawing(new_decoding(job, ["a cat"])) as running:
-        next(running)
-    assert not cache.exists()
-
-
-def test_measuring_changes_neither_the_codes_nor_the_random_state(models, cache):
-    target, drafter = models
-    decoding = run(target, drafter, drafting=Drafting("auto"))
-    codes = decoding.codes.clone()
-    state = torch.get_rng_state()
-    decoding.measure_costs()
-    assert torch.equal(decoding.codes, codes) and torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        torch.cuda.OutOfMemoryError("CUDA out of memory."),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."),
-        RuntimeError("could not create a primitive"),
-    ],
-)
-def test_an_error_while_measuring_does_not_lose_the_image(models, cache, monkeypatch, error):
-    monkeypatch.setattr(measuring, "run_round", mock.Mock(side_effect=error))
-    assert decode_and_measure(*models).codes.min() >= 0 and not cache.exists()
-
-
-@pytest.mark.parametrize(
-    "message", ["a shape is wrong", "could not create a primitive descriptor for a matmul primitive"]
-)
-def test_an_unexpected_error_while_measuring_is_logged(models, cache, monkeypatch, caplog, message):
-    monkeypatch.setattr(measuring, "run_round", mock.Mock(side_effect=RuntimeError(message)))
-    assert decode_and_measure(*models).codes.min() >= 0 and not cache.exists()
-    (record,) = caplog.records
-    assert record.levelname == "WARNING" and message in record.getMessage()
-
-
-def test_measuring_is_not_retried_after_a_failure(models, cache, monkeypatch):
-    failing = mock.Mock(side_effect=torch.cuda.OutOfMemoryError("CUDA out of memory."))
-    monkeypatch.setattr(measuring, "run_round", failing)
-    decode_and_measure(*models)
-    tries = failing.call_count
-    decode_and_measure(*models)
-    assert failing.call_count == tries > 0
-    decode_and_measure(*models, images=2)
-    assert failing.call_count > tries, "another batch size is measured"
-
-
-@pytest.mark.parametrize("free, measured", [(2**10, False), (2**30, True)])
-def test_pooled_slots_are_kept_if_gpu_memory_is_too_small_for_measuring(models, cache, monkeypatch, free, measured):
-    """They are released only if measuring then fits into memory."""
-    target, drafter = models
-    decoding = run(target, drafter, ("a cat",), drafting=Drafting("auto"))
-    released = mock.Mock()
-    monkeypatch.setattr("adt_core.engine.device.memory.free_bytes", lambda device: free)
-    monkeypatch.setattr(pool, "release", released)
-    decoding.measure_costs()
-    assert cache.exists() is measured and released.called is measured
-
-
-def test_costs_are_not_measured_if_memory_is_too_small(models, cache, monkeypatch):
-    """Memory is checked first, because some systems kill a process that exceeds it."""
-    target, drafter = models
-    decoding = run(target, drafter, ("a cat",), drafting=Drafting("auto"))
-    weights = sum(part.numel() * part.element_size() for part in target.decoder.parameters())
-    total = (weights + decoding.memory_required()) / MEMORY_SHARE  # enough for the image
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
-    monkeypatch.setattr(measuring, "run_round", mock.Mock(side_effect=AssertionError("costs were measured")))
-    decoding.measure_costs()
-    assert not cache.exists()
-
-
-def test_the_profile_name_does_not_identify_the_machine(models):
-    import platform
-
-    target, drafter = models
-    decoding = decode_and_measure(target, drafter)
-    name = decode_and_measure(target, drafter).profile.name
-    assert "float64" in name and torch.__version__ in name and platform.node() not in name and decoding.codes.min() >= 0
-    assert measuring.MAX_READINGS >= 3
+    assert profile_name(request) != captured

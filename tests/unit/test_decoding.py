@@ -9,11 +9,9 @@ import torch
 
 from adt_core import AdtError, Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.drafters import Drafter, Proposer
-from adt_core.drafters.costs import built_in
 from adt_core.drafters.eagle import EagleProposer
-from adt_core.engine.device import profiles
 from adt_core.engine.device.memory import MEMORY_SHARE
-from adt_core.policies import PLAIN, POLICIES, CostProfile
+from adt_core.policies import PLAIN, POLICIES
 from adt_core.rules.tree import chain
 from tests.drafted import run
 
@@ -238,6 +236,5 @@ def test_the_cost_profile_is_chosen_when_decoding_starts(models, monkeypatch):
     prompt = target.encode_prompt("a cat")
     decoding = Decoding(target, [prompt], drafting=Drafting("recording"), drafter=load_drafter("jacobi", target))
     target.decoder.set_dtype(torch.bfloat16)
-    monkeypatch.setattr(profiles, "find", lambda name, images: CostProfile(name, images, built_in("cpu", 1).costs))
     next(iter(decoding))
     assert "bfloat16" in names[-1]

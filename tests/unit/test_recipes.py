@@ -90,16 +90,6 @@ def test_a_policy_can_choose_between_draft_modes(models, monkeypatch, drafter):
     assert len(chosen) == 2
 
 
-@pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.chooses])
-@pytest.mark.parametrize("width", [1, 256], ids=["chains", "trees"])
-def test_measured_shapes_fit_into_the_memory_of_the_largest_shape(name, width):
-    policy = Drafting(name).policy
-    largest = policy.largest(Drafting(name).settings)
-    shapes = policy.measured_shapes(DraftMode("a draft mode", width))
-    assert shapes[0] == NO_DRAFTS and shapes == sorted(shapes, key=lambda shape: shape.nodes)
-    assert all(max(column) <= limit for column, limit in zip(zip(*shapes), largest[:3]))
-
-
 # ---- a minimal drafter ---------------------------------------------------------------------------
 
 

@@ -1,18 +1,20 @@
-"""Cost profile of one decoding: how it is chosen, checked against the decoding's rounds, and measured."""
+"""Costs of one decoding's rounds: the profile that its policy reads, and learning from the times of its rounds."""
 
 from __future__ import annotations
 
-import logging
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
 
-from torch import Tensor
+import torch
 
-from ...drafters.costs import built_in
-from ...errors import is_out_of_memory
-from ...policies import CostProfile
+from ...policies import NO_DRAFTS, CostProfile, Shape
+from ...policies.cost_model import CostModel, RoundTime
+from ...rules.trace import Round
+from ..graphs import disabled_reason
 from ..request import Request
 from . import profiles
-from .measuring import measure, profile_name
-from .threads import limit_threads
 
 
 class Costs:
@@ -20,6 +22,9 @@ class Costs:
 
     Attributes:
         profile: Profile in use; None before `choose_profile`, and if the policy does not choose.
+        clock: Returns the time in seconds for measuring rounds. On a CPU this is the processor time of the calling
+            thread, because other processes interrupt some rounds for longer than these take. Windows counts it in
+            steps of 16 ms, which is too coarse.
     """
 
     def __init__(self, request: Request, given: CostProfile | None):
@@ -27,62 +32,86 @@ class Costs:
 
         Args:
             request: Batch to decode.
-            given: Profile to use instead of a measured one, such as the profile of a saved image.
+            given: Profile to use instead of the device's, such as the profile of a saved image.
         """
         self._request = request
         self._is_needed = request.drafting.policy.chooses
         self._given = given if self._is_needed else None
         self.profile = self._given
-        self._readings: list[tuple[float, float]] = []
+        self._rounds: list[RoundTime] = []
+        has_thread_time = not request.replayed and sys.platform != "win32"
+        self.clock: Callable[[], float] = time.thread_time if has_thread_time else time.perf_counter
 
     def choose_profile(self, batch_size: int) -> None:
-        """Use the given profile, else the measured one, else the built-in estimate.
+        """Use the given profile, or what was learned on this device.
 
         Args:
             batch_size: Number of images that are decoded together.
         """
-        if not self._is_needed:
-            return
-        self.profile = self._given or profiles.find(profile_name(self._request), batch_size)
-        if self.profile is None:
-            device = self._request.target.decoder.embedding.device.type
-            self.profile = built_in(device, batch_size, self._request.modes)
+        if self._is_needed and self._given is None:
+            self.profile = self._model(batch_size).profile(self._request.drafting.policy.sizes)
 
-    def record(self, steps: float | None, seconds: float) -> None:
-        """Record a round.
+    def record(self, shapes: Sequence[Shape], round: Round, seconds: float) -> None:
+        """Record the time of a round.
 
-        Args:
-            steps: Its cost by the profile, in plain steps; None if the policy has made no estimate.
-            seconds: Its measured time.
-        """
-        if steps is not None:
-            self._readings.append((steps, seconds))
-
-    def measure_if_needed(self, batch_size: int, codes: Tensor) -> None:
-        """Measure and save the profile if there is none, or if decodings have contradicted it.
-
-        Measuring takes one to three seconds, so call this after the last image. Errors of the device are logged and
-        not raised, because the images are finished by then; measuring is not tried again in this process.
+        Rounds that included other work, such as capturing a graph, and those whose trees were cut at the end of an
+        image are left out.
 
         Args:
-            batch_size: Number of images that are decoded together.
-            codes: Tokens [B, T] of the finished images.
+            shapes: Shapes that were chosen, of which those of active images are equal.
+            round: The round.
+            seconds: Its time by `clock`.
         """
+        largest = max(shapes, key=lambda shape: shape.nodes)
+        if all(share.depth_asked == 0 for share in round.images):
+            largest = NO_DRAFTS
+        if not round.prepared and all(share.depth_asked == largest.depth for share in round.images):
+            self._rounds.append(RoundTime(largest.mode, largest.nodes, seconds))
+
+    def learn(self, batch_size: int) -> None:
+        """Update what is stored about this device with the recorded rounds.
+
+        A decoding with a given profile changes nothing, so that repeating an image has no effect on later ones.
+
+        Args:
+            batch_size: Number of images that were decoded together.
+        """
+        if self._is_needed and self._given is None:
+            before = self._model(batch_size)  # another process may have changed it
+            after = before.learn(self._rounds)
+            if after is not before:
+                profiles.save_costs(after)
+        self._rounds = []
+
+    def _model(self, batch_size: int) -> CostModel:
         request = self._request
-        shapes = [request.drafting.policy.measured_shapes(mode) for mode in request.modes]
-        if not self._is_needed or not all(shapes) or request.start == request.target.length or self._given is not None:
-            return
-        name = profile_name(request)
-        measured = profiles.find(name, batch_size)
-        readings = self._readings if measured == self.profile else ()
-        if measured is not None and not profiles.needs_remeasuring(measured, readings):
-            return
-        if profiles.is_unmeasurable(name, batch_size):
-            return
-        try:
-            with limit_threads(request.threads):
-                profiles.save(measure(request, batch_size, codes))
-        except (MemoryError, RuntimeError) as error:
-            profiles.mark_unmeasurable(name, batch_size)
-            level = logging.INFO if is_out_of_memory(error) else logging.WARNING
-            logging.getLogger(__name__).log(level, "The cost of drafts on this device could not be measured: %s", error)
+        decoder = request.target.decoder
+        on_cpu = decoder.embedding.device.type == "cpu"
+        tile = 0 if on_cpu or not decoder.tile else decoder.tile
+        model = CostModel(profile_name(request), batch_size, request.modes, on_cpu, request.groups, tile)
+        return model.with_json(profiles.find_costs(model.name, batch_size))
+
+
+def profile_name(request: Request) -> str:
+    """Return the name of a cost profile: everything that the cost of a round depends on except the batch size.
+
+    The name does not identify the machine or its user.
+    """
+    decoder = request.target.decoder
+    config = decoder.config
+    device = decoder.embedding.device
+    cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: {request.threads}"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
+    model = f"{request.target.name} {config.num_layers}x{config.hidden_size}, {request.target.length} tokens"
+    network = request.job.drafter.network if request.job.drafter is not None else None
+    size = sum(part.numel() for part in network.parameters()) if network is not None else 0
+    modes = "+".join(mode.name for mode in request.modes)
+    numbers, drawn = request.recipe.cost_key()
+    rows = f"{request.groups} rows, {drawn}"
+    if decoder.tile:
+        numbers += f", tiles of {decoder.tile}"
+    if decoder.fallback is not None and not decoder.fallback.far:
+        numbers += ", no far keys"
+    if request.replayed and disabled_reason(decoder):
+        where += ", no graphs"
+    return f"{where}, torch {torch.__version__}; {model}, {numbers}; {modes} {size}; {rows}"[:200]

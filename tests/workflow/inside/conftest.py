@@ -71,7 +71,6 @@ class Pack:
         self.bundled = ROOT / "adt_core" / "bundled"
         self.package = lambda name: importlib.import_module(package + name)
         self.AdtError = self.package(".adt_core.errors").AdtError
-        self.package(".adt_core.engine.device.measuring").TIME_LIMIT = 0.0  # one reading of each shape
 
     @property
     def ours(self) -> dict[str, dict]:
