@@ -1,9 +1,18 @@
 """Rows of a batch: their cache positions, position ids and attention masks.
 
-With guidance every image has two rows: [cond_0 .. cond_B-1, uncond_0 .. uncond_B-1]. Prompts are left-padded to a
-common length, so the token at raster position p is at cache position ``cache_offset + p`` in all rows. A token's
-position id is its cache position minus the padding of its row. In a model with M-RoPE it is an index into the table of
-:class:`.rotary.MropePositions`.
+A batch of B images has R rows. Without guidance, R = B. With guidance, every image has a conditional and an
+unconditional row, in this order: [cond_0 .. cond_B-1, uncond_0 .. uncond_B-1].
+
+Three numbers say where a token is:
+
+- The raster position counts the tokens of the image, row by row from 0.
+- The cache position is the index in the KV cache. Prompts are left-padded to a common length, so the token at raster
+  position p has the cache position ``cache_offset + p`` in all rows.
+- The position id selects the rotation of RoPE. It is the cache position minus the padding of the row. In a model with
+  M-RoPE, it is an index into the table of :class:`.rotary.MropePositions`.
+
+Other letters in shapes: n tokens of each row in a forward, h hidden size, w cache positions, and `end` cache positions
+that a forward reads. A root is the last decided token of an image, from which the next draft tree grows.
 """
 
 from __future__ import annotations
@@ -27,11 +36,12 @@ class AttentionMetadata:
 
     Attributes:
         positions: [R, n] int64 position ids.
-        cache_position: [R, n] int64 positions in the KV cache, or a slice if all rows have the same.
-        mask: [R, 1, n, end], added to attention scores, in the compute dtype; the forward reads the first ``end`` cache
-            positions. With ``near_keys`` it is the mask of the far keys.
-        near_keys: Keys that are read separately in batch-invariant mode (:mod:`.batch_invariance`).
-        mrope_positions: [R, n, 3] int64, if they differ from those that ``positions`` select.
+        cache_position: [R, n] int64 cache positions, or a slice if they are the same in all rows.
+        mask: [R, 1, n, end] mask that is added to the attention scores, in their dtype. With ``near_keys``, it covers
+            only the far keys.
+        near_keys: Near keys of batch-invariant mode (:mod:`.batch_invariance`), else None.
+        mrope_positions: [R, n, 3] int64 M-RoPE positions. None in a model without M-RoPE, and if ``positions`` are
+            indices of the right entries of the table.
     """
 
     positions: Tensor
@@ -42,11 +52,18 @@ class AttentionMetadata:
 
     @property
     def end(self) -> int:
-        """Number of cache positions that the forward reads."""
+        """Number of cache positions that the forward reads, from the beginning of the cache."""
         return self.mask.shape[-1]
 
     def part(self, first: int, last: int) -> AttentionMetadata:
-        """Return the metadata of tokens ``first`` to ``last - 1`` of a forward that begins at cache position 0."""
+        """Return the metadata for only the tokens ``first`` to ``last - 1``.
+
+        The metadata must describe a forward whose first token is at cache position 0.
+
+        Args:
+            first: Index of the first token.
+            last: Index after the last token.
+        """
         mrope_positions = None if self.mrope_positions is None else self.mrope_positions[:, first:last]
         mask = self.mask[:, :, first:last, :last]
         positions = self.positions[:, first:last]
@@ -55,13 +72,13 @@ class AttentionMetadata:
 
 @dataclass
 class Roots:
-    """Last decided token of every image: the root of its next tree, which the target has not read yet.
+    """Root of every image: its last decided token. The target model has not processed this token yet.
 
     Attributes:
-        codes: [B] int64.
-        at: [B, 1] int64 raster positions, on the same device.
-        kv_length: Number of cache positions that a forward reads if rounds are replayed as CUDA graphs. Otherwise 0:
-            the host reads ``at``, and a forward reads only the filled part of the cache.
+        codes: [B] int64 codes of the roots.
+        at: [B, 1] int64 raster positions of the roots, on the same device as ``codes``.
+        kv_length: Fixed number of cache positions that a forward reads, if rounds are replayed as CUDA graphs. If 0,
+            the host copies ``at`` from the device, and a forward reads only the filled part of the cache.
     """
 
     codes: Tensor
@@ -73,34 +90,34 @@ class Roots:
         """Return roots of images that are all at the same position.
 
         Args:
-            codes: [B] int64.
-            position: Raster position.
+            codes: [B] int64 codes of the roots.
+            position: Raster position of all roots.
         """
         return cls(codes, torch.full_like(codes, position)[:, None])
 
     def advance(self, codes: Tensor, steps: Tensor) -> None:
-        """Replace the roots by later ones, in the same memory.
+        """Replace the roots with later ones, in the same memory.
 
         Args:
             codes: [B] int64 codes of the new roots.
-            steps: [B, 1] int64 tokens between the old and the new roots.
+            steps: [B, 1] int64 distance from the old to the new root of each image, in tokens.
         """
         self.codes.copy_(codes)
         self.at.add_(steps)
 
 
 class BatchRows:
-    """Prompt rows of a batch of images, one or two for each, and their masks over the KV cache.
+    """Prompt rows of a batch of images, one or two for each image, and their masks over the KV cache.
 
     Attributes:
-        length: Padded length of the prompts.
+        length: Length of the padded prompts, in tokens.
         cache_offset: Cache position of an image's first token.
         count: Number of rows R.
         images: Number of images B.
-        ids: [R, length] int64, left-padded token ids for the prefill, of the rows that the batch began with.
-        features: [R, length, h] read instead of the ids in a model with a text encoder, else None.
-        pads: [R] int64 padding of each row.
-        columns: [cache_length] int64, all cache positions.
+        ids: [R, length] int64 left-padded token ids for the prefill. ``select`` and ``admit`` do not change them.
+        features: [R, length, h] decoder inputs that replace the ids in a model with a text encoder, else None.
+        pads: [R] int64 number of padding tokens of each row.
+        columns: [cache_length] int64 numbers of all cache positions: 0, 1, 2 and so on.
     """
 
     _BY_ROW = ("pads", "_shifts", "_hidden_until", "_prompt_mask")
@@ -119,12 +136,12 @@ class BatchRows:
 
         Args:
             prompts: ``EncodedPrompt`` or plain token ids of every row, conditional rows first.
-            cache_length: Positions of the KV cache.
-            like: Tensor that sets dtype and device.
-            images: Number of images; 0 if every row is an image.
-            length: Length to which prompts are padded, if none is longer.
-            prefix: Image tokens at the end of every prompt.
-            mrope_positions: Positions in a model with M-RoPE.
+            cache_length: Number of cache positions.
+            like: Tensor whose device and dtype the masks get.
+            images: Number of images; 0 if there is one row per image.
+            length: Minimum length of the padded prompts, in tokens.
+            prefix: Number of image tokens at the end of every prompt.
+            mrope_positions: Table of M-RoPE positions, in a model with M-RoPE.
         """
         self.length = max(length, *map(len, prompts))
         self.cache_offset = self.length - prefix
@@ -137,7 +154,7 @@ class BatchRows:
         self.features = _left_padded([getattr(prompt, "features", None) for prompt in prompts], self.length, like)
         self._set_position_ids(prompts, pads, mrope_positions)
         hidden = [pad + getattr(prompt, "hidden", 0) for prompt, pad in zip(prompts, pads)]
-        self._hidden_until = torch.tensor(hidden, device=self.device)  # earlier cache positions are always masked
+        self._hidden_until = torch.tensor(hidden, device=self.device)  # cache positions before it are masked
         self.columns = torch.arange(cache_length, device=self.device)
         self._visible = like.new_zeros(())
         self._masked = like.new_full((), -math.inf)
@@ -146,7 +163,7 @@ class BatchRows:
     def _set_position_ids(
         self, prompts: Sequence[list[int]], pads: list[int], mrope_positions: MropePositions | None
     ) -> None:
-        """Set the shifts from cache positions to position ids, and the M-RoPE positions of prompts."""
+        """Set the differences between cache positions and position ids, and the M-RoPE positions of prompts."""
         self._shifts = self.pads
         self._mrope_table = None
         if mrope_positions is not None:
@@ -156,18 +173,18 @@ class BatchRows:
         self._own_mrope = [(row, pads[row], positions) for row, positions in enumerate(own) if positions is not None]
 
     def _additive(self, visible: Tensor) -> Tensor:
-        """Return a mask to add to attention scores: 0 for visible keys, -inf for others."""
+        """Convert a bool mask (True for visible keys) to a mask for attention scores: 0 if visible, else -inf."""
         return torch.where(visible, self._visible, self._masked)
 
     # ---- selection of rows ------------------------------------------------------------------
 
     def of(self, slots: Tensor) -> Tensor:
-        """Return the indices of the rows of some batch slots [B]."""
-        # images = 4 with guidance, slots [1, 3]: rows [1, 3] and, 4 further on, [5, 7] -> [1, 3, 5, 7]
+        """Return the indices of all rows that belong to some batch slots [b]. An image occupies one slot."""
+        # 4 images with guidance have 8 rows. Slots [1, 3] have conditional rows [1, 3] and unconditional rows [5, 7].
         return (torch.arange(0, self.count, self.images, device=self.device)[:, None] + slots).flatten()
 
     def select(self, slots: Tensor) -> BatchRows:
-        """Return only the rows of these slots."""
+        """Return the rows of these batch slots [b] as a new object."""
         selected = copy(self)
         indices = self.of(slots)
         selected.count = len(indices)
@@ -177,35 +194,35 @@ class BatchRows:
         return selected
 
     def admit(self, slots: Tensor, others: BatchRows) -> None:
-        """Overwrite the rows of these slots, in the same memory.
+        """Overwrite the rows of some batch slots, in the same memory.
 
         Args:
-            slots: [b] batch slots.
-            others: Rows of b images with the same padded length and cache length.
+            slots: [b] int64 batch slots.
+            others: Rows of b other images, with the same padded length and cache length.
         """
         for name in self._BY_ROW:
             getattr(self, name).index_copy_(0, self.of(slots), getattr(others, name))
 
     def unhidden(self) -> BatchRows:
-        """Return the same rows with every prompt token visible, even those that ``EncodedPrompt.hidden`` covers."""
+        """Return the same rows with all prompt tokens visible, including those that ``EncodedPrompt.hidden`` masks."""
         rows = copy(self)
         rows._hidden_until = self.pads
         rows._prompt_mask = rows._additive(self.columns >= self.pads[:, None])[:, None, None]
         return rows
 
     def spread(self, values: Tensor) -> Tensor:
-        """Repeat values of each image [B, ...] for its rows, [R, ...]. A single value is expanded without a copy."""
+        """Repeat the values of each image [B, ...] for its rows [R, ...]. For one image, the result is a view."""
         repeat = self.count // len(values)
         if len(values) == 1:
             return values.expand(repeat, *values.shape[1:])
         return values.repeat(repeat, *[1] * (values.ndim - 1))
 
     def gather(self, features: Tensor, nodes: Tensor) -> Tensor:
-        """Return the features of some nodes.
+        """Return the features of some nodes of each image's draft tree.
 
         Args:
-            features: [R, n, h].
-            nodes: [B, m] int64 node numbers of each image.
+            features: [R, n, h] features of all n nodes.
+            nodes: [B, m] int64 numbers of the m nodes to return.
 
         Returns:
             [R, m, h].
@@ -217,10 +234,10 @@ class BatchRows:
     def prefill(self) -> AttentionMetadata:
         """Return the metadata of a forward over all prompt tokens.
 
-        Padding and hidden tokens see themselves and those before them, because no row of the mask may be all -inf.
-        LANTERN's code does the same.
+        Padding and hidden tokens attend to themselves and to all tokens before them, as in LANTERN's code. Otherwise
+        their rows of the mask would contain only -inf, and softmax would return NaN.
         """
-        # A row of length 4 whose first cache position is padding (1: visible):
+        # A prompt of length 4 whose first token is padding (1: visible):
         #   query 0 (padding)  1 0 0 0
         #   query 1            0 1 0 0
         #   query 2            0 1 1 0
@@ -234,7 +251,7 @@ class BatchRows:
         return AttentionMetadata(positions, slice(0, self.length), mask, mrope_positions=mrope_positions)
 
     def _prompt_mrope(self, positions: Tensor) -> Tensor | None:
-        """Return M-RoPE positions [R, n, 3] if a prompt has its own ones, as with source images; else None."""
+        """Return M-RoPE positions [R, n, 3] if a prompt brings its own ones, as with source images; else None."""
         if self._mrope_table is None or not self._own_mrope:
             return None
         mrope_positions = self._mrope_table[positions.cpu()]
@@ -243,19 +260,20 @@ class BatchRows:
         return mrope_positions
 
     def step(self, roots: Roots, first: int, offsets: Tensor | int, own: Tensor | None) -> AttentionMetadata:
-        """Return the metadata of a forward of n tokens for each image, after its committed tokens.
+        """Return the metadata of a forward of n tokens for each image, after the image's committed tokens.
 
         Args:
-            roots: Root of each image; its committed tokens end before its root.
-            first: Distance from the root's cache position to the first token's.
-            offsets: [B, n] int64 position of each token relative to the root, or one number for all.
-            own: [B, n, w] bool, whether a token sees each of w cache positions, of which the first is the root's; a
-                token sees itself. None for a single token that sees all of them.
+            roots: Root of each image. All tokens before the root are committed.
+            first: Cache position of the first of the n tokens, relative to the root.
+            offsets: [B, n] int64 raster position of each token relative to the root, or one number for all tokens.
+            own: [B, n, w] bool: whether each token sees each of w cache positions, the first of which is the root's.
+                Every token sees itself. None for a single token that sees all these positions.
         """
-        # One row padded by 1, cache_offset 4, root at raster position 2, and a tree of a root with two children:
+        # One row with 1 padding token, cache_offset 4, root at raster position 2. The tree: the root and two children.
         #   start = 4 + 2 = 6, cache_position = slice(6, 9)
-        #   offsets [0, 1, 1] (depths) -> position ids [6, 7, 7] - 1 = [5, 6, 6]
-        #   cache position   0 1 2 3 4 5 | 6 7 8      (1: visible; 0 is padding, 1 to 5 are committed, own from 6 on)
+        #   offsets [0, 1, 1] (depths in the tree) -> position ids [6, 7, 7] - 1 = [5, 6, 6]
+        #   In the mask, 1 is visible. Cache position 0 is padding, 1 to 5 are committed, and `own` covers 6 to 8.
+        #   cache position   0 1 2 3 4 5 | 6 7 8
         #   root             0 1 1 1 1 1 | 1 0 0
         #   first child      0 1 1 1 1 1 | 1 1 0
         #   second child     0 1 1 1 1 1 | 1 0 1
@@ -274,29 +292,29 @@ class BatchRows:
         return AttentionMetadata(position_ids.expand(-1, n), cache_position, mask)
 
     def causal_step(self, roots: Roots, n: int) -> AttentionMetadata:
-        """Return the metadata of a forward of n successive tokens for each image, beginning with the root."""
+        """Return the metadata of a forward of n consecutive tokens for each image, beginning with the root."""
         if n == 1:
             return self.step(roots, 0, 0, None)
         at = self.columns[:n].expand(len(roots.at), -1)
         return self.step(roots, 0, at, at[..., None] >= at[:, None])
 
     def split_near_keys(self, step: AttentionMetadata, start: Tensor | int, near: int | None) -> AttentionMetadata:
-        """Return the same forward with near and far keys separated, as batch-invariant mode reads them.
+        """Return the metadata with near and far keys separated, for batch-invariant mode.
 
         Args:
             step: Metadata of the forward.
-            start: First cache position at which tokens may lie elsewhere than in plain decoding: an int64 tensor
-                [R, 1], or one number for all rows.
+            start: First cache position that may hold another token than in plain decoding: an int64 tensor [R, 1], or
+                one number for all rows.
             near: Number of image positions before a token whose keys are near; keys of the prompt are far. None if all
-                keys are near, also those of the prompt.
+                keys are near, including those of the prompt.
         """
         if near is None:
             return replace(step, near_keys=NearKeys(None, step.mask.double()))
-        # near = 2, cache_offset = 4, start = 6, and the tree of `step` above (tokens at cache positions 6, 7, 8, which
-        # plain decoding would have at 6, 7, 7):
+        # Example: near = 2, cache_offset = 4, start = 6, and the tree in the comment in `step`. Its tokens are at cache
+        # positions 6, 7, 8. In plain decoding, either child would be at cache position 7.
         #   far_until [4, 5, 5]: the token's position minus `near`, but not before the image
-        #   columns   [4, 5, 6, 7, 8]: cache positions that are near for any of the tokens
-        #   is_near   root 1 1 1 1 1, children 0 1 1 1 1; `mask` also hides what `step.mask` hides
+        #   columns   [4, 5, 6, 7, 8]: cache positions that are near for at least one token
+        #   is_near   root 1 1 1 1 1, children 0 1 1 1 1 (`mask` also masks what `step.mask` masks)
         #   far       root sees 1 to 3, children see 1 to 4
         seen = step.mask[:, 0]
         end = step.end
@@ -313,10 +331,10 @@ class BatchRows:
     def _ragged_step(
         self, roots: Roots, last: int, first: int, offsets: Tensor | int, own: Tensor | None
     ) -> AttentionMetadata:
-        """Return the metadata of :meth:`step` for images at different positions, or if the host does not know them.
+        """Return the metadata of :meth:`step` for images at different positions, or at positions unknown to the host.
 
-        It takes three times as long to build: 0.1 ms on a CPU. ``last`` is the largest position of a root; the other
-        arguments are as in :meth:`step`.
+        Building the metadata takes 0.1 ms on a CPU, three times as long as for equal positions. ``last`` is the largest
+        raster position of a root. The other arguments are as in :meth:`step`.
         """
         if own is None:
             own = self.columns.new_ones(len(roots.at), 1, first + 1, dtype=torch.bool)
@@ -326,9 +344,10 @@ class BatchRows:
         columns = self.columns[: roots.kv_length or last + self.cache_offset + width]
         distance = columns - start
         committed = (distance < 0) & (columns >= self._hidden_until[:, None])
-        # `own` of 2 columns, padded with a False on both sides, and start = 3:
-        #   distance  -3 -2 -1  0  1  2     of cache positions 0 to 5
-        #   index      0  0  0  1  2  3     into the padded columns: 0 and 3 are False
+        # Example: start = 3, and `own` has 2 columns. A False is added on both sides, so columns 0 and 3 are False.
+        #   cache position   0  1  2  3  4  5
+        #   distance        -3 -2 -1  0  1  2
+        #   index            0  0  0  1  2  3     column of the padded `own`
         index = (distance.clamp(-1, width) + 1)[:, None].expand(-1, n, -1)
         uncommitted = self.spread(F.pad(own, (1, 1))).gather(2, index)
         mask = self._additive(uncommitted | committed[:, None])[:, None]
@@ -336,7 +355,10 @@ class BatchRows:
 
 
 def _left_padded(features: list[Tensor | None], length: int, like: Tensor) -> Tensor | None:
-    """Stack features [n, h] of every row to [R, length, h], padded with zeros; None if a row has only token ids."""
+    """Stack the features [n, h] of all rows to [R, length, h], left-padded with zeros.
+
+    Return None if a row has only token ids.
+    """
     given = [row for row in features if row is not None]
     if len(given) < len(features):
         return None

@@ -1,4 +1,11 @@
-"""Target model of any family, as the engine uses it."""
+"""Target model with its codec and prompter: the interface that the engine uses for all families.
+
+Terms: a code is the index of an image token in the codec's codebook. The tokens of an image are its codes and, in some
+families, a token that ends each row. A model that generates a small version of the image first has the tokens of this
+small image before the tokens of the image. The raster position of a token counts all of them from 0.
+
+In shapes, B is the number of images, n the number of tokens, and h the hidden size of the decoder.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +27,15 @@ from .vq import Codec
 
 
 class EncodedPrompt(list[int]):
-    """Token ids of one row of a prompt; the last one begins the image.
+    """Token ids of one row of a prompt. The logits after the last token predict the first image token.
 
     Attributes:
-        features: [n, h] that a model with a text encoder reads instead of the ids. The ids are then only inputs of
-            drafters.
-        hidden: Number of tokens at the beginning that are masked.
-        note: Sentence for the author of the text, such as that it was truncated; "" if there is none.
-        mrope_positions: [k, 3] int64 of the first k tokens, relative to the first token of the image, in a model with
-            M-RoPE and source images; None if all tokens have consecutive positions.
+        features: [n, h] decoder inputs that replace the ids in a model with a text encoder. Then only drafters read the
+            ids.
+        hidden: Number of tokens at the beginning that attention masks.
+        note: Message to the user, such as that the text was truncated; "" if there is none.
+        mrope_positions: [k, 3] int64 M-RoPE positions of the first k tokens, relative to the first token of the image,
+            in a model with M-RoPE and source images. None if all tokens have consecutive positions.
     """
 
     def __init__(
@@ -50,7 +57,7 @@ class EncodedPrompt(list[int]):
 
         Args:
             ids: Token ids of the image tokens.
-            embedding: [vocab_size, h], the decoder's.
+            embedding: [vocab_size, h] embedding of the decoder.
         """
         features = self.features
         if features is not None:
@@ -59,16 +66,16 @@ class EncodedPrompt(list[int]):
 
 
 class PublishedSampling(NamedTuple):
-    """Sampling settings that the authors of a family publish, the defaults for its models.
+    """Sampling settings that the authors of a family publish. They are the defaults for its models.
 
     Attributes:
         guidance: As in :class:`..rules.settings.Sampling`.
         temperature: As in :class:`..rules.settings.Sampling`.
         top_k: As in :class:`..rules.settings.Sampling`.
         top_p: As in :class:`..rules.settings.Sampling`.
-        suffix: Appended to every prompt, but not to negative prompts. Callers of ``Target.encode_prompt`` append it
-            with :func:`suffixed`.
-        source: Where the settings are published.
+        suffix: Text to append to every prompt, but not to negative prompts. Callers of ``Target.encode_prompt`` append
+            it with :func:`suffixed`.
+        source: Address of the page or repository that publishes the settings.
     """
 
     guidance: float = Sampling.guidance
@@ -80,19 +87,19 @@ class PublishedSampling(NamedTuple):
 
 
 def suffixed(text: str, suffix: str) -> str:
-    """Return a prompt with a suffix; a blank prompt is returned unchanged."""
+    """Return a prompt with a suffix appended. A blank prompt is returned unchanged."""
     return f"{text.rstrip()}{suffix}" if text.strip() else text
 
 
 def grammar_at(grammar: Tensor | None, positions: Tensor) -> Tensor | None:
-    """Return the mask of impossible tokens at some positions.
+    """Return the mask of the tokens that the model's format does not allow at some positions.
 
     Args:
         grammar: Result of :meth:`Target.grammar`.
         positions: [n] or [B, n] int64 raster positions.
 
     Returns:
-        [n, num_tokens] or [B, n, num_tokens], 0 for possible and -inf for impossible tokens; None if all are possible.
+        [n, num_tokens] or [B, n, num_tokens]: 0 for allowed tokens, -inf for others. None if all tokens are allowed.
     """
     return None if grammar is None else grammar[positions % len(grammar)]
 
@@ -105,7 +112,7 @@ def guidance_at(guidance: Tensor | float, positions: Tensor) -> Tensor | float:
         positions: [n] or [B, n] int64 raster positions.
 
     Returns:
-        The scale of each position, [n, 1] or [B, n, 1], or the number itself if it is the same everywhere.
+        [n, 1] or [B, n, 1] scale of each position. If ``guidance`` is a number, it is returned unchanged.
     """
     return guidance[positions % len(guidance)] if isinstance(guidance, Tensor) else guidance
 
@@ -113,10 +120,8 @@ def guidance_at(guidance: Tensor | float, positions: Tensor) -> Tensor | float:
 class Prompter:
     """Converter of texts to prompt rows.
 
-    The argument ``grid`` of its methods holds the rows and columns of the image's codes.
-
     Attributes:
-        name: Name of the model in error messages.
+        name: Name of the model, for error messages.
     """
 
     name: str
@@ -134,7 +139,7 @@ class Prompter:
         raise NotImplementedError
 
     def encode_with(self, text: str, grid: tuple[int, int], sources: Sequence[Tensor]) -> EncodedPrompt:
-        """Return the conditional row of a text and source images, in a family that supports them.
+        """Return the conditional row of a text and source images, in a family that supports source images.
 
         Args:
             text: The prompt.
@@ -147,7 +152,7 @@ class Prompter:
         raise NotImplementedError
 
     def check(self, text: str, grid: tuple[int, int]) -> str:
-        """Return the note that ``encode`` attaches to a prompt.
+        """Return the note that ``encode`` would attach to a prompt (:attr:`EncodedPrompt.note`).
 
         Args:
             text: The prompt.
@@ -168,20 +173,23 @@ class Prompter:
         raise NotImplementedError
 
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
-        """Return which sizes the family supports if ``grid`` is not one of them, else "".
+        """Check whether the family supports an image size.
 
         Args:
             grid: Rows and columns of the image's codes.
             usual: Grid of the model's default size.
+
+        Returns:
+            "" if it does. Otherwise the sizes that it supports, as a clause for an error message.
         """
         return "" if grid == usual else f"its images always have {usual[0]} x {usual[1]} tokens"
 
 
 class Words(NamedTuple):
-    """Vocabulary of a model that understands only few words, in lower case.
+    """All words that a model with a small vocabulary understands, in lower case.
 
     Attributes:
-        things: Nouns of things that it can generate, such as "house".
+        things: Nouns for the things that the model can generate, such as "house".
         scenery: Words for surroundings, such as "snow" or "city".
         others: Colours, positions, and function words such as "the".
     """
@@ -198,7 +206,7 @@ class Words(NamedTuple):
 class Target:
     """Target model and the size of its images.
 
-    Some models generate a small version of the image first (GLM-Image), "the small image" below.
+    Some models first generate a small version of the image (GLM-Image). It is called the small image below.
 
     Attributes:
         name: Name of the checkpoint.
@@ -206,21 +214,21 @@ class Target:
         decoder: The transformer.
         codec: Image tokenizer.
         grid: Rows and columns of the image's codes.
-        row_end: Whether a token ends every row of codes (Lumina-mGPT, Emu3). It is the last of ``decoder.image_ids``,
-            forced at the end of a row and impossible elsewhere.
+        row_end: Whether each row of codes is followed by an end token (Lumina-mGPT, Emu3). The end token is the last of
+            ``decoder.image_ids``. It is forced at the end of a row and not allowed elsewhere.
         text_encoder: Text encoder, if the model has one.
-        usual_grid: Grid of the model's default size, if ``grid`` is another one.
-        guidance_of: Function that returns the guidance scale at every position, from the requested scale and the grid,
-            in models whose scale depends on the position.
-        lead_of: Function that returns rows and columns of the small image, from the grid of the image.
-        sources: [rows, columns] int64 codes of the source images of every prompt; see :meth:`with_sources`.
-        published: Sampling settings of its authors.
-        trained: Smallest and largest side of its training images, as in :class:`.family.Family`.
-        words: Vocabulary, if the model understands only few words.
-        script_vocab_size: Length of the logits that its authors' script samples from, in which tokens other than codes
-            are -inf; 0 if they are only the codes.
-        script_header: Number of tokens that the authors' script samples before the first image token, and that are part
-            of the prompt here.
+        usual_grid: Grid of the model's default size, if the image has another size.
+        guidance_of: Function that returns the guidance scale at every position. Its arguments are the requested scale
+            and the grid. None if the scale does not depend on the position.
+        lead_of: Function that returns rows and columns of the small image from the grid of the image, if there is one.
+        sources: [rows, columns] int64 codes of each source image; see :meth:`with_sources`.
+        published: Sampling settings that its authors publish.
+        trained: Range of image sizes in the training data, as in :class:`.family.Family`.
+        words: All words that the model understands, if its vocabulary is small.
+        script_vocab_size: Length of the logits from which the authors' script samples, if they cover more than the
+            codes; tokens other than codes are -inf there. Otherwise 0.
+        script_header: Number of tokens before the first image token that the authors' script samples. Here they are
+            part of the prompt.
         prompter: Converter of texts to prompt rows.
     """
 
@@ -246,8 +254,8 @@ class Target:
         """Return the same model for another image size.
 
         Args:
-            width: Pixels.
-            height: Pixels.
+            width: Width in pixels.
+            height: Height in pixels.
 
         Raises:
             AdtError: If the model does not support the size.
@@ -271,7 +279,10 @@ class Target:
 
     @property
     def loaded(self) -> dict[str, Any]:
-        """Loading settings, by the fields of a recipe. ``tiled`` is valid for the current device."""
+        """Settings with which the model was loaded, by the names of a recipe's fields.
+
+        ``tiled`` depends on the device on which the weights are.
+        """
         rows, columns = self.grid
         return {
             "dtype": str(self.decoder.dtype).removeprefix("torch."),
@@ -288,12 +299,12 @@ class Target:
 
     @property
     def num_tokens(self) -> int:
-        """Number of different tokens: the codes, and the end of a row if there is one."""
+        """Number of different image tokens: the codes, and the token that ends a row if there is one."""
         return self.num_codes + self.row_end
 
     @property
     def script_layout(self) -> tuple[int, Tensor]:
-        """Length of the logits that the authors' script samples from, and each token's index in them [num_tokens]."""
+        """Length of the logits from which the authors' script samples, and [num_tokens] index of each token there."""
         ids = self.decoder.image_ids
         return (
             (self.script_vocab_size, ids)
@@ -303,12 +314,12 @@ class Target:
 
     @property
     def columns(self) -> int:
-        """Tokens per row of the image, including the token that ends it."""
+        """Number of tokens per row of the image, including the token that ends the row."""
         return self.grid[1] + self.row_end
 
     @property
     def lead(self) -> tuple[int, int]:
-        """Rows and columns of the small image that is generated first; (0, 0) if there is none."""
+        """Rows and columns of the small image; (0, 0) if there is none."""
         return self.lead_of(self.grid) if self.lead_of is not None else (0, 0)
 
     @property
@@ -318,28 +329,28 @@ class Target:
 
     @property
     def num_cells(self) -> int:
-        """Number of codes of an image, including the small image: its tokens without the ends of rows."""
+        """Number of codes of an image, including the small image, but without the tokens that end rows."""
         return self.length - self.grid[0] * self.row_end
 
     @property
     def mrope_positions(self) -> MropePositions | None:
-        """M-RoPE positions of prompt and image, in a model with M-RoPE."""
+        """M-RoPE positions of prompt and image; None in a model without M-RoPE."""
         config = self.decoder.config
         return MropePositions.of(config, [self.lead, self.grid]) if config.mrope_section is not None else None
 
     @property
     def rope(self) -> Rope:
-        """Rotary tables, on the device of the weights."""
+        """Tables of :func:`.rotary.rope_tables`, on the device of the weights."""
         positions = self.mrope_positions
         return rope_tables(self.decoder.config, self.decoder.embedding, None if positions is None else positions.table)
 
     @property
     def downsample(self) -> int:
-        """Pixels per side of a code."""
+        """Side of the square of pixels that one code represents, in pixels."""
         return self.codec.downsample
 
     def check_prompt(self, text: str) -> str:
-        """Return :attr:`EncodedPrompt.note` of a text, or raise its errors, without running a text encoder."""
+        """Return :attr:`EncodedPrompt.note`, or raise the errors of :meth:`encode_prompt`, without a text encoder."""
         return self.encode_prompt(text).note if self.sources else self.prompter.check(text, self.grid)
 
     def encode_prompt(self, text: str) -> EncodedPrompt:
@@ -349,7 +360,7 @@ class Target:
         return self.prompter.encode(text, self.grid)
 
     def with_sources(self, sources: Sequence[Tensor]) -> Target:
-        """Return the same model with source images in every prompt. It then generates no small image.
+        """Return the same model with source images in every prompt. With source images, it generates no small image.
 
         Args:
             sources: [rows, columns] int64 codes of each source image.
@@ -371,35 +382,36 @@ class Target:
         return self.prompter.unconditional(prompt, self.grid)
 
     def cells(self, codes: Tensor) -> Tensor:
-        """Return the codes of the image [B, rows, columns] from its tokens [B, length]."""
+        """Return the codes of the image [B, rows, columns], given all tokens [B, length]."""
         return codes[:, math.prod(self.lead) :].view(len(codes), self.grid[0], self.columns)[..., : self.grid[1]]
 
     def small(self, codes: Tensor) -> Tensor:
-        """Return the codes of the small image [B, rows, columns] from the image's tokens [B, length]."""
+        """Return the codes of the small image [B, rows, columns], given all tokens [B, length]."""
         return codes[:, : math.prod(self.lead)].view(len(codes), *self.lead)
 
     def beginning(self, cells: Tensor, count: int, small: Tensor | None = None) -> Tensor:
-        """Return the codes that are kept of an image, in the order of generation.
+        """Return the first codes of an existing image, in the order of generation, to continue the image from there.
 
         Args:
             cells: [B, rows, columns] int64 codes of the image.
-            count: Number of its codes to keep.
-            small: [B, rows, columns] int64 codes of its small image; by default sampled evenly from ``cells``.
+            count: Number of codes of the image to keep.
+            small: [B, rows, columns] int64 codes of the small image. By default they are taken from ``cells`` at
+                regular distances.
 
         Returns:
-            [B, P] int64: the codes of the small image, then the kept ones.
+            [B, P] int64: all codes of the small image, then the kept codes of the image. Empty if ``count`` is 0.
         """
         kept = cells.flatten(1)[:, :count]
         if not (count and math.prod(self.lead)):
             return kept
         if small is None:
-            # 2 of 4 rows -> rows 0 and 2; 3 of 4 columns -> columns 0, 1 and 2
+            # a small image of 2 x 3 codes for an image of 4 x 4: rows 0 and 2, columns 0, 1 and 2
             rows, columns = (torch.arange(few) * many // few for few, many in zip(self.lead, self.grid))
             small = cells[:, rows[:, None], columns]
         return torch.cat([small.flatten(1), kept], 1)
 
     def tokens(self, cells: Tensor) -> Tensor:
-        """Return the tokens of an image's first codes [B, P], with an end token after every complete row."""
+        """Insert an end token after every complete row of an image's first codes [B, P], if the model needs them."""
         if not self.row_end:
             return cells
         rows = cells.split(self.grid[1], 1)
@@ -411,23 +423,23 @@ class Target:
 
         Args:
             scale: Requested scale.
-            like: Tensor that sets dtype and device.
+            like: Tensor whose dtype and device the result gets.
 
         Returns:
-            [length, 1], or the number itself if it is the same everywhere.
+            [length, 1] scales, or ``scale`` itself if all positions have the same scale.
         """
         if self.guidance_of is None or scale == 1:
             return scale
         return like.new_tensor(self.guidance_of(scale, self.grid))[:, None]
 
     def grammar(self, like: Tensor) -> Tensor | None:
-        """Return the mask of impossible tokens in each column of the image, to add to logits.
+        """Return the mask of the tokens that are not allowed in each column of the image, to add to logits.
 
         Args:
-            like: Tensor that sets dtype and device.
+            like: Tensor whose dtype and device the result gets.
 
         Returns:
-            [columns, num_tokens], 0 for possible and -inf for impossible tokens; None if all tokens are possible.
+            [columns, num_tokens]: 0 for allowed tokens, -inf for others. None if all tokens are allowed.
         """
         if not self.row_end:
             return None
