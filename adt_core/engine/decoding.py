@@ -2,8 +2,9 @@
 
 Callers iterate over a :class:`Decoding`. Between rounds they can show progress and previews, or cancel.
 
-Notation: B images of T tokens each. Every tree drafting method has a *policy* that chooses the size of the next draft
-tree of each image. A policy that *chooses* also uses a *cost profile*: the measured time of rounds on this device.
+Notation: B images of T tokens each. Every method has a *policy* (:mod:`adt_core.policies`) that decides the size of the
+next draft tree of each image. Some policies also choose between the draft modes of the drafter (`Policy.chooses`). For
+this choice they use a *cost profile*: the time of rounds on this device, which depends on the number of drafts.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class Decoding:
 
     @property
     def profile(self) -> CostProfile | None:
-        """Cost profile in use; None if the policy does not choose."""
+        """Cost profile in use; None if the policy does not choose between draft modes."""
         return self._costs.profile
 
     def grid_codes(self) -> Tensor:

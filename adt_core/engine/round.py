@@ -10,7 +10,8 @@
    updates its state. The token that the target emits after the path becomes the next root.
 4. *Report*: the host reads one small tensor with the results. The host reads nothing else from the device.
 
-With drafts, a round decides at least one token of each image. Without drafts, a round is a plain decoding step.
+With drafts, a round decides at least one token of each image. Without drafts, a round is a *plain round*: the target
+reads only the root of each image, and the next token is sampled.
 
 Example: the root is token 7, and the drafter proposes the tree on the left. The target emits the tokens on the right.
 The target emits 3 after the root, so draft 3 is accepted. The target emits 9 after 3, so draft 9 is accepted. The
@@ -20,14 +21,16 @@ accepted path is 7, 3, 9 with two accepted drafts. The target emits 4 after 9, s
        │     └─ 1        emitted after 3: 9
        └─ 5              emitted after 9: 4
 
-The same functions run on every device. A CPU executes them directly. A GPU replays a CUDA graph (:mod:`.graphs`) that
-was captured in an earlier round with the same tensor sizes. The code that is captured has two restrictions: it must
-not wait for the device, and no tensor size may depend on a value on the device. The captured code is everything
-between `upload_controls` and reading the report. `Context.size` returns sizes that keep to the second restriction: it
-computes the exact size on a CPU, and returns an upper bound if rounds are replayed.
+The same functions run on every device. A CPU executes them directly. A GPU captures a round as a CUDA graph
+(:mod:`.graphs`). Later rounds with the same tensor sizes *replay* this graph. The captured part of a round begins after
+`upload_controls` and ends before the host reads the report. The code of this part follows two rules. First, it never
+waits for the device. Second, no tensor size depends on a value that is stored on the device. Where a size would depend
+on such a value, `Context.size` returns an upper bound if rounds are replayed, and the exact size on a CPU.
 
-Notation: B images (one per batch slot), N drafts per image, N + 1 nodes with the root, V tokens in the vocabulary.
-`z` are the logits [B, N + 1, V] after guidance, temperature and filters.
+Notation: B images, N drafts per image, N + 1 nodes per tree. A *slot* holds the state of one image of the batch. The
+*policy* (:mod:`adt_core.policies`) decides the maximum size (shape) of each draft tree. The *trace*
+(:mod:`adt_core.rules.trace`) records all rounds. In the code, `z` are the logits after guidance, temperature and
+filters, [B, N + 1, vocabulary].
 """
 
 from __future__ import annotations
@@ -52,10 +55,12 @@ from .report import RoundReport
 from .slots import Slots
 
 WAIT_SHARE = 0.05
-"""Maximum distance over which leading images wait in plain decoding, as a share of the leader's remaining tokens.
+"""Limit for waiting in plain decoding.
 
-Images that are ahead wait until the others are at the same position. Forward passes are then about 5 % faster.
-Example: the first image has 200 tokens left. It waits if the last image is at most 0.05 * 200 = 10 tokens behind.
+Forward passes are about 5 % faster if all images are at the same position. Therefore an image that is ahead waits for
+the other images, but only if they are not far behind. The limit for the distance is this share of the tokens that the
+leading image still needs. Example: the leading image still needs 200 tokens. It waits if no other image is more than
+0.05 * 200 = 10 tokens behind.
 """
 
 
@@ -106,9 +111,9 @@ class _RoundPlan(NamedTuple):
     """Decisions of the host before a round.
 
     Attributes:
-        shapes: Maximum size of the draft tree of each slot. No tree is deeper than the rest of its image.
+        shapes: Maximum size of the draft tree of each slot. The depth is limited by the end of the image.
         advances: 1 for each slot whose image advances in this round, else 0.
-        launch: Launches the kernels of the round. It is not called if a captured round is replayed.
+        launch: Function that launches the kernels of the round. It is not called if a captured round is replayed.
         key: Two rounds with the same key launch the same kernels with the same tensor sizes.
     """
 
@@ -121,19 +126,19 @@ class _RoundPlan(NamedTuple):
 def _plan_round(slots: Slots, shapes: Sequence[Shape]) -> _RoundPlan:
     proposer = slots.proposer
     replayed = slots.request.replayed
-    # Positions at which a draft is useful. The last position of an image needs no draft, because every round also
-    # decides the token after the accepted path. With length 576 and a root at position 573, a draft is useful only at
-    # position 574: 576 - 2 - 573 = 1.
+    # For each image, the number of positions at which a draft is useful. Example: an image has the positions 0 to 575,
+    # and its root is at 573. A draft is useful at position 574. At position 575 it is not, because the round also
+    # decides the token after the accepted path. So the number is 576 - 2 - 573 = 1.
     remaining = [slots.request.target.length - 2 - position for position in slots.positions]
     fitting = [_cut_to_fit(shape, positions) for shape, positions in zip(shapes, remaining)]
     if proposer is None or not _has_drafts(proposer, fitting, max(remaining)):
-        # A plain round also updates the proposer, if there is one. This is different work, so it has a different key.
+        # If there is a proposer, a plain round also updates the proposer. So the key depends on it.
         key = "plain", proposer is not None
         return _RoundPlan(fitting, _plain_advances(slots), partial(_plain_round, slots), key)
     advances = [int(is_active) for is_active in slots.active]
     # Each combination of tensor sizes needs its own CUDA graph. Near the end of an image, `fitting` changes in every
-    # round. To avoid new captures there, a replayed round uses the sizes of `shapes`, which the policy has chosen. The
-    # control tensors contain the limits of `fitting`, and the captured kernels cut each tree to these limits.
+    # round. Replayed rounds use the sizes of `shapes` instead, so they need no new graphs there. The captured kernels
+    # cut each tree to the limits in `slots.tree_limits`. The host uploads these limits, which are those of `fitting`.
     sizes = Shapes(shapes if replayed else fitting, slots.tree_limits, may_be_cut=replayed)
     return _RoundPlan(fitting, advances, partial(_drafted_round, slots, proposer, sizes), sizes.key)
 
@@ -142,9 +147,9 @@ def _plan_round(slots: Slots, shapes: Sequence[Shape]) -> _RoundPlan:
 
 
 class _LaunchInfo(NamedTuple):
-    """Values that the host gets when it launches a round.
+    """Values that the host computes when it launches a round.
 
-    A replay launches nothing from Python. It returns the values from the launch that was captured.
+    When a captured round is replayed, the host does not compute them again. It uses the values of the captured launch.
 
     Attributes:
         widths: Number of columns of each field of the report.
@@ -161,7 +166,7 @@ def _drafted_round(slots: Slots, proposer: Proposer, shapes: Shapes) -> tuple[Te
     """Propose, verify and commit a tree for each image.
 
     Returns:
-        The packed report, and values for the host.
+        The report as one tensor (`RoundReport.pack`), and values for the host.
     """
     started = time.perf_counter()
     forwards = proposer.forwards
@@ -182,7 +187,7 @@ def _plain_round(slots: Slots) -> tuple[Tensor, _LaunchInfo]:
     The target reads the root of the image, and the next token is sampled.
 
     Returns:
-        The packed report, and values for the host.
+        The report as one tensor (`RoundReport.pack`), and values for the host.
     """
     roots = slots.roots
     z = logits(slots, forward(slots, roots.codes[:, None], slots.rows.step(roots, 0, 0, None)), 0)
@@ -213,7 +218,7 @@ def verify(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Ver
     scores = add_noise(slots, z, tree.depths)
     emitted, finite = emitted_codes(scores)
     substitutes = None
-    if request.lantern is None or slots.tables.neighbours is None:  # without LANTERN both are None
+    if request.lantern is None or slots.tables.neighbours is None:  # both are None without LANTERN
         agrees = exact_agreement(tree, emitted)
     else:
         agrees, substitutes = relaxed_agreement(
@@ -260,8 +265,8 @@ def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
 
     The number of drafts (`Shape.nodes`) becomes smaller by the number of removed levels. Example: a shape with depth 6
     and 10 drafts has 6 drafts on one path and 4 other drafts. If 2 positions remain, the result has depth 2, 2 drafts
-    on one path and 4 other drafts, so 6 drafts. A published tree (`Shape.tree`) has fixed drafts, so it keeps their
-    number. The control tensors then exclude the drafts that are too deep.
+    on one path and 4 other drafts, so 6 drafts. The drafts of a published tree (`Shape.tree`) are fixed, so their
+    number stays the same. Those below the new depth are excluded on the device.
     """
     if remaining <= 0:
         return NO_DRAFTS
@@ -275,12 +280,12 @@ def _has_drafts(proposer: Proposer, shapes: Sequence[Shape], remaining: int) -> 
     """Return whether the round verifies trees. If not, it is a plain round.
 
     A round verifies trees in two cases. First, at least one image gets drafts. Second, the drafter does not support
-    plain rounds (`Proposer.supports_plain_steps`), and at least one image has positions for later drafts.
+    plain rounds (`Proposer.supports_plain_steps`), and at least one image can still get drafts in a later round.
 
     Args:
         proposer: State of the drafter.
-        shapes: Size of the draft tree of each slot.
-        remaining: Number of positions for drafts in the image that has most of them.
+        shapes: Maximum size of the draft tree of each slot.
+        remaining: Largest number of positions that an image has left for drafts.
     """
     return any(shape.nodes > 0 for shape in shapes) or (remaining > 0 and not proposer.supports_plain_steps)
 
@@ -304,8 +309,8 @@ def _plain_advances(slots: Slots) -> list[int]:
 def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape) -> tuple[ImageRound, list[int]]:
     """Read the report of one image, and advance the image's position on the host.
 
-    Lists of the report have one entry per node of the accepted path or per level of the tree. Entry 0 is the root,
-    which is not a draft.
+    In the report, `codes`, `ranks` and `substituted` have one entry for each node of the accepted path, and `levels`
+    has one entry for each level of the tree. Entry 0 of these lists belongs to the root, which is not a draft.
 
     Args:
         slots: State of the images. Only `positions` is updated.
