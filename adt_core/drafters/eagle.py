@@ -423,12 +423,24 @@ class Growth:
         best, beam = scores.topk(min(self._shapes.width, scores.shape[1]), 1)
         if not self._shapes.alike:
             rank = torch.arange(best.shape[1], device=scores.device)
-            best = best.masked_fill(rank >= self._shapes.widths, -math.inf)
+            ended = (rank >= self._shapes.widths) | (level >= self._shapes.lengths)
+            best = best.masked_fill(ended, -math.inf)
         if self._expand > -math.inf:
             best = best.masked_fill(best < self._expand, -math.inf)
-        nodes = self._shapes.nodes
-        count = self._context.size(lambda: (best > pool.threshold(nodes)).sum(1), best.shape[1])
+        count = self._context.size(lambda: self.promising(best, pool), best.shape[1])
         return best[:, :count], beam[:, :count]
+
+    def promising(self, best: Tensor, pool: CandidatePool) -> Tensor:
+        """Return how many candidates of each image may have a child in its tree, [B].
+
+        Scores are log-probabilities, so no descendant has a higher score than its ancestors. If a candidate is not
+        above the last node that would be kept now, its descendants would rank below this node too.
+
+        Args:
+            best: [B, m], cumulative log-probabilities of a level's best candidates.
+            pool: Candidates of all levels so far.
+        """
+        return (best > pool.threshold(self._shapes.nodes, self._shapes.budgets)).sum(1)
 
 
 class PublishedTree(Growth):

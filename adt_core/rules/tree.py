@@ -144,9 +144,17 @@ class CandidatePool:
         self.count += m * k
         return self.count - m * k + 1
 
-    def threshold(self, n: int) -> Tensor | float:
-        """Return the score of each image's n-th best candidate so far, [B, 1]; -inf if there are fewer."""
-        return self._scores().topk(n, 1).values[:, -1:] if self.count >= n else -torch.inf
+    def threshold(self, nodes: int, budgets: Tensor | None = None) -> Tensor:
+        """Return the score of the last candidate that each image would keep now, [B, 1]; -inf if it would keep all.
+
+        Args:
+            nodes: Maximum number of candidates to keep.
+            budgets: [B, 1], number of candidates to keep of each image, if some keep fewer.
+        """
+        # Example: scores [0.3, 0.5] and nodes 3 have the best scores [0.5, 0.3, -inf, -inf]; the third is -inf.
+        best = self._scores().topk(min(nodes, self.count), 1).values
+        best = F.pad(best, (0, nodes - best.shape[1]), value=-torch.inf)
+        return best[:, -1:] if budgets is None else best.gather(1, (budgets - 1).clamp_min(0))
 
     def usable(self) -> Tensor:
         """Return the number of usable candidates of each image, [B]."""

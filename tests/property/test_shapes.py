@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adt_core import Drafting, Sampling
+from adt_core.drafters.eagle import EagleProposer, Growth
 from adt_core.policies import PLAIN, POLICIES, Policy, Shape
 from tests.drafted import run
 from tests.property.tiny_models import models
@@ -72,3 +73,30 @@ def test_published_trees_are_cut_only_at_the_end_of_the_image(method, seed, at_o
         remaining = decoding.length - 2 - share.position
         assert share.depth == min(len(PER_LEVEL[method]), max(remaining, 0))
         assert share.nodes == sum(PER_LEVEL[method][: share.depth])
+
+
+@given(
+    shapes=st.lists(SHAPE, min_size=1, max_size=3),
+    proposal=st.sampled_from(["coupled", "top-k"]),
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.sampled_from([0.0, 1.0]),
+    at_once=st.integers(1, 3),
+)
+def test_trees_do_not_depend_on_the_early_stop(shapes, proposal, seed, temperature, at_once):
+    """The network is not called for levels that cannot enter a tree; with these calls, the tree is the same."""
+    propose = EagleProposer.propose
+
+    def propose_twice(proposer, roots, sizes):
+        with patch.object(Growth, "promising", lambda growth, best, pool: (best > -torch.inf).sum(1)):
+            full = propose(proposer, roots, sizes)
+        tree = propose(proposer, roots, sizes)
+        for name in ("tokens", "parents", "depths", "ranks"):
+            assert getattr(tree, name)[tree.valid].equal(getattr(full, name)[full.valid]), name
+        assert tree.valid.sum(1).equal(full.valid.sum(1))
+        # scores may be rounded differently, because the network gets other numbers of nodes
+        torch.testing.assert_close(tree.scores[tree.valid], full.scores[full.valid])
+        return tree
+
+    with patch.dict(POLICIES, uneven=uneven(shapes)), patch.object(EagleProposer, "propose", propose_twice):
+        how = {"seed": seed, "temperature": temperature, "at_once": at_once}
+        decode("network", Drafting("uneven", proposal=proposal), **how)
