@@ -41,8 +41,8 @@ class Pairing(NamedTuple):
     """How features and token ids were paired when a drafter was trained.
 
     EAGLE pairs the feature of a token with the id of the next token. The public training code for Anole and Lumina-mGPT
-    differs in two ways. It pairs the feature of a token with the same token. And it uses codes (numbers of codebook
-    entries, from 0 on) where token ids are needed; the id of an image token is its code plus an offset.
+    differs in two ways. It pairs the feature of a token with the same token. And it uses codes instead of token ids. A
+    code is the index of a codebook entry, from 0 on. The id of an image token is the code plus an offset.
 
     Attributes:
         late: Whether the feature of a token is paired with the same token instead of the next token.
@@ -252,6 +252,8 @@ class EagleProposer(Proposer):
         ids = self._input_ids(following, tree.tokens.gather(1, parents))
         features = self.rows.gather(verified.features, parents)
         out = self._run(ids, features, self.rows.step(verified.roots, 0, offsets, mask))
+        # Pairs to keep in the cache: those of the accepted drafts (the pair of node i has the index i - 1), then the
+        # last pair, that of the next root. In the example: path 0, 1 -> pairs 0, 3.
         path = F.pad((acceptance.path[:, 1:] - 1).clamp_min(0), (0, 1)).scatter(1, accepted, tree.size - 1)
         starts = self.rows.spread(verified.roots.at) + self.rows.cache_offset
         self._cache.compact(starts, self.rows.spread(path))
@@ -318,7 +320,7 @@ class EagleProposer(Proposer):
 
         Args:
             roots: Roots of the trees.
-            biases: For each level, noise and grammar at its position, [B, 1, V], or None.
+            biases: For each level, noise plus grammar [B, 1, V]; None if there is neither.
             growth: Rules that limit the tree.
         """
         out = self.root_feature
@@ -337,9 +339,9 @@ class EagleProposer(Proposer):
         return chain(torch.cat(tokens, 1), torch.cat(scores, 1))
 
     def _grow_tree(self, roots: Roots, biases: list[Tensor | None], growth: Growth, shapes: Shapes) -> DraftTree:
-        """Grow a tree level by level, then keep its best nodes.
+        """Grow a tree level by level. At the end, keep only the best nodes.
 
-        On each level, only the best nodes (the beam) get children, `width` each.
+        The best nodes of a level (the beam) get `width` children each. The other nodes of the level get no children.
         """
         pool = CandidatePool()
         out = self.root_feature

@@ -39,8 +39,8 @@ from .calibration import CLASSES, NEVER, Calibration, Forecast, staleness_after,
 LEFT_WEIGHT = 0.25
 """Weight of the previous position's logits in the estimate for a draft directly after a changed token."""
 # The GPU costs here and in merged.py approximate an H100 (docs/gpu.md). There, a round with 24 drafts takes as long as
-# 1.15 plain steps in the mode `window`, and 1.38 plain steps in the mode `both`. With 64 drafts it takes 1.96 plain
-# steps.
+# 1.15 plain steps in the mode `window`, and 1.38 plain steps in the mode `both`. A round with 64 drafts takes 1.96
+# plain steps.
 CHAIN = DraftMode(
     "chain",
     width=1,
@@ -214,7 +214,7 @@ class JacobiProposer(Proposer):
             verified: The verified tree.
 
         Returns:
-            Two tensors [B, m]. The first has the raster positions from the root on; it has T, the spare column, where
+            Two tensors [B, m]. The first has the raster positions from the root on, or T (the spare column) where
             no node has logits for a position. The second has, for each position, the node whose logits were used.
         """
         tree = verified.tree
@@ -296,7 +296,7 @@ class JacobiProposer(Proposer):
         self._scores.scatter_(1, index, scores)
 
     def _store_decided(self, verified: Verified) -> None:
-        """Replace drafts by the decided tokens."""
+        """Write the decided codes to `_codes`, over the drafts at their positions."""
         emitted = verified.following
         root = verified.roots.at
         self._codes.scatter_(1, root, verified.roots.codes[:, None])
@@ -343,7 +343,7 @@ class JacobiProposer(Proposer):
         )
 
     def build_tree(self, window: Window, shapes: Shapes) -> DraftTree:
-        """Return the tree of a window: its spine, and as many branches as the shape allows."""
+        """Return the trees of a window. A tree is the spine, plus as many branches as the shape allows."""
         forecast, log_p = self._expect(window)
         self.forecasts = [forecast]
         beyond = torch.arange(self.width, device=log_p.device) >= shapes.widths[..., None]
@@ -370,8 +370,9 @@ class JacobiProposer(Proposer):
     def _fill(self, roots: Roots, lengths: Tensor, longest: int) -> None:
         """Make drafts for the positions that enter the windows in this round.
 
-        The target has not computed logits for most of these positions. So all of them use the logits `_furthest`, which
-        are similar because neighbouring image tokens are similar, and each position uses its own noise.
+        The target has not computed logits for most of these positions. All these positions use the logits `_furthest`.
+        This works because the logits at neighbouring positions of an image are similar. The noise added to the logits
+        is that of each position.
 
         Args:
             roots: Roots of the round.
@@ -395,8 +396,8 @@ def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor) -> tuple[Tenso
     """Return, for each position, the two nodes with the best context.
 
     A node at depth d has the logits for the position that is d + 1 after the root. Several nodes can have this depth.
-    The best of them is the node whose last change is earliest (`last_change` is smallest): from there on, its path
-    agrees with the current tokens.
+    The best of them is the node with the smallest `last_change`. Below this depth, the path to the node agrees with the
+    current tokens.
 
     Args:
         tree: The trees.
@@ -417,7 +418,8 @@ def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor) -> tuple[Tenso
     #     rank         0  1 14 15  4  5      last_change * 6 + node
     #
     # The node with the lowest rank at depth d is the best node for position d + 1: best = [none, 0, 1, 4, 5]. At depth
-    # 2, node 2 is second-best, but it has another last_change than node 4 (14 // 6 = 2, 4 // 6 = 0). So second = best.
+    # 2, node 2 is second-best. Its last_change is 2 (14 // 6), and that of the best node 4 is 0 (4 // 6). These differ,
+    # so second = best there.
     none = torch.full_like(at, tree.size**2)
     nodes = torch.arange(tree.size, device=at.device)
     rank = torch.where(tree.valid, last_change * tree.size + nodes, tree.size**2)
@@ -434,7 +436,7 @@ def _gather_nodes(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _blend(logits: Tensor, others: Tensor, weight: float) -> Tensor:
-    """Return (1 - weight) * logits + weight * others. Where either of them is infinite, `logits` is returned."""
+    """Return (1 - weight) * logits + weight * others; where this is not finite, return `logits`."""
     blended = logits + weight * (others - logits)
     return torch.where(blended.isfinite(), blended, logits)
 

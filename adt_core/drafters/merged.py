@@ -6,9 +6,9 @@ feature at the position before. The target has read most positions of the window
 are known, and *one* forward pass of the network predicts at all positions of the window.
 
 - Correction: the last round shows the network's error at each position. The error is the target's feature minus the
-  network's prediction of it. A share of the last error (`CORRECTION`) is added to the new prediction.
+  network's prediction of this feature. A share of the last error (`CORRECTION`) is added to the new prediction.
 - Choice: the hit rates of the window's and of the network's candidates are measured. The network's candidates replace
-  those of the window at the positions where their hit rate is higher.
+  the window's candidates at positions where the network has the higher hit rate.
 - Passes: a replaced candidate is a changed token too. So the network reads the changed window again, in several passes.
   Where the target's feature is of little use, a pass reads the network's own prediction of the last pass instead.
 
@@ -38,7 +38,7 @@ from .eagle import EagleDrafter
 from .jacobi import CHAIN, JacobiDrafter, JacobiProposer, Window
 
 MIN_CANDIDATES = 3
-"""Minimum number of candidates at a position. The probability of a single candidate can't be calibrated: it is 1."""
+"""Minimum number of candidates at a position. With a single candidate, softmax always gives the probability 1."""
 BOTH = DraftMode(
     "both",
     limit=13.7,
@@ -107,14 +107,15 @@ class MergedDrafter(Drafter):
 class MergedProposer(Proposer):
     """Proposer that opens the window, improves it with the network, and builds the tree from it.
 
-    In the draft mode `chain`, the network is not used. It then reads the tokens of such rounds later.
+    Rounds in the draft mode `chain` do not use the network. The network reads the tokens of these rounds later, before
+    the next round that uses it.
 
     State:
         _window: Proposer of the window.
         _network: Proposer of the network.
         _unread_from: [B, 1], raster position of the first decided token that the network has not read.
-        _read: [R, T + 1, h]. For each raster position, the target's feature from which the draft there was computed. It
-            is the feature at the position before.
+        _read: [R, T + 1, h], the target's feature from which the draft at each raster position was computed. This is
+            the feature of the token before the draft.
         _drafted: [R, T + 1, h], the network's prediction of each feature in `_read`.
     """
 
@@ -226,7 +227,7 @@ class MergedProposer(Proposer):
         return codes, scores
 
     def _catch_up(self, roots: Roots) -> None:
-        """Let the network read all decided tokens before the given roots that it has not read yet."""
+        """Let the network read the decided tokens from `_unread_from` up to the given roots."""
         counts = roots.at - self._unread_from
         size = self.context.size(lambda: counts, self._max_unread)
         self._has_unread = False
@@ -240,7 +241,8 @@ class MergedProposer(Proposer):
     def on_verified(self, verified: Verified) -> None:
         roots = verified.roots
         steps = verified.acceptance.accepted[:, None] + 1
-        expected = verified.features  # if the network is not used, its error counts as 0
+        # If the network is not used, its prediction counts as correct: the error is 0.
+        expected = verified.features
         if self._uses_network:
             expected = self._network.read_tree(verified).to(self._drafted.dtype)
             self._unread_from.copy_(roots.at + steps)

@@ -27,7 +27,7 @@ MEMORY_SHARE = 1 / 4
 
 
 def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
-    """Return the plan of slots: a key that is equal if their memory layout and captured graphs can be shared.
+    """Return the plan of slots. Two sets of slots with the same plan have the same memory layout and the same graphs.
 
     Args:
         request: Batch to decode.

@@ -39,8 +39,8 @@ class ImageQueue:
         Args:
             request: Batch to decode.
             drafts: Function that returns whether to draft for the images that enter next.
-            entered: Called when images have entered. Its arguments are their slots, and the seconds that the prefill
-                and the first tokens took.
+            entered: Function that is called when images have entered. The arguments are the slots of these images, and
+                the time in seconds of the prefill and of sampling the first tokens.
         """
         self._request = request
         self._drafts = drafts
@@ -104,7 +104,7 @@ class ImageQueue:
     def _enter_all(self) -> Slots:
         """Let the next images enter all slots.
 
-        The slots of the images before, or slots from the pool, are reused if they have the same plan (:mod:`.pool`).
+        Slots with the right plan (:mod:`.pool`) are reused: the slots of the images before, or slots from the pool.
 
         Returns:
             The slots with the new images.
@@ -137,8 +137,8 @@ class ImageQueue:
 
         Args:
             count: Number of images.
-            cache_length: Number of positions of the KV cache. The default is enough for the prompts and prefixes. Use
-                it if the new slots will be copied into other slots, which have a longer cache.
+            cache_length: Number of positions of the KV cache. None is enough for the prompts and prefixes only. Use
+                None if the new slots will be copied into other slots. The other slots have longer caches.
 
         Returns:
             The new slots.
@@ -172,7 +172,7 @@ class ImageQueue:
         cache = KVCache(decoder.config, rows.count, cache_length or rows.length, decoder.embedding, request.check)
         noise = None if request.sampling.greedy else self._noise(images, rows.device)
         roots = Roots.all_at(torch.zeros(len(images), dtype=torch.long, device=rows.device), before)
-        # Without `cache_length`, these slots run no rounds, so they need no graphs: they are copied into other slots.
+        # Slots without `cache_length` are only copied into other slots. They run no rounds, so they need no graphs.
         graphs = Graphs(make_recorder(rows.device) if request.replayed and cache_length else None, decoder)
         return Slots(request, images, rows, cache, self._tables(), noise, roots, [before] * len(images), graphs)
 

@@ -61,7 +61,7 @@ class Request:
         check: Called often; may raise an exception to cancel.
 
     Raises:
-        AdtError: If a prompt is too long, or the job lacks a drafter that its method needs.
+        AdtError: If a prompt is too long, or the method needs a drafter and the job has none.
     """
 
     job: Job
@@ -245,7 +245,7 @@ class Request:
 
     @property
     def near(self) -> int | None:
-        """Number of positions before a token whose keys are near; None if all keys are near or `exact` mode is off."""
+        """Number of positions before a token whose keys are near; None if all are near, or without exact mode."""
         decoder = self.target.decoder
         if not decoder.tile or decoder.fallback is not None and not decoder.fallback.far:
             return None

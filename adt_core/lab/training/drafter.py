@@ -188,8 +188,9 @@ def _check_output(plan: TrainingPlan) -> None:
 def make_drafter(target: Target, start: EagleDrafter | None = None) -> EagleDrafter:
     """Create a drafter for training, in float32.
 
-    With random weights, the output of the drafter is close to its input feature. The embedding is the target's. It is a
-    plain tensor and not a parameter, so it is not trained and not saved in the checkpoints of the run.
+    With random weights, the output of the drafter is close to its input feature. The drafter uses the embedding of the
+    target. In the drafter, the embedding is a plain tensor and not a parameter. So it is neither trained nor saved in
+    the checkpoints of the run.
 
     Args:
         target: Target to draft for.
@@ -349,8 +350,8 @@ class Trainer:
         copied = 0 if drafter.embedding.dtype is decoder.dtype else num_bytes(drafter.embedding)
         # The memory holds four copies of the network: weights, average, gradients, and the state of the optimisers.
         memory = num_bytes(*decoder.parameters()) + copied + 4 * network + max(working, activations)
-        # A checkpoint holds three copies of the network. While it is replaced, the disk holds the old and the new
-        # checkpoint. The exported drafter has two bytes per number instead of four.
+        # A checkpoint holds three copies of the network. While a checkpoint is replaced, the old and the new one are on
+        # the disk. The exported drafter has two bytes per number instead of four.
         disk = features + 6 * network + (network + num_bytes(drafter.embedding)) // 2
         estimate = TrainingEstimate(drawing, learning, memory, disk)
         check_disk(estimate, self.plan.folder)
@@ -515,8 +516,8 @@ class Trainer:
     def _numbers(self, index: int) -> list[int]:
         """Return the indices of the images in a batch.
 
-        The order of the images is random, and it is different in each epoch. It depends only on the seed and the number
-        of the epoch. If the last batch of an epoch would be incomplete, it is left out.
+        Each epoch has a random order of the images. The order depends only on the seed and the number of the epoch. If
+        the last batch of an epoch would be incomplete, this batch is left out.
 
         Args:
             index: Number of the batch since the start of the training.

@@ -75,7 +75,7 @@ def orthogonalise(matrix: Tensor) -> Tensor:
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
     x = x / (x.norm() + 1e-7)
-    for _ in range(3):  # more steps train better, but cost more time on a CPU than they save
+    for _ in range(3):  # more steps are more exact, but on a CPU they cost more time than they save
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.T if tall else x

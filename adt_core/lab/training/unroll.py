@@ -52,8 +52,9 @@ FEATURE_WEIGHT = 0.1
 class TargetOutputs:
     """Outputs of the target for a batch of images.
 
-    A row, which is a prompt followed by the tokens of an image, has n + 2 tokens. The last token needs no feature. The
-    feature before it is the last target of training and not an input.
+    A row is a prompt followed by the tokens of an image: n + 2 tokens, with the numbers 0 to n + 1. The drafter reads
+    the features of the tokens 0 to n - 1. The feature of token n is only used as a target of training. The feature of
+    token n + 1 is not needed.
 
     Attributes:
         target: The target.
@@ -118,7 +119,7 @@ def read(
         target: The target.
         prompts: Prompt of each image.
         codes: [B, T], codes of the images.
-        numbers: Index of each image. It determines the image's noise, and its entry in the cache.
+        numbers: Index of each image. The index determines the noise of the image and its entry in the cache.
         sampling: Sampling settings of the logits.
         stored: Feature cache; None to run the target without a cache.
     """
@@ -247,7 +248,7 @@ def training_loss(drafter: EagleDrafter, outputs: TargetOutputs, roots: Tensor, 
 def acceptance(drafter: EagleDrafter, outputs: TargetOutputs, passes: int) -> dict[str, float]:
     """Measure the acceptance of a drafter on complete images.
 
-    Every image token is a root, except the last tokens, after which there are fewer than `passes` tokens.
+    Every image token that is followed by at least `passes` tokens is a root.
 
     Args:
         drafter: Drafter to measure.
