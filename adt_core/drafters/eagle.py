@@ -410,8 +410,7 @@ class Growth:
     def beam(self, scores: Tensor, level: int, pool: CandidatePool) -> tuple[Tensor, Tensor]:
         """Select the candidates of a level that get children: the beam.
 
-        The tree finally keeps its `nodes` best candidates, and a child is never better than its parent. So a candidate
-        that is not among the `nodes` best so far needs no children. On a CPU such candidates are left out. In a
+        On a CPU, candidates are left out if none of their children can be in the final tree (:meth:`promising`). In a
         replayed round, the size of the beam is fixed.
 
         Args:
@@ -433,10 +432,11 @@ class Growth:
         return best[:, :count], beam[:, :count]
 
     def promising(self, best: Tensor, pool: CandidatePool) -> Tensor:
-        """Return how many candidates of each image may have a child in its tree, [B].
+        """Return how many candidates of each image could have a child in the image's final tree, [B].
 
-        Scores are log-probabilities, so no descendant has a higher score than its ancestors. If a candidate is not
-        above the last node that would be kept now, its descendants would rank below this node too.
+        The final tree of an image keeps the N best candidates of all levels, where N is the image's number of drafts. A
+        score is a sum of log-probabilities, so a child never has a higher score than its parent. Therefore a candidate
+        can only have a child in the final tree if its score is above the N-th best score so far.
 
         Args:
             best: [B, m], cumulative log-probabilities of a level's best candidates.

@@ -83,7 +83,7 @@ class Decoding:
             prefix: [B, P], codes of the first P cells of each image, which are not generated (default: none).
             at_once: Maximum number of images that are decoded at the same time (default: all).
             check: Called often; may raise an exception to cancel.
-            profile: Cost profile (default: what was learned on this device, else an estimate).
+            profile: Cost profile (default: the profile learned on this device, else an estimate).
 
         Raises:
             AdtError: If arguments contradict each other. Iteration raises it if the machine's memory is too small.
