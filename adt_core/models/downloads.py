@@ -1,4 +1,4 @@
-"""Published models: repositories on Hugging Face that this version can load."""
+"""Published models that this version can load: their repositories on Hugging Face, and how to download them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..errors import command
 
 
 class Download(NamedTuple):
-    """Repository to download, or some of its files.
+    """Hugging Face repository to download, completely or in part.
 
     Attributes:
-        repository: "owner/name" on Hugging Face.
-        gigabytes: Size in GB (1e9 bytes), approximate.
-        licence: As far as known; the page of the repository decides.
-        folder: Its folder, relative to the folder of the models; "" for that folder itself.
-        files: Files to download; the complete repository if empty.
+        repository: Name of the repository, as "owner/name".
+        gigabytes: Approximate size of the download in GB (1e9 bytes).
+        licence: Name of the licence. The page of the repository is authoritative.
+        folder: Folder for the files, relative to the folder of all models; "" for the folder of all models itself.
+        files: Names of the files to download; () for the complete repository.
     """
 
     repository: str
@@ -27,19 +27,19 @@ class Download(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of its folder or, without one, of its file."""
+        """Name of the folder; if there is none, name of the first file."""
         return self.folder or self.files[0]
 
     @property
     def size(self) -> str:
-        """Size with its unit."""
+        """Size of the download with its unit, such as "15 GB"."""
         return in_gigabytes(self.gigabytes)
 
     def command(self, home: Path) -> str:
-        """Return the command that downloads it. The same command resumes an interrupted download.
+        """Return the shell command that starts the download, or resumes it after an interruption.
 
         Args:
-            home: Folder of the models.
+            home: Folder of all models.
         """
         return download_command(self.name, home)
 
@@ -48,11 +48,12 @@ class Published(NamedTuple):
     """Published model: a row of the table in docs/models.md and a name in the Model Loader's list.
 
     Attributes:
-        name: Name of its folder or file in ``models/ar_image``.
-        downloads: Everything that it needs, first its own repository. Empty for the bundled model.
-        pixels: Pixels per side of its images.
-        memory: GiB on a GPU with weights in bfloat16 and in int8.
-        drafter: Drafter that was trained for it.
+        name: Name of the model's folder or file in ``models/ar_image``.
+        downloads: All downloads that the model needs. The first one is the model's own repository. Empty for the
+            bundled model.
+        pixels: Sides of the model's images in pixels, as text for the table.
+        memory: GPU memory in GiB: with bfloat16 weights, and with int8 weights.
+        drafter: Download of a drafter that was trained for the model, if there is one.
     """
 
     name: str
@@ -63,32 +64,32 @@ class Published(NamedTuple):
 
     @property
     def gigabytes(self) -> float:
-        """Size of everything that is downloaded, the drafter included, in GB."""
+        """Total size of all downloads in GB, including the drafter."""
         return sum(one.gigabytes for one in (*self.downloads, *([self.drafter] if self.drafter else [])))
 
     @property
     def size(self) -> str:
-        """Size of everything that is downloaded, with its unit."""
+        """Total size of all downloads with its unit, including the drafter."""
         return in_gigabytes(self.gigabytes)
 
     @property
     def licences(self) -> str:
-        """Licences of everything that is downloaded."""
+        """Licence of the model, then those licences of its other downloads that differ from it."""
         own, *others = self.downloads
         different = {f"{one.name}: {one.licence}" for one in others if one.licence != own.licence}
         return "; ".join([own.licence, *sorted(different)])
 
     def how_to_get(self, home: Path) -> str:
-        """Return the command that downloads it, its size and licence, as an imperative that ends a sentence.
+        """Return how to download the model, with size and licences, as the end of an error message.
 
         Args:
-            home: Folder of the models.
+            home: Folder of all models.
         """
         return f"run `{download_command(self.name, home)}` ({self.size}; licence: {self.licences})"
 
 
 def download_command(name: str, home: Path) -> str:
-    """Return the command that downloads a published model, or a part of one, to a folder of models."""
+    """Return the shell command that downloads a published model, or one of its parts, to the folder ``home``."""
     return command(f"download {name} --to", home)
 
 

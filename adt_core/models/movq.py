@@ -1,8 +1,8 @@
-"""MoVQGAN: a VQGAN whose decoder norms depend on the codebook vectors that are decoded.
+"""MoVQGAN: a VQGAN whose decoder uses the codebook vectors in every norm (Zheng et al., arXiv 2209.09002).
 
-Zheng et al., arXiv 2209.09002. The group norms of the decoder are scaled and shifted at each position by linear
-functions of the vectors (spatially conditional norms). The rest is as in :mod:`.vq`, with attention at the coarsest
-level.
+After each group norm of the decoder, the features at each position are scaled and shifted. Scale and shift are linear
+functions of the nearest codebook vector (spatially conditional normalisation). The other parts are those of
+:mod:`.vq`, with attention at the coarsest level.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from .vq import VQConfig, VQModel
 
 _decoded: ContextVar[Tensor] = ContextVar("decoded")
-"""Codebook vectors [B, C, h, w] that are being decoded. The norms are too deep in the decoder for an argument."""
+"""Codebook vectors [B, C, h, w] of the images that are decoded at the moment: B images, C channels, h x w codes. A
+context variable hands them to the norms, because the modules between decoder and norms take only one argument."""
 
 
 class SpatialNorm(nn.Module):
-    """Group norm of x [B, channels, H, W], scaled and shifted by linear maps of the nearest codebook vectors."""
+    """Group norm of x [B, channels, H, W], then scale and shift by linear functions of the nearest codebook vectors."""
 
     def __init__(self, norm: nn.GroupNorm, width: int):
         super().__init__()
@@ -33,7 +34,7 @@ class SpatialNorm(nn.Module):
 
 
 class MoVQ(VQModel):
-    """Encoder, codebook and decoder of a MoVQGAN."""
+    """Codec of MoVQGAN: encoder, codebook and decoder."""
 
     def __init__(self, config: VQConfig):
         super().__init__(config)

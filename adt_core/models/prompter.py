@@ -14,17 +14,18 @@ from .reading.tokenizer import encode, load_tokenizer, tokenizer_from_json
 from .target import EncodedPrompt, Prompter, Target
 
 MOST_CHARACTERS = 10_000
-"""Longest prompt. No model accepts more, and the time of some tokenizers is quadratic in the length."""
+"""Maximum length of a prompt in characters. No model accepts more. The run time of some tokenizers is quadratic in the
+length."""
 
 
 def stripped(text: str) -> str:
-    """Return a prompt without surrounding white space.
+    """Check a prompt and return it without surrounding white space.
 
     Args:
         text: The prompt.
 
     Raises:
-        AdtError: If the text is empty, longer than MOST_CHARACTERS, or contains half of a surrogate pair.
+        AdtError: If the text is empty, longer than :data:`MOST_CHARACTERS`, or contains an unpaired surrogate.
     """
     if not text.strip():
         raise AdtError("prompt is empty; describe the image in a few words.")
@@ -45,12 +46,12 @@ def check_length(ids: list[int], most: int, name: str) -> None:
     """Check the number of tokens of a prompt.
 
     Args:
-        ids: Its token ids.
-        most: Largest number of tokens.
+        ids: Token ids of the prompt.
+        most: Maximum number of tokens.
         name: Name of the model, for error messages.
 
     Raises:
-        PromptTooLongError: If there are more.
+        PromptTooLongError: If the prompt has more than ``most`` tokens.
     """
     if len(ids) > most:
         sentence = f"Prompt too long: {len(ids)} tokens; {name} accepts {most}; shorten it."
@@ -58,10 +59,12 @@ def check_length(ids: list[int], most: int, name: str) -> None:
 
 
 def check_ids(ids: Iterable[int], vocab_size: int, name: str) -> None:
-    """Check the token ids of a prompt. On a GPU, an id outside the embedding would make all later work fail.
+    """Check that the embedding has a row for each token id of a prompt.
+
+    Looking up a missing row on a GPU would raise a CUDA error, after which the process can't use the GPU.
 
     Args:
-        ids: The token ids.
+        ids: Token ids of the prompt.
         vocab_size: Size of the model's vocabulary.
         name: Name of the model, for error messages.
 
@@ -76,19 +79,21 @@ def check_ids(ids: Iterable[int], vocab_size: int, name: str) -> None:
 
 @dataclass
 class TokenPrompter(Prompter):
-    """Prompter with rows of token ids: BOS, the tokens of the text, and special tokens. Each family has a subclass.
+    """Prompter whose rows are token ids: the BOS token, the tokens of the text, then special tokens.
+
+    Each family whose decoder reads token ids has a subclass.
 
     Attributes:
-        name: Name of the model in error messages.
+        name: Name of the model, for error messages.
         tokenizer: Tokenizer of the text.
-        vocabulary: Ids of named tokens.
+        vocabulary: Token ids of special tokens, by name.
         vocab_size: Size of the model's vocabulary.
-        max_positions: Positions of prompt and image together.
+        max_positions: Maximum number of tokens of a prompt and its image together.
         row_end: Whether a token ends every row of the image.
-        BOS: Name of the first token.
-        IN_TOKENIZER: Names of tokens to look up in the tokenizer; if empty, the ``vocabulary_map`` of config.json is
-            used.
-        FOLDER: Patterns for the tokenizer's folder, if it is not the checkpoint's.
+        BOS: Name of the first token of a row.
+        IN_TOKENIZER: Names of the special tokens whose ids are in tokenizer.json. If empty, ``vocabulary`` is the
+            ``vocabulary_map`` of config.json.
+        FOLDER: Glob patterns for the folder with the tokenizer, if it is not in the checkpoint's folder.
     """
 
     name: str
@@ -108,10 +113,10 @@ class TokenPrompter(Prompter):
 
         Args:
             target: The target.
-            checkpoint: The files that contain the tokenizer.
+            checkpoint: The files of the model, including the tokenizer.
 
         Raises:
-            AdtError: If the tokenizer is missing or lacks a token.
+            AdtError: If the tokenizer is missing or lacks a special token.
         """
         folder = checkpoint.find_companion(cls.FOLDER) or checkpoint.folder
         embedded = checkpoint.embedded(TOKENIZER)
@@ -135,11 +140,11 @@ class TokenPrompter(Prompter):
         return EncodedPrompt(row)
 
     def ids(self, *names: str) -> list[int]:
-        """Return the ids of named tokens."""
+        """Return the ids of the special tokens with these names."""
         return [self.vocabulary[name] for name in names]
 
     def format_text(self, text: str, grid: tuple[int, int]) -> str:
-        """Return the text to tokenize, such as the prompt in a template.
+        """Return the text to tokenize: by default the prompt, in some families a template that contains it.
 
         Args:
             text: The prompt.
@@ -148,7 +153,7 @@ class TokenPrompter(Prompter):
         return text
 
     def suffix_tokens(self, grid: tuple[int, int]) -> tuple[str, ...]:
-        """Return the names of the tokens after the text.
+        """Return the names of the special tokens after the text.
 
         Args:
             grid: Rows and columns of the image's codes.

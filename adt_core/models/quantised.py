@@ -1,8 +1,9 @@
-"""Weight-only quantisation of the decoder's matrices to int8 or fp8, which halves the memory of bfloat16.
+"""Weight-only quantisation of the decoder's matrices to int8 or fp8, with half the memory of bfloat16.
 
-It is symmetric with one scale per output channel (LLM.int8, arXiv 2208.07339, without its outliers): w is approximately
-`stored * scale`. Embedding, norms and head keep their dtype. :mod:`.quantised_matmul` multiplies by such weights.
-Drafting leaves the images of a quantised model unchanged, as with any other weights.
+The quantisation is symmetric, with one scale per output channel: a weight is approximately `stored * scale`. This is
+the method of LLM.int8 (arXiv 2208.07339) without its separate treatment of outliers. Embedding, norms and head keep
+their dtype. :mod:`.quantised_matmul` multiplies by quantised weights. As for other weights, speculative decoding
+returns the same images as plain decoding of the quantised model.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def quantise(decoder: Decoder, kind: str) -> None:
-    """Replace the matrices of every layer by empty quantised ones with a scale, to be filled by `store`.
+    """Replace every matrix of the layers with an empty quantised matrix and an empty scale, which `store` fills.
 
-    They have the shape [in, out], but the memory layout of [out, in], which a GPU's int8 and fp8 products require.
+    The quantised matrix has the shape [in, out] and the memory layout of a contiguous [out, in] matrix, because int8
+    and fp8 products on a GPU require this layout.
 
     Args:
         decoder: Decoder to change.
@@ -35,16 +37,16 @@ def quantise(decoder: Decoder, kind: str) -> None:
 
 
 CHUNK_SIZE = 2**22
-"""Elements of a matrix that are quantised at a time, because the temporary copies are wider than the file's dtype."""
+"""Number of elements to quantise at a time. This limits the size of the temporary float32 or float64 copies."""
 
 
 def store(parameter: Tensor, scale: Tensor, value: Tensor) -> None:
-    """Quantise a matrix into an existing parameter.
+    """Quantise a matrix and store the result in existing tensors.
 
     Args:
-        parameter: Quantised matrix [in, out] to fill.
-        scale: Scale [out] to fill.
-        value: Matrix [in, out].
+        parameter: [in, out] int8 or float8_e4m3fn, to fill with the quantised matrix.
+        scale: [out] to fill with the scale of each output channel.
+        value: [in, out] matrix to quantise.
     """
     outputs = max(CHUNK_SIZE // len(value), 1)
     for chunk in zip(parameter.split(outputs, 1), scale.split(outputs), value.split(outputs, 1)):

@@ -1,10 +1,13 @@
-"""Products with int8 and fp8 weights that read little more memory than the weights themselves.
+"""Products with int8 and fp8 weights that do not convert the weights to a wider dtype.
 
-A GPU multiplies 8-bit weights only by 8-bit activations. So each row of activations is scaled by a power of two and
-split into two or three 8-bit digits. The digits of all rows are stacked and multiplied by the weight in one product::
+A GPU multiplies 8-bit weights only by 8-bit activations. So each row of activations is divided by a power of two,
+``step``, and split into two or three 8-bit numbers, called digits. One product multiplies the digits of all rows by the
+weight, so the GPU reads the weight once. For int8, with two digits of 7 bits plus the sign::
 
-    x / step      =  128 * high + low                  (int8: two digits of 7 bits, plus the sign)
+    x / step      =  128 * high + low
     x @ weight    =  (128 * (high @ weight) + low @ weight) * step
+
+In shapes, M is the number of rows of activations.
 """
 
 from __future__ import annotations
@@ -19,26 +22,26 @@ from ..runtime import cached_per_runtime
 from .kernels import fp8_matmul, int8_matmul
 
 _FP8_DIGITS = {torch.bfloat16: 2, torch.float16: 3}
-"""Number of float8_e4m3fn digits, with 4 bits each, for an activation's significand: 8 bits of bfloat16, 11 of
-float16."""
+"""Number of float8_e4m3fn digits for each dtype of the activations. A digit has 4 significant bits. bfloat16 has 8
+significant bits, so it needs 2 digits; float16 has 11 and needs 3."""
 _REQUIREMENTS = {torch.int8: (8, (7, 5)), torch.float8_e4m3fn: (16, (8, 9))}
-"""For each dtype of a weight, the number that both of its sides must be multiples of, and the minimum compute
-capability."""
+"""Requirements of the fast product by the weight's dtype: `in` and `out` must be multiples of the first number; the
+second value is the minimum compute capability."""
 
 _CHECKED_ROWS = (1, 3, 64, 130)
-"""Numbers of rows for which products are checked: plain steps, a tile, and a large tree."""
+"""Numbers of rows for which the fast product is checked: plain decoding (1 and 3), a tile (64), a large draft tree."""
 
 
 def quantised_matmul(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """Multiply by a quantised weight, with the precision of x's dtype.
 
-    An NVIDIA GPU multiplies 8-bit digits in half precision if :data:`_REQUIREMENTS` are met. Otherwise the weight is
-    converted to x's dtype, and the output is scaled.
+    On an NVIDIA GPU that meets :data:`_REQUIREMENTS`, x in half precision is split into 8-bit digits. In all other
+    cases, the weight is converted to x's dtype.
 
     Args:
-        x: Rows [M, in].
-        weight: Weight [in, out], int8 or float8_e4m3fn, with the memory layout of [out, in].
-        scale: Scale of each output [out], float32 or float64.
+        x: [M, in] activations.
+        weight: [in, out] int8 or float8_e4m3fn, with the memory layout of a contiguous [out, in] matrix.
+        scale: [out] float32 or float64 factors: the weight's true value is ``weight * scale``.
 
     Returns:
         Product [M, out] in x's dtype.
@@ -47,7 +50,7 @@ def quantised_matmul(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 def has_exact_sums(x: Tensor, weight: Tensor) -> bool:
-    """Return whether `quantised_matmul` adds integers, so that the result does not depend on the order of the sum."""
+    """Return whether `quantised_matmul` adds only integers. Then the order of the sum does not change the result."""
     return weight.dtype == torch.int8 and _uses_digits(x, weight)
 
 
@@ -64,13 +67,16 @@ def _uses_digits(x: Tensor, weight: Tensor) -> bool:
 
 
 def supports_byte_matmul(device: torch.device, stored: torch.dtype) -> bool:
-    """Return whether an NVIDIA GPU has products of this 8-bit dtype, judged by its compute capability."""
+    """Return whether an NVIDIA GPU multiplies matrices of the 8-bit dtype ``stored``, by its compute capability."""
     return torch.cuda.get_device_capability(device) >= _REQUIREMENTS[stored][1]
 
 
 @cached_per_runtime
 def _digits_work(device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> bool:
-    """Return whether products of digits and of converted weights agree on this device; log why if not."""
+    """Return whether the product of digits is correct on this device, and log the problem if not.
+
+    The reference is the product with the converted weight.
+    """
     generator = torch.Generator().manual_seed(0)
     weight = (40 * torch.randn(96, 64, generator=generator)).round().clamp(-127, 127).to(device, stored).t()
     scale = torch.ones(96, device=device)
@@ -96,28 +102,28 @@ def _digits_work(device: torch.device, dtype: torch.dtype, stored: torch.dtype) 
 
 
 def _step(x: Tensor, bits: int) -> Tensor:
-    """Return a power of two for each row of x [M, in], as float32 [M, 1], such that |x / step| < 2 ** bits."""
+    """Return ``step``, a power of two for each row of x [M, in], such that |x / step| < 2 ** bits: float32 [M, 1]."""
     largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True, dtype=torch.float32)
     return torch.exp2(torch.frexp(largest).exponent - float(bits))
 
 
 def int8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """Multiply as `quantised_matmul` does, with int8 digits whose products are summed exactly.
+    """Compute `quantised_matmul` with int8 digits. Their products are integers, so the sums are exact.
 
     For example, x / step = 300 gives high = 2 and low = 44, because 300 = 128 * 2 + 44.
 
     Args:
-        x: Rows [M, in].
-        weight: Weight [in, out] int8.
-        scale: Scale of each output [out].
+        x: [M, in] activations in half precision.
+        weight: [in, out] int8.
+        scale: [out] factors of the weight.
 
     Returns:
         Product [M, out] in x's dtype.
     """
     step = _step(x, 14)
     rows = len(x)
-    integers = (x / step).round_().to(torch.int16)  # |integers| < 2 ** 14: 11 bits don't round up to it
-    # CUDA requires more than 16 rows. Rows beyond M are uninitialised and their results are dropped.
+    integers = (x / step).round_().to(torch.int16)  # x has at most 11 significant bits: no rounding to 2 ** 14
+    # CUDA requires more than 16 rows. The rows after the first M are uninitialised, and their results are dropped.
     digits = torch.empty(2, max(rows, 9), x.shape[1], dtype=torch.int8, device=x.device)
     digits[0, :rows] = integers >> 7  # with `out=`, CUDA would shift in int8
     torch.bitwise_and(integers, 127, out=digits[1, :rows])
@@ -126,12 +132,15 @@ def int8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 def fp8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """Multiply as `quantised_matmul` does, with fp8 digits: each holds the next 4 bits of the remainder.
+    """Compute `quantised_matmul` with fp8 digits.
+
+    Each digit is the remainder of the previous digits, multiplied by 16 and rounded to 4 significant bits. For example,
+    x / step = 201 gives the digits 208 and -112, because 201 = 208 - 112 / 16.
 
     Args:
-        x: Rows [M, in].
-        weight: Weight [in, out] float8_e4m3fn.
-        scale: Scale of each output [out].
+        x: [M, in] activations in half precision.
+        weight: [in, out] float8_e4m3fn.
+        scale: [out] factors of the weight.
 
     Returns:
         Product [M, out] in x's dtype.
@@ -150,8 +159,11 @@ def fp8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 def _converted_matmul(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """Multiply by the converted weight. float16 rows are scaled down first, because their products would overflow."""
+    """Compute `quantised_matmul` with the weight converted to x's dtype.
+
+    float16 activations are scaled down first, because their products could exceed the range of float16.
+    """
     if x.dtype != torch.float16:
         return (x @ weight.to(x.dtype) * scale).to(x.dtype)
-    step = _step(x, -7)  # 18,000 products with weights of up to 448 are within the range of float16
+    step = _step(x, -7)  # a sum of 18,000 products with weights up to 448 stays in the range of float16
     return ((x / step).half() @ weight.half() * step * scale).half()

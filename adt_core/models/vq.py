@@ -1,9 +1,13 @@
-"""VQGAN codec, which converts pixels to codes and back.
+"""VQGAN codec, which converts pixels to codes and back (Esser et al., arXiv 2012.09841).
 
-Esser et al., arXiv 2012.09841, in Chameleon's version. With attention at the coarsest level and codebook vectors of
-length 1 it is VQ-16 of LlamaGen (arXiv 2406.06525) and Janus. Modules have the names of Chameleon's checkpoints
-(``encoder.down.0.block.0.conv1`` and so on), so the ``model.vqmodel.*`` tensors of an Anole checkpoint load directly,
-including the decoder, which transformers lacks.
+A code is the index of a vector in the codebook. One code represents a square of pixels. The default configuration is
+Chameleon's codec. With attention at the coarsest level and codebook vectors of length 1, the codec is VQ-16, which
+LlamaGen (arXiv 2406.06525) and Janus use. Modules have the same names as in Chameleon's checkpoints, such as
+``encoder.down.0.block.0.conv1``. The ``model.vqmodel.*`` tensors of an Anole checkpoint therefore load directly. They
+include the decoder, which transformers does not implement.
+
+In shapes, B is the number of images, H x W their size in pixels, h x w their size in codes, and C the width of a
+codebook vector. Levels are the resolutions of encoder and decoder; the finest level has H x W positions.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from ..errors import AdtError, Check
 from ..rules.verify import Neighbours
 
 NORM_GROUPS = 32
-"""Groups of the group norms."""
+"""Number of groups of every group norm."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +35,15 @@ class VQConfig:
     """Shape of a VQGAN.
 
     Attributes:
-        embed_dim: Width of codebook vectors.
-        num_embeddings: Size of the codebook.
-        latent_channels: Channels of the encoder's output.
-        resolution: Side of the square images of its training, in pixels.
-        in_channels: Channels of images.
-        base_channels: Channels of the finest level.
-        channel_multiplier: Channels of each level, from the finest to the coarsest, in multiples of ``base_channels``.
-        num_res_blocks: Residual blocks of each level.
+        embed_dim: Width of the codebook vectors.
+        num_embeddings: Number of codebook vectors.
+        latent_channels: Number of channels of the encoder's output.
+        resolution: Side of the square training images in pixels.
+        in_channels: Number of channels of an image.
+        base_channels: Number of channels of the first convolution, at full resolution.
+        channel_multiplier: Number of channels of each level, divided by ``base_channels``, from the finest level to the
+            coarsest.
+        num_res_blocks: Number of residual blocks of each level of the encoder. Levels of the decoder have one more.
         attention: Whether an attention block follows every residual block of the coarsest level (VQ-16).
         normalised: Whether codebook vectors are scaled to length 1 (VQ-16).
     """
@@ -56,17 +61,17 @@ class VQConfig:
 
     @property
     def widths(self) -> list[int]:
-        """Channels of every level, from the finest to the coarsest."""
+        """Number of channels of every level, from the finest to the coarsest."""
         return [self.base_channels * multiplier for multiplier in self.channel_multiplier]
 
     @property
     def downsample(self) -> int:
-        """Pixels per side of a code."""
+        """Side of the square of pixels that one code represents, in pixels."""
         return 2 ** (len(self.channel_multiplier) - 1)
 
     @property
     def cells(self) -> int:
-        """Codes per side of a square image of its training resolution."""
+        """Number of codes per side of a square image of the training resolution."""
         return self.resolution // self.downsample
 
 
@@ -107,7 +112,7 @@ class AttnBlock(nn.Module):
 
 
 def _sequence(**modules: nn.Module) -> nn.Module:
-    """Return a sequence of modules with their names in the checkpoint."""
+    """Return a sequence of modules. The names of the arguments are the modules' names in the checkpoint."""
     return nn.Sequential(OrderedDict(modules))
 
 
@@ -116,9 +121,10 @@ def _middle(width: int) -> nn.Module:
 
 
 class Level(nn.Module):
-    """Residual blocks of one resolution, with optional attention after each, followed by a change of resolution.
+    """Residual blocks of one resolution, each followed by optional attention, then a change of resolution.
 
-    Encoders replace ``downsample`` and decoders ``upsample``, except on their last level.
+    The encoder replaces ``downsample`` and the decoder replaces ``upsample``. The last level that runs keeps both
+    identities.
     """
 
     def __init__(self, channels: int, width: int, blocks: int, attention: bool):
@@ -130,9 +136,10 @@ class Level(nn.Module):
 
 
 def _stages(levels: Iterable[Any]) -> Iterator[nn.Module]:
-    """Yield the modules of levels in the order in which they run.
+    """Yield the modules of all levels in the order in which they run.
 
-    Levels have no ``forward``, because its caller would keep the input in memory, which is large at full resolution.
+    A loop over these modules can free the input of each module early. The caller of a ``Level.forward`` would keep the
+    level's input in memory until the call ends, and the input is large at full resolution.
     """
     for level in levels:
         yield from chain(*zip(level.block, level.attn))
@@ -200,16 +207,17 @@ class Quantizer(nn.Module):
 
     def __init__(self, num_codes: int, width: int):
         super().__init__()
-        # As nn.Embedding initialises it. On the meta device, its initialisation imports torch._dynamo, which takes 2 s.
+        # The same initial values as nn.Embedding(num_codes, width). On the meta device, that constructor would import
+        # torch._dynamo, which takes 2 s.
         self.embedding = nn.Embedding.from_pretrained(torch.randn(num_codes, width), freeze=False)
 
 
-_DISTANCE_ROWS = 1024  # of the distance matrix that are computed together
+_DISTANCE_ROWS = 1024  # number of vectors whose distances to all codes are computed at a time
 
 
 @contextmanager
 def _cancellable(module: nn.Module, check: Check | None) -> Iterator[None]:
-    """Call ``check``, if given, before every layer of a module that runs in the block; it may raise to cancel."""
+    """Call ``check`` before every layer of the module that runs in this block. It may raise an exception to cancel."""
     layers = [] if check is None else list(module.modules())
     handles = [layer.register_forward_pre_hook(lambda *_, check=check: check()) for layer in layers]
     try:
@@ -230,15 +238,15 @@ def _finite(values: Tensor) -> Tensor:
 
 
 class Codec(nn.Module):
-    """Image tokenizer. It computes in float32, independently of the dtype of the transformer.
+    """Image tokenizer. It computes in float32 for every dtype of the transformer.
 
     Subclasses set the attributes and implement ``_encode`` and ``_decode``.
 
     Attributes:
         quantize: Codebook.
-        downsample: Pixels per side of a code.
-        base_channels: Channels of feature maps at full resolution.
-        note: Sentence to show with decoded images; "" if there is none.
+        downsample: Side of the square of pixels that one code represents, in pixels.
+        base_channels: Number of channels of feature maps at full resolution, for estimates of memory.
+        note: Message to show with decoded images; "" if there is none.
     """
 
     quantize: Quantizer
@@ -252,7 +260,7 @@ class Codec(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """Codebook vectors [num_codes, C] as the decoder reads them."""
+        """Codebook vectors [num_codes, C] in the form that the decoder reads."""
         return self.quantize.embedding.weight
 
     def neighbours(self, k: int) -> Neighbours:
@@ -262,42 +270,44 @@ class Codec(nn.Module):
         return self._nearest
 
     def working_bytes(self, pixels: int) -> int:
-        """Return the bytes that encoding or decoding needs: eight float32 feature maps at full resolution.
+        """Estimate the memory for encoding or decoding in bytes: eight float32 feature maps at full resolution.
 
         Args:
-            pixels: Number of pixels of the images.
+            pixels: Total number of pixels of the images.
         """
         return pixels * self.base_channels * 8 * 4
 
     def lookup(self, codes: Tensor) -> Tensor:
-        """Return the codebook vectors [B, C, h, w] of codes [B, h, w] int64."""
+        """Return the codebook vectors [B, C, h, w] of int64 codes [B, h, w]."""
         return F.embedding(codes.to(self.codebook.device), self.codebook).permute(0, 3, 1, 2).contiguous()
 
     def nearest(self, vectors: Tensor) -> Tensor:
-        """Return the nearest codes of vectors by Euclidean distance, the lower code in a tie.
+        """Return the code whose codebook vector has the smallest Euclidean distance to each vector.
+
+        If two codes have the same distance, the lower code is returned.
 
         Args:
             vectors: [B, C, h, w].
 
         Returns:
-            [B, h, w] int64.
+            [B, h, w] int64 codes.
         """
         codebook = self.codebook
         flat = vectors.to(codebook).permute(0, 2, 3, 1)
         squares = codebook.pow(2).sum(1)
-        # |x - c|^2 = |x|^2 + |c|^2 - 2 x c, where |x|^2 is the same for all codes
+        # |x - c|^2 = |x|^2 + |c|^2 - 2 x c for a vector x and a codebook vector c. |x|^2 is the same for all codes.
         nearest = [(squares - 2 * rows @ codebook.T).argmin(-1) for rows in flat.flatten(0, 2).split(_DISTANCE_ROWS)]
         return torch.cat(nearest).view(flat.shape[:3])
 
     def encode(self, pixels: Tensor, check: Check | None = None) -> Tensor:
-        """Return the codes of images.
+        """Convert images to codes.
 
         Args:
-            pixels: [B, 3, H, W] in [-1, 1]; sides are multiples of ``downsample``.
-            check: Called before every layer; it may raise to cancel.
+            pixels: [B, 3, H, W] in [-1, 1]. H and W must be multiples of ``downsample``.
+            check: Called before every layer. It may raise an exception to cancel.
 
         Returns:
-            Codes [B, h, w] int64.
+            [B, h, w] int64 codes.
 
         Raises:
             AdtError: If the encoder returns infinite or NaN values.
@@ -306,14 +316,14 @@ class Codec(nn.Module):
             return self.nearest(_finite(self._encode(pixels.to(self.codebook))))
 
     def decode(self, codes: Tensor, check: Check | None = None) -> Tensor:
-        """Return the images of codes.
+        """Convert codes to images.
 
         Args:
             codes: [B, h, w] int64.
-            check: Called before every layer; it may raise to cancel.
+            check: Called before every layer. It may raise an exception to cancel.
 
         Returns:
-            Pixels [B, 3, H, W] in [-1, 1].
+            [B, 3, H, W] pixels in [-1, 1].
 
         Raises:
             AdtError: If the decoder returns infinite or NaN values.
@@ -322,16 +332,16 @@ class Codec(nn.Module):
             return _finite(self._decode(self.lookup(codes))).clamp(-1, 1)
 
     def _encode(self, pixels: Tensor) -> Tensor:
-        """Return vectors [B, C, h, w] of pixels [B, 3, H, W], not quantised yet."""
+        """Return the encoder's vectors [B, C, h, w] for pixels [B, 3, H, W], before quantisation to codes."""
         raise NotImplementedError
 
     def _decode(self, vectors: Tensor) -> Tensor:
-        """Return pixels [B, 3, H, W] of codebook vectors [B, C, h, w], not clamped yet."""
+        """Return pixels [B, 3, H, W] for codebook vectors [B, C, h, w], before they are clamped to [-1, 1]."""
         raise NotImplementedError
 
 
 class VQModel(Codec):
-    """Encoder, codebook and decoder of a VQGAN."""
+    """Codec of a VQGAN: encoder, codebook and decoder."""
 
     def __init__(self, config: VQConfig):
         super().__init__()
