@@ -1,13 +1,16 @@
-"""Second stage of GLM-Image: diffusion from tokens to pixels, with diffusers' GlmImagePipeline.
+"""Second stage of GLM-Image: diffusion from tokens to pixels, with GlmImagePipeline of diffusers.
 
-A transformer with 7B parameters denoises the latents of an image in steps. At every step it reads the image's tokens,
-one for 32 x 32 pixels, and the quoted texts of the prompt, encoded letter by letter by ByT5. A VAE decodes the latents
-to pixels. In image-to-image mode the transformer also reads the latents and tokens of the source images.
+A transformer with 7B parameters denoises the latents of an image in steps. At every step it reads two conditions: the
+tokens of the image, one per 32 x 32 pixels, and the text that the prompt has in quotation marks. The text encoder ByT5
+encodes this text letter by letter. After the last step, a VAE decodes the latents to pixels. In image-to-image mode,
+the transformer also reads the latents and tokens of the source images.
 
 Layout: ``zai-org/GLM-Image`` as published, with the folders ``transformer``, ``text_encoder``, ``vae``, ``tokenizer``
-and ``scheduler``. Each of the first three may also be a single weights file, for which the published configuration is
-used. diffusers is an optional dependency that provides the modules and the denoising loop; this module reads the
-weights.
+and ``scheduler``. Instead of one of the first three folders, a single weights file is possible; this module then uses
+the published configuration. diffusers is an optional dependency. It provides the modules and the denoising loop, and
+this module reads the weights.
+
+In shapes, latents are [B, C, h, w]: images, channels, height and width. A latent position represents 8 x 8 pixels.
 """
 
 from __future__ import annotations
@@ -30,13 +33,13 @@ from .reading.entries import check_entries, fill, module_entries
 from .reading.fields import MOST, USUAL_MOST, read, read_json
 from .reading.t5 import t5_encoder
 
-STEPS = 50  # as published
-GUIDANCE = 1.5
+STEPS = 50  # published default of the number of denoising steps
+GUIDANCE = 1.5  # published default of the guidance scale
 KIND = "GlmImageTransformer2DModel"
 """Class name in the transformer's config.json."""
 _LEAST = "0.37"
-"""First version of diffusers with the pipeline."""
-# Published configurations, where they differ from the defaults of diffusers.
+"""First version of diffusers that contains GlmImagePipeline."""
+# Published configurations. Fields that equal the defaults of diffusers are left out.
 _TRANSFORMER = {"num_attention_heads": 32, "attention_head_dim": 128}
 _BYT5 = {"d_model": 1472, "d_kv": 64, "d_ff": 3584, "num_layers": 12, "num_heads": 6, "vocab_size": 384}
 _VAE = {
@@ -61,11 +64,11 @@ _SCHEDULER = {"use_dynamic_shifting": True, "time_shift_type": "linear", "base_s
 
 
 class SourceImage(NamedTuple):
-    """Source image.
+    """Source image of image-to-image mode.
 
     Attributes:
-        image: The image.
-        tokens: [rows, columns] int64 codes of the image.
+        image: Pixels of the image.
+        tokens: [rows, columns] int64 codes of the image, from the encoder of the first stage.
     """
 
     image: Image.Image
@@ -73,14 +76,15 @@ class SourceImage(NamedTuple):
 
 
 OnStep = Callable[[int, Tensor], None]
-"""Callback after each step, with the number of finished steps and a prediction of the final latents [1, C, h, w]."""
+"""Callback after each denoising step. Its arguments are the number of finished steps and a prediction of the final
+latents [1, C, h, w]."""
 
 
 def diffusers() -> Any:
-    """Return the diffusers library.
+    """Import diffusers and return the module.
 
     Raises:
-        AdtError: If it is missing or too old.
+        AdtError: If diffusers is missing or too old.
     """
     try:
         import diffusers
@@ -107,13 +111,13 @@ def load(
     """Load a GlmImagePipeline without the first stage.
 
     Args:
-        transformer: Folder or weights file.
-        text_encoder: Folder or weights file, by default next to the transformer's.
-        vae: As ``text_encoder``.
+        transformer: Folder or weights file of the transformer.
+        text_encoder: Folder or weights file of ByT5; by default the folder next to the transformer's folder.
+        vae: Folder or weights file of the VAE; the default is as for ``text_encoder``.
         device: Device of the weights.
-        dtype: Dtype of all parts; not float16, which T5 overflows.
-        fp8: Whether the transformer's matrices are stored in float8; they are converted to ``dtype`` for each product.
-        check: Called before each tensor; it may raise to cancel.
+        dtype: Dtype of all parts. float16 is not possible, because the activations of T5 exceed its range.
+        fp8: Whether to store the transformer's matrices in float8. Each product converts its matrix to ``dtype``.
+        check: Called before each tensor is read. It may raise an exception to cancel.
 
     Raises:
         AdtError: If a part or diffusers is missing, or a part belongs to another model.
@@ -134,7 +138,7 @@ def load(
 
 
 def _pipeline(library: Any, transformer: Path, modules: list[Any]) -> Any:
-    """Return the pipeline of transformer, text encoder and VAE, without the first stage."""
+    """Return the pipeline for loaded modules: transformer, text encoder and VAE, in this order."""
     denoiser, encoder, decoder = modules
     scheduler = _scheduler(library, transformer)
     pipeline = library.GlmImagePipeline(_tokenizer(transformer), None, encoder, None, decoder, denoiser, scheduler)
@@ -143,7 +147,11 @@ def _pipeline(library: Any, transformer: Path, modules: list[Any]) -> Any:
 
 
 def _empty(library: Any, transformer: Checkpoint, text_encoder: Checkpoint, vae: Checkpoint) -> list[Any]:
-    """Return the three modules on the meta device, after checking that their shapes fit."""
+    """Return the three modules on the meta device.
+
+    Raises:
+        AdtError: If their shapes do not fit together.
+    """
     with torch.device("meta"):
         modules = [
             _made(library.GlmImageTransformer2DModel, transformer, _TRANSFORMER),
@@ -162,7 +170,7 @@ def _empty(library: Any, transformer: Checkpoint, text_encoder: Checkpoint, vae:
 
 
 def _part(transformer: Path, name: str, path: Path | None) -> Path:
-    """Return the path of a part, by default the folder next to the transformer's."""
+    """Return the given path of a part, or by default the folder ``name`` next to the transformer's folder."""
     path = path or transformer.parent / name
     if not path.exists():
         raise AdtError(f"`{name}`: there is no folder {name} next to {transformer}; choose a file or folder.")
@@ -170,7 +178,10 @@ def _part(transformer: Path, name: str, path: Path | None) -> Path:
 
 
 def _made(kind: Any, part: Checkpoint, published: dict) -> Any:
-    """Return an empty module of diffusers with the configuration in its folder, or else the published one."""
+    """Return an empty diffusers module of class ``kind``, configured by the part's config.json.
+
+    If there is no config.json, use the published configuration.
+    """
     for name, value in part.config.items():
         if type(value) is int:
             read(part.config, name, whole_number(0, MOST.get(name, USUAL_MOST)), part.path)
@@ -181,7 +192,7 @@ def _made(kind: Any, part: Checkpoint, published: dict) -> Any:
 
 
 def _tokenizer(transformer: Path) -> Any:
-    """Return ByT5's tokenizer. Its tokens are bytes, so it needs no files."""
+    """Return ByT5's tokenizer. It works without files, because its tokens are bytes."""
     from transformers import ByT5Tokenizer
 
     folder = transformer.parent / "tokenizer"
@@ -211,17 +222,17 @@ def denoise(
     check: Check | None = None,
     on_step: OnStep | None = None,
 ) -> Tensor:
-    """Return the latents [1, C, h, w] of one image, for :func:`pixels`.
+    """Return the latents [1, C, h, w] of one image. :func:`pixels` decodes them.
 
     Args:
         pipeline: Result of :func:`load`.
         tokens: [rows, columns] int64 codes of the image.
-        prompt: Prompt, of which only quoted texts are read.
+        prompt: Prompt. The pipeline reads only the text in quotation marks.
         seed: Seed of the noise.
         steps: Number of denoising steps.
-        guidance: Scale of guidance; none at 1 or below.
-        sources: Source images.
-        check: Called before each layer; it may raise to cancel.
+        guidance: Guidance scale. Values of 1 or below turn guidance off.
+        sources: Source images, for image-to-image mode.
+        check: Called before each layer. It may raise an exception to cancel.
         on_step: Called after each step.
     """
     height, width = (side * PIXELS for side in tokens.shape)
@@ -242,14 +253,14 @@ def denoise(
 
 
 def _noise(pipeline: Any, height: int, width: int, seed: int) -> Tensor:
-    """Return initial latents [1, C, h, w], generated on the CPU so that they are the same on every device."""
+    """Return random initial latents [1, C, h, w]. They are generated on the CPU, so all devices get the same values."""
     factor = pipeline.vae_scale_factor
     shape = (1, pipeline.transformer.config.in_channels, height // factor, width // factor)
     return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=pipeline.text_encoder.dtype)
 
 
 def _source_arguments(sources: Sequence[SourceImage], device: torch.device) -> dict[str, Any]:
-    """Return the pipeline's arguments for source images."""
+    """Return the keyword arguments of the pipeline for source images; {} without source images."""
     if not sources:
         return {}
     tokens = torch.cat([_finer(source.tokens).flatten() for source in sources])
@@ -262,20 +273,23 @@ def _source_arguments(sources: Sequence[SourceImage], device: torch.device) -> d
 
 
 def _finer(tokens: Tensor) -> Tensor:
-    """Repeat every token of a grid in both dimensions, because the transformer's patches are 16 x 16 pixels."""
+    """Repeat every token of [rows, columns] in both dimensions: a token covers 32 x 32 pixels, a patch 16 x 16."""
     return tokens.repeat_interleave(2, 0).repeat_interleave(2, 1)
 
 
 def _step(on_step: OnStep, last: list[Tensor], pipeline: Any, step: int, _: Tensor, tensors: dict) -> dict:
-    """Call ``on_step`` with a linear extrapolation of the latents to noise level 0.
+    """Call ``on_step`` with a prediction of the final latents.
+
+    The prediction extrapolates the change of the latents in this step linearly to noise level 0. For example, if a step
+    reduces the noise level from 0.8 to 0.6, the same change is added three more times.
 
     Args:
         on_step: The callback.
-        last: List of one element, the latents before the step; replaced by those after it.
+        last: List with one element: the latents before the step. The function replaces them with the latents after it.
         pipeline: The pipeline.
-        step: Number of the step.
-        _: Timestep.
-        tensors: The pipeline's tensors, among them the latents after the step.
+        step: Number of the finished step, from 0.
+        _: Timestep; unused.
+        tensors: Tensors of the pipeline by name. "latents" are the latents after the step.
     """
     latents = tensors["latents"]
     before, after = pipeline.scheduler.sigmas[step : step + 2]
@@ -288,15 +302,15 @@ def _step(on_step: OnStep, last: list[Tensor], pipeline: Any, step: int, _: Tens
 @torch.inference_mode(False)
 @torch.no_grad()
 def pixels(pipeline: Any, latents: Tensor, check: Check | None = None) -> Tensor:
-    """Decode latents.
+    """Decode latents to pixels with the VAE.
 
     Args:
         pipeline: Result of :func:`load`.
         latents: [B, C, h, w].
-        check: Called before each layer; it may raise to cancel.
+        check: Called before each layer. It may raise an exception to cancel.
 
     Returns:
-        Pixels [B, 3, 8 h, 8 w] in [-1, 1].
+        [B, 3, 8 * h, 8 * w] pixels in [-1, 1].
     """
     vae = pipeline.vae
     moments = (vae.config.latents_mean, vae.config.latents_std)
@@ -307,7 +321,7 @@ def pixels(pipeline: Any, latents: Tensor, check: Check | None = None) -> Tensor
 
 @contextmanager
 def checking(pipeline: Any, check: Check | None) -> Iterator[None]:
-    """Call ``check``, if given, before each layer of the pipeline that runs in the block; it may raise to cancel."""
+    """Call ``check`` before each layer of the pipeline that runs in this block. It may raise an exception to cancel."""
     modules = pipeline.transformer, pipeline.text_encoder, pipeline.vae
     layers = [part for module in modules for part in module.modules() if not any(part.children())]
     hooks = [layer.register_forward_pre_hook(lambda *_: check()) for layer in layers] if check is not None else []
@@ -319,13 +333,14 @@ def checking(pipeline: Any, check: Check | None) -> Iterator[None]:
 
 
 def denoising_bytes(pipeline: Any, size: int, sources: Sequence[SourceImage] = ()) -> int:
-    """Estimate the bytes that :func:`denoise` needs besides the weights.
+    """Estimate the bytes that :func:`denoise` needs in addition to the weights.
 
-    The widest layer and the keys and values of source images need most, or encoding the source images by the VAE.
+    The estimate is the larger of two numbers: the memory of the transformer (its widest layer, and the keys and values
+    of source images), and the memory for encoding the largest source image with the VAE.
 
     Args:
         pipeline: Result of :func:`load`.
-        size: Pixels of the image.
+        size: Number of pixels of the image.
         sources: Source images.
     """
     config = pipeline.transformer.config
@@ -339,10 +354,12 @@ def denoising_bytes(pipeline: Any, size: int, sources: Sequence[SourceImage] = (
 
 
 def decoding_bytes(pipeline: Any, size: int) -> int:
-    """Estimate the bytes that :func:`pixels` needs besides the weights: four times the VAE's widest full-size layer.
+    """Estimate the bytes that :func:`pixels` needs in addition to the weights.
+
+    The estimate is four times the widest feature map that the VAE has at full resolution.
 
     Args:
         pipeline: Result of :func:`load`.
-        size: Pixels of the image.
+        size: Number of pixels of the image.
     """
     return 4 * pipeline.vae.config.block_out_channels[1] * size * pipeline.vae.dtype.itemsize

@@ -1,1 +1,1 @@
-"""One file per family of models."""
+"""Model families, one file each."""

@@ -1,7 +1,7 @@
-"""Chameleon: Anole-7B and the bundled model, in the Hugging Face layout.
+"""Chameleon's architecture: Anole-7B and the bundled model, in the layout of transformers.
 
-Tokens are looked up by name in the checkpoint's vocabulary. The letters in the image token ``IMGIMG<letters>Z`` are
-the decimal digits of its code, A for 0 to J for 9.
+The checkpoint's vocabulary gives the ids of special tokens and image tokens by name. The image token of a code has the
+name ``IMGIMG<letters>Z``. The letters A to J stand for the decimal digits 0 to 9: the token of code 42 is IMGIMGECZ.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _CODEC_FILES = (
 
 
 def is_chameleon(config: dict, names: Collection[str] = ()) -> bool:
-    """Return whether a config.json names Chameleon's architecture, which Lumina-mGPT also uses."""
+    """Return whether a config.json states Chameleon's architecture. It is also the architecture of Lumina-mGPT."""
     return model_type(config) == "chameleon"
 
 
 def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
-    """Return the token ids of the image codes, in code order.
+    """Return the token ids of all codes, in code order.
 
     Args:
         vocabulary: Token ids by name.
 
     Raises:
-        AdtError: If the ids are not consecutive, as drafters require.
+        AdtError: If a code is missing, or if the ids are not consecutive; drafters require consecutive ids.
     """
     codes = image_tokens(vocabulary, "IMGIMG", "Z", "image-generating Chameleon")
     wrong = next((code for code, number in enumerate(codes) if number != codes[0] + code), None)
@@ -59,7 +59,10 @@ def image_token_ids(vocabulary: dict[str, int]) -> list[int]:
 
 
 class ChameleonPrompter(TokenPrompter):
-    """Prompter with rows ``<s> text <reserved08706> <racm3:break>``, unconditional ``<s> <racm3:break>``."""
+    """Prompter with rows ``<s> text <reserved08706> <racm3:break>``.
+
+    Unconditional rows are ``<s> <racm3:break>``.
+    """
 
     BOS = BOS
 
@@ -71,9 +74,10 @@ class ChameleonPrompter(TokenPrompter):
 
 
 def add_codec(checkpoint: Checkpoint) -> None:
-    """Add the codec from another file if the checkpoint has no image decoder; most conversions have none.
+    """Add the codec from another file, if the checkpoint has no image decoder.
 
-    The file is Meta's ``vqgan.ckpt``, or the separate ``Anole-7b-v0.1-vqvae-hf``.
+    Most converted checkpoints have none. The other file is Meta's ``vqgan.ckpt``, or it is in the folder
+    ``Anole-7b-v0.1-vqvae-hf``. If neither is found, the checkpoint stays unchanged.
 
     Args:
         checkpoint: The checkpoint to complete.
@@ -89,9 +93,10 @@ def build(checkpoint: Checkpoint, family: str, codec: VQModel, cells: int, named
     Args:
         checkpoint: The files.
         family: Name of the family.
-        codec: Its image tokenizer, empty.
-        cells: Codes per side of the default square.
-        named: Further tokens that the vocabulary must contain; the first of them ends every row of codes.
+        codec: Codec without weights.
+        cells: Number of codes per side of an image of the default size, which is a square.
+        named: Names of more tokens that the vocabulary must contain. The first of them ends every row of codes. If
+            empty, rows of codes have no end token.
 
     Raises:
         AdtError: If a field of config.json is missing or has an unsupported value.
@@ -112,13 +117,13 @@ def build(checkpoint: Checkpoint, family: str, codec: VQModel, cells: int, named
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
-    """Return an empty target of the family."""
+    """Return an empty target for a Chameleon checkpoint."""
     codec = VQModel(vq_config(section(checkpoint.config, "vq_config", checkpoint.path), checkpoint.path))
     return build(checkpoint, FAMILY.name, codec, codec.config.cells)
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
-    """Return the entries of the decoder, under Hugging Face names, and of the codec, under ``model.vqmodel.``."""
+    """Return the entries of the decoder, in transformers' layout, and of the codec, with prefix ``model.vqmodel.``."""
     return decoder_entries(target.decoder, checkpoint) + module_entries(target.codec, CODEC)
 
 

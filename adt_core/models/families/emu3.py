@@ -1,6 +1,6 @@
 """Emu3-Gen: a LLaMA decoder over text and image tokens, with an end token after every row and a video codec.
 
-Wang et al., arXiv 2409.18869. Layout: ``BAAI/Emu3-Gen-hf``, made for transformers.
+Wang et al., arXiv 2409.18869. Layout: that of transformers, as in ``BAAI/Emu3-Gen-hf``.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ NEGATIVE = (
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
     "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
 )
-"""Negative prompt of the published example, the default."""
-_PIXELS = 720  # per side of the default square; images of other shapes have as many pixels
-# Defaults of fields that a config.json may omit.
+"""Negative prompt of the authors' example. It is the default negative prompt."""
+_PIXELS = 720  # side of an image of the default size; images of other shapes have as many pixels
+# Defaults of ``text_config`` fields that a config.json may omit.
 _TEXT = {
     "vocab_size": 184622,
     "hidden_size": 4096,
@@ -49,13 +49,14 @@ _CODEC_SIZES = (
     "codebook_size embed_dim latent_channels in_channels out_channels temporal_downsample_factor base_channels "
     "num_res_blocks hidden_size num_attention_heads"
 )
-"""Sizes in a ``vq_config`` that define the codec's shape, together with two lists and a flag; others are ignored."""
+"""Names of the integer fields of a ``vq_config`` that define the codec's shape. :func:`_codec_fields` adds two lists
+and a flag. Other fields are ignored."""
 
 
 class Emu3Prompter(TokenPrompter):
     """Prompter with rows ``<|extra_203|> text <|image start|> rows*columns <|image token|>``.
 
-    Unconditional rows contain NEGATIVE.
+    Unconditional rows have :data:`NEGATIVE` as text.
     """
 
     BOS = BOS
@@ -68,13 +69,16 @@ class Emu3Prompter(TokenPrompter):
         return self.encode(NEGATIVE, grid)
 
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
-        """Return which sizes the family supports if ``grid`` is not one of them, else "".
+        """Check whether an image has at most as many codes as an image of the default size.
 
-        The sides of a shape are rounded to integers, so each may be half a code too long.
+        The check tolerates half a code per side, because the sides of a requested shape are rounded to integers.
 
         Args:
             grid: Rows and columns of the image's codes.
             usual: Grid of the model's default size.
+
+        Returns:
+            "" if it does. Otherwise the sizes that the model supports, as a clause for an error message.
         """
         rows, columns = grid
         if not min(grid):
@@ -86,17 +90,17 @@ class Emu3Prompter(TokenPrompter):
 
 
 class Emu3Codec(Codec):
-    """Codec of single images, with the modules of transformers' ``Emu3VQVAE``.
+    """Codec for single images, built from the modules of ``Emu3VQVAE`` in transformers.
 
-    The original encodes 4 frames together. For an image they are equal, so layers that process each frame separately
-    run once.
+    ``Emu3VQVAE`` is a video codec that encodes 4 frames together. For a single image, all frames are equal. Layers that
+    process each frame separately therefore run on one frame only.
     """
 
     def __init__(self, values: dict, source: ConfigSource):
-        """Build an empty codec.
+        """Build the codec without weights.
 
         Args:
-            values: The ``vq_config``.
+            values: Fields of the ``vq_config``.
             source: The checkpoint, for error messages.
 
         Raises:
@@ -146,7 +150,7 @@ class Emu3Codec(Codec):
 
 
 def _codec_fields(values: dict, source: ConfigSource) -> dict:
-    """Return the checked fields of a ``vq_config`` that define the codec's shape."""
+    """Check the fields of a ``vq_config`` that define the codec's shape, and return these fields."""
     lists = {"channel_multiplier": 1, "attn_resolutions": 0}
     return {
         **{name: size(values, name, source) for name in _CODEC_SIZES.split() if name in values},
@@ -156,7 +160,7 @@ def _codec_fields(values: dict, source: ConfigSource) -> dict:
 
 
 def _not_emu3_gen(checkpoint: Checkpoint) -> str:
-    """Return which other model of the family a checkpoint is, and why it is not supported; "" if it is Emu3-Gen."""
+    """Return "" for Emu3-Gen. For other models of the series, return their name and why they are not supported."""
     vocab_size = checkpoint.config.get("vocab_size")
     if "Emu3ForCausalLM" in str(checkpoint.config.get("architectures")):
         if isinstance(vocab_size, int) and vocab_size > _TEXT["vocab_size"]:
@@ -168,7 +172,7 @@ def _not_emu3_gen(checkpoint: Checkpoint) -> str:
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
-    """Return an empty target of the family."""
+    """Return an empty target for an Emu3-Gen checkpoint."""
     source = checkpoint.path
     problem = _not_emu3_gen(checkpoint)
     if problem:
@@ -190,7 +194,10 @@ def skeleton(checkpoint: Checkpoint) -> Target:
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
-    """Return the entries of decoder and codec, under the names of transformers or of its first versions."""
+    """Return the entries of decoder and codec, with the tensor names of transformers.
+
+    The first versions of transformers with Emu3 used other prefixes. Both kinds of prefixes are supported.
+    """
     is_first = any(name.startswith("text_model.") for name in checkpoint.names)
     body = "text_model.model." if is_first else "model.text_model."
     head = "text_model.lm_head.weight" if is_first else "lm_head.weight"

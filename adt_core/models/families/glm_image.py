@@ -1,9 +1,11 @@
-"""First stage of GLM-Image: GLM-4 generates the tokens of a small image, then of the image.
+"""First stage of GLM-Image: GLM-4 generates the tokens of a small version of the image, then those of the image.
 
-Layout: ``zai-org/GLM-Image`` as published for diffusers, of which this stage is ``vision_language_encoder`` and
-``processor``. The second stage, a diffusion transformer that turns tokens into pixels, is in :mod:`..glm_pixels`. The
-token id of code n is n. A prompt may contain source images, as codes of the model's vision encoder; the model then
-generates no small image.
+The second stage, a diffusion transformer that converts tokens to pixels, is in :mod:`..glm_pixels`. Layout:
+``zai-org/GLM-Image`` as published for diffusers. This stage uses its folders ``vision_language_encoder`` and
+``processor``. The token id of code n is n.
+
+A prompt may contain source images, which the model's vision encoder converts to codes. With source images, the model
+does not generate the small image.
 """
 
 from __future__ import annotations
@@ -42,12 +44,13 @@ BEGIN_GRID = "<sop>"
 END_GRID = "<eop>"
 BEGIN_IMAGE = "<|dit_token_16384|>"
 END_IMAGE = "<|dit_token_16385|>"
-PIXELS = 32  # per side of a code
-_DEFAULT_SIDE = 32  # codes per side of the default square
-_MAX_SIDE = 64  # codes per side of the largest square
-_SMALL_SIDE = 16  # codes per side of the small image of a square
-_MAX_POSITIONS = 16384  # of prompt and image together; the published 131,072 would make large rotary tables
-_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of CLIP, for source images
+PIXELS = 32  # a code represents 32 x 32 pixels
+_DEFAULT_SIDE = 32  # codes per side of an image of the default size
+_MAX_SIDE = 64  # largest number of codes per side
+_SMALL_SIDE = 16  # codes per side of the small image, if the image is a square
+_MAX_POSITIONS = 16384  # for prompt and image together; rotary tables for the published 131,072 would be large
+# CLIP's normalisation of red, green and blue, for source images.
+_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
 _TEXT = {
     "vocab_size": 168064,
@@ -59,7 +62,7 @@ _TEXT = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 131072,
 }
-"""Defaults of fields that a config.json may omit."""
+"""Defaults of ``text_config`` fields that a config.json may omit."""
 _VISION = {
     "depth": 40,
     "hidden_size": 1536,
@@ -70,7 +73,7 @@ _VISION = {
 }
 _ROPE = {"rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}
 _PUBLISHED: dict[str, dict] = {"text_config": {"rope_parameters": _ROPE}, "vq_config": {}, "vision_config": {}}
-"""Published config.json, for a weights file without one."""
+"""Published config.json, used for a weights file without a config.json. Other fields have the defaults above."""
 _TYPICAL_TENSORS = (
     "model.language_model.layers.0.post_mlp_layernorm.weight",
     "model.vqmodel.quantize.embedding.weight",
@@ -82,7 +85,7 @@ def _recognises(config: dict, names: Collection[str]) -> bool:
 
 
 def small_grid(grid: tuple[int, int]) -> tuple[int, int]:
-    """Return rows and columns of the small image: about 256 codes in nearly the shape of the image."""
+    """Return rows and columns of the small image. It has about 256 codes and nearly the aspect ratio of the image."""
     rows, columns = grid
     return int(math.sqrt(rows / columns) * _SMALL_SIDE), int(math.sqrt(columns / rows) * _SMALL_SIDE)
 
@@ -90,7 +93,7 @@ def small_grid(grid: tuple[int, int]) -> tuple[int, int]:
 class GlmImagePrompter(TokenPrompter):
     """Prompter with rows ``text<sop>rows columns<eop><sop>rows columns<eop><|dit_token_16384|>``.
 
-    The first size belongs to the image, the second to the small image.
+    The first pair of rows and columns is the size of the image, the second pair the size of the small image.
     """
 
     IN_TOKENIZER = (BEGIN_GRID, END_GRID, BEGIN_IMAGE, END_IMAGE)
@@ -102,8 +105,10 @@ class GlmImagePrompter(TokenPrompter):
     def encode_with(self, text: str, grid: tuple[int, int], sources: Sequence[Tensor]) -> EncodedPrompt:
         """Return the row of a text and source images.
 
-        Each source image is ``<|dit_token_16384|>``, its codes, ``<|dit_token_16385|>``. Its M-RoPE positions
-        continue the previous ones; the text continues after the longer side of the last source image.
+        In the row, each source image consists of ``<|dit_token_16384|>``, its codes and ``<|dit_token_16385|>``, and
+        the text follows the source images. For M-RoPE, the codes of a source image form a grid. On all three axes, the
+        next token's position is the position of the grid's first code plus the longer side. For example, after a grid
+        of 2 x 3 codes at position 1, the next token has position 4.
 
         Args:
             text: The prompt.
@@ -116,7 +121,7 @@ class GlmImagePrompter(TokenPrompter):
         positions = [torch.zeros(0, 3, dtype=torch.long)]
         at = 0
         for codes in sources:
-            markers = len(ids[-1:]) + 1  # the end token of the source image before it, if any, and the begin token
+            markers = len(ids[-1:]) + 1  # end token of the previous source image, if any, and begin token
             positions.append(torch.arange(at, at + markers)[:, None].expand(-1, 3))
             positions.append(grid_positions(at + markers, *codes.shape))
             at += markers + max(codes.shape)
@@ -129,13 +134,13 @@ class GlmImagePrompter(TokenPrompter):
     def unconditional(self, prompt: EncodedPrompt, grid: tuple[int, int]) -> EncodedPrompt:
         if prompt.mrope_positions is None:
             return self._row(EncodedPrompt(), "", grid, small_grid(grid))
-        sources = len(prompt.mrope_positions) + 1  # with the end token of the last source image
+        sources = len(prompt.mrope_positions) + 1  # plus the end token of the last source image
         row = self._row(EncodedPrompt(prompt[:sources]), "", grid)
         row.mrope_positions = prompt.mrope_positions + len(prompt) - len(row)
         return row
 
     def _row(self, before: EncodedPrompt, text: str, *grids: tuple[int, int]) -> EncodedPrompt:
-        """Return a prompt of ``before``, the text and the sizes of ``grids``, of which the first is the image's."""
+        """Return a prompt row: the tokens ``before``, the text, then the sizes ``grids``. The image's size is first."""
         sizes = "".join(f"{BEGIN_GRID}{rows} {columns}{END_GRID}" for rows, columns in grids)
         ids = encode(self.tokenizer, text + sizes, self.name).ids
         check_length([*before, *ids], self.max_positions - sum(map(math.prod, grids)) - 1, self.name)
@@ -150,16 +155,17 @@ class GlmImagePrompter(TokenPrompter):
 
 
 class GlmImageCodec(Codec):
-    """Codebook, vision encoder of source images, and a preview instead of a decoder (see ``_decode``).
+    """Codec with a vision encoder for source images, a codebook, and a preview instead of a decoder (``_decode``).
 
-    The encoder is transformers' ``GlmImageVisionModel``. It has 1.1 billion weights and is needed only for source
-    images, so its layers are read from the checkpoint one by one while an image is encoded, and released afterwards.
+    The encoder is ``GlmImageVisionModel`` of transformers. It has 1.1 billion weights, and only source images need it.
+    To save memory, the codec reads the encoder's layers from the checkpoint one by one while it encodes an image, and
+    releases each layer after use.
     """
 
     note = message("model.preview")
 
     def __init__(self, config: dict, checkpoint: Checkpoint):
-        """Read the shape of the codec.
+        """Build the codec without weights.
 
         Args:
             config: Fields of the ``config.json``.
@@ -203,7 +209,15 @@ class GlmImageCodec(Codec):
         return torch.cat([self.quant_conv(self._features(model, half)) for half in halves.split(1)])
 
     def _features(self, model: Any, pixels: Tensor) -> Tensor:
-        """Return the encoder's last features [1, C, h, w] of an image [1, 3, H, W] that is normalised as for CLIP."""
+        """Return the output of the vision encoder.
+
+        Args:
+            model: The encoder, on the meta device.
+            pixels: [1, 3, H, W] image at half its size, normalised as for CLIP.
+
+        Returns:
+            [1, C, h, w] features: C channels, and one position for each code.
+        """
         side = model.config.patch_size
         rows, columns = (pixels_per_side // side for pixels_per_side in pixels.shape[2:])
         patches = (
@@ -224,7 +238,13 @@ class GlmImageCodec(Codec):
 
     @contextmanager
     def _loaded(self, module: nn.Module, name: str, like: Tensor) -> Iterator[None]:
-        """Load the weights of a module on the meta device for the block, in the dtype and on the device of ``like``."""
+        """Load the weights of a module in this block, and move the module to the meta device afterwards.
+
+        Args:
+            module: Part of the vision encoder.
+            name: Prefix of the module's tensors.
+            like: Tensor whose dtype and device the weights get.
+        """
         names = module.state_dict().keys()
         weights = {part: self._checkpoint[f"model.visual.{name}{part}"].read_finite().to(like) for part in names}
         module.load_state_dict(weights, assign=True)
@@ -232,21 +252,25 @@ class GlmImageCodec(Codec):
         module.to("meta")
 
     def _decode(self, vectors: Tensor) -> Tensor:
-        """Return a preview: the codebook's three principal components as colours. The second stage makes the image."""
+        """Return a preview of the image, because only the second stage can decode it.
+
+        The preview shows the three principal components of the codebook vectors as red, green and blue.
+        """
         if self._colours is None:
             codebook = self.codebook
             mean = codebook.mean(0)
             centred = codebook - mean
             _, components = torch.linalg.eigh(centred.T @ centred)  # in ascending order of variance
             largest = components[:, -3:]
-            self._colours = mean, largest / (3 * (centred @ largest).std(0))  # three sigma become -1 to 1
+            # -3 to 3 standard deviations become -1 to 1
+            self._colours = mean, largest / (3 * (centred @ largest).std(0))
         mean, axes = (part.to(vectors) for part in self._colours)
         colours = (vectors.movedim(1, -1) - mean) @ axes
         return F.interpolate(colours.movedim(-1, 1), scale_factor=self.downsample, mode="bilinear")
 
 
 def _half_size(picture: Tensor) -> Tensor:
-    """Return an image [3, H, W] in [-1, 1] at half its size and normalised, [1, 3, H / 2, W / 2]."""
+    """Halve the size of an image [3, H, W] in [-1, 1] and normalise it as for CLIP: [1, 3, H / 2, W / 2]."""
     pixels = ((picture + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     image = Image.fromarray(pixels.movedim(0, -1).numpy())
     half = image.resize((image.width // 2, image.height // 2), Image.Resampling.BICUBIC)
@@ -255,7 +279,7 @@ def _half_size(picture: Tensor) -> Tensor:
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
-    """Return an empty target of the family."""
+    """Return an empty target for a GLM-Image checkpoint."""
     source = checkpoint.path
     fields = checkpoint.config or _PUBLISHED
     config = _decoder_config(fields, source)
@@ -271,7 +295,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
 
 
 def _decoder_config(fields: dict, source: Path) -> DecoderConfig:
-    """Return the decoder's shape from the fields of the config.json of ``source``."""
+    """Return the decoder's shape from the fields of a config.json. ``source`` is its checkpoint, for error messages."""
     text = _TEXT | section(fields, "text_config", source)
     rope = dict(section(text, "rope_parameters", source))
     mrope_section = sizes(rope, "mrope_section", source, (8, 12, 12))
@@ -288,7 +312,7 @@ def _decoder_config(fields: dict, source: Path) -> DecoderConfig:
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
-    """Return the entries of the decoder, under the names of transformers, and of the codebook and its projection."""
+    """Return the entries of the decoder, in transformers' layout, of the codebook and of the codebook's projection."""
     body = decoder_entries(target.decoder, checkpoint, "model.language_model.", rows=target.script_vocab_size)
     codebook = copy_entry(target.codec.quantize.embedding.weight, "model.vqmodel.quantize.embedding.weight")
     assert isinstance(target.codec, GlmImageCodec)

@@ -1,8 +1,11 @@
 """Janus-Pro: a LLaMA decoder with a separate embedding and head for image tokens, and the codec VQ-16.
 
-Chen et al., arXiv 2501.17811. Layouts: transformers' (``deepseek-community/Janus-Pro-1B``) and DeepSeek's original one.
-The decoder's input for an image token depends only on its code, so it is computed once and stored in the embedding, in
-rows after the text tokens.
+Chen et al., arXiv 2501.17811. There are two layouts: that of transformers (``deepseek-community/Janus-Pro-1B``) and
+DeepSeek's original layout (``deepseek-ai/Janus-Pro-1B``).
+
+In the published code, an MLP, the generation aligner, computes the decoder's input for an image token. The result
+depends only on the code. So the loader computes the inputs of all codes once, and stores them in rows of the embedding
+after the text tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from ..vq import VQModel
 BOS = "<｜begin▁of▁sentence｜>"
 PAD = "<｜▁pad▁｜>"
 BEGIN_IMAGE = "<begin_of_image>"
-# Defaults of transformers for fields that DeepSeek's config.json omits.
+# Defaults of transformers' LlamaConfig for fields that DeepSeek's config.json omits.
 _LLAMA = {
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -41,7 +44,7 @@ _LLAMA = {
 }
 _VQ_16 = {"embed_dim": 8, "num_embeddings": 16384, "latent_channels": 256, "attention": True, "normalised": True}
 _DEEPSEEK = "multi_modality"  # the model_type of deepseek-ai/Janus-Pro-1B
-# From transformers' names of tensors to DeepSeek's.
+# Parts of tensor names: transformers' name -> DeepSeek's name.
 _DEEPSEEK_NAMES = {
     "model.language_model.": "language_model.model.",
     "model.generation_embeddings.": "gen_embed.",
@@ -55,7 +58,7 @@ _DEEPSEEK_NAMES = {
 class JanusPrompter(TokenPrompter):
     """Prompter with rows ``<bos> <|User|>: text, <|Assistant|>: <begin_of_image>``.
 
-    In unconditional rows, padding replaces all but the first and the last token.
+    In unconditional rows, padding tokens replace all tokens except the first and the last.
     """
 
     BOS = BOS
@@ -72,7 +75,14 @@ class JanusPrompter(TokenPrompter):
 
 
 def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
-    """Return the fields of decoder and image tokens, under transformers' names, and the pixels per side."""
+    """Return three parts of the configuration, under the names of transformers.
+
+    Returns:
+        Fields of the decoder, fields of codec and image tokens, and the side of an image in pixels.
+
+    Raises:
+        AdtError: If a section is missing, or if the checkpoint is JanusFlow.
+    """
     config = checkpoint.config
     source = checkpoint.path
     if "vision_gen_dec_config" in config:
@@ -101,7 +111,7 @@ def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
-    """Return an empty target of the family."""
+    """Return an empty target for a Janus-Pro checkpoint."""
     text, drawing, side = _sections(checkpoint)
     source = checkpoint.path
     text_tokens = size(text, "vocab_size", source)
@@ -115,7 +125,10 @@ def skeleton(checkpoint: Checkpoint) -> Target:
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
-    """Return the entries of embedding, layers, head and codec. Image rows of the embedding are computed."""
+    """Return the entries of embedding, layers, head and codec, in the checkpoint's layout.
+
+    The loader computes the rows of the embedding that belong to image tokens.
+    """
     decoder = target.decoder
     codec = cast(VQModel, target.codec)
     text_tokens = decoder.config.vocab_size - target.num_codes
@@ -136,12 +149,12 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
 
 
 def _image_embedding(decoder: Decoder, vector: int, checkpoint: Checkpoint) -> Entry:
-    """Return the entry of the embedding's image rows.
+    """Return the entry of those rows of the embedding that belong to image tokens.
 
     Args:
         decoder: The decoder.
-        vector: Width of the embeddings of codes.
-        checkpoint: The files, which determine the depth and the names of the generation aligner.
+        vector: Width of the vectors that the generation aligner receives, one for each code.
+        checkpoint: The files. They determine the depth of the generation aligner and the names of its tensors.
     """
     is_deepseek = model_type(checkpoint.config) == _DEEPSEEK
     codes = decoder.head.shape[1]
@@ -156,7 +169,15 @@ def _image_embedding(decoder: Decoder, vector: int, checkpoint: Checkpoint) -> E
 
 
 def _image_rows(decoder: Decoder, parts: list[Tensor]) -> Tensor:
-    """Return the decoder's input for every code [codes, h]: its embedding after the generation aligner, an MLP."""
+    """Compute the decoder's inputs for all codes with the generation aligner.
+
+    Args:
+        decoder: The decoder.
+        parts: The embedding of the codes, then weight and bias of each layer of the aligner.
+
+    Returns:
+        [codes, hidden size] inputs in the decoder's ``wide_dtype``.
+    """
     x, *linear = (part.to(decoder.embedding.device, decoder.wide_dtype) for part in parts)
     for i, (weight, bias) in enumerate(zip(linear[::2], linear[1::2])):
         x = F.linear(x if i == 0 else F.gelu(x), weight, bias)

@@ -1,7 +1,7 @@
 """Liquid: the language model Gemma-7B with the codes of Chameleon's codec as additional tokens.
 
-Wu et al., arXiv 2412.04332. Layout: ``Junfeng5/Liquid_V1_7B`` as published, with Chameleon's VQGAN next to it. The
-token id of code n is 256000 + n, after Gemma's tokens.
+Wu et al., arXiv 2412.04332. Layout: the folder ``Junfeng5/Liquid_V1_7B`` as published, and Chameleon's codec next to
+this folder. The token id of code n is 256000 + n; lower ids are Gemma's own tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GELU = "gelu_pytorch_tanh"
 
 
 def _recognises(config: dict, names: Collection[str]) -> bool:
-    """Return whether it is Gemma with image tokens; Gemma itself has 256,000 tokens."""
+    """Return whether the checkpoint is Gemma with more than its own 256,000 tokens."""
     vocab_size = config.get("vocab_size")
     return model_type(config) == "gemma" and isinstance(vocab_size, int) and vocab_size > _FIRST_CODE
 
@@ -56,11 +56,11 @@ class LiquidPrompter(TokenPrompter):
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
-    """Return an empty target of the family."""
+    """Return an empty target for a Liquid checkpoint, and add the codec's file to the checkpoint."""
     chameleon.add_codec(checkpoint)
     fields = checkpoint.config
     activation = fields.get("hidden_act")
-    if activation == "gelu":  # Gemma's configurations name the exact function, but the model uses the approximation
+    if activation == "gelu":  # Gemma's config.json names the exact GELU, but the model uses the tanh approximation
         activation = _GELU
     config = decoder_config({**fields, "hidden_act": activation}, checkpoint.path, qk_norm=False)
     codec = VQModel(codec_config(checkpoint, CODEC, VQConfig()))
@@ -73,10 +73,11 @@ def skeleton(checkpoint: Checkpoint) -> Target:
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
-    """Return the entries of the decoder, under Hugging Face names, and of the codec, under ``model.vqmodel.``.
+    """Return the entries of the decoder, in transformers' layout, and of the codec, with prefix ``model.vqmodel.``.
 
-    Gemma multiplies its embeddings by the square root of the hidden size and adds 1 to the weights of norms. Both is
-    done once, while the weights are loaded. The embedding is also the head, which is not multiplied.
+    Gemma multiplies its embeddings by the square root of the hidden size, and adds 1 to the weights of its norms. The
+    loader does both once, while it reads the weights. Gemma uses the embedding also as output head. The loader does not
+    multiply the head.
 
     Args:
         target: The empty target.

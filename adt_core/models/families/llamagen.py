@@ -1,12 +1,14 @@
-"""LlamaGen, text to image: a transformer over the codes of VQ-16, after 120 features of a caption.
+"""LlamaGen for text to image: the input is 120 features of a prompt, then the codes of VQ-16.
 
-Sun et al., arXiv 2406.06525. Stage 1 generates 16 x 16 codes (256 pixels), stage 2 32 x 32 (512 pixels). Layouts: the
-authors' ``.pt`` files, and ``jadohu/LlamaGen-T2I`` and ``jadohu/LlamaGen-T2I-2``, in which LANTERN's authors renamed
-the tensors as Hugging Face does. Both need the codec ``vq_ds16_t2i.pt`` and the folder of the text encoder
-``google/flan-t5-xl``, in the same folder or one above.
+Sun et al., arXiv 2406.06525. The model of stage 1 generates 16 x 16 codes (256 x 256 pixels). The model of stage 2
+generates 32 x 32 codes (512 x 512 pixels). There are two layouts: the authors' ``.pt`` files, and the folders
+``jadohu/LlamaGen-T2I`` and ``jadohu/LlamaGen-T2I-2``, in which LANTERN's authors gave the tensors Hugging Face names.
+Both layouts need the codec ``vq_ds16_t2i.pt`` and the folder of the text encoder ``google/flan-t5-xl``, in the same
+folder as the model or in the folder above.
 
-Positions: queries and keys of the 120 caption tokens are set to zero, so every token attends evenly to the visible part
-of the caption. Half of the rotated pairs of an image token use its row, the others its column.
+The prompt is called a caption here, as in the paper. The queries and keys of the 120 caption tokens are zero, so all
+visible caption tokens have the same attention score. In the queries and keys of image tokens, half of the rotated pairs
+use the row of the token and half use the column.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ from . import chameleon
 from . import llamagen_captions as captions
 
 CAPTION = 120
-"""Tokens of a caption, including padding."""
+"""Number of tokens of a caption, including padding."""
 END = "</s>"
 """Token of T5 that ends every caption."""
 FILLER = 0
-"""Token id that a drafter reads together with the features of a caption."""
+"""Token id at every caption position. The decoder reads features there; only drafters read this id as well."""
 CODEC = "codec."
 T5 = "t5."
 EMBEDDER = "cls_embedding."
@@ -65,9 +67,9 @@ _FLAN_T5_XL = {
     "vocab_size": 32128,
 }
 _HEAD_DIM = 64
-_CACHED_CAPTIONS = 5000  # of about 0.1 MB each
-_POSITIONS = 2048  # more than the grid needs
-# From Hugging Face names of tensors to the authors'.
+_CACHED_CAPTIONS = 5000  # number of captions; the features of one take about 0.1 MB
+_POSITIONS = 2048  # more than the 120 + 32 * 32 tokens of stage 2
+# Parts of tensor names: Hugging Face name -> the authors' name.
 _AUTHORS_NAMES = {
     "self_attn.o_proj": "attention.wo",
     "mlp.gate_proj": "feed_forward.w1",
@@ -82,19 +84,19 @@ _AUTHORS_NAMES = {
 
 
 def _recognises(config: dict, names: Collection[str]) -> bool:
-    """Return whether a checkpoint embeds captions or classes instead of prompts."""
+    """Return whether a checkpoint has LlamaGen's embedding of captions or classes."""
     return "cls_token_num" in config or any(name.removeprefix("model.").startswith(EMBEDDER) for name in names)
 
 
 class CaptionEncoder(nn.Module):
-    """T5's encoder, the projection of its features into the decoder, and the features of an empty caption."""
+    """Text encoder: T5's encoder, a projection of its features to decoder inputs, and features of an empty caption."""
 
     def __init__(self, config: dict, source: ConfigSource, width: int):
         """Build an empty encoder.
 
         Args:
-            config: Fields of T5's ``config.json``.
-            source: The file, for error messages.
+            config: Fields of T5's ``config.json``; {} for the configuration of flan-t5-xl.
+            source: Path of the checkpoint, for error messages.
             width: Hidden size of the decoder.
         """
         super().__init__()
@@ -105,25 +107,26 @@ class CaptionEncoder(nn.Module):
         self.uncond_embedding = nn.Parameter(torch.empty(CAPTION, features))
 
     def forward(self, ids: list[int]) -> Tensor:
-        """Return the decoder's input [n, width] of n T5 token ids."""
+        """Return decoder inputs [n, width] for n token ids of T5."""
         device = self.uncond_embedding.device
         return self.project(self.t5(input_ids=torch.tensor([ids], device=device)).last_hidden_state[0])
 
     def project(self, features: Tensor) -> Tensor:
-        """Project T5's features [n, d_model] to [n, width]; zeros stay zeros."""
+        """Project T5's features [n, d_model] to decoder inputs [n, width]. Rows of zeros stay zero."""
         return self.fc2(F.gelu(self.fc1(features.to(self.fc1.weight)), approximate="tanh"))
 
 
 @dataclass
 class LlamaGenPrompter(Prompter):
-    """Prompter with rows of 120 features: hidden padding, then the caption.
+    """Prompter with rows of 120 features: masked padding, then the features of the caption.
 
-    The features of earlier captions are cached, because the encoder may leave the GPU while the decoder runs.
+    The prompter caches the features of earlier captions, because ComfyUI may move the encoder off the GPU while the
+    decoder runs.
 
     Attributes:
-        name: Name of the model in error messages.
+        name: Name of the model, for error messages.
         tokenizer: T5's tokenizer.
-        end: Token id of END.
+        end: Token id of :data:`END`.
         encoder: Text encoder.
     """
 
@@ -145,7 +148,7 @@ class LlamaGenPrompter(Prompter):
         return self._read(text)[1]
 
     def _read(self, text: str) -> tuple[tuple[int, ...], str]:
-        """Return the token ids of a caption, and a note if it was truncated."""
+        """Return the token ids of a caption, and a note to the user if the caption was truncated, else ""."""
         text = stripped(text)
         cleaned = captions.clean(text)
         if not cleaned:
@@ -166,18 +169,18 @@ class LlamaGenPrompter(Prompter):
 
     @torch.no_grad()
     def _encode(self, ids: tuple[int, ...]) -> Tensor:
-        """Return the decoder's input [n, width] of a caption, on the CPU."""
+        """Return decoder inputs [n, width] for the n token ids of a caption, on the CPU."""
         return self.encoder(list(ids)).cpu()
 
     @cached_property
     @torch.no_grad()
     def _empty_caption(self) -> Tensor:
-        """Decoder's input [120, width] of an empty caption, on the CPU."""
+        """Decoder inputs [120, width] for an empty caption, on the CPU."""
         return self.encoder.project(self.encoder.uncond_embedding).cpu()
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
-    """Return an empty target of the family. Codec and T5 are added to the checkpoint from other files."""
+    """Return an empty target for a LlamaGen checkpoint, and add the files of codec and T5 to the checkpoint."""
     if f"{_prefix(checkpoint)}{EMBEDDER}embedding_table.weight" in checkpoint.names:
         problem = "is a LlamaGen for ImageNet classes, which takes no text prompt"
         raise AdtError(f"{checkpoint.path} {problem}; use a text-to-image LlamaGen.")
@@ -204,7 +207,11 @@ def _prefix(checkpoint: Checkpoint) -> str:
 
 
 def _side(checkpoint: Checkpoint) -> int:
-    """Return the codes per side. The authors' files have the size only in their name."""
+    """Return the number of codes per side.
+
+    It is the square root of ``block_size`` in config.json. The authors' files have no config.json, so it is the image
+    size in their file name divided by 16.
+    """
     block = checkpoint.config.get("block_size")
     if type(block) is int and block > 0 and math.isqrt(block) ** 2 == block:
         return math.isqrt(block)
@@ -216,7 +223,7 @@ def _side(checkpoint: Checkpoint) -> int:
 
 
 def _decoder_config(checkpoint: Checkpoint, side: int) -> DecoderConfig:
-    """Return the decoder's shape, in the authors' layout from the shapes of its tensors."""
+    """Return the decoder's shape. In the authors' layout, the shapes of the tensors determine it."""
     config = checkpoint.config
     if not _prefix(checkpoint):
         vocabulary, hidden, *_ = checkpoint.sizes("tok_embeddings.weight", 2)
@@ -240,7 +247,7 @@ def _decoder_config(checkpoint: Checkpoint, side: int) -> DecoderConfig:
 
 
 def _vq_config(checkpoint: Checkpoint, side: int, codes: int) -> VQConfig:
-    """Return the codec's shape from its tensors, or VQ-16's shape if the codec was not found."""
+    """Return the codec's shape from its tensors, or the shape of VQ-16 if the codec's file was not found."""
     shape = VQConfig(embed_dim=8, num_embeddings=codes, attention=True, normalised=True)
     if f"{CODEC}encoder.conv_in.weight" in checkpoint.names:
         shape = replace(shape, **codec_shape(checkpoint, CODEC, "conv_blocks.{}.res.{}"))
@@ -248,7 +255,7 @@ def _vq_config(checkpoint: Checkpoint, side: int, codes: int) -> VQConfig:
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
-    """Return the entries of decoder and caption embedding in either layout, and of codec and T5."""
+    """Return the entries of decoder, caption embedding, codec and T5, in the layout of the checkpoint."""
     encoder = cast(CaptionEncoder, target.text_encoder)
     codec = cast(VQModel, target.codec)
     decoder = decoder_entries(target.decoder, checkpoint)
@@ -264,7 +271,7 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
 
 
 def _authors_entry(entry: Entry) -> Entry:
-    """Return the entry of the same parameter in the authors' layout, which has one tensor for q, k and v."""
+    """Convert an entry from Hugging Face names to the authors' layout, which has a single tensor for q, k and v."""
     renamed = entry.renamed(_AUTHORS_NAMES)
     if "self_attn.q_proj" not in entry.names[0]:
         return renamed
@@ -275,7 +282,11 @@ def _authors_entry(entry: Entry) -> Entry:
 
 
 def prompter(target: Target, checkpoint: Checkpoint) -> LlamaGenPrompter:
-    """Return the prompter of a target."""
+    """Return the prompter of a LlamaGen target.
+
+    Raises:
+        AdtError: If T5, its tokenizer, ftfy or Beautiful Soup is missing.
+    """
     t5 = checkpoint.find_companion(_T5_FILES)
     if t5 is None:
         raise AdtError(f"{checkpoint.path} has no text encoder; {FAMILY.missing_remedies(checkpoint)[T5]}.")
@@ -304,7 +315,11 @@ FLAN_T5_XL = Download(
 
 
 def _published(name: str, pixels: str, memory: tuple[float, float], drafter: str) -> Published:
-    """Return a model's downloads: the authors' file or the folder that LANTERN converted, codec and text encoder."""
+    """Return a published model with its downloads: transformer, codec, text encoder and drafter.
+
+    The transformer is the authors' file if ``name`` ends with .pt. Otherwise it is the folder that LANTERN's authors
+    converted.
+    """
     file = LLAMAGEN_CODEC._replace(gigabytes=3, files=(name,))
     folder = Download(f"jadohu/{name}", 3, "MIT", name)
     transformer = file if name.endswith(".pt") else folder

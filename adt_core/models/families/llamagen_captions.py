@@ -1,7 +1,9 @@
-"""Cleaning of captions for LlamaGen's text encoder.
+"""Cleaning of prompts for LlamaGen's text encoder.
 
-As in its training, the method of DeepFloyd IF and PixArt is applied twice. Three ordered lists of substitutions remove
-remains of web pages and make typography uniform.
+LlamaGen was trained with captions from web pages, cleaned twice with the method of DeepFloyd IF and PixArt. Prompts are
+cleaned in the same way. The method has three lists of regular expressions with replacements, which run in order. They
+remove links, file names and other remains of web pages, and replace typographic variants, such as curly quotation
+marks.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _LINKS = (
     (rf"\b(?:https?:(?:/{{1,3}}|[a-zA-Z0-9%])|{_DOMAIN})", ""),
     (rf"\b(?:www:(?:/{{1,3}}|[a-zA-Z0-9%])|{_DOMAIN})", ""),
 )
-"""Substitutions before markup is removed."""
+"""Replacements before HTML tags are removed."""
 
 _TYPOGRAPHY = (
     (r"@\w+\b", ""),  # nicknames
@@ -48,7 +50,7 @@ _TYPOGRAPHY = (
     ("[#\u00ae\u2022\u00a9\u2122&@\u00b7\u00ba\u00bd\u00be\u00bf\u00a1\u00a7~()\\[\\]{}|\\\\/*]+", " "),
     (r"\s+\.\s+", " "),
 )
-"""Substitutions in plain text."""
+"""Replacements after HTML tags were removed."""
 
 _JUNK = (
     (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # product numbers, of several kinds
@@ -69,16 +71,19 @@ _JUNK = (
     ("['_,\\-:+]$", ""),
     (r"^\.\S+$", ""),
 )
-"""Substitutions after ftfy repaired broken characters."""
+"""Replacements after ftfy repaired characters that were decoded wrongly."""
 
-_MAX_JOINTS = 3  # with more hyphens or underscores, they are taken for separators, as in words-joined-in-this-way
+_MAX_JOINTS = 3  # if a text has more hyphens and underscores, all become spaces, as in words-joined-in-this-way
 
 
 def clean(caption: str) -> str:
-    """Return a caption in lower case without links, file names and CJK characters; "" if nothing remains.
+    """Return a prompt in lower case, without links, file names and Chinese characters.
 
     Args:
         caption: The prompt.
+
+    Returns:
+        The cleaned prompt; "" if nothing remains.
 
     Raises:
         AdtError: If ftfy or Beautiful Soup is not installed.
@@ -107,10 +112,10 @@ PACKAGES = "ftfy beautifulsoup4"
 
 
 def libraries() -> tuple[ModuleType, ModuleType]:
-    """Return the modules ftfy and bs4.
+    """Import the modules ftfy and bs4 (Beautiful Soup) and return them.
 
     Raises:
-        AdtError: If one is not installed.
+        AdtError: If one of them is not installed.
     """
     try:
         return import_module("ftfy"), import_module("bs4")

@@ -1,6 +1,7 @@
 """Lumina-mGPT: Chameleon with an end token after every row of the image, and the image size in the prompt.
 
-Liu et al., arXiv 2408.02657. Sides are multiples of 32 pixels; ``<reserved{8800 + n}>`` stands for 32 n pixels.
+Liu et al., arXiv 2408.02657. Height and width are multiples of 32 pixels. The prompt contains a token for each:
+``<reserved08824>`` means 24 * 32 = 768 pixels, because 8824 is 8800 + 24.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from . import chameleon
 from .chameleon import BEGIN_IMAGE, CHAMELEON_CODEC, SEPARATOR, ChameleonPrompter, build, entries, is_chameleon
 
 END_OF_ROW = "<reserved08799>"
-PIXELS = 32  # step of the sides
-_CELLS = 2  # codes per step
-MAX_ASPECT = 4  # largest ratio of the sides
-HEADER = 3  # tokens at the beginning of an image, which the authors' script samples: a marker, height and width
+PIXELS = 32  # height and width are multiples of this number of pixels
+_CELLS = 2  # number of codes per 32 pixels
+MAX_ASPECT = 4  # largest ratio of the longer side to the shorter side
+HEADER = 3  # number of tokens before the first code that the authors' script samples: begin of image, height and width
 
 
 def _recognises(config: dict, names: Collection[str]) -> bool:
-    """Return whether a config.json names Lumina-mGPT's class, or has a field that Chameleon's lacks."""
+    """Return whether a config.json names Lumina-mGPT's class, or has a field that Chameleon's config.json lacks."""
     has_own_field = "z_loss_weight" in config or "mask_image_logits" in config
     return "XLLMX" in str(config.get("architectures")) or (is_chameleon(config) and has_own_field)
 
@@ -43,10 +44,11 @@ def size_token(steps: int) -> str:
 class LuminaPrompter(ChameleonPrompter):
     """Prompter with rows ``<s> request <reserved08706> <racm3:break> height width``.
 
-    Unconditional rows consist of the last three tokens.
+    The request is a sentence that contains the image size and the prompt. Unconditional rows consist of the last three
+    tokens.
 
     Attributes:
-        CELLS: Codes per 32 pixels.
+        CELLS: Number of codes per 32 pixels.
     """
 
     CELLS: ClassVar[int] = _CELLS
@@ -62,7 +64,7 @@ class LuminaPrompter(ChameleonPrompter):
         return EncodedPrompt(self.ids(*self._header(grid)))
 
     def _header(self, grid: tuple[int, int]) -> tuple[str, ...]:
-        """Return the names of the tokens at the beginning of an image."""
+        """Return the names of the three tokens before the first code: begin of image, height and width."""
         return BEGIN_IMAGE, *(size_token(side // self.CELLS) for side in grid)
 
     def check_grid(self, grid: tuple[int, int], usual: tuple[int, int]) -> str:
@@ -78,7 +80,10 @@ class LuminaPrompter(ChameleonPrompter):
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
-    """Return an empty target of the family. Its size in pixels is only in the name of its folder."""
+    """Return an empty target for a Lumina-mGPT checkpoint.
+
+    The default size of its images is in the folder's name, because the files do not contain the size.
+    """
     sizes = re.findall(r"(?<!\d)(?:512|768|1024)(?!\d)", checkpoint.name)
     if len(set(sizes)) != 1:
         remedy = "use the published folder name, such as Lumina-mGPT-7B-768"
@@ -92,7 +97,11 @@ def skeleton(checkpoint: Checkpoint) -> Target:
 
 
 def prompter(target: Target, checkpoint: Checkpoint) -> TokenPrompter:
-    """Return the prompter of a target. Most repositories lack its tokenizer."""
+    """Return the prompter of a Lumina-mGPT target.
+
+    Raises:
+        AdtError: If the folder has no tokenizer.json. Most repositories of the family do not contain this file.
+    """
     if not has_tokenizer(checkpoint.folder):
         command = _tokenizer(checkpoint.folder.name).command(checkpoint.folder.parent)
         remedy = f"use the one of Lumina-mGPT-7B-768: run `{command}`"
@@ -103,18 +112,18 @@ def prompter(target: Target, checkpoint: Checkpoint) -> TokenPrompter:
 
 
 def _download(version: str) -> Download:
-    """Return the download of a 7B model; ``version`` is "768", "768-Omni" and so on."""
+    """Return the download of a 7B model. ``version`` is the end of its name, such as "768" or "768-Omni"."""
     name = f"Lumina-mGPT-7B-{version}"
     return Download(f"Alpha-VLLM/{name}", 14, "not stated; it builds on Chameleon, which is for research", name)
 
 
 def _tokenizer(folder: str) -> Download:
-    """Return the download of the tokenizer, which is the same for all versions and only in one repository."""
+    """Return the download of the tokenizer to a model's folder. All versions use the tokenizer of one repository."""
     return _download("768")._replace(gigabytes=0.006, folder=folder, files=("tokenizer.json",))
 
 
 def _published(version: str, memory: tuple[float, float], drafter: Download | None = None) -> Published:
-    """Return a version with the codec, and with the tokenizer if its repository lacks it."""
+    """Return a published model. Its downloads include the codec, and the tokenizer if its own repository has none."""
     own = _download(version)
     tokenizer = () if version == "768" else (_tokenizer(own.folder),)
     pixels = f"{version.removesuffix('-Omni')}, or as many in another shape"

@@ -1,7 +1,7 @@
 """Lumina-mGPT 2.0: Lumina-mGPT with another tokenizer, more tokens per image, and the codec MoVQGAN.
 
-Xin et al., arXiv 2507.17801. Layout: ``Alpha-VLLM/Lumina-mGPT-2.0`` as published, with ``movqgan_270M.ckpt`` next to
-it. The token id of code n is 155000 + n.
+Xin et al., arXiv 2507.17801. Layout: the folder ``Alpha-VLLM/Lumina-mGPT-2.0`` as published, and the codec's file
+``movqgan_270M.ckpt`` next to this folder. The token id of code n is 155000 + n.
 """
 
 from __future__ import annotations
@@ -28,23 +28,30 @@ from .chameleon import BEGIN_IMAGE, SEPARATOR, is_chameleon
 from .lumina import HEADER, MAX_ASPECT, PIXELS, LuminaPrompter, size_token
 
 CODEC = "codec."
-_FIRST_CODE = 155000  # ids of the published code: the first image token, and ``<reserved08799>``
+# Two token ids from the authors' code: the token of code 0, and ``<reserved08799>``.
+_FIRST_CODE = 155000
 _END_OF_ROW = 151670
-_STEPS = 24  # of 32 pixels: 768 per side
-_LONGEST = _STEPS * round(MAX_ASPECT**0.5)  # steps of the longer side in the most elongated shape
+_STEPS = 24  # sides are multiples of 32 pixels; 24 * 32 = 768 pixels is the default side
+_LONGEST = _STEPS * round(MAX_ASPECT**0.5)  # largest side, in steps of 32 pixels, of an image with ratio MAX_ASPECT
 _MIN_GUIDANCE = 4.0
-_MOVQGAN_270M = (4, 16384, 4, _STEPS * PIXELS, 3, 256, (1, 2, 2, 4), 2)  # fields of VQConfig
+_MOVQGAN_270M = (4, 16384, 4, _STEPS * PIXELS, 3, 256, (1, 2, 2, 4), 2)  # first fields of VQConfig
 _CODEC_FILES = "movqgan_270M.ckpt", "movqgan_270M.safetensors", "MoVQGAN/movqgan_270M.ckpt"
 
 
 def _recognises(config: dict, names: Collection[str]) -> bool:
-    """Return whether it is Chameleon's architecture with a larger vocabulary; Chameleon itself has 65,536 tokens."""
+    """Return whether the checkpoint is Chameleon's architecture with a larger vocabulary.
+
+    Chameleon has 65,536 tokens, and Lumina-mGPT 2.0 has more than 155,000.
+    """
     vocab_size = config.get("vocab_size")
     return is_chameleon(config) and isinstance(vocab_size, int) and vocab_size > _FIRST_CODE
 
 
 class Lumina2Prompter(LuminaPrompter):
-    """Prompter with Lumina-mGPT's rows, which begin with the tokenizer's bos_token, or else its eos_token."""
+    """Prompter with the rows of Lumina-mGPT, but with another first token.
+
+    The first token is the ``bos_token`` in tokenizer_config.json, or the ``eos_token`` if there is no ``bos_token``.
+    """
 
     CELLS = 4
     IN_TOKENIZER: ClassVar = (SEPARATOR, BEGIN_IMAGE, *map(size_token, range(1, _LONGEST + 1)))
@@ -64,14 +71,17 @@ class Lumina2Prompter(LuminaPrompter):
 
 
 def guidance(scale: float, grid: tuple[int, int]) -> list[float]:
-    """Return the guidance scale at every position of an image, as in the published loop.
+    """Return the guidance scale at every position of an image, as in the authors' sampling loop.
 
-    The scale of a token is the scale of the previous token times 1 - n / N, but at least 4. N is a quarter of the
-    image's codes, and n the number of tokens since the one that begins the image, including the two of its size.
+    The scale at raster position p is the previous scale times 1 - (p + 2) / N, but at least 4. N is a quarter of the
+    number of codes. The 2 counts the two tokens with the image size. The authors' loop also samples these tokens.
 
     Args:
-        scale: Requested scale.
+        scale: Requested scale, which is multiplied by the factor of position 0 first.
         grid: Rows and columns of the image's codes.
+
+    Returns:
+        One scale for each token of the image, including the tokens that end rows.
     """
     rows, columns = grid
     quarter = rows * columns / 4
@@ -83,7 +93,7 @@ def guidance(scale: float, grid: tuple[int, int]) -> list[float]:
 
 
 def skeleton(checkpoint: Checkpoint) -> Target:
-    """Return an empty target of the family."""
+    """Return an empty target for a Lumina-mGPT 2.0 checkpoint, and add the codec's file to the checkpoint."""
     file = checkpoint.find_companion(_CODEC_FILES)
     if file is not None:
         checkpoint.add(file, CODEC)
@@ -100,7 +110,7 @@ def skeleton(checkpoint: Checkpoint) -> Target:
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
-    """Return the entries of the decoder, under Hugging Face names, and of the codec, from a separate file."""
+    """Return the entries of the decoder, in transformers' layout, and of the codec, from its separate file."""
     return decoder_entries(target.decoder, checkpoint) + module_entries(target.codec, CODEC)
 
 
