@@ -1,10 +1,18 @@
 """Gumbel(0, 1) noise for every position and token of an image, made while the image is decoded.
 
-Our own noise is keyed: it depends only on (seed, image index, position, token). :mod:`.upstream` has the noise of the
-model authors' scripts.
+The sampled token is `argmax(logits + noise)`; see :mod:`.sampling`. This module makes keyed noise: each number depends
+only on the seed, the image index, the position and the token. :mod:`.upstream` makes the noise of the model authors'
+scripts.
 
-The noise of an entire image can be large and slow to make: 1 GiB for 8,192 positions of 32,768 tokens. So only the rows
-near the current position are stored, and new rows are made a few at a time.
+The noise of an entire image can be large and slow to make: 1 GiB for 8,192 positions of 32,768 tokens. So memory holds
+only the rows near the current position, and new rows are made a few at a time.
+
+Terms and dimensions:
+
+- Position: index of a token in its image, in raster order (row by row, from left to right).
+- Root: last decided token of an image. The next draft tree grows from the root.
+- Slot: index of an image in the batch.
+- B images in the batch, n positions, V tokens in the vocabulary, W rows that are stored for each image.
 """
 
 from __future__ import annotations
@@ -21,20 +29,27 @@ from ..errors import Check
 Key = tuple[int, int]
 """Seed of an image, and its index among the images of its prompt."""
 NoiseRows = Callable[[range], Tensor]
-"""Function that makes an image's noise [n, V] at n positions; called once per position, in raster order."""
+"""Function that makes the noise [n, V] of one image at n successive positions.
+
+The caller requests positions in raster order, and each position at most once.
+"""
 NoiseKind = Callable[[Key], NoiseRows]
-"""Function that returns the noise of an image."""
+"""Function from the key of an image to its `NoiseRows`."""
 NOISE_VERSION = 1
-"""Version of the keyed noise, saved in metadata; to be raised if its values ever change."""
+"""Version of the keyed noise, saved in the metadata of images. Increase it with every change of the noise values."""
 _CHUNK_NUMBERS = 2**15
-"""Numbers made in one call: they fit into the processor's cache and take about 0.6 ms on one core."""
+"""Count of random numbers that one call makes.
+
+This many numbers fit into the CPU's cache, and making them takes about 0.6 ms on one core.
+"""
 
 
 def keyed_gumbel(seed: int, image_index: int, positions: range, vocabulary: int) -> np.ndarray:
     """Return keyed Gumbel(0, 1) noise.
 
-    The generator is counter-based (Philox 4x64) with the key (seed, image_index) and the position as counter word 1.
-    So each position can be made separately, and no number depends on earlier ones.
+    The random generator is Philox 4x64. It computes each number from a key and a counter. Here the key is
+    (seed, image_index), and word 1 of the counter is the position. So the row of a position can be made without the
+    rows before it.
 
     Args:
         seed: Seed of the image.
@@ -52,6 +67,7 @@ def keyed_gumbel(seed: int, image_index: int, positions: range, vocabulary: int)
         state["state"]["counter"][1] = position
         philox.state = state
         row[:] = philox.random_raw(vocabulary)
+    # The upper 53 bits give uniform numbers u in (0, 1). Gumbel noise is -log(-log(u)).
     bits >>= np.uint64(11)
     table = np.add(bits, 0.5)
     table *= 2.0**-53
@@ -61,14 +77,14 @@ def keyed_gumbel(seed: int, image_index: int, positions: range, vocabulary: int)
 
 
 class KeyedNoise:
-    """Noise that is the same on every device. Any position can be made on its own."""
+    """`NoiseKind` of keyed noise. Its values are the same on every device."""
 
     def __init__(self, vocabulary: int, like: Tensor):
         """Prepare the noise.
 
         Args:
             vocabulary: Number of tokens V.
-            like: Tensor that sets the dtype of rows, and the device that they will be copied to.
+            like: Tensor with the dtype of the noise, on the device to which the caller will copy the noise.
         """
         self._vocabulary = vocabulary
         self._like = like
@@ -77,18 +93,23 @@ class KeyedNoise:
         return partial(self._rows, key)
 
     def _rows(self, key: Key, positions: range) -> Tensor:
-        """Return rows in host memory. torch does not reuse pinned memory before the copy from it has finished."""
+        """Return noise [n, V] in host memory, which is pinned if the device is a GPU.
+
+        The caller may start an asynchronous copy to the GPU and drop the result at once: torch does not reuse pinned
+        memory before such a copy has finished.
+        """
         gumbel = torch.from_numpy(keyed_gumbel(*key, positions, self._vocabulary))
         return torch.empty(gumbel.shape, dtype=self._like.dtype, pin_memory=self._like.is_cuda).copy_(gumbel)
 
 
 class Noise:
-    """Noise of the active images, in device memory from each image's root on.
+    """Ring buffer in device memory with the noise of the active images, from the position of each image's root on.
 
     Attributes:
-        ring: [B, W, V]. Row p % W of an image has the noise of position p. Its memory stays the same until `select`.
-        length: Positions of an image.
-        ahead: Maximum distance from an image's root at which noise is read.
+        ring: [B, W, V]. Row p % W of an image has the noise of position p. The tensor is modified in place; only
+            `select` replaces it.
+        length: Number of positions of an image.
+        ahead: Noise is read at the position of an image's root, and at most this many positions after it.
     """
 
     def __init__(
@@ -105,19 +126,19 @@ class Noise:
 
         Args:
             keys: Key of each image.
-            length: Positions of an image.
+            length: Number of positions of an image.
             vocabulary: Number of tokens V.
-            ahead: Maximum distance from an image's root at which noise is read, in positions.
-            like: Tensor that sets dtype and device.
-            check: Called before each chunk; may raise an exception to cancel.
-            kind: Kind of noise (default: keyed).
+            ahead: See the class.
+            like: Tensor with the dtype and the device of the ring.
+            check: Cancellation callback, called before each chunk of rows is made. It may raise an exception.
+            kind: Kind of noise (default: keyed noise).
         """
         self.length = length
         self.ahead = ahead
         self._check = check
         self._chunk, width = _sizes(length, vocabulary, ahead)
         self._rows = list(map(kind or KeyedNoise(vocabulary, like), keys))
-        self._made = [0] * len(keys)  # all positions before this one are made, for each image
+        self._made = [0] * len(keys)  # for each image: its first position without noise
         self.ring = like.new_zeros(len(keys), width, vocabulary)
         self._number_slots()
 
@@ -126,14 +147,14 @@ class Noise:
 
     @staticmethod
     def num_bytes(images: int, length: int, vocabulary: int, ahead: int, itemsize: int = 4) -> int:
-        """Return the bytes of a ring.
+        """Return the size of `ring` in bytes.
 
         Args:
-            images: Number of images.
-            length: Positions of an image.
-            vocabulary: Number of tokens.
-            ahead: Maximum distance from an image's root at which noise is read.
-            itemsize: Bytes of a number.
+            images: Number of images B.
+            length: Number of positions of an image.
+            vocabulary: Number of tokens V.
+            ahead: See the class.
+            itemsize: Bytes per number.
         """
         return images * Noise.held(length, vocabulary, ahead) * vocabulary * itemsize
 
@@ -142,19 +163,19 @@ class Noise:
         """Return the number W of rows that are stored for an image.
 
         Args:
-            length: Positions of an image.
-            vocabulary: Number of tokens.
-            ahead: Maximum distance from an image's root at which noise is read.
+            length: Number of positions of an image.
+            vocabulary: Number of tokens V.
+            ahead: See the class.
         """
         return _sizes(length, vocabulary, ahead)[1]
 
     def prepare(self, positions: Sequence[int], ahead: int | None = None) -> None:
-        """Make the missing rows from each image's root on, without waiting for the device.
+        """Make the missing rows of each image, from its root to `ahead` positions after the root.
 
-        Rows before a root may be overwritten.
+        The host does not wait for the device. New rows may overwrite the rows of positions before the root.
 
         Args:
-            positions: Position of each image's root, which never decreases.
+            positions: Position of each image's root. The position of an image never decreases from call to call.
             ahead: Number of positions after the root (default and maximum: the constructor's `ahead`).
         """
         ahead = self.ahead if ahead is None else ahead
@@ -164,7 +185,10 @@ class Noise:
                 self._make(slot, range(start, min(start + self._chunk, self.length)))
 
     def _make(self, slot: int, positions: range) -> None:
-        """Make one chunk. It never wraps, because the ring consists of complete chunks or is as long as an image."""
+        """Make the rows of one chunk.
+
+        The rows of a chunk are contiguous in the ring: W is a multiple of the chunk size, or equals `length`.
+        """
         if self._check is not None:
             self._check()
         first = positions.start % self.ring.shape[1]
@@ -172,18 +196,22 @@ class Noise:
         self._made[slot] = positions.stop
 
     def at(self, positions: Tensor) -> Tensor:
-        """Return the noise at raster positions, without waiting for the device.
+        """Return the noise at n positions of each image, without waiting for the device.
 
         Args:
-            positions: [B, n] int64. Positions after the image's last one get the noise of the last one.
+            positions: [B, n] int64. A position after the end of the image gets the noise of the image's last position.
 
         Returns:
-            [B, n, V]. Rows that were not prepared have arbitrary finite values.
+            [B, n, V]. The values at a position that `prepare` has not made are arbitrary, but finite.
         """
         return self.ring[self._slots, positions.clamp_max(self.length - 1) % self.ring.shape[1]]
 
     def select(self, slots: Tensor) -> None:
-        """Drop the images of all other slots."""
+        """Keep the images in the given slots, and drop all others.
+
+        Args:
+            slots: [b] int64, slots to keep. The images get the new slots 0 to b - 1 in this order.
+        """
         self.ring = self.ring[slots]
         kept = slots.tolist()
         self._rows = [self._rows[slot] for slot in kept]
@@ -191,11 +219,12 @@ class Noise:
         self._number_slots()
 
     def admit(self, slots: Tensor, others: Noise) -> None:
-        """Replace the images of some slots in place.
+        """Replace the images in some slots by new images. `ring` is modified in place.
 
         Args:
-            slots: [b], slots to fill.
-            others: Noise of the new images, with the same sizes. Its `check` is used from now on.
+            slots: [b] int64, slots of the new images.
+            others: Noise of the b new images, with the same `length`, V and W. Its cancellation callback replaces the
+                callback of this object.
         """
         self.ring.index_copy_(0, slots, others.ring)
         for number, slot in enumerate(slots.tolist()):
@@ -205,10 +234,11 @@ class Noise:
 
 
 def _sizes(length: int, vocabulary: int, ahead: int) -> tuple[int, int]:
-    """Return the rows of a chunk and of an image's ring.
+    """Return the number of rows in a chunk, and the number W of rows that the ring stores for an image.
 
-    Example: 4,096 tokens give chunks of 8 rows. For ahead = 20 the ring has 24 + 8 = 32 rows, because a root can be
-    anywhere in its chunk. It never has more rows than an image has positions.
+    Example: V = 4,096 and ahead = 20. A chunk has 32,768 / 4,096 = 8 rows. 20 positions need 3 chunks (24 rows). The
+    ring has one more chunk, because the root can be anywhere in its own chunk. So W is 24 + 8 = 32. W is never larger
+    than the number of positions of an image.
     """
     chunk = max(_CHUNK_NUMBERS // vocabulary, 1)
     return chunk, min(-(-ahead // chunk) * chunk + chunk, length)

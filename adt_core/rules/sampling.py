@@ -1,8 +1,15 @@
-"""Logit processing: guidance, temperature, filters and grammar.
+"""Logit processing: guidance, temperature, filters (top-k and top-p) and grammar (the valid tokens at each position).
 
-The token at position t is `argmax_v [z_t(v) + g_t(v)]`, where z are the processed logits and g is Gumbel(0, 1) noise
-that depends only on (seed, image index, t, v). This is an exact sample of softmax(z) (Gumbel-max), and a draft can be
-verified by comparing it with this token (Daliri et al., arXiv 2408.07978).
+The sampled token at position t is `argmax_v [z_t(v) + g_t(v)]`:
+
+- v is a token of the vocabulary.
+- z are the processed logits.
+- g is Gumbel(0, 1) noise. It depends only on the seed, the image index, t and v.
+
+This token is an exact sample of softmax(z) (Gumbel-max trick). The noise does not depend on the drafts. So a draft is
+verified by comparing it with the sampled token (Daliri et al., arXiv 2408.07978).
+
+Dimensions: B images, V tokens in the vocabulary.
 """
 
 from __future__ import annotations
@@ -32,7 +39,7 @@ def noise_table(
         image_indices: Index of each image among the images of its prompt.
         length: Tokens of an image.
         vocabulary: Number of tokens V.
-        like: Tensor that sets dtype and device.
+        like: Tensor with the dtype and the device of the noise.
 
     Returns:
         [B, length, V].
@@ -46,17 +53,21 @@ def noise_table(
 
 
 def process_logits(logits: Tensor, sampling: Sampling, bias: Tensor | None = None, filters: bool = True) -> Tensor:
-    """Apply temperature, top-k (ties at the k-th value are kept), top-p, and a bias, in this order.
+    """Apply temperature, top-k, top-p and a bias to logits, in this order.
+
+    Temperature 0 does not scale the logits. Top-k keeps every token whose logit equals the k-th largest logit.
 
     Args:
         logits: [..., V] after guidance, float32 or wider.
         sampling: Settings of temperature and filters.
-        bias: [..., V] or [..., V + 1], added last: the grammar of the positions, 0 or -inf, and noise where the result
-            is only used for ranking. Token V, the end of a row, has the logit 0 before the bias.
+        bias: [..., V] or [..., V + 1]; None adds nothing. The bias is 0 for tokens that the grammar allows at the
+            position, and -inf for others. A caller that only ranks tokens can add noise to the bias. Index V is the
+            token that ends a row of the image; its logit before the bias is 0.
         filters: Whether to apply top-k and top-p.
 
     Returns:
-        Processed logits with the size of the bias, or of the logits without one; -inf for excluded tokens.
+        Processed logits; excluded tokens have the logit -inf. The shape is that of the bias, or that of the logits if
+        the bias is None.
     """
     z = logits if sampling.greedy or sampling.temperature == 1 else logits / sampling.temperature
     if filters:
@@ -67,7 +78,7 @@ def process_logits(logits: Tensor, sampling: Sampling, bias: Tensor | None = Non
 
 
 def _filter(z: Tensor, sampling: Sampling) -> Tensor:
-    """Set all logits outside of top-k, then those outside of top-p, to -inf."""
+    """Apply top-k, then top-p: set the logits of excluded tokens to -inf."""
     if 0 < sampling.top_k < z.shape[-1]:
         z = z.masked_fill(z < z.topk(sampling.top_k, -1).values[..., -1:], -math.inf)
     if sampling.top_p < 1:
@@ -84,14 +95,16 @@ def _filter(z: Tensor, sampling: Sampling) -> Tensor:
 def guide(features: Tensor, guidance: Tensor | float) -> Tensor:
     """Apply classifier-free guidance to features: `uncond + guidance * (cond - uncond)`.
 
-    The last step of a head is affine, so guiding its input is equivalent to guiding its logits at half the cost.
+    The features are the input of the output head's last layer. This layer is affine. So guidance of the features gives
+    the same logits as guidance of the logits, but the layer has to process only half of the rows.
 
     Args:
-        features: [2B, ...], conditional rows, then unconditional ones. [B, ...] at guidance 1.
-        guidance: Guidance scale, or one scale for each feature [..., 1].
+        features: [2B, ...], first the B conditional rows, then the B unconditional rows. If the guidance is the number
+            1: [B, ...], only the conditional rows.
+        guidance: Guidance scale: a number, or a tensor [..., 1] with a scale for each feature vector.
 
     Returns:
-        [B, ...]; at guidance 1 the features unchanged.
+        [B, ...]. If the guidance is the number 1, the features are returned unchanged.
     """
     if not isinstance(guidance, Tensor) and guidance == 1:
         return features

@@ -1,8 +1,13 @@
 """Draft trees: candidate pool, selection of the best nodes, and the tensors that verification needs.
 
-A tree has a root (node 0: a decided token whose keys and values are not cached yet) and up to N drafts. Parents come
-before their children, and siblings are in descending order of score. If an image's tree has fewer drafts than others,
-it is padded with nodes whose `valid` is False.
+Node 0 of a tree is the root: the last decided token of the image, whose keys and values are not cached yet. The other
+nodes are up to N drafts. Parents come before their children. Siblings are in descending order of score. If an image
+has fewer drafts than others in the batch, its tree is padded with nodes whose `valid` is False.
+
+A code is an image token: an index into the codebook of the image tokenizer.
+
+Dimensions: B images, N drafts per image, n nodes (root included). On one level of a tree, m parents have k children
+each.
 """
 
 from __future__ import annotations
@@ -21,12 +26,12 @@ class DraftTree:
 
     Attributes:
         tokens: [B, N + 1], code of each node; `tokens[:, 0]` are the roots.
-        parents: [B, N + 1], index of each node's parent; the root's is itself.
+        parents: [B, N + 1], index of each node's parent. The root is its own parent.
         depths: [B, N + 1], 0 for the root.
-        ranks: [B, N + 1], rank among siblings, 0 for the drafter's favourite.
-        scores: [B, N + 1], cumulative log-probabilities.
+        ranks: [B, N + 1], rank among siblings; 0 for the sibling that the drafter prefers.
+        scores: [B, N + 1], log-probability of the path from the root to each node; 0 for the root.
         valid: [B, N + 1] bool, False for padding.
-        ancestors: [B, N + 1, N + 1] bool, whether node j is node i or an ancestor of it, at [b, i, j].
+        ancestors: [B, N + 1, N + 1] bool. Entry [b, i, j] is True if node j is node i or an ancestor of node i.
         height: Upper bound of all depths.
     """
 
@@ -57,16 +62,17 @@ class DraftTree:
 
 
 def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:
-    """Return which nodes are ancestors of which.
+    """Return a matrix that marks each node and its ancestors.
 
-    Squaring the relation "self or parent" doubles the number of generations that it covers.
+    The matrix starts with two marks in the row of each node: the node and its parent. Squaring the matrix doubles the
+    number of generations that it covers: 1, 2, 4, ...
 
     Args:
-        parents: [B, n], index of each node's parent; the root's is itself.
-        depth: Upper bound of the longest path.
+        parents: [B, n], index of each node's parent. The root is its own parent.
+        depth: Upper bound of all depths.
 
     Returns:
-        [B, n, n] bool, whether node j is node i or an ancestor of it, at [b, i, j].
+        [B, n, n] bool. Entry [b, i, j] is True if node j is node i or an ancestor of node i.
     """
     batch, n = parents.shape
     reach = torch.eye(n, device=parents.device).repeat(batch, 1, 1).scatter_(2, parents[..., None], 1.0)
@@ -81,14 +87,14 @@ def _arange(n: int, device: torch.device) -> Tensor:
 
 
 def _depths_and_ranks(sizes: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return depth and sibling rank of all candidates.
+    """Return the depth and the sibling rank of each candidate.
 
     Args:
-        sizes: For each level, its number of parents and the number of children of each.
+        sizes: (m, k) for each level below the root: m parents have k children each.
         device: Device of the tensors.
     """
-    # Example: [(1, 2), (2, 3)] has depths [1, 1, 2, 2, 2, 2, 2, 2] and ranks [0, 1, 0, 1, 2, 0, 1, 2]. The result is
-    # not cached by sizes, because on a CPU every tree may have others, and the cache would grow without limit.
+    # Example: [(1, 2), (2, 3)] gives the depths [1, 1, 2, 2, 2, 2, 2, 2] and the ranks [0, 1, 0, 1, 2, 0, 1, 2]. This
+    # function has no cache: on a CPU every tree may have different sizes, and a cache would grow without limit.
     depths = _arange(len(sizes) + 1, device)
     depth = [depths[level].expand(m * k) for level, (m, k) in enumerate(sizes, 1)]
     return torch.cat(depth), torch.cat([_arange(k, device).repeat(m) for m, k in sizes])
@@ -96,7 +102,7 @@ def _depths_and_ranks(sizes: list[tuple[int, int]], device: torch.device) -> tup
 
 @cache
 def _chain_shape(n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return parents and depths [1, n] and ancestors [1, n, n] of a chain of n nodes, root included."""
+    """Return parents [1, n], depths [1, n] and ancestors [1, n, n] of a chain of n nodes, root included."""
     depths = torch.arange(n, device=device)[None]
     return (depths - 1).clamp_min(0), depths, torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
 
@@ -105,8 +111,8 @@ def chain(tokens: Tensor, scores: Tensor) -> DraftTree:
     """Return a tree without branches.
 
     Args:
-        tokens: [B, n] codes, root first.
-        scores: [B, n - 1], cumulative log-probabilities of the drafts; -inf for padding.
+        tokens: [B, n], code of each node, root first.
+        scores: [B, n - 1], log-probability of the path from the root to each draft; -inf for padding.
     """
     batch, n = tokens.shape
     parents, depths, ancestors = (part.expand(batch, *part.shape[1:]) for part in _chain_shape(n, tokens.device))
@@ -116,13 +122,16 @@ def chain(tokens: Tensor, scores: Tensor) -> DraftTree:
 
 
 class CandidatePool:
-    """Candidates of growing trees, and the selection of the best of them (EAGLE-2, arXiv 2406.16858, section 4.2).
+    """Candidates for the nodes of growing trees, and selection of the best ones (EAGLE-2, arXiv 2406.16858, 4.2).
 
-    Candidates are numbered from 1 in the order in which they are added; 0 is the root.
+    The root has the number 0. Candidates have the numbers 1, 2, 3, ... in the order in which they are added.
+
+    Attributes:
+        count: Number of candidates of each image.
     """
 
     def __init__(self) -> None:
-        self._levels: list[tuple[Tensor, Tensor, Tensor]] = []  # tokens, scores and parents
+        self._levels: list[tuple[Tensor, Tensor, Tensor]] = []  # tokens, scores and parents, [B, m * k] each
         self._sizes: list[tuple[int, int]] = []
         self.count = 0
 
@@ -131,11 +140,13 @@ class CandidatePool:
 
         Args:
             tokens: [B, m, k], codes of k children for each of m parents.
-            scores: [B, m, k], their cumulative log-probabilities; -inf for candidates that must not be used.
-            parents: [B, m], numbers of the parents.
+            scores: [B, m, k], log-probability of the path from the root to each child; -inf for children that must
+                not be used.
+            parents: [B, m], number of each parent.
 
         Returns:
-            Number of the level's first candidate; the others follow in flattened order.
+            Number of the level's first candidate. The children of the first parent come first, then those of the
+            second parent, and so on.
         """
         _, m, k = tokens.shape
         parents = parents[..., None].expand(-1, -1, k)
@@ -157,29 +168,31 @@ class CandidatePool:
         return best[:, -1:] if budgets is None else best.gather(1, (budgets - 1).clamp_min(0))
 
     def usable(self) -> Tensor:
-        """Return the number of usable candidates of each image, [B]."""
+        """Return the number of each image's candidates with a score above -inf, [B]."""
         return self._scores().isfinite().sum(1)
 
     def _scores(self) -> Tensor:
         return torch.cat([scores for _, scores, _ in self._levels], 1)
 
     def rerank(self, root: Tensor, nodes: int, budgets: Tensor | None = None) -> DraftTree:
-        """Return the tree of each image's best candidates; ties go to the earlier one.
+        """Return a tree of each image's best candidates. Of candidates with equal scores, the earlier one is kept.
 
-        A child never has a higher score than its parent and comes after it, so all ancestors of a kept node are kept.
+        A child never has a higher score than its parent, and always has a higher number than its parent. So if a
+        candidate is kept, all of its ancestors are kept too.
 
         Args:
             root: [B], codes of the roots.
-            nodes: Number of candidates to keep.
-            budgets: [B, 1], number of candidates to keep of each image, if some keep fewer.
+            nodes: Maximum number of candidates to keep for each image.
+            budgets: [B, 1], maximum number of candidates of each image; None sets no limit other than `nodes`.
         """
         tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*self._levels))
         depth, rank = _depths_and_ranks(self._sizes, root.device)
         scores = keep_best(scores, budgets)
         nodes = min(nodes, self.count)
         if nodes < self.count:
-            # Example: the kept candidates 0, 2 and 3 (numbers 1, 3 and 4) become nodes 1, 2 and 3, so `node` maps the
-            # numbers 0 to 4 to [0, 1, 0, 2, 3]. The parent number 3 becomes node 2.
+            # Example: of the candidates with the numbers 1 to 4, the numbers 1, 3 and 4 are kept. Their columns are
+            # kept = [0, 2, 3], and they become nodes 1, 2 and 3. So `node`, indexed by number, is [0, 1, 0, 2, 3]; the
+            # entry of the dropped number 2 is never read. A candidate with the parent number 3 gets the parent node 2.
             kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(1).values
             node = torch.zeros(len(root), self.count + 1, dtype=torch.long, device=root.device)
             node.scatter_(1, kept + 1, torch.arange(1, nodes + 1, device=root.device).expand(len(root), -1))
@@ -206,18 +219,19 @@ class CandidatePool:
 
 
 def keep_best(scores: Tensor, budgets: Tensor | None) -> Tensor:
-    """Set all but each image's best scores to -inf; ties go to the earlier one.
+    """Keep the best scores of each image, and set all others to -inf. Of equal scores, the earlier one is kept.
 
     Args:
-        scores: [B, n].
-        budgets: [B, 1], number of scores to keep of each image; None keeps all.
+        scores: [B, n] for n candidates.
+        budgets: [B, 1], number of scores to keep for each image; None keeps all.
 
     Returns:
         [B, n].
     """
     if budgets is None:
         return scores
-    # Example: scores [0.3, 0.5, 0.4] have the order [1, 2, 0], so their places are [2, 0, 1].
+    # Example: the scores [0.3, 0.5, 0.4] have the order [1, 2, 0]. So their places are [2, 0, 1]: the score 0.3 is the
+    # last one. With a budget of 2, the score 0.3 is set to -inf.
     order = scores.sort(dim=1, descending=True, stable=True).indices
     indices = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
     places = torch.empty_like(order).scatter_(1, order, indices)
