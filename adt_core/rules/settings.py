@@ -1,8 +1,8 @@
-"""Settings of a run, each declared once: default, bounds and help text.
+"""Declarations of settings: default, bounds and help text.
 
-Nodes, the command line, and the readers of saved files use these declarations. This module has the settings of sampling
-and of relaxed acceptance. Each policy declares the settings of its drafts (`policies/`), and `policies/recipe.py`
-combines all of them.
+The nodes, the command line and the readers of saved files all use the same declarations. This module declares the
+settings of sampling and of relaxed acceptance. Each policy in `policies/` declares the settings of its drafts.
+`policies/recipe.py` combines all settings of a run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 from ..errors import AdtError, shown
 
 BUNDLED = "bundled"
-"""Name of the target that is part of the pack, and of its drafter."""
+"""Name of the target model that this node pack contains, and of the drafter for this model."""
 UPSTREAM = "upstream"
-"""Noise of the model authors' scripts."""
+"""Value of the setting `noise`: use the noise of the model authors' scripts."""
 MAX_SEED = 2**64 - 1
 """Largest seed."""
 MAX_BATCH_SIZE = 4096
@@ -31,17 +31,18 @@ class Option(NamedTuple):
     """Declaration of a setting.
 
     Attributes:
-        default: Value if nothing is given.
+        default: Value if the user gives none.
         help: One or two sentences for users, shown by `--help` and as a tooltip.
-        kind: Type of the values; tuple stands for a list of integers.
-        low: Lower bound of a number, or of each number of a list; None for no bound.
-        high: Upper bound.
-        choices: Valid values of a text with a fixed set of values.
-        length: Number of elements of a list; None for any.
-        step: Step of the arrows beside a number in the interface.
-        name: Name in files and on the command line, if it differs from the field's.
-        metavar: Placeholder of the value in the help of the command line.
-        repeated: Whether the setting is a list of values of its kind, and the option can be given several times.
+        kind: Type of the value. `tuple` means a list of integers.
+        low: Lower bound of a number, or of each number in a list; None for no bound.
+        high: Upper bound of a number, or of each number in a list; None for no bound.
+        choices: Valid values, if the setting is a string with a fixed set of values.
+        length: Required length of a list; None for any length.
+        step: Amount by which the arrow buttons of a node's input change a number.
+        name: Name in files and on the command line, if it differs from the name of the dataclass field.
+        metavar: Placeholder for the value in the help of the command line.
+        repeated: Whether the setting is a list of values of the type `kind`. The user can then give the command-line
+            option several times.
     """
 
     default: Any
@@ -57,11 +58,11 @@ class Option(NamedTuple):
     repeated: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        """Check a value; None is valid if it is the default.
+        """Raise an error if a value is not valid. None is valid if None is the default.
 
         Args:
-            name: Name of the setting, for the error.
-            value: The value.
+            name: Name of the setting, for the error message.
+            value: Value to check.
 
         Raises:
             AdtError: If the value is not valid.
@@ -116,9 +117,10 @@ def setting(default: Any, help: str, **more: Any) -> Any:
     """Declare a field of a :class:`Settings` class.
 
     Args:
-        default: Value if nothing is given.
+        default: Value if the user gives none.
         help: One or two sentences for users.
-        **more: Further fields of :class:`Option`; `kind` is the type of the default unless given.
+        **more: Other fields of :class:`Option`. If `kind` is not among them, it is the type of the default, or float
+            if the default is None.
     """
     more.setdefault("kind", float if default is None else type(default))
     return field(default=default, metadata={"option": Option(default, help, **more)})
@@ -212,7 +214,7 @@ Section = TypeVar("Section", bound="Settings")
 
 @dataclass(frozen=True)
 class Settings:
-    """Group of settings. A subclass declares each of them with :func:`setting`.
+    """Group of settings. A subclass is a dataclass, and declares each field with :func:`setting` or a similar function.
 
     Raises:
         AdtError: If a value is not valid.
@@ -224,27 +226,28 @@ class Settings:
 
     @classmethod
     def fields(cls) -> dict[str, Option]:
-        """Return the declaration of each setting by the name of its field."""
+        """Return a dictionary from the field name of each setting to its declaration."""
         return {field.name: field.metadata["option"] for field in fields(cls) if "option" in field.metadata}
 
     @classmethod
     def options(cls) -> dict[str, Option]:
-        """Return the declaration of each setting by its name in files and on the command line."""
+        """Return a dictionary from the name of each setting in files and on the command line to its declaration."""
         return {option.name or field_name: option for field_name, option in cls.fields().items()}
 
     @classmethod
     def of(cls: type[Section], given: Mapping[str, Any]) -> Section:
-        """Make the settings from values by their names in files and on the command line.
+        """Create the settings from a dictionary of values.
 
         Args:
-            given: Values. None, and names that do not belong to this class, are ignored.
+            given: Values by their names in files and on the command line. Entries with the value None, and entries for
+                settings of other classes, are ignored.
         """
         names = {option.name or field_name: field_name for field_name, option in cls.fields().items()}
         values = {names[name]: value for name, value in given.items() if name in names and value is not None}
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
     def flat(self) -> dict[str, Any]:
-        """Return the values by their names in files and on the command line."""
+        """Return a dictionary from the name of each setting in files and on the command line to its value."""
         return {option.name or name: getattr(self, name) for name, option in self.fields().items()}
 
 
@@ -283,9 +286,10 @@ class Sampling(Settings):
         return self.temperature == 0
 
     def recorded(self) -> dict[str, Any]:
-        """Return the values without the kind of noise if it is our own.
+        """Return the values to save with results and to use in digests.
 
-        Older versions had no choice of noise, and names of folders are digests of these values.
+        `noise` and `noise_batch` are included only for the noise of the authors' scripts. Batch folders are named by a
+        digest of these values, and version 0.1 has no setting `noise`. So without it, the names stay the same.
         """
         omitted = () if self.noise == UPSTREAM else ("noise", "noise_batch")
         return {name: value for name, value in self.flat().items() if name not in omitted}
@@ -293,11 +297,15 @@ class Sampling(Settings):
 
 @dataclass(frozen=True)
 class Lantern(Settings):
-    """Settings of relaxed acceptance (:mod:`.verify`).
+    """Settings of relaxed acceptance.
 
-    With LANTERN, a token's distribution changes by at most `delta` in total variation if drafts are chosen without the
-    noise (proposal `top-k`). With LANTERN++, set by `factor`, A(x) may have the probability (factor - 1) p(x), and
-    `delta` is not used.
+    A draft x can replace the codebook neighbours in the set A(x); see :mod:`.verify`.
+
+    - LANTERN is used if `factor` is None. The sets A of sibling drafts have at most the total probability `delta`. The
+      distribution of a token changes by at most `delta` in total variation, if drafts are chosen without the noise
+      (`proposal` is `top-k`).
+    - LANTERN++ is used if `factor` is a number. A(x) has at most the probability (factor - 1) * p(x), where p(x) is the
+      probability of x. `delta` is not used.
     """
 
     neighbours: int = integer(
@@ -320,20 +328,20 @@ class Lantern(Settings):
         """Return how many more substitutes an image may have.
 
         Args:
-            emitted: Number of its tokens so far.
-            substituted: Number of substitutes among them.
+            emitted: Number of the image's tokens so far.
+            substituted: Number of substitutes among these tokens.
         """
         return 2**31 if self.max_substitution == 1 else int(self.max_substitution * emitted) - substituted
 
 
 def read_lantern(given: Mapping[str, Any]) -> Lantern | None:
-    """Return relaxed acceptance from values by their names in files and on the command line.
+    """Create the settings of relaxed acceptance from a dictionary of values.
 
     Args:
-        given: Values, of which other names are ignored.
+        given: Values by their names in files and on the command line. Other settings are ignored.
 
     Returns:
-        The settings; None for exact acceptance, if neither `lantern_delta` nor `lantern_lambda` is given.
+        The settings. If neither `lantern_delta` nor `lantern_lambda` is given, acceptance is exact: None.
 
     Raises:
         AdtError: If both are given, or a value is not valid.
@@ -346,7 +354,10 @@ def read_lantern(given: Mapping[str, Any]) -> Lantern | None:
 
 
 def flat_lantern(lantern: Lantern | None) -> dict[str, Any]:
-    """Return the values that :func:`read_lantern` reads, with None for the rule that is not used."""
+    """Return the settings of relaxed acceptance as a dictionary that :func:`read_lantern` can read.
+
+    `lantern_delta` or `lantern_lambda` is None if its rule is not used. Both are None for exact acceptance.
+    """
     flat = (lantern or Lantern()).flat()
     if lantern is None or lantern.factor is not None:
         flat["lantern_delta"] = None

@@ -1,29 +1,33 @@
-"""Trace of a decoding: what happened in each round and to each token, and the statistics that follow."""
+"""Trace of a decoding: a record of each round, and statistics that are computed from the records.
+
+A decoding generates one or more images. A round is one forward pass of the target, together with the drafting before
+it. The target verifies one draft tree per image in a round. Each image gets its accepted drafts and one more token.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 
 FIGURES = ("acceptance", "depth", "width", "time")
-"""Figures of which there are token maps."""
+"""Quantities that :meth:`Trace.token_map` can return."""
 
 
 @dataclass(frozen=True)
 class ImageRound:
-    """One image's part of a round.
+    """Record of one image in a round.
 
     Attributes:
-        image: Number of the image within the decoding.
-        position: Raster position of the root.
-        depth_asked: Depth that the policy has chosen, cut to the positions that the image has left.
-        width_asked: Width that the policy has chosen.
+        image: Index of the image within the decoding.
+        position: Raster position of the root, which is the image's last token before the round.
+        depth_asked: Tree depth that the policy chose, reduced to the image's remaining positions if there are fewer.
+        width_asked: Tree width that the policy chose.
         depth: Depth of the verified tree.
         nodes: Number of verified drafts.
         accepted: Number of accepted drafts.
-        ranks: Sibling rank of each accepted draft.
-        substituted: Number of accepted drafts that replace the exact sample (LANTERN).
-        width: Maximum number of drafts on a level.
-        levels: Number of drafts on each level, from the root's children on.
+        ranks: Rank of each accepted draft among its siblings; 0 is the rank of the sibling that the drafter prefers.
+        substituted: Number of accepted drafts that differ from the exact sample (LANTERN).
+        width: Largest number of drafts on a level of the verified tree.
+        levels: Number of drafts on each level of the verified tree, from the root's children on.
     """
 
     image: int
@@ -40,7 +44,7 @@ class ImageRound:
 
     @property
     def alpha(self) -> float:
-        """Accepted drafts / depth of the verified tree; 0 for a round without drafts."""
+        """Number of accepted drafts divided by the depth of the verified tree; 0 without drafts."""
         return self.accepted / self.depth if self.depth else 0.0
 
 
@@ -49,12 +53,13 @@ class Round:
     """One target forward pass, and the drafting before it.
 
     Attributes:
-        index: Number of the round.
+        index: Index of the round within the decoding.
         seconds: Time of the round.
-        drafting: Seconds of it that the drafter took; 0 on a GPU, where a round is launched as one.
-        drafter_forwards: Forward passes of the drafter's network.
-        images: Parts of the images.
-        prepared: Whether the round included work that later rounds reuse, such as capturing a graph.
+        drafting: Time of the drafting in seconds, which is part of `seconds`. It is 0 on a GPU, where drafting is not
+            timed separately.
+        drafter_forwards: Number of forward passes of the drafter's network.
+        images: One record for each image in the round.
+        prepared: Whether `seconds` includes one-off work for later rounds, such as capturing a CUDA graph.
     """
 
     index: int
@@ -74,17 +79,19 @@ class Round:
 
 @dataclass
 class Trace:
-    """All rounds of a decoding and the statistics that follow.
+    """All rounds of a decoding, and statistics that are computed from the rounds.
+
+    An image is a grid of cells with one token each. The map of a quantity has one number per cell.
 
     Attributes:
         settings: Settings of the run, as plain JSON types.
-        grid: Rows and columns of cells.
+        grid: Number of rows and columns of cells.
         images: Number of images.
-        prefill: Seconds of reading the prompt, by image.
+        prefill: Time of the prefill (the forward pass over the prompt) in seconds, by image index.
         rounds: The rounds.
-        start: Raster position of the first decoded token; earlier ones were given.
-        row_end: Whether each row of the grid ends with one more token.
-        lead: Rows and columns of a smaller image whose tokens precede the grid.
+        start: Raster position of the first decoded token. The tokens before it were given.
+        row_end: Whether each row of the grid is followed by a token that marks the end of the row.
+        lead: Rows and columns of a smaller image whose tokens come before the grid; (0, 0) if there is none.
     """
 
     settings: dict
@@ -98,25 +105,28 @@ class Trace:
 
     @property
     def lead_length(self) -> int:
-        """Tokens before the grid."""
+        """Number of tokens before the grid."""
         return self.lead[0] * self.lead[1]
 
     @property
     def columns(self) -> int:
-        """Tokens in a row of the grid, its end included."""
+        """Number of tokens in a row of the grid, the token at the end of the row included."""
         return self.grid[1] + self.row_end
 
     @property
     def length(self) -> int:
-        """Tokens of an image, the lead included."""
+        """Number of tokens of an image, those before the grid included."""
         return self.lead_length + self.grid[0] * self.columns
 
     def report(self) -> dict:
         """Return the settings and the statistics in one flat dictionary.
 
-        `tau` is the average number of tokens that an image gets from a target forward pass after the prefill.
-        `mean_depth` is the average depth of the verified trees. `substitution_rate` is the share of tokens that LANTERN
-        has taken instead of the exact sample. `seconds` includes the prefill and excludes loading.
+        Some entries:
+
+        - `tau`: Average number of tokens that an image gets from a target forward pass after the prefill.
+        - `mean_depth`: Average depth of the verified trees.
+        - `substitution_rate`: Share of tokens that differ from the exact sample, because LANTERN accepted a substitute.
+        - `seconds`: Total time with the prefill and without loading of models.
         """
         shares = [share for round in self.rounds for share in round.images]
         seconds = self.prefill_seconds + sum(round.seconds for round in self.rounds)
@@ -145,14 +155,14 @@ class Trace:
         return sum(self.prefill.values())
 
     def add_prefill(self, images: list[int], seconds: float) -> None:
-        """Add the time of reading the prompts of some images, in equal parts; images may have been read before."""
+        """Add the time of a prefill, divided equally among its images. An image can have several prefills."""
         for image in images:
             self.prefill[image] = self.prefill.get(image, 0.0) + seconds / len(images)
 
     def subset(self, images: list[int]) -> Trace:
-        """Return the trace of some images, numbered from 0.
+        """Return the trace of some images, which get the indices 0, 1, 2, ...
 
-        The time of a round is divided equally among its images.
+        The time of a round is divided equally among the images in the round.
         """
         number = {image: new for new, image in enumerate(images)}
         rounds = []
@@ -167,26 +177,30 @@ class Trace:
         return replace(self, images=len(images), prefill=prefill, rounds=rounds)
 
     def restart(self, images: list[int]) -> None:
-        """Remove the rounds of images that start again; the time that they took still counts."""
+        """Remove the records of images that are decoded again from the start. The times of their rounds are kept."""
         for i, round in enumerate(self.rounds):
             self.rounds[i] = replace(round, images=tuple(share for share in round.images if share.image not in images))
 
     def acceptance_map(self, image: int = 0) -> list[list[float]]:
-        """Return, for each cell of an image by row, the tokens that its round emitted; 0 for given cells."""
+        """Return for each cell of an image, row by row, the number of tokens that the cell's round emitted.
+
+        The number is 0 for cells whose tokens were given.
+        """
         return self.token_map("acceptance", image)
 
     def token_map(self, figure: str, image: int = 0) -> list[list[float]]:
-        """Return a figure of the round that emitted each cell's token.
+        """Return for each cell of an image a quantity of the round that emitted the cell's token.
 
-        The first decoded token counts as emitted on its own, in the image's part of the prefill.
+        The first decoded token comes from the prefill, not from a round. Its `acceptance` is 1, its `depth` and `width`
+        are 0, and its `time` is the time of the image's prefill.
 
         Args:
-            figure: `acceptance`, the tokens that the round emitted; `depth` or `width` of the verified tree; or `time`,
-                milliseconds of the round / tokens that it emitted for this image.
-            image: Number of the image.
+            figure: `acceptance` is the number of tokens that the round emitted for this image. `depth` and `width` are
+                those of the verified tree. `time` is the round's time in milliseconds / `acceptance`.
+            image: Index of the image.
 
         Returns:
-            The figure of each cell, by row; 0 for given cells.
+            One list per row of the grid, with one number per cell; 0 for cells whose tokens were given.
         """
         prefill = 1000 * self.prefill.get(image, 0.0)
         first: dict[str, float] = {"acceptance": 1, "depth": 0, "width": 0, "time": prefill}
@@ -202,7 +216,7 @@ class Trace:
         return [tokens[at : at + self.grid[1]] for at in range(self.lead_length, self.length, self.columns)]
 
     def to_json(self) -> dict:
-        """Return report, rounds and acceptance maps as plain JSON types."""
+        """Return the report, the rounds and the acceptance maps as plain JSON types."""
         return {
             "report": self.report(),
             "grid": list(self.grid),

@@ -156,13 +156,16 @@ class CandidatePool:
         return self.count - m * k + 1
 
     def threshold(self, nodes: int, budgets: Tensor | None = None) -> Tensor:
-        """Return the score of the last candidate that each image would keep now, [B, 1]; -inf if it would keep all.
+        """Return the lowest score among the candidates that :meth:`rerank` would keep for each image, [B, 1].
+
+        The result is -inf for an image that has fewer candidates than it may keep.
 
         Args:
-            nodes: Maximum number of candidates to keep.
-            budgets: [B, 1], number of candidates to keep of each image, if some keep fewer.
+            nodes: Maximum number of candidates to keep for each image.
+            budgets: [B, 1], maximum number of candidates of each image; None sets no limit other than `nodes`.
         """
-        # Example: scores [0.3, 0.5] and nodes 3 have the best scores [0.5, 0.3, -inf, -inf]; the third is -inf.
+        # Example: an image has the scores [0.3, 0.5]. With nodes = 3, `best` is [0.5, 0.3, -inf], and the result is
+        # -inf. With nodes = 3 and the budget 2, the result is 0.3.
         best = self._scores().topk(min(nodes, self.count), 1).values
         best = F.pad(best, (0, nodes - best.shape[1]), value=-torch.inf)
         return best[:, -1:] if budgets is None else best.gather(1, (budgets - 1).clamp_min(0))
@@ -192,7 +195,7 @@ class CandidatePool:
         if nodes < self.count:
             # Example: of the candidates with the numbers 1 to 4, the numbers 1, 3 and 4 are kept. Their columns are
             # kept = [0, 2, 3], and they become nodes 1, 2 and 3. So `node`, indexed by number, is [0, 1, 0, 2, 3]; the
-            # entry of the dropped number 2 is never read. A candidate with the parent number 3 gets the parent node 2.
+            # entry of the dropped number 2 has no meaning. A candidate with the parent number 3 gets the parent node 2.
             kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(1).values
             node = torch.zeros(len(root), self.count + 1, dtype=torch.long, device=root.device)
             node.scatter_(1, kept + 1, torch.arange(1, nodes + 1, device=root.device).expand(len(root), -1))

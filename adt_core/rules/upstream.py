@@ -1,9 +1,16 @@
-"""Noise of the model authors' scripts, with which a seed gives the same image as the script.
+"""Noise of the model authors' scripts. With this noise, a seed gives the same image as in the script.
 
-The scripts sample with `torch.multinomial(p, 1)`. That is `argmax(p / q)`, where q is a row of `exponential_` numbers
-as wide as p, so -log q is Gumbel noise for log p (source code of torch; Gumbel-max). The generator's state depends only
-on the shape of p, so rows can be made before p is known. They can only be made in order, and they differ between kinds
-of devices.
+The scripts sample with `torch.multinomial(p, 1)`. torch computes it as `argmax(p / q)`, where q are random numbers of
+`exponential_` in the shape of p. This equals `argmax(log p - log q)`. So -log q is Gumbel noise (Gumbel-max trick).
+
+q depends on the state of the generator and on the shape of p, but not on the values of p. So the noise of a position
+can be made before p is known. The generator makes the noise of positions only in raster order. Its numbers depend on
+the kind of device.
+
+Below, a call is one call of `torch.multinomial` in the script. It samples one position of all images in the script's
+batch.
+
+Dimensions: n positions, V tokens of our vocabulary. The script's batch has `together` images.
 """
 
 from __future__ import annotations
@@ -19,18 +26,20 @@ from .noise import Key, NoiseRows
 
 
 def noise_device(device: torch.device) -> str:
-    """Return the name of the device on which noise depends: the model of a GPU, or the kind of another device.
+    """Return a name for a device. Devices with the same name make the same noise.
 
-    A GPU's noise depends on how it divides the work.
+    For a GPU it is the name of the GPU model, because the noise depends on how a GPU divides the work among its cores.
+    For other devices it is the device type, such as "cpu".
     """
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 @cache
 def exponential_uses_uniform() -> bool:
-    """Return whether this version of torch makes exponential numbers on a CPU from uniform ones.
+    """Return whether this version of torch computes exponential numbers on a CPU from uniform numbers.
 
-    They are -log(1 - u) for u in float64, in all known versions. Then only the needed numbers have to be computed.
+    All known versions do: an exponential number is -log(1 - u), where u is a uniform float64 number. Then the logarithm
+    has to be computed only for the tokens of our vocabulary.
     """
     numbers = torch.empty(1000, dtype=torch.float64).uniform_(generator=torch.Generator().manual_seed(0))
     expected = torch.empty(1000).exponential_(generator=torch.Generator().manual_seed(0))
@@ -38,11 +47,11 @@ def exponential_uses_uniform() -> bool:
 
 
 class _Calls(NamedTuple):
-    """Noise of some successive positions.
+    """Noise of n successive positions.
 
     Attributes:
-        rows: [n, together, V].
-        state: State of the generator after them.
+        rows: [n, together, V], noise.
+        state: State of the generator after the last of these positions.
     """
 
     rows: Tensor
@@ -50,9 +59,10 @@ class _Calls(NamedTuple):
 
 
 class UpstreamNoise:
-    """Kind of noise in which images with the same seed are rows of the same calls.
+    """`NoiseKind` of the scripts. Images with the same seed are rows of the same calls.
 
-    Noise is cached, because other images of the batch are often at similar positions.
+    The noise of recent calls is cached for all images of the seed, because these images often need noise at nearby
+    positions.
     """
 
     def __init__(self, width: int, columns: Tensor, together: int, start: int = 0, kept: int = 0, before: int = 0):
@@ -60,11 +70,11 @@ class UpstreamNoise:
 
         Args:
             width: Size of the vector that the script samples from.
-            columns: [V] int64, index of each of our tokens in that vector, on the device that makes the noise.
-            together: Number of images that the script draws at once, the rows of a call.
-            start: Raster position of our first call.
-            kept: Number of positions to cache for other images.
-            before: Number of calls that the script makes before our first one.
+            columns: [V] int64, index of each token of our vocabulary in that vector. Its device makes the noise.
+            together: Batch size of the script, which is the number of rows of a call.
+            start: Raster position of the first token that we decode.
+            kept: Maximum number of positions in the cache.
+            before: Number of calls that the script makes before the call for `start`.
         """
         self.start = start
         self._before = before
@@ -87,7 +97,7 @@ class UpstreamNoise:
         Args:
             seed: Seed.
             positions: Successive raster positions.
-            state: State of the generator before them; None before the first call of a seed.
+            state: State of the generator before the first of these positions; None if it is the seed's first call.
         """
         calls = self._kept.get((seed, positions))
         if calls is None:
@@ -110,7 +120,7 @@ class UpstreamNoise:
         return _Calls(noise.log_().neg_(), generator.get_state())
 
     def _call(self) -> Tensor:
-        """Return the next exponential numbers of our tokens, [together, V]."""
+        """Make the next call, and return its exponential numbers for the tokens of our vocabulary, [together, V]."""
         if not self._uses_uniform:
             return self._row.exponential_(generator=self._generator).index_select(-1, self._columns)
         numbers = self._row.uniform_(generator=self._generator)
@@ -120,7 +130,7 @@ class UpstreamNoise:
 
 
 class _Reader:
-    """Noise of one image. Rows before the first call are 0."""
+    """`NoiseRows` of one image. Noise of positions before the first call is 0."""
 
     _state: Tensor | None
 
@@ -129,10 +139,10 @@ class _Reader:
         self._seed = seed
         self._index = index
         self._next = kind.start  # position of the next call
-        self._state = None  # of the generator before that call
+        self._state = None  # state of the generator before the next call
 
     def __call__(self, positions: range) -> Tensor:
-        """Return rows [n, V]. Skipped positions are made too, because no call can be left out."""
+        """Return noise [n, V]. Calls for skipped positions are made too, because each call changes the generator."""
         missing = range(self._next, max(self._next, positions.stop))
         made, self._state = self._kind.calls(self._seed, missing, self._state)
         self._next = missing.stop

@@ -1,13 +1,18 @@
 """Acceptance: which drafts of a tree are accepted, exactly or relaxed (LANTERN).
 
-The token that the target emits after each node is known, `y = argmax(z + g)`, so both rules are comparisons.
+The target has processed all nodes of a tree in one forward pass. So for each node, the token y that follows the node is
+known: y = argmax(z + g), where z are the processed logits and g is the noise (see :mod:`.sampling`). A draft is
+compared with the y of its parent. There are two rules:
 
 - Exact acceptance: a draft is accepted if it equals y.
-- LANTERN (arXiv 2410.03355) and LANTERN++ (arXiv 2502.06352) also accept drafts that look similar: if no draft equals
-  y, a draft x is accepted as a substitute for y if y is in A(x), the nearest codebook neighbours of x within a limit on
-  their total probability.
+- Relaxed acceptance, LANTERN (arXiv 2410.03355) or LANTERN++ (arXiv 2502.06352): drafts that look similar to y are
+  accepted too. A(x) is a set of nearest codebook neighbours of a draft x, whose total probability is limited. If
+  neither x nor a sibling of x equals y, and y is in A(x), then x is accepted as a substitute for y.
 
-The token after the accepted path is always the y of its last node.
+Accepted drafts form a path from the root. The token after this path is the y of the last node of the path.
+
+Dimensions: B images, N drafts per image (N + 1 nodes with the root), D maximum depth, V tokens, k neighbours, C numbers
+per codebook vector.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from torch import Tensor
 from .settings import Lantern
 from .tree import DraftTree
 
-_ROWS_AT_ONCE = 1024  # of the matrix of distances between codes
+_ROWS_AT_ONCE = 1024  # rows of the distance matrix [V, V] that are computed in one step
 
 
 @dataclass
@@ -30,9 +35,10 @@ class Acceptance:
 
     Attributes:
         accepted: [B], number of accepted drafts.
-        path: [B, D + 1], nodes of the path from the root on; entries after `accepted` are arbitrary.
-        last: [B], last node of the path; 0, the root, if no draft is accepted.
-        next_root: [B], code that the target emits after the path.
+        path: [B, D + 1], indices of the nodes on the path, beginning with the root. Entries after index `accepted` are
+            arbitrary.
+        last: [B], index of the path's last node. It is 0 (the root) if no draft is accepted.
+        next_root: [B], token y of the path's last node. It is the root of the image's next tree.
     """
 
     accepted: Tensor
@@ -41,23 +47,30 @@ class Acceptance:
     next_root: Tensor
 
     def cut(self, drafts: int) -> Acceptance:
-        """Return the acceptance with paths of at most this many drafts, which must not be less than `accepted`."""
+        """Return a copy with a shorter `path`.
+
+        Args:
+            drafts: Number of drafts for which `path` has entries. No image may have more accepted drafts.
+        """
         return replace(self, path=self.path[:, : drafts + 1])
 
     def is_scattered(self) -> Tensor:
-        """Return whether each image's path is not 0, 1, 2, ..., bool [B]."""
+        """Return whether each image's path skips nodes, bool [B].
+
+        Example: the path 0, 1, 2 skips none. The path 0, 1, 3 skips node 2.
+        """
         steps = torch.arange(self.path.shape[1], device=self.path.device)
         return ((self.path != steps) & (steps <= self.accepted[:, None])).any(1)
 
 
 def exact_agreement(tree: DraftTree, emitted: Tensor) -> Tensor:
-    """Return which nodes have the token that the target emits after their parent; the root always agrees.
+    """Return which nodes agree, that is, equal the y of their parent. The root always agrees.
 
-    The result does not depend on how the tree was made, so any tree is lossless.
+    y does not depend on the tree. So every tree gives the same image as decoding without drafts.
 
     Args:
         tree: The trees.
-        emitted: [B, N + 1], code that the target emits after each node, `argmax(z + g)`.
+        emitted: [B, N + 1], token y of each node.
 
     Returns:
         [B, N + 1] bool.
@@ -68,16 +81,17 @@ def exact_agreement(tree: DraftTree, emitted: Tensor) -> Tensor:
 
 
 def longest_path(tree: DraftTree, agrees: Tensor, emitted: Tensor) -> Acceptance:
-    """Return the longest path of nodes that agree, without waiting for the device.
+    """Return the longest path from the root on which all nodes agree. The host does not wait for the device.
 
     Args:
         tree: The trees.
-        agrees: [B, N + 1] bool.
-        emitted: [B, N + 1], code that the target emits after each node.
+        agrees: [B, N + 1] bool, whether each node agrees with the y of its parent.
+        emitted: [B, N + 1], token y of each node.
     """
-    # Example: nodes 0 -> 1 -> 3 and 0 -> 2, all but node 2 agree. depths * on_path = [0, 1, 0, 2], so the last node is
-    # 3. Its lineage is [True, True, False, True], so `column` is [0, 1, 3, 2] with the spare column 3, and the path is
-    # [0, 1, 3].
+    # Example: a tree has the branches 0 -> 1 -> 3 and 0 -> 2. All nodes except 2 agree. depths * on_path is
+    # [0, 1, 0, 2], so the last node of the path is 3. The lineage of node 3 (its ancestors and itself) is
+    # [True, True, False, True]. `column` gives each node its column in the path: [0, 1, 3, 2]. Node 2 is not on the
+    # path and gets the spare column 3, which is cut off. The path is [0, 1, 3].
     on_path = ~(tree.ancestors & ~agrees[:, None, :]).any(-1)
     accepted, last = (tree.depths * on_path).max(1)
     lineage = tree.ancestors[torch.arange(len(last), device=last.device), last]
@@ -92,8 +106,8 @@ class Neighbours:
     """Nearest neighbours of each code in the codebook.
 
     Attributes:
-        indices: [V, k], the nearest other codes, nearest first.
-        distances: [V, k], their distances in the codebook's space.
+        indices: [V, k], the k nearest other codes of each code, in ascending order of distance.
+        distances: [V, k], Euclidean distance to each neighbour.
     """
 
     indices: Tensor
@@ -101,11 +115,11 @@ class Neighbours:
 
     @classmethod
     def of(cls, codebook: Tensor, k: int) -> Neighbours:
-        """Return the neighbours within a codebook.
+        """Return the nearest neighbours of each code of a codebook.
 
         Args:
             codebook: [V, C], vectors of the codes.
-            k: Number of neighbours, cut to V - 1.
+            k: Number of neighbours. A larger value than V - 1 is replaced by V - 1.
         """
         k = min(k, len(codebook) - 1)
         nearest = []
@@ -116,7 +130,13 @@ class Neighbours:
         return cls(torch.cat([n.indices for n in nearest]), torch.cat([n.values for n in nearest]))
 
     def padded(self, tokens: int) -> Neighbours:
-        """Add rows for tokens that are not codes: each is its own neighbour at an infinite distance."""
+        """Return a copy with rows for tokens that are not codes, such as the end of a row of the image.
+
+        All k neighbours of such a token are the token itself, at an infinite distance.
+
+        Args:
+            tokens: Number of rows of the copy: all codes, and the other tokens after them.
+        """
         k = self.indices.shape[1]
         extra = torch.arange(len(self.indices), tokens, device=self.indices.device)[:, None].expand(-1, k)
         far = torch.full_like(extra, math.inf, dtype=self.distances.dtype)
@@ -138,24 +158,28 @@ def relaxed_agreement(
     width: int,
     allowed: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return which nodes agree under LANTERN.
+    """Return which nodes agree under relaxed acceptance.
 
-    An exact match has priority over substitutes, and the substitute nearest to y over others. At temperature 0 the only
-    possible sample is y, so the rule of LANTERN's section 4 is used: x agrees if p(x) plus its neighbours' probability
-    within the limit exceeds every p(v), and the substitute with the highest sum has priority.
+    If a child of a node equals y, only this child agrees. Otherwise, the best substitute among the children agrees:
+
+    - Above temperature 0, a child x is a substitute if y is in A(x). The best substitute is the one nearest to y.
+    - At temperature 0, the rule of section 4 of the LANTERN paper is used. Let s(x) be p(x) plus the probability of the
+      neighbours in A(x). A child x is a substitute if s(x) exceeds the probability of every single token. The best
+      substitute has the largest s(x).
 
     Args:
         tree: The trees.
-        emitted: [B, N + 1], code that the target emits after each node.
+        emitted: [B, N + 1], token y of each node.
         z: [B, N + 1, V], processed logits after each node.
         neighbours: Nearest neighbours of each token.
-        lantern: Settings.
+        lantern: Settings of relaxed acceptance.
         greedy: Whether the temperature is 0.
         width: Maximum number of children of a node.
-        allowed: [B], number of substitutes that each image may still have; paths with more do not agree.
+        allowed: [B], maximum number of substitutes on the path of each image. A substitute does not agree if the path
+            from the root to it would have more.
 
     Returns:
-        Nodes that agree, and those that agree as substitutes, bool [B, N + 1] each.
+        Two bool tensors [B, N + 1]: the nodes that agree, and which of these nodes are substitutes.
     """
     exact = exact_agreement(tree, emitted)
     draft = tree.valid & (torch.arange(tree.size, device=z.device) > 0)
@@ -170,7 +194,10 @@ def relaxed_agreement(
 
 
 def _greedy_substitutes(tree: DraftTree, p: Tensor, neighbours: Neighbours, lantern: Lantern) -> tuple[Tensor, Tensor]:
-    """Return which nodes pass at temperature 0, and their priority, [B, N + 1] each."""
+    """Return which nodes can be substitutes at temperature 0, and s of each node, [B, N + 1] each.
+
+    `p` is [B, N + 1, V], the probabilities at the parent of each node; see `relaxed_agreement` for s.
+    """
     own = p.gather(2, tree.tokens[..., None])
     mass = p.gather(2, neighbours.indices[tree.tokens])
     bound = torch.full_like(own, lantern.delta) if lantern.factor is None else (lantern.factor - 1) * own
@@ -187,7 +214,11 @@ def _substitutes(
     lantern: Lantern,
     width: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return which nodes pass above temperature 0, and their priority, [B, N + 1] each."""
+    """Return which nodes can be substitutes above temperature 0, and their scores, [B, N + 1] each.
+
+    The score of a substitute is its negative distance to y. `p` is [B, N + 1, V], the probabilities at the parent of
+    each node.
+    """
     near = neighbours.indices[tree.tokens]
     mass = p.gather(2, near)
     if lantern.factor is None:
@@ -201,26 +232,29 @@ def _substitutes(
 def _within_delta(
     tree: DraftTree, draft: Tensor, mass: Tensor, near: Tensor, delta: float, width: int, vocabulary: int
 ) -> Tensor:
-    """Return which neighbours are in A(x) by LANTERN: the union of the siblings' A has at most the probability delta.
+    """Return which neighbours of each draft x are in A(x) under LANTERN.
 
-    Siblings claim their neighbours in the order of their ranks. Codes that are already claimed cost nothing, nor do the
-    siblings' own tokens, which are accepted exactly.
+    The codes in the sets A of all siblings together have at most the total probability delta. One sibling after the
+    other, in the order of their ranks, adds its nearest neighbours to its A until delta is used up. A code uses its
+    probability only once per group of siblings. The tokens of the siblings themselves use nothing, because they are
+    accepted exactly.
 
     Args:
         tree: The trees.
-        draft: [B, N + 1] bool, valid nodes except the root.
+        draft: [B, N + 1] bool, True for valid nodes except the root.
         mass: [B, N + 1, k], probability of each neighbour of each node.
-        near: [B, N + 1, k], the neighbours.
-        delta: Limit.
+        near: [B, N + 1, k], code of each neighbour.
+        delta: Maximum total probability.
         width: Maximum number of children of a node.
         vocabulary: Number of tokens V.
 
     Returns:
         [B, N + 1, k] bool.
     """
-    # `claimed` has a flag for each pair (parent, code). Example: delta is 0.1, and node 1 (rank 0) has the neighbours a
-    # (0.06) and b (0.05): a is claimed, and 0.04 is left. Its sibling, node 2 (rank 1), has the neighbours a (now free)
-    # and c (0.03): both are in A.
+    # `claimed` has a flag for each pair (parent, code), at index parent * V + code. Example: delta is 0.1. Node 1
+    # (rank 0) has the neighbours a (probability 0.06) and b (0.05). Only a is in A(1), because 0.06 + 0.05 > 0.1. Then
+    # a is claimed, and 0.04 is left. The sibling node 2 (rank 1) has the neighbours a and c (0.03). Both are in A(2): a
+    # is already claimed and uses nothing, and c uses 0.03 of 0.04.
     batch, size, _ = mass.shape
     cell = tree.parents[..., None] * vocabulary + near
     claimed = torch.zeros(batch, size * vocabulary, dtype=torch.uint8, device=mass.device)
@@ -240,22 +274,22 @@ def _within_delta(
 
 
 def _has_sibling(tree: DraftTree, nodes: Tensor) -> Tensor:
-    """Return whether each node or one of its siblings is among `nodes`, both bool [B, N + 1]."""
+    """Return whether each node itself or one of its siblings is marked in `nodes`. Both are bool [B, N + 1]."""
     marks = nodes.to(torch.uint8)  # CUDA does not reduce bool
     of_parent = torch.zeros_like(marks).scatter_reduce_(1, tree.parents, marks, "amax")
     return of_parent.gather(1, tree.parents) > 0
 
 
 def _best_sibling(tree: DraftTree, passes: Tensor, score: Tensor) -> Tensor:
-    """Return, among the passing children of each parent, the one with the highest score; ties go to the first one.
+    """Mark one child of each parent: the one with the highest score. Of equal scores, the first child is marked.
 
     Args:
         tree: The trees.
-        passes: [B, N + 1] bool.
-        score: [B, N + 1].
+        passes: [B, N + 1] bool, nodes that can be marked.
+        score: [B, N + 1], score of each node.
 
     Returns:
-        [B, N + 1] bool.
+        [B, N + 1] bool. A parent has no marked child if no child passes.
     """
     score = score.masked_fill(~passes, -math.inf)
     highest = torch.full_like(score, -math.inf).scatter_reduce_(1, tree.parents, score, "amax").gather(1, tree.parents)
