@@ -1,4 +1,4 @@
-"""Policies, which choose the size of each draft tree. Each is one class with its settings, state and help text."""
+"""Policies. A policy chooses the size of each draft tree; its class has the settings, the state and the help text."""
 
 from .base import NO_DRAFTS, Context, DraftMode, DraftSettings, Policy, Shape, Slot
 from .costs import CostProfile

@@ -1,4 +1,13 @@
-"""Base class of policies, with the shapes that they choose and the request as they see it."""
+"""Base class of policies, and the types of their inputs and outputs.
+
+Terms:
+
+- A request is a set of images to decode with the same settings.
+- A round is one forward pass of the target, together with the drafting before it. In each round, the target verifies
+  one draft tree per image.
+- A draft is a node of such a tree other than the root. The root is the last decided token of the image.
+- A method is a policy with a name. Users choose it with the setting `method`.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +28,14 @@ if TYPE_CHECKING:  # the command line reads options from this package and must n
 
 
 class Shape(NamedTuple):
-    """Maximum size of a draft tree.
+    """Maximum size of a draft tree, and how to draft it.
 
     Attributes:
-        depth: Levels below the root.
-        width: Children of a node, or candidates at a position.
-        nodes: Drafts to verify, root excluded.
-        tree: Name of a published tree with fixed nodes; "" for trees that grow by their scores.
-        mode: Name of the :class:`DraftMode` to draft with; "" for everything that the drafter has.
+        depth: Maximum number of levels below the root.
+        width: Maximum number of children of a node. For the drafter jacobi: maximum number of candidates at a position.
+        nodes: Maximum number of drafts to verify.
+        tree: Name of a published tree with fixed nodes; "" for trees whose nodes are chosen by their scores.
+        mode: Name of the :class:`DraftMode` to use; "" if the drafter combines everything that it can draft with.
     """
 
     depth: int
@@ -37,7 +46,7 @@ class Shape(NamedTuple):
 
 
 NO_DRAFTS = Shape(0, 1, 0)
-"""Shape of a tree that consists of its root."""
+"""Shape of a tree without drafts."""
 _PROPOSAL_HELP = (
     "coupled: draft with the noise that the model samples with, so far more drafts are accepted. top-k: draft the "
     "most probable tokens, as in the EAGLE-2 and ADT-Tree papers."
@@ -45,17 +54,18 @@ _PROPOSAL_HELP = (
 
 
 class DraftMode(NamedTuple):
-    """One of the ways in which a drafter can draft, for policies that choose between them.
+    """One of the ways in which a drafter can draft. Some policies choose a mode for each round.
 
-    The number of accepted drafts is modelled by the saturating curve `limit * n / (n + half)` over n drafts.
+    The expected number of accepted drafts in a round with n drafts is `limit * n / (n + half)`. Example: with limit = 5
+    and half = 20, it is 2.5 for 20 drafts and 4 for 80 drafts.
 
     Attributes:
         name: Name in shapes and in cost profiles.
-        width: Maximum number of candidates at a position; 1 means chains.
-        limit: Average number of accepted drafts if there were infinitely many.
-        half: Number of drafts of which half as many are accepted.
+        width: Maximum number of candidates at a position. If it is 1, trees are chains without branches.
+        limit: Expected number of accepted drafts that the curve approaches for large n.
+        half: Number of drafts n at which half of `limit` is accepted.
         cpu_cost: Estimated cost of drafting on a CPU, for a batch of one image.
-        gpu_cost: The same on a GPU.
+        gpu_cost: Estimated cost of drafting on a GPU, for a batch of one image.
     """
 
     name: str
@@ -66,13 +76,17 @@ class DraftMode(NamedTuple):
     gpu_cost: CostEstimate = CostEstimate(0.2, 0.003)
 
     def expected_accepted(self, drafts: int) -> float:
-        """Return the average number of accepted drafts if every round has this many."""
+        """Return the expected number of accepted drafts in a round.
+
+        Args:
+            drafts: Number of drafts n.
+        """
         return self.limit * drafts / (drafts + self.half)
 
 
 @dataclass(frozen=True)
 class DraftSettings(Settings):
-    """Options of every method. Subclasses add their own with :func:`setting`."""
+    """Settings of drafting that every method has. A subclass adds the settings of its method."""
 
     proposal: str = choice("coupled", _PROPOSAL_HELP, ("coupled", "top-k"))
     expand_above: float = fraction(0.0, "Stop drafting below a node that is less probable than this; 0 is off.")
@@ -80,11 +94,11 @@ class DraftSettings(Settings):
 
 
 class Slot(NamedTuple):
-    """A batch slot, as a policy sees it.
+    """The image in one batch slot, in the form that policies use.
 
     Attributes:
-        image: Number of the slot's image within the request.
-        position: Raster position of the last decided token of the image.
+        image: Index of the image within the request.
+        position: Position of the image's last decided token, counted row by row from 0.
     """
 
     image: int
@@ -93,18 +107,18 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """Part of a request that drafters and policies may see.
+    """Part of a request that drafters and policies may use.
 
     Attributes:
-        target: Model that draws the images.
-        sampling: How tokens are sampled.
-        settings: Options of the method.
-        largest: Maximum of all shapes that the policy may choose.
-        keys: (seed, index) of each image's noise.
-        start: Raster position of the first token to decode.
-        modes: Draft modes of the drafter, for a policy that chooses.
-        profile: Cost profile of the device, for a policy that chooses; None for others.
-        replayed: Whether rounds are captured and replayed, as on a GPU.
+        target: Model that generates the images.
+        sampling: Settings of sampling.
+        settings: Settings of the method.
+        largest: Shape that no shape of the policy exceeds.
+        keys: Pair (seed, image index) of each image. It determines the image's noise.
+        start: Position of the first token to decode, counted row by row from 0.
+        modes: Draft modes of the drafter.
+        profile: Cost profile of the device; None if the policy does not choose between draft modes.
+        replayed: Whether rounds are captured as CUDA graphs and replayed.
     """
 
     target: Target
@@ -119,44 +133,45 @@ class Context:
 
     @property
     def columns(self) -> int:
-        """Tokens in a row of the raster."""
+        """Number of tokens in a row of the image."""
         return self.target.columns
 
     @property
     def remaining(self) -> int:
-        """Tokens to decode of each image."""
+        """Number of tokens to decode for each image."""
         return self.target.length - self.start
 
     def size(self, numbers: Callable[[], Tensor], most: int) -> int:
-        """Return a tensor size that fits all images.
+        """Return a tensor size that is large enough for all images.
 
-        A captured round is replayed with other values, so its sizes must not depend on values on the device: there the
-        size is the upper bound, and `numbers` is not called.
+        A captured CUDA graph is replayed with other values. So if rounds are captured, a tensor size must not depend on
+        values on the device. Then this method returns the upper bound, and does not call `numbers`.
 
         Args:
-            numbers: Returns the size that each image needs, a tensor on the device.
+            numbers: Returns a tensor on the device with the size that each image needs.
             most: Upper bound.
 
         Returns:
-            The largest of the numbers where the host may read them, otherwise the upper bound.
+            The upper bound if rounds are captured. Otherwise the largest needed size, but at most the upper bound.
         """
         return most if self.replayed else min(int(numbers().max()), most)
 
 
 class Policy:
-    """Chooses the shape of each draft tree of a decoding.
+    """Base class of policies. A policy chooses the shape of each draft tree of a decoding.
 
-    A subclass implements `choose`, and overrides what else it needs.
+    This class chooses the same shape for every tree: the depth, width and number of nodes in the settings.
 
     Attributes:
-        settings_type: Class of the method's options.
+        settings_type: Class of the method's settings.
         help: Description of the method, shown by `--help` and in the interface.
-        needs_drafter: False for plain decoding.
-        needs_network: Whether only a drafter network can grow the policy's trees.
-        chooses: Whether the policy chooses between draft modes. A drafter network is then combined with the Jacobi
-            window.
-        sizes: Numbers of drafts that such a policy chooses from; the cost profile has a point for each.
-        drafts: Set to False to stop drafting; the active images are then finished by plain decoding.
+        needs_drafter: Whether the policy drafts. It is False for plain decoding.
+        needs_network: Whether the policy works only with a drafter network.
+        chooses: Whether the policy chooses between draft modes. If so, a drafter network is combined with the Jacobi
+            window, which gives more modes.
+        sizes: Numbers of drafts that a policy with `chooses` uses. The cost profile has one point per number.
+        drafts: A policy sets this attribute to False to stop drafting. The active images are then finished by plain
+            decoding.
     """
 
     settings_type: ClassVar[type[DraftSettings]] = DraftSettings
@@ -173,11 +188,15 @@ class Policy:
 
     @classmethod
     def largest(cls, settings: Any) -> Shape:
-        """Return the maximum of all shapes that `choose` may return; memory is allocated for it."""
+        """Return a shape that no result of `choose` exceeds. The memory for a tree of this shape is allocated.
+
+        Args:
+            settings: Settings of the method.
+        """
         return Shape(settings.depth, settings.width, settings.nodes)
 
     def begin(self) -> bool:
-        """Prepare for new images, and return whether to draft for them."""
+        """Prepare the policy for new images, and return whether to draft for these images."""
         return self.needs_drafter
 
     def choose(self, slots: Sequence[Slot]) -> list[Shape]:
@@ -185,4 +204,8 @@ class Policy:
         return [self.largest(self.settings)] * len(slots)
 
     def on_verified(self, round: Round) -> None:
-        """Update the policy's state with the result of the round whose shapes were chosen last."""
+        """Update the policy's state after a round.
+
+        Args:
+            round: Result of the round that used the shapes of the last call of `choose`.
+        """

@@ -1,4 +1,4 @@
-"""Policies without a state: plain decoding, one shape for every round (EAGLE-2), and the published static trees."""
+"""Policies that choose the same tree shape in every round: plain decoding, EAGLE-2, and published static trees."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ STATIC_TREES: dict[str, dict[str, int]] = {
     | {"11": 1, "20": 1, "000": 4, "001": 3, "002": 2, "003": 1, "010": 2, "011": 1, "020": 1}
     | {"0000": 3, "0001": 2, "0010": 2, "0011": 1, "0020": 1},
 }
-"""Published trees (EAGLE, arXiv 2401.15077; LANTERN++, arXiv 2502.06352), as the number of children of each inner node.
+"""Published trees (EAGLE, arXiv 2401.15077; LANTERN++, arXiv 2502.06352).
 
-A node's name is its path from the root, a string of sibling ranks: "01" is the second child of the root's first child.
-No node has more children than the root.
+Each tree maps every node with children to its number of children. The key is the path from the root to the node, with
+one digit per level: the rank among siblings. "" is the root, "0" is its first child, and "01" is the second child of
+"0". Example: {"": 2, "0": 1} is a tree in which the root has the children "0" and "1", and "0" has the child "00". No
+node has more children than the root.
 """
 
 
@@ -42,14 +44,14 @@ class FixedSettings(DraftSettings):
 
 
 class Fixed(Policy):
-    """Policy with the same shape in every round; with a drafter network this is EAGLE-2 (arXiv 2406.16858)."""
+    """Policy with the same shape in every round. With a drafter network, this is EAGLE-2 (arXiv 2406.16858)."""
 
     settings_type = FixedSettings
     help = "the tree of the EAGLE-2 paper, with the same shape everywhere"
 
 
 class Static(Policy):
-    """Policy with a published tree in every round."""
+    """Policy with the same published tree in every round. A subclass sets `tree` to its name in `STATIC_TREES`."""
 
     tree: ClassVar[str]
     help = "a published tree with the same nodes everywhere"
@@ -62,5 +64,9 @@ class Static(Policy):
 
 
 def static(name: str) -> type[Static]:
-    """Return the policy of the published tree `name`."""
+    """Return the policy for a published tree.
+
+    Args:
+        name: Key of `STATIC_TREES`.
+    """
     return type("Static", (Static,), {"tree": name})

@@ -1,7 +1,7 @@
-"""Settings that determine an image and its speed, apart from the prompt.
+"""Recipe: the settings that determine an image and the speed of its generation, apart from the prompt.
 
-The command line, the nodes, PNGs, traces, records, batch folders, cost profiles and trainings all describe a run by a
-:class:`Recipe`, or by parts of it.
+A :class:`Recipe` describes a run. The command line and the nodes create recipes. PNGs, traces, benchmark records, batch
+folders, cost profiles and drafter trainings save a recipe or parts of it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .table import DEFAULT, POLICIES, Drafting
 from .table import options as drafting_options
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-"""Names of the dtypes."""
+"""Choices of the setting `dtype`."""
 MAX_CODE = 2**20
-"""Upper bound of a code."""
+"""Upper bound of a code (an image token)."""
 MAX_PIXELS = 2**14
 """Maximum width and height of an image in pixels."""
 MAX_IMAGE_INDEX = 2**32
@@ -40,9 +40,10 @@ MAX_IMAGE_INDEX = 2**32
 
 @dataclass(frozen=True)
 class Loading(Settings):
-    """Target and its precision.
+    """Settings of loading the target model: its files and its precision.
 
-    `tiled` is set by the loaded target: whether batch-invariant mode is active, which some devices do not support.
+    Users cannot set `tiled`. It is True if batch-invariant mode is active in the loaded target. Some devices do not
+    support this mode, so `tiled` can be False although `exact` is on.
     """
 
     model: str = text(BUNDLED, "Folder or weights file of the target model.", "PATH")
@@ -83,16 +84,16 @@ class Recipe(Settings):
     """Settings that determine an image, apart from its prompt.
 
     Attributes:
-        sampling: How tokens are sampled.
-        drafting: Method and its options.
-        lantern: Relaxed acceptance; None for exact acceptance.
-        loading: Target and its precision.
-        profile: Cost profile from a PNG; None to use the device's.
-        drafter: Name for `load_drafter`; None if there is no drafter or the default has not been chosen yet.
+        sampling: Settings of sampling.
+        drafting: Method and its settings.
+        lantern: Settings of relaxed acceptance; None for exact acceptance.
+        loading: Target model and its precision.
+        profile: Cost profile that a PNG contains; None to use the cost profile of this device.
+        drafter: Name for `load_drafter`. It is None if there is no drafter, or if the default has not been chosen yet.
         negative: Negative prompt.
         suffix: Text to append to every prompt.
-        kept: Codes that every image begins with, in raster order.
-        sources: Source images, as :mod:`...app.continuation` encodes them.
+        kept: Codes (image tokens) that every image begins with, row by row.
+        sources: Source images as a flat list of numbers, in the encoding of `app/continuation.py`.
         image_index: Index of the first image among the images of its prompt.
     """
 
@@ -110,7 +111,7 @@ class Recipe(Settings):
 
     @classmethod
     def options(cls) -> dict[str, Option]:
-        """Return the declarations of all settings, by their names in files and on the command line."""
+        """Return a dictionary from the name of each setting in files and on the command line to its declaration."""
         sections = Loading.options(), super().options(), method_options(), Sampling.options(), Lantern.options()
         return {name: option for section in sections for name, option in section.items()}
 
@@ -121,11 +122,12 @@ class Recipe(Settings):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], usual: Mapping[str, Any] = {}) -> Recipe:  # type: ignore[override]
-        """Make a recipe from values by their names in files and on the command line.
+        """Create a recipe from a dictionary of values.
 
         Args:
-            given: Values; None stands for the default.
-            usual: Defaults that replace the settings' own defaults.
+            given: Values by their names in files and on the command line. A setting with the value None, or without a
+                value, has its default.
+            usual: Defaults by name. They replace the defaults in the declarations.
 
         Raises:
             AdtError: If a value is not valid.
@@ -145,11 +147,14 @@ class Recipe(Settings):
 
     @property
     def drafter_name(self) -> str:
-        """Short name of the drafter: the last part of its path, or "none"."""
+        """Last part of the drafter's path, or "none" if there is no drafter."""
         return PurePath(self.drafter).name if self.drafter else "none"
 
     def flat(self) -> dict[str, Any]:
-        """Return the settings as plain JSON types, for :meth:`of`. The decoding adds the `profile` that it used."""
+        """Return the settings as a dictionary of plain JSON types that :meth:`of` can read.
+
+        The cost profile is not included. A decoding adds the profile that it used to this dictionary.
+        """
         size = self.loading.size
         return {
             **super().flat(),
@@ -164,7 +169,7 @@ class Recipe(Settings):
         }
 
     def sections(self) -> dict[str, Any]:
-        """Return the settings by group as plain JSON types, for traces, reports and records."""
+        """Return the settings as plain JSON types with one entry per group, for traces, reports and records."""
         return {
             "method": self.drafting.method,
             "proposal": self.drafting.proposal,
@@ -178,15 +183,16 @@ class Recipe(Settings):
         }
 
     def image_settings(self, weights: Sequence[str], grid: Sequence[int], network: str | None) -> dict[str, Any]:
-        """Return the settings that change an image, as plain JSON types. Drafting changes it only with LANTERN.
+        """Return the settings that change an image, as plain JSON types.
 
-        Batch folders are named by a digest of the result. So that these names do not change, a setting that a later
-        version adds is included only if it differs from the default.
+        The settings of drafting are included only with relaxed acceptance (LANTERN), because with exact acceptance they
+        do not change the image. A batch folder is named by a digest of the result. To keep the names of existing
+        folders, a setting that did not exist in version 0.1 is included only if it differs from its default.
 
         Args:
             weights: Fingerprints of the target's weights.
-            grid: Rows and columns of the image.
-            network: Fingerprint of the drafter's weights; None without weights.
+            grid: Number of rows and columns of tokens.
+            network: Fingerprint of the drafter's weights; None if the drafter has no weights.
         """
         drafts = {**self.drafting.flat(), "drafter": self.drafter_name, "drafter_weights": network}
         return {
@@ -202,20 +208,23 @@ class Recipe(Settings):
         }
 
     def memory_key(self) -> Hashable:
-        """Return a key of the settings that a decoding's memory and captured graphs depend on."""
+        """Return a key for reusing memory and captured CUDA graphs: decodings with equal keys can share them."""
         loading = self.loading
         sampling = replace(self.sampling, seed=0)
         return sampling, self.drafting.settings, self.lantern, loading.dtype, loading.weights, loading.tiled
 
     def cost_key(self) -> tuple[str, str]:
-        """Return descriptions of the precision and the sampling, on which the cost of a round depends."""
+        """Return two descriptions, of the precision and of the sampling. The cost of a round depends on both.
+
+        Example: ("bfloat16 exact, plain weights", "drawn"). "drawn" means a temperature above 0.
+        """
         numbers = f"{self.loading.dtype}{' exact' if self.loading.tiled else ''}"
         drawn = "greedy" if self.sampling.greedy else "drawn"
         return f"{numbers}, {self.loading.weights or 'plain weights'}", drawn + (", relaxed" if self.lantern else "")
 
 
 def method_options() -> dict[str, Option]:
-    """Return the declarations of the method and of all methods' options, also of policies that were added."""
+    """Return the declaration of the setting `method`, and those of the settings of all methods in `POLICIES`."""
     methods = "; ".join(f"{name}: {policy.help}" for name, policy in POLICIES.items())
     method = Option(DEFAULT, methods, str, choices=tuple(POLICIES), metavar="METHOD")
     return {"method": method, **drafting_options()}

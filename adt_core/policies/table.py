@@ -1,4 +1,4 @@
-"""Table of policies, and the choice of one of them with its settings."""
+"""Table of all policies, and the user's choice: a method (the name of a policy) with its settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .base import DraftSettings, Policy
 from .fixed import STATIC_TREES, Fixed, Plain, static
 
 PLAIN = "autoregressive"
-"""Method without drafts, the baseline of all others."""
+"""Method without drafts. Other methods are compared with it."""
 DEFAULT = "auto"
 """Default method."""
 POLICIES: dict[str, type[Policy]] = {
@@ -24,30 +24,30 @@ POLICIES: dict[str, type[Policy]] = {
     PLAIN: Plain,
     **{f"static:{name}": static(name) for name in STATIC_TREES},
 }
-"""Policies by the name of their method. To add a policy, add a line at the end."""
+"""Policies by the names of their methods. To add a policy, add a line at the end."""
 
 
 @dataclass(frozen=True, init=False)
 class Drafting:
-    """A method and its options.
+    """A method and its settings.
 
     Attributes:
-        method: Key of POLICIES.
-        settings: Options of its policy.
+        method: Name of the method, a key of `POLICIES`.
+        settings: Settings of the method.
     """
 
     method: str
     settings: DraftSettings
 
     def __init__(self, method: str = DEFAULT, **options: Any):
-        """Check and store the method and its options.
+        """Check and store the method and its settings.
 
         Args:
-            method: Key of POLICIES.
-            **options: Options of the method, by their names.
+            method: Name of the method, a key of `POLICIES`.
+            **options: Settings of the method, by name.
 
         Raises:
-            AdtError: If the method is unknown, an option does not belong to it, or a value is not valid.
+            AdtError: If the method is unknown, a setting does not belong to the method, or a value is not valid.
         """
         if method not in list(POLICIES):  # a list, because the value may not be hashable
             raise AdtError(f"`method` is {shown(method)}; choose one of {', '.join(POLICIES)}.")
@@ -56,7 +56,11 @@ class Drafting:
         object.__setattr__(self, "settings", self.policy.settings_type(**options))
 
     def check_options(self, given: Mapping[str, Any]) -> None:
-        """Raise AdtError if an option belongs to another method."""
+        """Raise AdtError if a setting belongs only to other methods.
+
+        Args:
+            given: Settings, by name.
+        """
         own = self.policy.settings_type.options()
         for name in given:
             if name in options() and name not in own:
@@ -66,10 +70,11 @@ class Drafting:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Drafting:
-        """Return a method and its options from values that may include other settings.
+        """Create the method and its settings from a dictionary that may contain other settings too.
 
         Args:
-            values: Values by option name; None, and options that the method does not have, are ignored.
+            values: Values by name. Entries with the value None, and settings that the method does not have, are
+                ignored.
         """
         given = {name: value for name, value in values.items() if value is not None}
         method = given.pop("method", DEFAULT)
@@ -77,14 +82,15 @@ class Drafting:
         return cls(method, **{name: given[name] for name in names if name in given})
 
     def flat(self) -> dict[str, Any]:
-        """Return the method and all its options by name, as saved in PNGs, traces and reports."""
+        """Return the method and all of its settings by name, in the form that PNGs, traces and reports contain."""
         return {"method": self.method, **self.settings.flat()}
 
     def replace(self, **options: Any) -> Drafting:
-        """Return a copy with other options.
+        """Return a copy with some values replaced.
 
         Args:
-            **options: New values. If `method` is among them, options that both methods have are kept.
+            **options: New values, by name. If `method` is among them, the copy keeps the settings that both methods
+                have.
         """
         return Drafting.of({**self.flat(), **options})
 
@@ -98,10 +104,10 @@ class Drafting:
 
 
 def options() -> dict[str, Option]:
-    """Return all options of all methods in the table.
+    """Return the declarations of the settings of all methods in the table, by name.
 
-    Their order is that of the Settings node's inputs, which saved workflows refer to by position. So options of new
-    policies come last.
+    The inputs of the Settings node have the same order. Saved workflows refer to these inputs by position. So the
+    settings of a new policy must come last.
     """
     table = AdtTreeSettings.options()
     table |= {name: table.pop(name) for name in ("expand_above", "keep_above")}
@@ -111,14 +117,14 @@ def options() -> dict[str, Option]:
 
 
 def check_fit(method: str, network: bool) -> None:
-    """Check that a method can be used with a drafter.
+    """Raise an error if a method cannot be used with a drafter.
 
     Args:
-        method: Key of POLICIES.
+        method: Name of the method, a key of `POLICIES`.
         network: Whether the drafter is a network without the Jacobi window.
 
     Raises:
-        AdtError: If the method needs such a network.
+        AdtError: If the method needs a network without the Jacobi window, and the drafter is another one.
     """
     if method in POLICIES and POLICIES[method].needs_network and not network:
         raise AdtError(
