@@ -1,9 +1,13 @@
 """Classifier for an image's background: sky, ground and backdrop, or wall and table.
 
-The class of the upper region (sky or wall) and of the lower region (ground or table) is the nearest prototype by colour
-statistics. Prototypes are means over rendered images, plain and degraded, from a seed reserved for calibration. If a
-region is far from all prototypes, it has no class. The backdrop is taken from the most similar landscape without
-objects, by colour quantiles in three bands of rows above the horizon; pixels of detected objects are left out.
+The image is divided into an upper region (sky or wall) and a lower region (ground or table). Each region gets the class
+of the prototype with the most similar colour statistics. If no prototype is similar enough, the region gets no class.
+A prototype is the mean over rendered images and degraded copies of them. These images have a seed that is used only for
+calibration.
+
+The backdrop is found by comparing the image with rendered landscapes without objects. The comparison uses colour
+quantiles in three bands of rows above the horizon, without the pixels of detected objects. The image gets the backdrop
+of the most similar landscape.
 """
 
 from __future__ import annotations
@@ -21,22 +25,25 @@ from .detector import Detection
 from .render import SIZE, render
 from .scenes import AIR_OBJECTS, BACKDROPS, GROUNDS, SKIES, WALLS, Scene, sample_scene
 
-# Used neither for training data nor for any measurement.
+# This seed is used only here, not for training data and not for evaluation.
 CALIBRATION_SEED = 777
-# Rendered images per prototype, and landscapes per combination of sky, ground and backdrop.
+# Number of rendered images per prototype, and number of landscapes per combination of sky, ground and backdrop.
 _RENDERS_PER_CLASS = 8
 _LANDSCAPES_PER_CLASS = 4
-# Minimum standard deviation of a feature, and limits of squared standardised distances: per feature, and their mean.
+# Features are standardised: distance / standard deviation. _MIN_SPREAD is added to each standard deviation (as root of
+# the sum of squares). Squared distances are clipped to _MAX_FEATURE_DISTANCE for each feature. If their mean is
+# _MAX_DISTANCE or more, the region gets no class.
 _MIN_SPREAD = 6.0
 _MAX_FEATURE_DISTANCE = 36.0
 _MAX_DISTANCE = 9.0
-# Rows of the bands that show the backdrop; the horizon is at row 64 or 72.
+# First and last row (exclusive) of the bands that show the backdrop. The horizon is at row 64 or 72.
 _BANDS = ((30, 44), (44, 54), (54, 63))
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _MAX_QUANTILE_DISTANCE = 40.0
-# A band with fewer free pixels than this is used with the objects in it.
+# If objects leave fewer free pixels in a band than this, all pixels of the band are used.
 _MIN_FREE_PIXELS = 60
-# Box around an object, in pixels from its foot. Rows below the foot by whether the object flies: a kite has a tail.
+# Box around an object, in pixels from its foot. The key of _BOX_BELOW is whether the object is in the air: the tail of
+# a kite hangs below its foot.
 _BOX_HALF_WIDTH = 28
 _BOX_ABOVE = 52
 _BOX_BELOW = {True: 18, False: 2}
@@ -51,16 +58,23 @@ class _Prototypes(NamedTuple):
 
 
 def _colour_planes(image: np.ndarray) -> np.ndarray:
-    """Convert an image to brightness, red-green and yellow-blue [3, height, width], without single-pixel noise.
+    """Blur an image and convert it to the three planes brightness, red-green and yellow-blue.
 
-    Distances between these planes correspond better to perceived differences than RGB distances.
+    The blur removes noise of single pixels. Distances in these planes correspond better to perceived differences than
+    RGB distances.
+
+    Args:
+        image: [height, width, 3] uint8.
+
+    Returns:
+        [3, height, width] float32.
     """
     r, g, b = np.moveaxis(np.asarray(Image.fromarray(image).filter(ImageFilter.BoxBlur(1)), np.float32), -1, 0)
     return np.stack([(r + g + b) / 3, r - g, (r + g) / 2 - b])
 
 
 def degrade(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Degrade an image as a codec with half the resolution would: less detail, JPEG colour errors, noise.
+    """Degrade an image similarly to a weak codec: half the resolution, JPEG artefacts and noise.
 
     Args:
         image: [SIZE, SIZE, 3] uint8.
@@ -81,7 +95,10 @@ def _plane_quantiles(region: np.ndarray) -> np.ndarray:
 
 
 def _region_features(planes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the features of the upper region and of the lower one; the latter include the light at the top."""
+    """Return the features of the upper region and of the lower region.
+
+    The lower features include the colours at the top of the image, because the light of the sky changes the ground.
+    """
     top = _plane_quantiles(planes[:, 2:32])
     upper = np.concatenate([top, np.median(planes[:, 32:52], (1, 2))])
     lower = np.concatenate([_plane_quantiles(planes[:, 110:126]), np.median(planes[:, 84:110], (1, 2)), top[3:6]])
@@ -89,7 +106,7 @@ def _region_features(planes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _fit(features: dict) -> _Prototypes:
-    """Fit prototypes to lists of feature vectors by class."""
+    """Return prototypes with the mean and the spread of the feature vectors of each class."""
     means = [np.mean(rows, 0) for rows in features.values()]
     spreads = [np.hypot(np.std(rows, 0), _MIN_SPREAD) for rows in features.values()]
     return _Prototypes(list(features), np.array(means), np.array(spreads))
@@ -97,7 +114,10 @@ def _fit(features: dict) -> _Prototypes:
 
 @lru_cache(maxsize=1)
 def _region_prototypes() -> tuple[_Prototypes, _Prototypes]:
-    """Return prototypes of the upper region by sky or wall, and of the lower by (ground, sky) or (table, wall)."""
+    """Return the prototypes of the upper region and those for the lower region.
+
+    Classes of the upper region are skies and walls. Classes of the lower region are (ground, sky) and ("table", wall).
+    """
     rng = np.random.default_rng(CALIBRATION_SEED)
     features = defaultdict(list)
     missing = {(g, s) for g in GROUNDS for s in SKIES} | {("table", w) for w in WALLS}
@@ -120,7 +140,7 @@ def _region_prototypes() -> tuple[_Prototypes, _Prototypes]:
 def _classify(features: np.ndarray, prototypes: _Prototypes):
     """Return the class with the highest Gaussian likelihood, or None if its distance is too large."""
     standardised = (features - prototypes.means) / prototypes.spreads
-    # Clipped, because an object may cover a part of the region.
+    # An object may cover a part of the region, so the distance of each feature is clipped.
     distances = np.minimum(standardised**2, _MAX_FEATURE_DISTANCE).mean(1)
     best = int(np.argmin(0.5 * distances + np.log(prototypes.spreads).mean(1)))
     return prototypes.classes[best] if distances[best] < _MAX_DISTANCE else None

@@ -1,12 +1,13 @@
 """Training captions in the style of user prompts, with hundreds of wordings for each scene.
 
-:func:`write_caption` names some contents of a scene in random order: as a sentence or a list, with or without articles,
-with synonyms, lead-in phrases and unknown words. Unnamed contents are left to the model.
+:func:`write_caption` names some of the objects and background parts of a scene, in random order. The caption is a
+sentence or a list. It may have articles, synonyms, lead-in phrases such as "there is", and unknown words. The model
+chooses everything that the caption doesn't name.
 
     python -m model_making.captions --count 1500 --seed 7 > captions.txt
 
-prints captions of scenes drawn like the training data. ``words.ini`` and the constants below are the complete
-vocabulary of the model; every other word becomes :data:`UNKNOWN`.
+prints captions of scenes that are sampled like the training data. ``words.ini`` and the constants below contain the
+complete vocabulary of the model. Every other word becomes :data:`UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ BACKDROP_NAMES = WORDS["backdrops"]
 WALL_NAMES = WORDS["walls"]
 TABLE_NAMES = WORDS["table"]
 PLACE_NAMES = WORDS["places"]
-# Alternatives are separated by "|"; repeated and empty ones set their probability.
+# In the strings below "|" separates alternatives, of which one is sampled uniformly. "a|a|the|" is "a" with probability
+# 1/2, "the" with 1/4, and nothing with 1/4.
 _OBJECT_CONNECTIVES = "and|with|next to|beside|near|by|in front of|behind|alongside|and also"
 _BACKGROUND_PREPOSITIONS = "in|on|at|by|near|over|above|under|with|against|in front of|of|from|across|along"
 _LEAD_INS = (
@@ -40,14 +42,14 @@ _LEAD_INS = (
     f"{UNKNOWN} a {UNKNOWN} of|the {UNKNOWN} of|{UNKNOWN} {UNKNOWN} of|it is"
 )
 SINGULAR_ONLY = {"tree", "fruit"}
-"""Nouns without a plural, because "trees" names the forest and "fruits" the bowl."""
+"""Nouns of which captions use no plural: "trees" means the forest, and "fruits" means the bowl."""
 _NEUTRAL = (
     "and in of the with air background calm covered cream dark day distance full hot plain range rolling row setting "
     "toy weather white"
 )
-"""Words of names that identify nothing without the rest of the name."""
+"""Words that are parts of names, but identify nothing without the rest of the name ("cup of coffee": "of")."""
 _FRAMING = "photo photograph picture image painting drawing illustration sketch scene view beautiful"
-"""Unknown words that are harmless around a scene, so that the user is not warned about them."""
+"""Words outside the vocabulary that are common in prompts and harmless. The node doesn't warn about these words."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,9 @@ class CaptionWord:
 
     Attributes:
         text: The word.
-        item: Object whose name ends with this word, with its colour if the caption names it; else None.
-        expected: Contents that an image must show because of the name that ends with this word; background as a label
-            such as ``sky:night``.
+        item: Object whose name ends with this word, else None. Its colour is None if the caption doesn't name it.
+        expected: Contents that the image must show because of the name that ends with this word. Objects are an
+            `ObjectSpec`; parts of the background are a label such as ``sky:night``.
     """
 
     text: str
@@ -70,19 +72,19 @@ class CaptionWord:
 
 
 def vocabulary() -> list[str]:
-    """Return all words of the captions in a fixed order; the unknown word is the first."""
+    """Return all words of the captions. The first is the unknown word; the others are in alphabetical order."""
     function_words = (*PLACE_NAMES.values(), _OBJECT_CONNECTIVES, _BACKGROUND_PREPOSITIONS, _LEAD_INS)
     phrases = [phrase for names in function_words for phrase in _options(names)]
     return [UNKNOWN, *sorted(_words_of([*naming_phrases(), *phrases, "a an the one that is to of side"]))]
 
 
 def known_words() -> dict[str, list[str]]:
-    """Return the vocabulary by meaning, in a fixed order.
+    """Return the vocabulary in three groups, each in alphabetical order.
 
     Returns:
-        "things": nouns of objects ("boat" of "sailing boat", "bowl" of "bowl of fruit").
-        "scenery": words for the background.
-        "others": colours, places, function words and neutral words.
+        "things": Nouns of objects, for example "boat" from "sailing boat" and "bowl" from "bowl of fruit".
+        "scenery": Words for the background.
+        "others": Colours, places, function words and neutral words.
     """
     objects = {_noun(name) for name in _object_names()} | {f"{noun}s" for noun in SINGULAR_ONLY}
     plain = {*_NEUTRAL.split(), *_words_of(_names(COLOUR_NAMES))}
@@ -107,7 +109,7 @@ def _names(table: dict[str, tuple[str, ...]]) -> list[str]:
 
 
 def _noun(name: str) -> str:
-    """Return the head noun of an object's name: "vase" of "vase with flowers"."""
+    """Return the head noun of an object's name, for example "vase" from "vase with flowers"."""
     words = re.split(" (?:of|with) ", name)[0].split()
     return words[-1]
 
@@ -140,7 +142,7 @@ def _plural(name: str) -> str:
 
 
 def write_caption(scene: Scene, rng: np.random.Generator) -> list[CaptionWord]:
-    """Return a caption of a scene. A quarter are sentences of :func:`model_making.scenes.describe`."""
+    """Return a caption of a scene. One of four captions is a sentence from :func:`model_making.scenes.describe`."""
     if scene.items and rng.random() < 0.25:
         return _grammar_caption(scene, rng)
     objects, background = _caption_parts(scene, rng)
@@ -166,7 +168,11 @@ def caption_spec(caption: list[CaptionWord]) -> PromptSpec:
 
 
 def _grammar_caption(scene: Scene, rng: np.random.Generator) -> list[CaptionWord]:
-    """Return a caption of the grammar. It names each object in order, followed by its place, where the item is set."""
+    """Return a caption from :func:`model_making.scenes.describe`, split into words.
+
+    The caption names the objects in the order of `scene.items`, each with its place. The `item` of an object is set at
+    the word for the place, for example at "left" in "a red car on the left".
+    """
     items = iter(scene.items)
     places = {"left", "right", "middle", "center"}
     texts = describe(scene, rng).lower().rstrip(".").split()
@@ -182,14 +188,14 @@ def _grammar_caption(scene: Scene, rng: np.random.Generator) -> list[CaptionWord
 
 
 def _words(phrase: str, item: SceneItem | None = None, *expected: ObjectSpec | str) -> list[CaptionWord]:
-    """Split a phrase into words; the last one carries `item` and `expected`."""
+    """Split a phrase into words. Set `item` and `expected` of the last word."""
     texts = phrase.replace(",", " ").split()
     words = [CaptionWord(text) for text in texts]
     return [*words[:-1], CaptionWord(texts[-1], item, expected)] if texts else []
 
 
 def _caption_parts(scene: Scene, rng: np.random.Generator) -> tuple[list[list[CaptionWord]], list[list[CaptionWord]]]:
-    """Return phrases for the named objects and for the named parts of the background."""
+    """Choose what a caption names. Return phrases for the chosen objects and for the chosen background parts."""
     is_complete = rng.random() < 0.25
 
     def is_named(probability: float) -> bool:
@@ -206,7 +212,7 @@ def _caption_parts(scene: Scene, rng: np.random.Generator) -> tuple[list[list[Ca
 
 
 def _background_options(scene: Scene) -> list[tuple[str, tuple[str, ...], float]]:
-    """Return label, names and probability of each part of the background."""
+    """Return the label, the possible names, and the probability of being named, for each part of the background."""
     if scene.indoors:
         return [(f"wall:{scene.wall}", WALL_NAMES[scene.wall], 0.5), ("table:wooden", TABLE_NAMES["table"], 0.5)]
     return [
@@ -217,13 +223,19 @@ def _background_options(scene: Scene) -> list[tuple[str, tuple[str, ...], float]
 
 
 def default_places(places: Sequence[str | None]) -> list[str]:
-    """Fill in unnamed places: one object is in the middle, two are left and right, three fill the row from the left.
+    """Fill in the places that a caption doesn't name.
 
-    With this convention a caption always determines where its objects are. Otherwise the model draws some of them twice
-    and forgets others, because at each column it has to guess whether the object follows further right.
+    One object is in the middle, two are left and right, three fill the row from the left. If the caption names some
+    places, the other objects get the free places.
+
+    With this convention a caption always determines where its objects are. Otherwise, the model has to guess at each
+    column of the image whether an object follows further right. It then draws some objects twice and omits others.
 
     Args:
-        places: Places of up to three objects in the order of the caption; None if the caption doesn't name it.
+        places: Places of up to three objects in the order of the caption; None for a place that the caption omits.
+
+    Returns:
+        Place of each object, for example ``["left", "right"]`` for ``[None, None]``.
     """
     match places:
         case [None]:
@@ -239,9 +251,10 @@ def default_places(places: Sequence[str | None]) -> list[str]:
 
 
 def _object_phrases(items: list[SceneItem], rng: np.random.Generator) -> list[list[CaptionWord]]:
-    """Return phrases for objects, in an order and with named places that determine the place of each object.
+    """Return a phrase for each object. Their order and the named places determine where each object is.
 
-    Seven of ten captions name as few places as possible.
+    A variant is an order of the objects together with a choice of named places. Only variants are used for which
+    :func:`default_places` restores the real places. Seven of ten captions name as few places as possible.
     """
     if {item.place for item in items} == {"left", "right"} and rng.random() < 0.1:
         return _relative_phrase([items[i] for i in rng.permutation(2)], rng)
@@ -262,7 +275,7 @@ def _object_phrases(items: list[SceneItem], rng: np.random.Generator) -> list[li
 def _interleave(
     objects: list[list[CaptionWord]], background: list[list[CaptionWord]], rng: np.random.Generator
 ) -> list[list[CaptionWord]]:
-    """Return all phrases in random order; objects keep their relative order, which may determine their places."""
+    """Mix the phrases in random order. Objects keep their order, because it can determine their places."""
     remaining = (iter(objects), iter(background))
     kinds = [0] * len(objects) + [1] * len(background)
     return [next(remaining[kinds[i]]) for i in rng.permutation(len(kinds))]
@@ -296,7 +309,7 @@ def _object_phrase(item: SceneItem, rng: np.random.Generator, names_place: bool)
 
 
 def _relative_phrase(items: list[SceneItem], rng: np.random.Generator) -> list[list[CaptionWord]]:
-    """Return one phrase for two objects, with the place of the first relative to the second."""
+    """Return one phrase for two objects, for example "a red car to the left of a blue tent"."""
     first, second = items
     side = "left" if PLACES[first.place] < PLACES[second.place] else "right"
     relation = _pick(f"to the {side} of|{side} of|on the {side} of|on the {side} side of", rng)
@@ -319,7 +332,7 @@ def _join(phrases: list[list[CaptionWord]], rng: np.random.Generator, connective
 
 
 def _add_noise(words: list[CaptionWord], rng: np.random.Generator) -> list[CaptionWord]:
-    """Add a lead-in phrase, and unknown words within and after the caption, each to some captions."""
+    """Add noise to a part of the captions: a lead-in phrase, unknown words in the caption, unknown words at the end."""
     if rng.random() < 0.3:
         words = _words(_pick(_LEAD_INS, rng)) + words
     if rng.random() < 0.3:

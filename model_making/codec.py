@@ -2,9 +2,16 @@
 
     python -m model_making.codec --data DIR --out DIR [--minutes 25]
 
-Training has three phases over the time budget: an autoencoder without quantisation (6 %); quantisation with a codebook
-that is initialised by k-means and updated by exponential moving averages (74 %); the same on full images instead of
-crops (20 %). Prints held-out PSNR. To resume, run it again with the same ``--out``.
+The time budget is divided into three phases:
+
+1. 6 %: train an autoencoder without quantisation, on crops.
+2. 74 %: train with quantisation, on crops. The codebook is initialised by k-means and then updated by exponential
+   moving averages.
+3. 20 %: continue phase 2 on full images instead of crops.
+
+The script prints the PSNR on held-out images. To resume training, run the same command again.
+
+Tensor dimensions: B images, M vectors, C channels of a code vector, h x w codes per image.
 """
 
 from __future__ import annotations
@@ -36,7 +43,8 @@ CONFIG = VQConfig(
 QUANTISE_FROM = 0.06
 FULL_IMAGES_FROM = 0.80
 HELD_OUT_SEED = 2
-# A code with a lower moving-average count is replaced by a random vector, with the second value as its count.
+# A code whose moving-average count is below _DEAD_BELOW is unused. It is replaced by a random encoder output, and its
+# count is set to _RESTART_COUNT.
 _DEAD_BELOW = 0.12
 _RESTART_COUNT = 0.4
 
@@ -44,12 +52,12 @@ _RESTART_COUNT = 0.4
 class Codebook:
     """Exponential-moving-average codebook update (van den Oord et al., arXiv 1711.00937, appendix A.1).
 
-    It keeps the rows of ``quantize.embedding`` at the means of the vectors assigned to them.
+    Each row of ``quantize.embedding`` is kept at the mean of the encoder outputs that are assigned to this code.
 
     Attributes:
         weight: [codes, C] the model's codebook, updated in place.
-        count: [codes] moving average of the number of assigned vectors.
-        total: [codes, C] moving average of their sum.
+        count: [codes] moving average of the number of vectors that are assigned to each code.
+        total: [codes, C] moving average of the sum of these vectors.
         ready: Whether :meth:`seed` has run.
     """
 
@@ -100,7 +108,7 @@ class Codebook:
 
 
 def quantise(model: VQModel, z: Tensor, codebook: Codebook) -> tuple[Tensor, Tensor]:
-    """Quantise with a straight-through gradient and update the codebook.
+    """Quantise the encoder output with a straight-through gradient, and update the codebook.
 
     Args:
         model: The codec.
@@ -108,7 +116,7 @@ def quantise(model: VQModel, z: Tensor, codebook: Codebook) -> tuple[Tensor, Ten
         codebook: Codebook of the model.
 
     Returns:
-        Quantised z [B, C, h, w] and the commitment loss.
+        Quantised `z` [B, C, h, w], and the commitment loss (a scalar).
     """
     codes = model.nearest(z.detach())
     codebook.update(_encoder_vectors(z), codes.flatten())
@@ -117,21 +125,25 @@ def quantise(model: VQModel, z: Tensor, codebook: Codebook) -> tuple[Tensor, Ten
 
 
 def reconstruction_loss(y: Tensor, x: Tensor) -> Tensor:
-    """Return MSE, which determines PSNR, plus L1 and gradient L1, which favour edges and fine detail."""
+    """Return a weighted sum of three losses of a reconstruction `y` against the original `x`, both [B, 3, H, W].
+
+    The mean squared error determines the PSNR. The L1 errors of pixels and of differences between neighbouring pixels
+    favour edges and fine detail.
+    """
     edges = sum(F.l1_loss(y.diff(dim=d), x.diff(dim=d)) for d in (2, 3))
     return 2 * F.mse_loss(y, x) + 0.5 * F.l1_loss(y, x) + 0.3 * edges
 
 
 def batch(images: np.ndarray, fraction: float, rng: np.random.Generator) -> Tensor:
-    """Sample a batch of crops, or of full images at the end of training, half of them mirrored.
+    """Sample a batch of crops, or of full images in the last phase of training. Half of the batch is mirrored.
 
     Args:
         images: [count, 128, 128, 3] uint8.
-        fraction: Share of the time budget that is used up.
-        rng: Source of the sample.
+        fraction: Share of the time budget that is used up, from 0 to 1.
+        rng: Generator that chooses the images and the crops.
 
     Returns:
-        [B, 3, size, size] float32 in [-1, 1].
+        [B, 3, size, size] float32 in [-1, 1]: 16 crops of 64 pixels, or 4 images of 128 pixels.
     """
     size, count = (128, 4) if fraction > FULL_IMAGES_FROM else (64, 16)
     crops = []
@@ -152,7 +164,9 @@ def evaluate(weights: dict, count: int = 64) -> dict[str, float]:
         count: Number of images.
 
     Returns:
-        "psnr" and "psnr_worst", mean and minimum in dB; "perplexity" of the codes.
+        "psnr": mean PSNR in dB.
+        "psnr_worst": PSNR of the worst image in dB.
+        "perplexity": Perplexity of the codes. It equals the number of codes if all are used equally often.
     """
     model = VQModel(CONFIG)
     model.load_state_dict(weights)

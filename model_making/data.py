@@ -3,7 +3,7 @@
     python -m model_making.data --out DIR [--count 30000] [--seed 28]
 
 writes ``images.npy`` (uint8 [count, 128, 128, 3]) and ``scenes.jsonl``. Image i depends only on (seed, i), so any part
-of the data set can be reproduced. Held-out images, with captions of the grammar, are made by :func:`example`.
+of the data set can be reproduced. :func:`example` renders held-out images, with captions from ``scenes.describe``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .scenes import Scene, describe, sample_scene, sample_wide_scene
 
 
 def example(seed: int, index: int) -> tuple[np.ndarray, str, Scene]:
-    """Render a scene of :func:`model_making.scenes.sample_scene`.
+    """Sample a scene with :func:`model_making.scenes.sample_scene`, and render it.
 
     Args:
         seed: Seed of the data set.
-        index: Number of the example in the data set.
+        index: Index of the example in the data set.
 
     Returns:
         Image [SIZE, SIZE, 3] uint8, caption and scene.

@@ -1,9 +1,9 @@
-"""Stage 5: export the target as fp16 safetensors in Chameleon's published layout, and its vocabulary by meaning.
+"""Stage 5: export the target as fp16 safetensors in Chameleon's published layout.
 
     python -m model_making.export --tokens DIR --target target.pt --out adt_core/bundled/target [--codec codec.pt]
 
-Without ``--codec``, the bundled model's codec is used. The vocabulary is written to ``words.json`` in the parent folder
-of ``--out``.
+Without ``--codec``, the bundled model's codec is exported. The script also writes the caption words, grouped into
+things, scenery and others, to ``words.json`` in the parent folder of ``--out``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def hf_config(decoder: Decoder, vocabulary: dict[str, int]) -> dict:
 
 
 def write_words(path: Path) -> None:
-    """Write the target's vocabulary by meaning, as in ``adt_core/bundled/words.json``."""
+    """Write the groups of words from :func:`model_making.captions.known_words` as JSON."""
     path.write_text(json.dumps(known_words(), indent=0) + "\n", encoding="utf-8")
 
 
@@ -83,7 +83,7 @@ def main() -> None:
     args = parser.parse_args()
     names = vocabulary(args.tokens)
     decoder = trained_decoder(args.target, names)
-    head = torch.zeros(len(names), decoder.config.hidden_size)  # zero for other tokens, which are never predicted
+    head = torch.zeros(len(names), decoder.config.hidden_size)  # rows of text tokens stay zero
     head[decoder.image_ids] = decoder.head.detach().T
     tensors = {
         "model.embed_tokens.weight": decoder.embedding,

@@ -1,4 +1,4 @@
-"""Painter for the objects of a scene, whose shapes are defined in ``objects.txt``."""
+"""Painter for the objects of a scene. The file ``objects.txt`` defines their shapes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _parse_shape(line: str) -> tuple[str, list[float], dict[str, str]]:
 
 
 def _read_objects() -> tuple[dict[str, int], dict[str, list]]:
-    """Return the height and the shapes of each kind."""
+    """Read ``objects.txt``. Return the height of each kind, and the shapes of each kind."""
     heights = {}
     shapes = {}
     text = (Path(__file__).parent / "objects.txt").read_text(encoding="utf-8")
@@ -42,7 +42,10 @@ HEIGHTS, _SHAPES = _read_objects()
 
 
 def _parse_value(text: str, colour: Colour | None) -> Any:
-    """Parse an option: ``c`` is the object's colour, ``c*1.2`` a shade of it; others are RGB or a number."""
+    """Parse the value of an option.
+
+    ``c`` is the object's colour and ``c*1.2`` is a lighter shade. Values with commas are RGB; others are numbers.
+    """
     if text.startswith("c"):
         factor = text.partition("*")[2]
         return shade(colour, float(factor)) if factor else colour
@@ -56,8 +59,8 @@ def paint(draw: ImageDraw.ImageDraw, kind: str, x: float, y: float, colour: Colo
         draw: Canvas of the supersampled image.
         kind: Kind of the object, a key of ``HEIGHTS``.
         x: Column of the foot, in supersampled pixels.
-        y: Row of the foot.
-        colour: RGB of the object, or None for plants, which have fixed colours.
+        y: Row of the foot, in supersampled pixels.
+        colour: RGB of the object. None for plants, because ``objects.txt`` defines their colours.
     """
     for name, coordinates, options in _SHAPES[kind]:
         points = [(x + dx, y + dy) for dx, dy in zip(coordinates[::2], coordinates[1::2])]

@@ -1,7 +1,7 @@
 """Evaluation prompts and the objects and background that their images must show.
 
-The prompts are in ``prompts.txt``: ``PROMPTS`` are sixty prompts in the style of users, ``TEMPLATES`` are the prompts
-of the bundled model's workflow templates and blueprints.
+The file ``prompts.txt`` contains all prompts. ``PROMPTS`` are sixty prompts in the style of users. ``TEMPLATES`` are
+the prompts of the bundled model's workflow templates and blueprints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class ObjectSpec:
     """Object that an image must show.
 
     Attributes:
-        kinds: Accepted kinds; one of them suffices.
+        kinds: Accepted kinds. The object must be of one of them.
         colour: Required colour, or None for any.
         place: Required place, or None for any.
     """
@@ -35,10 +35,10 @@ class PromptSpec:
         group: Style of the prompt, for example "list" or "sentence".
         text: The prompt.
         objects: Required objects.
-        sky: Accepted skies; empty means that any sky passes. The same holds for ground, backdrop and wall.
-        ground: Accepted grounds.
-        backdrop: Accepted backdrops.
-        wall: Accepted walls.
+        sky: Accepted skies; empty accepts any sky.
+        ground: Accepted grounds; empty accepts any ground.
+        backdrop: Accepted backdrops; empty accepts any backdrop.
+        wall: Accepted walls; empty accepts any wall.
         table: Whether the image must show a table.
     """
 
@@ -53,7 +53,7 @@ class PromptSpec:
 
 
 def _parse_object(words: list[str]) -> ObjectSpec:
-    """Parse ``red house left`` or ``sailboat/rowboat``: colour and place are optional, a slash means either."""
+    """Parse an object such as ``red house left`` or ``sailboat/rowboat``. A slash separates accepted kinds."""
     colour = next((word for word in words if word in COLOURS), None)
     place = next((word for word in words if word in PLACES), None)
     (kinds,) = (word for word in words if word not in (colour, place))

@@ -1,17 +1,17 @@
-"""Prompt adherence of a model on held-out captions and evaluation prompts.
+"""Benchmark for the prompt adherence of a model, on held-out captions and evaluation prompts.
 
     python -m model_making.quality [--target FOLDER --plain] [--count 100] [--seeds 2] [--sheet FILE.jpg]
 
-Prints four reports, each with a threshold, and exits with an error if one is missed. Images are scored by
-``model_making.scoring``.
+The script generates images, scores them with ``model_making.scoring``, and prints four reports. Each report has a
+threshold. If a threshold is missed, the script exits with an error.
 
-1. Held-out captions of the grammar: share of the named attributes that the images show.
-2. Evaluation prompts of ``model_making.prompts``, with several seeds: the same, also by style of prompt.
-3. Objects of both sets: share with the right kind and colour, and share that is drawn only once.
+1. Held-out captions from ``scenes.describe``: share of the named attributes that the images show.
+2. Evaluation prompts of ``model_making.prompts``, with several seeds: the same share, in total and by style of prompt.
+3. Objects of reports 1 and 2: share with the right kind and colour, and share of objects that are drawn only once.
 4. Prompts of templates and blueprints, with eight seeds each: number of images that show all named attributes.
 
-``--sheet`` writes the first 24 images of captions and the first 24 of prompts, uncurated. ``--plain`` decodes without a
-drafter, for a new target that has none yet; the images are the same.
+``--sheet`` writes a contact sheet of the first 24 images of report 1 and the first 24 images of report 2. ``--plain``
+decodes without a drafter. This is for a new target that has no drafter yet; a drafter doesn't change the images.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ THRESHOLDS = {"captions": 0.96, "ordinary prompts": 0.93, "kind and colour": 0.8
 
 
 def generate(job: Job, prompts: list[str], seeds: Sequence[int] | None = None) -> np.ndarray:
-    """Generate an image of each prompt.
+    """Generate an image for each prompt.
 
     Args:
         job: Models and settings.
         prompts: The prompts.
-        seeds: Seed of each image. By default the job's seed, increased by BATCH for each batch of images.
+        seeds: Seed of each image. By default, all images of batch i have the job's seed + i * BATCH.
 
     Returns:
         [n, H, W, 3] uint8.
@@ -69,7 +69,7 @@ def generate(job: Job, prompts: list[str], seeds: Sequence[int] | None = None) -
 
 
 def contact_sheet(images: np.ndarray, columns: int = 8, gap: int = 4) -> Image.Image:
-    """Arrange images in a grid on white.
+    """Arrange images in a grid on a white background.
 
     Args:
         images: [n, H, W, 3] uint8.
@@ -85,16 +85,16 @@ def contact_sheet(images: np.ndarray, columns: int = 8, gap: int = 4) -> Image.I
 
 
 def select_prompts(count: int) -> list[PromptSpec]:
-    """Return `count` evaluation prompts, spread evenly over the list and therefore over its groups."""
+    """Return `count` evaluation prompts at equal distances in the list, so that all groups are represented."""
     return [PROMPTS[i * len(PROMPTS) // count] for i in range(count)]
 
 
 def print_rates(title: str, results: Iterable[tuple[str, bool]]) -> None:
-    """Print the rate of success by name.
+    """Print one line per name: number of successes, number of results, and share of successes.
 
     Args:
-        title: Heading.
-        results: Pairs of a name and whether the image shows the attribute.
+        title: Heading of the list.
+        results: Pairs (name, success). A success means that the image shows the attribute.
     """
     by_name: dict[str, list[bool]] = defaultdict(list)
     for name, present in results:
@@ -105,7 +105,7 @@ def print_rates(title: str, results: Iterable[tuple[str, bool]]) -> None:
 
 
 def results_by_kind(scores: list[PromptScore]) -> Iterable[tuple[str, bool]]:
-    """Yield (kind, present) of each named attribute; kinds are "object", "sky" and so on."""
+    """Yield (kind, present) for each named attribute. The kind is "object", "sky", "ground" and so on."""
     return ((label.split(":")[0], present) for score in scores for label, present in sorted(score.named.items()))
 
 
@@ -127,7 +127,7 @@ def report_prompts(prompts: list[PromptSpec], scores: list[PromptScore], list_mi
 
 
 def report_templates(job: Job) -> list[str]:
-    """Print for each template prompt the number of complete images.
+    """Print the number of images that show all named attributes, for each template prompt.
 
     Returns:
         ["templates"] if a prompt is below :data:`MIN_COMPLETE_IMAGES`, else an empty list.

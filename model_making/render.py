@@ -1,8 +1,11 @@
 """Renderer for :class:`model_making.scenes.Scene`: 128 x 128 pixels, painted with Pillow at twice the size.
 
-Each image has smooth regions (sky, snow, plaster) and textured ones (grass, bricks, water, rain), which are easy and
-hard for a drafter. Horizons, objects and repeated patterns are aligned with the codec's grid of 8-pixel cells, so that
-an object that moves by a cell keeps its codes, moved by a token. This lets a small model learn them in an hour.
+Each image has smooth regions (sky, snow, plaster) and textured regions (grass, bricks, water, rain). Smooth regions are
+easy for a drafter, textured regions are hard.
+
+The codec encodes each cell of 8 x 8 pixels as one token. Horizons, objects and repeated patterns are aligned with these
+cells. If an object moves by one cell, its tokens are the same, one position further. A small model can therefore learn
+the objects within an hour.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from .scenes import AIR_OBJECTS, COLOURS, PLACES, Scene, SceneItem
 
 SIZE = 128
 Light = tuple[float, float, float]
-# Edges of the supersampled image and of a codec cell in it. All coordinates below are in supersampled pixels.
+# Edge lengths of the supersampled image (_S) and of a codec cell (_CELL). All coordinates below are in supersampled
+# pixels; two of them make one pixel of the final image.
 _S = 2 * SIZE
 _CELL = 16
 
@@ -35,7 +39,7 @@ _GROUND_GRADIENTS = {  # far, near
     "water": ((96, 158, 190), (28, 84, 136)),
     "cobblestone": ((150, 146, 146), (118, 114, 116)),
 }
-# RGB factors of the ground; objects get half of the effect.
+# Factors by which the light of each sky changes the ground's RGB. For objects, only half of the change is applied.
 LIGHT = {
     "clear": (1.0, 1.0, 1.0),
     "cloudy": (0.93, 0.94, 0.97),
@@ -54,19 +58,19 @@ def _lit(colour: Colour, light: Light) -> Colour:
 
 
 def _gradient(stops: tuple[Colour, ...], height: int) -> Image.Image:
-    """Return a vertical gradient of the image's width."""
+    """Return a vertical gradient through the colours `stops`, `height` pixels high and as wide as the image."""
     at = np.linspace(0, 1, len(stops))
     rows = np.stack([np.interp(np.linspace(0, 1, max(height, 1)), at, [s[c] for s in stops]) for c in range(3)], -1)
     return Image.fromarray(np.broadcast_to(rows[:, None].round().astype(np.uint8), (max(height, 1), _S, 3)).copy())
 
 
 def _sample_on_grid(low: float, high: float, rng: np.random.Generator) -> int:
-    """Return a uniform sample, rounded to the corner of a cell."""
+    """Return a uniform sample between `low` and `high`, rounded to a multiple of the cell size."""
     return _CELL * round(rng.uniform(low, high) / _CELL)
 
 
 def _wave(draw: ImageDraw.ImageDraw, y: float, height: float, rng: np.random.Generator, **style) -> None:
-    """Draw a wavy line across the image, in one of eight phases."""
+    """Draw a wavy line across the image. Its phase is one of eight, chosen at random."""
     phase = rng.integers(8)
     columns = range(0, _S + 8, 8)
     draw.line([(x, y + height * math.sin((x / 128 + phase / 8) * 2 * math.pi)) for x in columns], **style)
@@ -280,6 +284,6 @@ def _outdoors(scene: Scene, rng: np.random.Generator) -> Image.Image:
 
 
 def render(scene: Scene, rng: np.random.Generator) -> Image.Image:
-    """Paint a scene as an RGB image of SIZE x SIZE pixels; `rng` decides on positions and details."""
+    """Paint a scene as an RGB image of SIZE x SIZE pixels. `rng` varies the positions and details."""
     big = (_indoors if scene.indoors else _outdoors)(scene, rng)
     return big.resize((SIZE, SIZE), Image.Resampling.BOX)

@@ -1,8 +1,9 @@
-"""Procedural scenes with captions, from which the bundled model's training data is made.
+"""Random scenes and their captions, for the bundled model's training data.
 
-A :class:`Scene` is a small symbolic description. :func:`sample_scene` samples one, :func:`describe` writes a caption in
-the style of MS-COCO, and ``model_making.render.render`` paints it. All randomness comes from the
-``numpy.random.Generator`` argument, so a seed determines the data set.
+A :class:`Scene` lists the objects and the background of an image. :func:`sample_scene` samples a scene,
+:func:`describe` writes a caption for it in the style of MS-COCO, and ``model_making.render.render`` paints it. These
+functions use no random numbers except those of their ``numpy.random.Generator`` argument. The seed of the generator
+therefore determines the data set.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ AIR_OBJECTS = ("balloon", "kite")
 TABLE_OBJECTS = ("mug", "vase", "teapot", "lamp", "bowl")
 PLANTS = ("tree", "pine")
 COLOURED_OBJECTS = tuple(dict.fromkeys((*LAND_OBJECTS, *WATER_OBJECTS, *AIR_OBJECTS, *TABLE_OBJECTS)))
-# Objects in unusual surroundings: on a table, and outdoors.
+# Kinds of objects that are sampled rarely on a table or outdoors, because some of them are unusual there.
 _RARE_ON_TABLE = ("ball", "flower", "car", "house", "umbrella", "sailboat")
 _RARE_OUTDOORS = (*LAND_OBJECTS, *WATER_OBJECTS, "mug", "vase", "lamp", "bowl", "teapot")
 
@@ -45,9 +46,9 @@ WORDS = {
     section: {key: tuple(filter(None, words.split("|"))) for key, words in _TABLES[section].items()}
     for section in _TABLES.sections()
 }
-"""Names of each object, colour, place and background in captions, by section of ``words.ini``."""
+"""Contents of ``words.ini`` by section and key: all names for an object, colour, place or background part."""
 
-# Colours that have too little contrast with the background for a person or the detector to see the object.
+# Object colours that are hard to see in front of the background, for people and for the detector.
 _CLASHES = {
     "grass": {"green"},
     "sand": {"yellow", "orange"},
@@ -80,7 +81,7 @@ class Scene:
     """Symbolic description of an image. `ground`, `sky` and `backdrop` are used outdoors, `wall` indoors.
 
     Attributes:
-        items: Objects, in the order of the grammar caption.
+        items: Objects, in the order in which :func:`describe` names them.
         ground: One of :data:`GROUNDS`.
         sky: One of :data:`SKIES`.
         backdrop: One of :data:`BACKDROPS`.
@@ -138,10 +139,11 @@ def sample_scene(rng: np.random.Generator) -> Scene:
 
 
 def sample_wide_scene(rng: np.random.Generator) -> Scene:
-    """Sample a scene for training, in two of three cases more varied than :func:`sample_scene`.
+    """Sample a scene for training. About one of three scenes is from :func:`sample_scene`, the others are more varied.
 
-    The varied scenes have zero to three objects, also only plants, objects in unusual surroundings, and colours with
-    little contrast. No kind occurs twice, so the model learns to draw a named object once.
+    The varied scenes have zero to three objects. They include scenes with only plants, objects in unusual surroundings,
+    and colours with little contrast. No kind of object occurs twice in a scene, so the model learns to draw an object
+    only once if the caption names it once.
     """
     if rng.random() < 0.35:
         return sample_scene(rng)
@@ -162,14 +164,17 @@ def sample_wide_scene(rng: np.random.Generator) -> Scene:
 
 
 def _wide_kinds(rng: np.random.Generator, count: int, common: tuple[str, ...], rare: tuple[str, ...]) -> list[str]:
-    """Sample up to `count` different kinds, one in ten from the rare ones."""
+    """Sample up to `count` different kinds. One in ten is sampled from `rare`, the others from `common`."""
     return list(dict.fromkeys(str(rng.choice(rare if rng.random() < 0.1 else common)) for _ in range(count)))
 
 
 def _wide_items(
     rng: np.random.Generator, kinds: list[str], places: list[str], background: tuple[str, ...]
 ) -> tuple[SceneItem, ...]:
-    """Return objects at their places. One colour in three is arbitrary, the others contrast with the background."""
+    """Return an object of each kind, at the place with the same index.
+
+    One colour in three and the colour of the third object are arbitrary. The others contrast with the background.
+    """
     items: list[SceneItem] = []
     for kind, place in zip(kinds, places):
         if kind in PLANTS:
@@ -197,7 +202,7 @@ def _place_phrase(place: str, rng: np.random.Generator) -> str:
 
 
 def describe(scene: Scene, rng: np.random.Generator) -> str:
-    """Return a caption of a scene: one sentence in the style of MS-COCO, whose wording varies with `rng`."""
+    """Return a caption of a scene: one sentence in the style of MS-COCO. `rng` chooses between several wordings."""
 
     def pick(options: Sequence[str]) -> str:
         return str(rng.choice(options))

@@ -1,11 +1,13 @@
-"""Prompt adherence of an image, by detected objects and background.
+"""Scorer for prompt adherence: compares the objects and the background that an image shows with a prompt.
 
-Detection uses no trained network, so scores don't depend on the model that is evaluated.
+Objects and background are detected without a trained network. The detection therefore can't share errors with the
+model that generated the image.
 
     python -m model_making.scoring [--count 300] [--seed 11]
 
-measures the scorer on rendered images, on the same images after the codec, and on images of other scenes. The score on
-other scenes should fall to chance, which is the share of other scenes with the same attribute.
+measures the accuracy of the scorer in three ways: on rendered images, on the same images after encoding and decoding
+with the codec, and on images of other scenes ("shuffled"). An image of another scene shows an attribute only by chance.
+The score on shuffled images should therefore equal the share of other scenes that have the same attribute ("chance").
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ REGIONS = ("sky", "ground", "backdrop", "wall")
 MIN_ACCURACY = {"rendered": 0.97, "codec": 0.97}
 """Required share of recognised objects in rendered images, before and after the codec."""
 MAX_ABOVE_CHANCE = 0.03
-"""Permitted score on images of other scenes, above chance."""
+"""Maximum difference between the score on images of other scenes and chance."""
 SHUFFLES = 4
 """Number of other images that each scene is compared with."""
 
@@ -55,10 +57,11 @@ class PromptScore:
     """Result of comparing an image with a prompt.
 
     Attributes:
-        named: Whether the image shows each attribute of the prompt, by label: ``object:red house left``, ``sky:night``.
-        kind_and_colour: Whether each object is present, at any place.
-        not_repeated: Whether the image has at most one object of the kind, for each object whose kind occurs once in
-            the prompt.
+        named: Whether the image shows each attribute of the prompt. Keys are labels such as ``object:red house left``
+            or ``sky:night``.
+        kind_and_colour: For each object of the prompt, whether the image shows it at any place.
+        not_repeated: For each object whose kind the prompt names only once, whether the image shows at most one object
+            of this kind.
     """
 
     named: dict[str, bool]
@@ -77,11 +80,11 @@ def analyse_image(image: np.ndarray) -> ImageContents:
 
 
 def scene_spec(scene: Scene, backdrop: bool = False) -> PromptSpec:
-    """Return the contents that a grammar caption of a scene names.
+    """Return the contents that the caption from :func:`model_making.scenes.describe` names.
 
     Args:
         scene: Scene that the caption describes.
-        backdrop: Whether to include the backdrop, which three of four captions name.
+        backdrop: Whether to include the backdrop. Three of four captions name it.
     """
     objects = tuple(ObjectSpec((item.kind,), item.colour, item.place) for item in scene.items)
     if scene.indoors:
@@ -136,7 +139,7 @@ def score_prompt(contents: ImageContents, prompt: PromptSpec) -> PromptScore:
 
 @torch.inference_mode()
 def reconstruct(codec: VQModel, images: np.ndarray) -> np.ndarray:
-    """Encode and decode images.
+    """Encode images with the codec and decode the codes.
 
     Args:
         codec: The codec.
@@ -158,8 +161,8 @@ def evaluate_scorer(codec: VQModel, count: int, seed: int) -> dict[str, dict[str
         seed: Seed of the scenes.
 
     Returns:
-        For objects and each region: "n", the number of attributes, and the share that is recognised in "rendered",
-        "codec" and "shuffled" images, and by "chance".
+        One row for "object", one for each region, and one for "table". Each row has "n", the number of attributes, and
+        the recognised share of attributes: "rendered", "codec", "shuffled" and "chance" (see the module docstring).
     """
     prompts = []
     rendered = []
@@ -188,7 +191,7 @@ def evaluate_scorer(codec: VQModel, count: int, seed: int) -> dict[str, dict[str
 
 
 def _add_chance(rates: dict[str, dict[str, list[float]]], labels: list[list[str]]) -> None:
-    """Add to ``rates`` the share of the other scenes that have each label of a scene."""
+    """Add the column "chance" to `rates`: for each label of a scene, the share of other scenes with this label."""
     frequency = Counter(label for of_scene in labels for label in of_scene)
     for of_scene in labels:
         for label in of_scene:

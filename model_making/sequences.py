@@ -1,7 +1,9 @@
 """Vocabulary, batches and training forward pass of the bundled model.
 
-Training uses the parameters of the engine's modules, but runs them over complete sequences instead of a KV cache.
-``tests/parity`` compares both with transformers' Chameleon.
+Training uses the parameters of the engine's modules, but has its own forward pass, which runs over complete sequences
+without a KV cache. ``tests/parity`` compares both forward passes with Chameleon in transformers.
+
+Tensor dimensions: B sequences, n tokens of a sequence, T image tokens, h hidden size.
 """
 
 from __future__ import annotations
@@ -25,22 +27,25 @@ IGNORE_INDEX = -100
 CAPTION_DROPOUT = 0.1
 """Probability of dropping the caption, for classifier-free guidance."""
 MAX_SAMPLED_SHARE = 0.08
-"""Maximum share of input tokens that are replaced by the model's own samples (scheduled sampling)."""
+"""Maximum share of an image's input tokens that are replaced by samples of the model (scheduled sampling)."""
 SPECIAL_BEFORE = ["<s>", "<pad>", "</s>"]
 SPECIAL_AFTER = ["<eoss>", "<racm3:break>", "<reserved08706>", "<image>"]
 
 
 def image_token(code: int) -> str:
-    """Return Chameleon's name of an image code, whose decimal digits are the letters A to J."""
+    """Return Chameleon's token name for an image code. Digits become letters: code 27 is "IMGIMGCHZ"."""
     return "IMGIMG" + "".join(chr(ord("A") + int(digit)) for digit in str(code)) + "Z"
 
 
 def build_vocabulary(text: dict[str, int], num_codes: int) -> dict[str, int]:
-    """Return the vocabulary of the target: caption tokens with their ids, special tokens and image tokens.
+    """Return the vocabulary of the target: caption tokens, special tokens and image tokens.
 
     Args:
-        text: Ids of the caption tokens, from the tokenizer.
-        num_codes: Number of image codes; their tokens are consecutive and in code order.
+        text: Caption tokens with their ids, from the tokenizer. The ids must be 0, 1, 2 and so on.
+        num_codes: Number of image codes.
+
+    Returns:
+        Id of each token. Image tokens have consecutive ids in the order of their codes.
     """
     names = [
         *sorted(text, key=text.get),
@@ -57,10 +62,10 @@ class Batch:
 
     Attributes:
         ids: [B, n] input ids, right-padded.
-        image_starts: [B] index of the last prompt token, which predicts the first image token.
+        image_starts: [B] index of the last prompt token. The logits at this index predict the first image token.
         codes: [B, T] image codes to predict.
-        word_labels: [B, n] object whose name ends at a token, else :data:`IGNORE_INDEX`.
-        plan_labels: [B, places] object that the caption puts at each place, 0 for none.
+        word_labels: [B, n] label of the object whose name ends at this token, else :data:`IGNORE_INDEX`.
+        plan_labels: [B, places] label of the object that the caption puts at each place; 0 is no object.
         has_caption: [B] bool, False if the caption was dropped.
     """
 
@@ -72,27 +77,28 @@ class Batch:
     has_caption: Tensor
 
     def at_image(self, values: Tensor) -> Tensor:
-        """Gather `values` [B, n, ...] at the positions that predict the image tokens, [B, T, ...]."""
+        """Select the positions of `values` [B, n, ...] that predict the image tokens. Returns [B, T, ...]."""
         index = self.image_starts[:, None] + torch.arange(self.codes.shape[1])
         return values[torch.arange(len(index))[:, None], index]
 
     def at_prompt_end(self, values: Tensor) -> Tensor:
-        """Gather `values` [B, n, ...] at the last token of each prompt, [B, ...]."""
+        """Select the last prompt token of each sequence in `values` [B, n, ...]. Returns [B, ...]."""
         return values[torch.arange(len(self.image_starts)), self.image_starts]
 
 
 class Sequences:
     """Training sequences ``<s> caption <reserved08706> <racm3:break> image``.
 
-    A scene gets a new caption each time it is used. Some input tokens are replaced by samples that the model drew at
-    their positions when it last saw the image, so that it learns to continue after its own mistakes.
+    A scene gets a new caption each time it is used. For scheduled sampling, some input tokens of an image are replaced
+    by tokens that the model sampled at the same positions in an earlier step. The model thereby learns to continue
+    after its own mistakes.
 
     Attributes:
-        codes: [count, T] image codes.
+        codes: [images, T] image codes.
         scenes: Scene of each image.
         vocabulary: Ids of all tokens, from :func:`build_vocabulary`.
-        content_ids: Label of each (kind, colour).
-        sampled: [count, T] the model's last samples; the image itself until it is set.
+        content_ids: Label of each (kind, colour) of an object, for the auxiliary heads.
+        sampled: [images, T] tokens that the model sampled last for each image. Initially a copy of `codes`.
     """
 
     def __init__(
@@ -110,7 +116,7 @@ class Sequences:
         self.first_image_id = vocabulary[image_token(0)]
 
     def encode_prompt(self, caption: list[CaptionWord] | None) -> tuple[list[int], list[int]]:
-        """Return the ids and the word labels of a prompt; None is the unconditional prompt."""
+        """Return the token ids and the word labels of a prompt. For None, return the unconditional prompt."""
         v = self.vocabulary
         if caption is None:
             return [v["<s>"], v["<racm3:break>"]], [IGNORE_INDEX] * 2
@@ -122,7 +128,7 @@ class Sequences:
         return ids, [IGNORE_INDEX, *labels, IGNORE_INDEX, IGNORE_INDEX]
 
     def plan_labels(self, caption: list[CaptionWord]) -> list[int]:
-        """Return the label of the object that a caption puts at each place, 0 for none."""
+        """Return the label of the object that a caption puts at each place; 0 is no object."""
         items = [word.item for word in caption if word.item]
         by_place = {item.place: self.content_ids[item.kind, item.colour] for item in items}
         return [by_place.get(place, 0) for place in PLACES]
@@ -132,9 +138,9 @@ class Sequences:
 
         Args:
             indices: [B] numbers of the images.
-            rng: Source of captions, caption dropout and sampled tokens.
-            conditional: For evaluation, whether to keep all captions or none, without sampled tokens. By default
-                captions are dropped at random.
+            rng: Generator for captions, caption dropout and scheduled sampling.
+            conditional: None for training. For evaluation, True keeps all captions and False drops all captions;
+                scheduled sampling is off in both cases.
         """
         keep = [rng.random() >= CAPTION_DROPOUT if conditional is None else conditional for _ in indices]
         captions = [write_caption(self.scenes[i], rng) if kept else None for i, kept in zip(indices, keep)]
@@ -144,12 +150,12 @@ class Sequences:
         return self.collate(captions, codes, np.where(is_sampled, self.sampled[indices], codes))
 
     def prefix_batch(self, indices: np.ndarray, rng: np.random.Generator, tokens: int) -> Batch:
-        """Return captions with only the first `tokens` tokens of the images `indices`."""
+        """Return a batch of captions, each with only the first `tokens` tokens of its image."""
         codes = self.codes[indices, :tokens]
         return self.collate([write_caption(self.scenes[i], rng) for i in indices], codes, codes)
 
     def caption_batch(self, count: int, rng: np.random.Generator) -> Batch:
-        """Return `count` captions of new scenes, without images."""
+        """Return a batch of `count` captions of new scenes, without images (T = 0)."""
         codes = self.codes[:count, :0]
         return self.collate([write_caption(sample_wide_scene(rng), rng) for _ in range(count)], codes, codes)
 
@@ -157,9 +163,9 @@ class Sequences:
         """Combine captions and images into a right-padded batch.
 
         Args:
-            captions: Caption of each image, or None.
+            captions: Caption of each image; None for the unconditional prompt.
             targets: [B, T] codes to predict.
-            inputs: [B, T] codes that the model reads.
+            inputs: [B, T] codes that the model gets as input. They differ from `targets` in scheduled sampling.
         """
         prompts = [self.encode_prompt(caption) for caption in captions]
         codes = torch.from_numpy(targets.astype(np.int64))
@@ -178,16 +184,19 @@ class Sequences:
 
 
 def run_layer(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Run one layer over complete sequences with causal attention; right padding needs no mask.
+    """Run one layer over complete sequences with causal attention.
+
+    Right padding needs no mask, because no token attends to later positions.
 
     Args:
         layer: The layer.
-        x: [B, n, h] residual stream.
-        cos: [n, head_dim] rotary table.
-        sin: [n, head_dim] rotary table, with the signs of the rotation.
+        x: [B, n, h] residual stream before the layer.
+        cos: [n, head_dim] rotary table of cosines.
+        sin: [n, head_dim] rotary table of sines. The first half of head_dim is negated, so no sign change is needed
+            after the roll.
 
     Returns:
-        [B, n, h].
+        [B, n, h] residual stream after the layer.
     """
     c = layer.config
     h = x if layer.input_norm is None else F.rms_norm(x, (c.hidden_size,), layer.input_norm, c.rms_norm_eps)

@@ -2,12 +2,17 @@
 
     python -m model_making.sharpen --out DIR [--minutes 60] [--model adt_core/bundled/target]
 
-Only ``decoder`` and ``post_quant_conv`` of the model's codec are trained; at the end they are written into the model.
-Encoder and codebook don't change, so the target and the drafter remain valid. Two terms are added to the reconstruction
-loss. The texture loss compares the local energy of fixed band-pass filters, so that texture is reproduced without being
-equal pixel by pixel. The adversarial loss of a small patch discriminator (Isola et al., arXiv 1611.07004, section
-3.2.2), weighted as in VQGAN (Esser et al., arXiv 2012.09841, equation 7), sharpens edges. To resume, run it again with
-the same ``--out``.
+Only ``decoder`` and ``post_quant_conv`` of the model's codec are trained. At the end, the script writes them into the
+model. Encoder and codebook don't change, so the target and the drafter remain valid.
+
+Two terms are added to the reconstruction loss:
+
+- The texture loss compares how strongly both images respond to band-pass filters in each neighbourhood. The decoded
+  texture must be equally strong, but need not be equal pixel by pixel.
+- The adversarial loss sharpens edges. It uses a small patch discriminator (Isola et al., arXiv 1611.07004, section
+  3.2.2) and is weighted as in VQGAN (Esser et al., arXiv 2012.09841, equation 7).
+
+To resume training, run the same command again.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from .timed_run import TimedRun
 TEXTURE_WEIGHT = 0.25
 ADVERSARIAL_WEIGHT = 0.1
 ADVERSARIAL_FROM = 0.35
-"""Share of the budget at which the adversarial loss starts; until then the regression losses converge."""
+"""Share of the time budget after which the adversarial loss is added. Before, the other losses converge."""
 SEED = 1
 BATCH = 6
 TRAINED_PREFIXES = ("decoder.", "post_quant_conv.")
@@ -67,8 +72,8 @@ def texture_loss(y: Tensor, x: Tensor, bank: Tensor, window: int = 12) -> Tensor
     Args:
         y: [B, 3, H, W] reconstruction.
         x: [B, 3, H, W] original.
-        bank: Filters from :func:`filter_bank`; they are applied to the brightness.
-        window: Edge of the window of the local mean, in pixels.
+        bank: Filters from :func:`filter_bank`. They are applied to the mean of the three colour channels.
+        window: Edge of the square window over which squared responses are averaged, in pixels.
     """
 
     def energy(image: Tensor) -> Tensor:
@@ -79,9 +84,10 @@ def texture_loss(y: Tensor, x: Tensor, bank: Tensor, window: int = 12) -> Tensor
 
 
 def patch_discriminator(width: int = 32) -> nn.Module:
-    """Return a network that scores patches of 38 pixels, positive for rendered and negative for decoded images.
+    """Return a network that distinguishes rendered images from decoded images.
 
-    It maps images [B, 3, H, W] to scores [B, 1, H / 8, W / 8].
+    It maps images [B, 3, H, W] to scores [B, 1, H / 8, W / 8]. Each score depends on a patch of 38 x 38 pixels. After
+    training, the score is positive for rendered images and negative for decoded images.
 
     Args:
         width: Channels of the first layer.
@@ -95,7 +101,7 @@ def patch_discriminator(width: int = 32) -> nn.Module:
 
 
 class SharpeningModel(nn.Module):
-    """Codec with a trainable decoder, discriminator, and their joint loss."""
+    """Codec with a trainable decoder, together with the discriminator and the losses of both."""
 
     def __init__(self, codec: VQModel):
         super().__init__()
@@ -112,13 +118,13 @@ class SharpeningModel(nn.Module):
 
         Args:
             x: [B, 3, H, W] images in [-1, 1].
-            adversarial: Whether to add the losses of decoder and discriminator against each other.
+            adversarial: Whether to add the adversarial loss of the decoder and the hinge loss of the discriminator.
         """
         y = self.codec._decode(self.codec.lookup(self.codec.encode(x))).float()
         regression = reconstruction_loss(y, x) + TEXTURE_WEIGHT * texture_loss(y, x, self.bank)
         if not adversarial:
             return regression
-        # Detached parameters, so that the generator loss trains only the decoder.
+        # The discriminator's parameters are detached here, so that the generator loss trains only the decoder.
         frozen = {name: value.detach() for name, value in self.discriminator.named_parameters()}
         generator_loss = -torch.func.functional_call(self.discriminator, frozen, y).mean()
         hinge_loss = F.relu(1 - self.discriminator(x)).mean() + F.relu(1 + self.discriminator(y.detach())).mean()
@@ -126,7 +132,10 @@ class SharpeningModel(nn.Module):
         return regression + weight * generator_loss + hinge_loss
 
     def _adaptive_weight(self, regression: Tensor, generator_loss: Tensor) -> Tensor:
-        """Return the ratio of the gradient norms of the two losses at the last layer (VQGAN, equation 7)."""
+        """Return |gradient of `regression`| / |gradient of `generator_loss`| at the decoder's last layer.
+
+        With this weight, both losses change the decoder by similar amounts (VQGAN, equation 7).
+        """
         last = self.codec.decoder.conv_out.weight
         losses = (regression, generator_loss)
         numerator, denominator = (torch.autograd.grad(loss, last, retain_graph=True)[0].norm() for loss in losses)
@@ -134,13 +143,13 @@ class SharpeningModel(nn.Module):
 
 
 def image_batch(step: int) -> Tensor:
-    """Render the batch of a step, [BATCH, 3, H, W] in [-1, 1]; images are not repeated between steps."""
+    """Render the images of a step, [BATCH, 3, H, W] in [-1, 1]. Each step has new images."""
     images = np.stack([example(SEED, step * BATCH + i)[0] for i in range(BATCH)])
     return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 def write_decoder(weights: dict[str, Tensor], model: Path) -> None:
-    """Replace the codec's decoder in a checkpoint, keeping the dtypes.
+    """Replace the codec's decoder in a checkpoint. The dtypes of the checkpoint are kept.
 
     Args:
         weights: State dict of the codec.

@@ -3,20 +3,24 @@
     python -m model_making.target --data DIR --tokens DIR --out DIR [--minutes 45] [--start FOLDER]
 
 The main loss is cross entropy of the image tokens. Captions are dropped in 10 % of the sequences, for classifier-free
-guidance. Textures such as grass and clouds have most of an image's entropy, so this loss learns slowly which object a
-caption puts where. Four auxiliary linear heads on intermediate layers, discarded after training, supervise it directly:
+guidance. Textures such as grass and clouds have most of an image's entropy. With the main loss only, the model would
+therefore learn slowly which object the caption puts at which place. Four auxiliary linear heads on intermediate layers
+train this directly. They are discarded after training:
 
-- word: at the last word of an object's name, which object it is;
-- plan: at the end of the caption, which object it puts at each place;
-- layout: at each image token, which object is in the column of the next token;
-- around: at each image token, the background.
+- word: predicts an object at the last word of the object's name;
+- plan: predicts the object at each place, at the end of the caption;
+- layout: predicts the object in the column of the next image token, at each image token;
+- around: predicts the background, at each image token.
 
-The last two can use the caption and the image so far. As captions are short, each step also trains on additional
-captions with only the first row of their images ("lessons"), and the first two heads on captions without images.
+The layout and around heads can use the caption and all image tokens so far. Each step also trains on two kinds of
+additional captions, which cost little because they are short: captions with only the first row of their images
+("lessons"), and captions without images. Captions without images train only the word and plan heads.
 
-Prints held-out nats per image token with and without caption, and the accuracy of the last three heads. To resume, run
-it again with the same ``--out``. ``--start`` initialises the weights from a checkpoint of the same shape and copies
-embeddings by token name.
+The script prints the loss on held-out images in nats per image token, with and without caption, and the accuracy of the
+plan, layout and around heads. To resume training, run the same command again. ``--start`` initialises the weights from
+a checkpoint with the same layer sizes. Embeddings are copied by token name, because the token ids may differ.
+
+Tensor dimensions: B sequences, n tokens of a sequence, T image tokens, h hidden size.
 """
 
 from __future__ import annotations
@@ -44,24 +48,26 @@ from .timed_run import TimedRun, is_main_process, rank, run_in_processes
 NUM_CODES = 1024
 HELD_OUT = 512
 GRID = 16
-# Layers, counted from 1, whose outputs the auxiliary heads read; layout and background share one.
+# Layers whose outputs the auxiliary heads read, counted from 1. The layout and around heads read the same layer.
 WORD_LAYER = 3
 PLAN_LAYER = 5
 LAYOUT_LAYER = 7
-# Classes of words, places and columns: nothing (0), plants, objects without a named colour, objects with a colour.
+# Classes of the word, plan and layout heads. Class 0 is "no object". The next classes are plants and objects whose
+# caption names no colour, followed by each object in each colour.
 CONTENTS = [
     None,
     *((kind, None) for kind in (*PLANTS, *COLOURED_OBJECTS)),
     *((kind, colour) for kind in COLOURED_OBJECTS for colour in COLOURS),
 ]
 CONTENT_IDS = {content: i for i, content in enumerate(CONTENTS) if content is not None}
-# Classes of the three parts of the background.
+# Classes of the three parts of the background: upper region, lower region and backdrop.
 BACKGROUNDS = ((*SKIES, *WALLS), (*GROUNDS, "table"), BACKDROPS)
-# Loss weight of each part; the layout has weight 1, because it is harder to learn.
+# Loss weight of each part of the background. The layout is harder to learn and therefore has weight 1.
 BACKGROUND_WEIGHT = 0.3
-# Rotary frequencies are theta ** (-i / 32). With this theta, frequency 4 has a period of one row of the image grid: a
-# column has the same angle in every row, and the distance from the begin-of-image token determines the column. With the
-# usual 10,000, which has no period near 16, a small model drew objects in the wrong place.
+# Rotary frequency i is theta ** (-i / 32), and its period is 2 * pi / frequency tokens. With this theta, frequency
+# i = 4 has a period of 16 tokens, which is one row of the image grid. Tokens of the same column therefore have the same
+# angle in every row. The usual theta of 10,000 has no period near 16; with it, a small model drew objects in the wrong
+# place.
 ROPE_THETA = (GRID / (2 * math.pi)) ** (32 / 4)
 
 
@@ -109,11 +115,11 @@ def vocabulary(tokens: Path) -> dict[str, int]:
 
 
 def load_weights(decoder: Decoder, names: dict[str, int], folder: Path) -> None:
-    """Copy a checkpoint's weights into a decoder; embeddings only of tokens that both vocabularies have.
+    """Copy a checkpoint's weights into a decoder. An embedding is copied if both vocabularies have the token.
 
     Args:
         decoder: Decoder to change.
-        names: Vocabulary of the decoder.
+        names: Vocabulary of the decoder, token ids by name.
         folder: Folder of the checkpoint.
     """
     weights = load_target(folder, dtype=torch.float32).decoder.state_dict()
@@ -128,7 +134,7 @@ def load_weights(decoder: Decoder, names: dict[str, int], folder: Path) -> None:
 
 
 class TrainingModel(nn.Module):
-    """Target with auxiliary heads, whose weights are initialised to zero."""
+    """Target with the four auxiliary heads. The weights of the heads are initialised to zero."""
 
     def __init__(self, decoder: Decoder):
         super().__init__()
@@ -149,8 +155,8 @@ class TrainingModel(nn.Module):
             batch: The batch.
 
         Returns:
-            Logits of the object that each token names [B, n, contents], and of the object at each place [B, places,
-            contents].
+            Logits of the word head [B, n, contents] and of the plan head [B, places, contents]. The classes are those
+            in ``CONTENTS``.
         """
         plan = self.plan(batch.at_prompt_end(streams[PLAN_LAYER - 1]))
         return [self.word(streams[WORD_LAYER - 1]), plan.unflatten(-1, (len(PLACES), len(CONTENTS)))]
@@ -159,8 +165,9 @@ class TrainingModel(nn.Module):
         """Return the logits of all heads.
 
         Returns:
-            Logits of the image tokens [B, T, codes]; both of :meth:`caption_logits`, without the last token; of the
-            object in each image token's column [B, T, contents]; of each part of the background [B, T, classes].
+            Seven tensors: logits of the image tokens [B, T, codes], of the word head [B, n - 1, contents], of the plan
+            head [B, places, contents], of the layout head [B, T, contents], and of the three parts of the background
+            [B, T, classes].
         """
         streams = run_layers(self.decoder, batch.ids[:, :-1])
         logits = self.decoder.logits(batch.at_image(final_features(self.decoder, streams[-1])))
@@ -182,7 +189,16 @@ def trained_decoder(checkpoint: Path, names: dict[str, int]) -> Decoder:
 
 
 def column_labels(scenes: list[Scene]) -> np.ndarray:
-    """Return the object in the column of each image token, [count, GRID * GRID] indices into ``CONTENTS``."""
+    """Return the object in the column of each image token.
+
+    An object covers the columns within 2.5 cells of the centre of its place.
+
+    Args:
+        scenes: Scene of each image.
+
+    Returns:
+        [images, GRID * GRID] indices into ``CONTENTS``.
+    """
     columns = np.zeros((len(scenes), GRID * GRID), np.int64)
     centres = (np.arange(GRID * GRID) % GRID + 0.5) / GRID
     for row, scene in zip(columns, scenes):
@@ -192,7 +208,7 @@ def column_labels(scenes: list[Scene]) -> np.ndarray:
 
 
 def background_labels(scenes: list[Scene]) -> np.ndarray:
-    """Return the background of each scene, [count, 3] indices into the classes of ``BACKGROUNDS``."""
+    """Return the background of each scene, [scenes, 3] indices into the three tuples of ``BACKGROUNDS``."""
     backgrounds = [(scene.sky or scene.wall, scene.ground or "table", scene.backdrop) for scene in scenes]
     return np.array([[classes.index(name) for classes, name in zip(BACKGROUNDS, names)] for names in backgrounds])
 
@@ -200,8 +216,9 @@ def background_labels(scenes: list[Scene]) -> np.ndarray:
 def training_loss(model: TrainingModel, batch: Batch, columns: Tensor, background: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weighted sum of the cross entropies of all heads.
 
-    Layout and background are trained only on rows with a caption. Their loss at the first image token, which has to be
-    predicted from the caption only and determines the sky, gets the weight of all tokens together.
+    Layout and background are trained only on sequences with a caption. At the first image token both must be predicted
+    from the caption only. This prediction determines the sky. Its loss therefore has the same weight as the mean loss
+    over all image tokens.
 
     Args:
         model: The model.
@@ -210,7 +227,7 @@ def training_loss(model: TrainingModel, batch: Batch, columns: Tensor, backgroun
         background: [B, 3] from :func:`background_labels`.
 
     Returns:
-        Loss, and the logits of the image tokens [B, T, codes] float32, detached.
+        Loss (a scalar), and the detached logits of the image tokens [B, T, codes] float32.
     """
     with torch.autocast("cpu", torch.bfloat16):
         logits, words, plan, *image_heads = (output.float() for output in model(batch))
@@ -228,14 +245,14 @@ def training_loss(model: TrainingModel, batch: Batch, columns: Tensor, backgroun
 
 
 def caption_loss(model: TrainingModel, batch: Batch) -> Tensor:
-    """Return the cross entropies of the word and plan heads on captions without images."""
+    """Return the sum of the cross entropies of the word and plan heads, for captions without images."""
     with torch.autocast("cpu", torch.bfloat16):
         words, plan = model.caption_logits(run_layers(model.decoder, batch.ids, PLAN_LAYER), batch)
     return _cross_entropy(words.float(), batch.word_labels) + _cross_entropy(plan.float(), batch.plan_labels)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross entropy of logits [B, n, classes] and labels [B, n]."""
+    """Return the mean cross entropy of logits [B, n, classes] and labels [B, n], ignoring ``IGNORE_INDEX``."""
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX)
 
 
@@ -247,10 +264,10 @@ def sample_codes(logits: Tensor, generator: torch.Generator) -> np.ndarray:
 
 @torch.no_grad()
 def evaluate(model: TrainingModel, sequences: Sequences, columns: np.ndarray, count: int = 64) -> str:
-    """Evaluate the model on the last sequences, which are not used for training.
+    """Evaluate the model on the last `count` sequences, which are not used for training.
 
-    Layout and background are evaluated on the first row and the first token; as captions don't name everything, they
-    can't reach 1.
+    The accuracy of the layout is measured on the first row of the image, and the accuracy of the background on the
+    first image token. Neither can reach 1, because captions don't name every object and every part of the background.
 
     Args:
         model: The model.
@@ -259,8 +276,8 @@ def evaluate(model: TrainingModel, sequences: Sequences, columns: np.ndarray, co
         count: Number of sequences.
 
     Returns:
-        Nats per image token with and without caption, the share of captions whose plan is completely right, and the
-        accuracy of layout and background, as text.
+        One line of text: nats per image token with and without caption, share of captions whose plan is completely
+        right, and accuracies of layout and background.
     """
     losses = {True: [], False: []}
     plan_correct = []
@@ -302,7 +319,7 @@ class _Trainer:
             load_weights(self.model.decoder, self.sequences.vocabulary, args.start)
 
     def loss(self, step: int) -> Tensor:
-        """Return the loss of this process's part of a step."""
+        """Return the loss of the part of the batch that this process computes in a step."""
         indices = self._indices(step)
         batch = self.sequences.batch(indices, np.random.default_rng([12, step, indices[0]]))
         loss, logits = training_loss(self.model, batch, *self._labels(indices, GRID * GRID))
@@ -315,17 +332,17 @@ class _Trainer:
         return loss + prefix_loss + caption_loss(self.model, captions)
 
     def _indices(self, step: int) -> np.ndarray:
-        """Return the images of a step for this process."""
+        """Return the indices of the images that this process uses in a step."""
         start = step * self.args.batch % (len(self.order) - self.args.batch)
         return self.order[start : start + self.args.batch][rank() :: self.args.processes]
 
     def _labels(self, indices: np.ndarray, tokens: int) -> tuple[Tensor, Tensor]:
-        """Return layout labels [B, tokens] and background labels [B, 3] of some images."""
+        """Return the layout labels [B, tokens] and background labels [B, 3] of the images `indices`."""
         return torch.from_numpy(self.columns[indices, :tokens]), torch.from_numpy(self.background[indices])
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train the target in this process, as a part of the process group if there is one."""
+    """Train the target in this process. If there is a process group, compute only this process's part of each batch."""
     trainer = _Trainer(args)
     not_muon = ("head", "layout", "word", "plan", "around")
     optimisers = muon_and_adam(trainer.model, args.lr, args.lr / 5, not_muon=not_muon)

@@ -1,4 +1,4 @@
-"""Training run with a time budget, progress output, periodic checkpoints and optional data parallelism."""
+"""Training run with a time budget, for the scripts of this folder."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from adt_core.lab.training.run import Run
 
 
 class TimedRun(Run):
-    """:class:`Run` for the scripts of this folder.
+    """:class:`Run` with progress output, periodic checkpoints and optional data parallelism.
 
-    In a process group each process contributes a part of the batch, and all take the same step with the averaged
-    gradients. Elapsed time is averaged, too, because it determines the learning rate.
+    In a process group, each process computes the gradients of a part of the batch. The gradients are averaged, and all
+    processes take the same optimisation step. The elapsed time is averaged, too, because it determines the learning
+    rate, which must be equal in all processes.
     """
 
     _saved = 0.0
@@ -31,19 +32,19 @@ class TimedRun(Run):
 
         Args:
             loss: Loss of this process's part of the batch, a scalar.
-            warmup: Share of the budget in which the learning rate rises.
+            warmup: Share of the time budget during which the learning rate rises from 0 to its maximum.
         """
         self._saved = self._saved or self.elapsed
         self.backward(loss)
         if distributed.is_initialized():
             self._all_reduce()
-        with torch.autocast("cpu", torch.bfloat16):  # sufficient precision for Muon's iteration
+        with torch.autocast("cpu", torch.bfloat16):  # enough precision for Muon's matrix iteration
             self.apply(warmup)
         if self.step % 25 == 0 and is_main_process():
             print(f"step {self.step} {self.fraction:.3f} loss {loss.item():.4f}", flush=True)
 
     def _all_reduce(self) -> None:
-        """Average gradients and elapsed time over all processes, in one message."""
+        """Average the gradients and the elapsed time over all processes, in one all-reduce."""
         clock = torch.tensor([super().elapsed])
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         flat = torch.cat([clock, *(gradient.flatten() for gradient in gradients)])
@@ -55,11 +56,11 @@ class TimedRun(Run):
             gradient.copy_(part.view_as(gradient))
 
     def checkpoint_due(self, seconds: float = 200) -> bool:
-        """Return whether `seconds` have passed since the last checkpoint, or the budget is used up."""
+        """Return whether to save: `seconds` have passed since the last checkpoint, or the time budget is used up."""
         return self.elapsed - self._saved > seconds or self.fraction >= 1
 
     def save(self, **more) -> None:
-        """Write a checkpoint with `more` entries, in the main process only."""
+        """Write a checkpoint with the additional entries `more`. Only the main process writes."""
         self._saved = self.elapsed
         if is_main_process():
             super().save(**more)
@@ -76,10 +77,10 @@ def is_main_process() -> bool:
 
 
 def run_in_processes(count: int, work: Callable, *args) -> None:
-    """Call ``work(*args)`` in a process group of single-threaded processes.
+    """Call ``work(*args)`` in each process of a new process group. Each process uses one thread.
 
     Args:
-        count: Number of processes; with 1 the function is called in this process.
+        count: Number of processes. With 1, the function is called in this process, without a process group.
         work: Function to call; it must be picklable.
         *args: Arguments of the function.
     """

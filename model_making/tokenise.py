@@ -2,8 +2,8 @@
 
     python -m model_making.tokenise --data DIR --out DIR [--codec DIR/codec.pt]
 
-writes ``tokenizer.json`` and ``codes.npy`` (uint16 [count, 256]). Without ``--codec``, the bundled model's codec
-encodes the images.
+writes ``tokenizer.json`` and ``codes.npy`` (uint16 [images, 256 tokens]). Without ``--codec``, the bundled model's
+codec encodes the images.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .codec import CONFIG
 
 
 def make_tokenizer() -> Tokenizer:
-    """Return a word-level tokenizer of the caption vocabulary; other words become the unknown token."""
+    """Return a tokenizer with one token for each word of the captions. All other words become the unknown token."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary())}, UNKNOWN))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -33,7 +33,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 def open_codec(file: Path | None) -> VQModel:
-    """Load the codec of stage 2 from `file`, or the bundled model's codec if it is None."""
+    """Load the codec of stage 2 from `file`. If `file` is None, load the bundled model's codec."""
     if file is None:
         return load_target().codec
     model = VQModel(CONFIG)
