@@ -1,1 +1,1 @@
-"""Reading of checkpoints. Files are not trusted: each one is checked before its content is used."""
+"""Reading of checkpoints. The files are not trusted: the readers check each file before they use its content."""

@@ -1,9 +1,10 @@
-"""Tensors and configuration of a checkpoint, read without executing code.
+"""Tensors and configuration of a checkpoint, read without executing code from its files.
 
-fp8 weights that have scales are read as the product of both. Scales are named ``scale_weight`` (ComfyUI's fp8_scaled),
-``weight_scale`` (its later files, and others) or ``weight_scale_inv`` (DeepSeek-V3, arXiv 2412.19437, section 3.3; also
-a factor). There is one for the matrix, for each output, or for each block of 128 x 128. Scales of inputs are ignored,
-because products are not computed in fp8.
+Some checkpoints store fp8 weights with separate scales. The reader multiplies such a weight by its scale. The scale is
+a tensor named ``scale_weight`` (ComfyUI's fp8_scaled), ``weight_scale`` (later files of ComfyUI, and others) or
+``weight_scale_inv`` (DeepSeek-V3, arXiv 2412.19437, section 3.3). In spite of its name, ``weight_scale_inv`` is also a
+factor. A scale has one number for the entire matrix, for each output, or for each block of 128 x 128 weights. The
+reader ignores scales of inputs, because this package does not compute products with the stored fp8 numbers.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from .file_checks import PICKLES
 from .paths import home_of, is_there, name_of, weight_files
 
 CONFIG = "config_json"
-"""Tensor of bytes with the ``config.json`` of a model in one file."""
+"""Name of a tensor of bytes: the ``config.json`` of a model that is a single weights file."""
 TOKENIZER = "tokenizer_json"
-"""Tensor of bytes with the ``tokenizer.json`` of a model in one file."""
+"""Name of a tensor of bytes: the ``tokenizer.json`` of a model that is a single weights file."""
 INCOMPLETE = "download it again, or choose a model with a supported architecture"
 OTHER_MODEL = "the file belongs to another model, choose the matching file"
-"""Remedies for tensors that are missing or have another shape."""
+"""Ends of error messages: what to do if a tensor is missing (INCOMPLETE) or has another shape (OTHER_MODEL)."""
 SAFE_PICKLES = "2.10"
-"""First torch version without a known way around ``weights_only``."""
+"""First torch version in which no pickle is known that runs code in spite of ``weights_only``."""
 MOST_MAPPED = 2**24
-"""Bytes that are read from a file before it is opened again, which releases their memory."""
+"""Number of bytes to read from a file before opening it again. Opening it again releases the memory of these bytes."""
 _UNPICKLING = Lock()
-"""Held while a pickle is read, because the classes that torch allows in pickles are global."""
+"""Lock for reading a pickle, because torch's list of the classes that pickles may contain is global."""
 _WRAPPERS = ("model", "module", "state_dict")  # keys under which training scripts save the weights
 _SCALES = ("scale_weight", "weight_scale", "weight_scale_inv")
 _IGNORED_SCALES = ("scale_input", "input_scale", "comfy_quant")
@@ -58,9 +59,9 @@ class StoredTensor(NamedTuple):
     """Tensor in a file.
 
     Attributes:
-        shape: Its sizes.
-        dtype: Name of its dtype in the file, such as "F16" or "BF16".
-        read: Reads it onto the CPU.
+        shape: Shape of the tensor.
+        dtype: Name of the dtype in the notation of the file, such as "BF16" (safetensors) or "bfloat16" (pickles).
+        read: Function that reads the tensor to the CPU.
         file: The file.
         name: Name of the tensor in the file.
     """
@@ -72,7 +73,7 @@ class StoredTensor(NamedTuple):
     name: str
 
     def read_finite(self) -> Tensor:
-        """Read the tensor onto the CPU and check that all its numbers are finite; float8 is returned as float32.
+        """Read the tensor to the CPU and check that all numbers are finite. float8 is converted to float32.
 
         Raises:
             AdtError: If a number is NaN or infinite.
@@ -89,15 +90,15 @@ class StoredTensor(NamedTuple):
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """Return float8 as float32, because torch can neither concatenate nor compare float8; others unchanged."""
+    """Convert float8 to float32, because torch can't concatenate or compare float8. Return other tensors unchanged."""
     return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether no number is NaN or infinite.
+    """Return whether all numbers are finite.
 
-    The extremes show it in one pass, also for NaN. ``torch.isfinite`` allocates several tensors of the same size and
-    takes about 40 times as long on a CPU.
+    Checking the minimum and the maximum is enough: both are NaN if any number is NaN. ``torch.isfinite`` would allocate
+    several tensors of the same size, and takes about 40 times as long on a CPU.
     """
     if not tensor.is_floating_point() or not tensor.numel():
         return True
@@ -105,13 +106,13 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def plain_names(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors of a file without the prefixes of torch.compile and DistributedDataParallel.
+    """Remove the prefixes of torch.compile and DistributedDataParallel from the names of tensors.
 
     Args:
-        stored: Tensors by name.
+        stored: Tensors of a file by name.
 
     Raises:
-        AdtError: If two tensors then have the same name.
+        AdtError: If two tensors have the same name without these prefixes.
     """
     plain: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
@@ -124,10 +125,13 @@ def plain_names(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def with_scales(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors of a file, fp8 weights multiplied by their scales in float32, without supported scales.
+    """Replace fp8 weights that have supported scales with float32 products, and remove these scales.
 
     Args:
-        stored: Tensors by name.
+        stored: Tensors of a file by name.
+
+    Returns:
+        Tensors by name. A product is computed when it is read.
     """
     scaled = dict(stored)
     for name, weight in stored.items():
@@ -160,10 +164,10 @@ def _product(weight: StoredTensor, scale: StoredTensor) -> Tensor:
 
 
 class _Weights:
-    """Reader of a safetensors file that limits how much of it stays in memory.
+    """Reader of a safetensors file that limits how much of the file stays in memory.
 
-    It opens the file again after MOST_MAPPED bytes. Opening it for each tensor would take minutes for a file whose
-    header is long, which may be on purpose.
+    The reader opens the file again after :data:`MOST_MAPPED` bytes. It does not open the file for each tensor, because
+    a malicious file can have such a long header that this would take minutes.
     """
 
     def __init__(self, file: Path):
@@ -181,7 +185,7 @@ class _Weights:
 
 
 def _read_safetensors(file: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file. Only its header is read."""
+    """Return the tensors of a safetensors file. Only the header is read; ``StoredTensor.read`` reads the data later."""
     read = _Weights(file).read
     try:
         with safe_open(file, "pt") as opened:
@@ -197,19 +201,19 @@ def _read_safetensors(file: Path) -> dict[str, StoredTensor]:
 def _unpickled(file: Path) -> Any:
     """Load a pickle without executing code from it.
 
-    Training checkpoints, such as LlamaGen's, also contain command-line arguments as a Namespace. Unpickling one only
-    sets attributes, so the class is allowed during this call.
+    Training checkpoints, such as LlamaGen's, also contain the command-line arguments as an ``argparse.Namespace``.
+    Unpickling a Namespace only sets attributes, so this function allows the class.
     """
     with _UNPICKLING, ExitStack() as stack:
         if Namespace not in torch.serialization.get_safe_globals():
             stack.enter_context(torch.serialization.safe_globals([Namespace]))
-        # files of torch before 1.6 are not zip files and can't be mapped
+        # files that torch before 1.6 wrote are not zip files, and torch can't memory-map them
         return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
 
 
 def _read_pickle(file: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a file written by ``torch.save``."""
-    if file.suffix == ".safetensors":  # torch.load selects its reader by the name
+    if file.suffix == ".safetensors":  # torch.load would read it as a safetensors file
         name = "pytorch_model.bin" if file.stem == "model" else f"{file.stem}.pt"
         raise AdtError(f"{file} is a pickle, not a safetensors file; rename it to {name}, or download the file again.")
     if TorchVersion(torch.__version__) < SAFE_PICKLES:
@@ -234,7 +238,7 @@ def _read_pickle(file: Path) -> dict[str, StoredTensor]:
 
 
 def _is_dense(value: object) -> bool:
-    """Return whether a value of a pickle is a dense tensor with data on the CPU."""
+    """Return whether a value from a pickle is a dense tensor on the CPU."""
     return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
 
 
@@ -245,12 +249,13 @@ class NoWeights(AdtError):
 class Checkpoint:
     """Folder with a ``config.json`` and weights files, or a single weights file.
 
-    Tensors are read when they are needed.
+    The constructor reads only the configuration and the headers of the weights files. ``StoredTensor.read`` reads a
+    tensor.
 
     Attributes:
         path: The folder or file.
         folder: The folder that contains the weights.
-        files: Weights files.
+        files: All weights files, including those that ``add`` added.
         config: Fields of the ``config.json`` in the folder or in the weights file; {} if there is none.
     """
 
@@ -279,7 +284,7 @@ class Checkpoint:
         self.config = self.config or self.embedded(CONFIG)
 
     def embedded(self, name: str) -> dict:
-        """Return the JSON object in a tensor of bytes.
+        """Return the JSON object that is stored as a tensor of bytes.
 
         Args:
             name: Name of the tensor.
@@ -304,12 +309,14 @@ class Checkpoint:
 
         Args:
             file: The weights file.
-            prefix: Prefix to add to the names of its tensors.
-            only: Prefixes of the tensors to add; by default all are added.
-            replaces: Whether they replace tensors of the same name in other files.
+            prefix: Prefix to add to the names of the file's tensors.
+            only: Add only tensors whose names, without ``prefix``, begin with one of these strings. By default, all
+                tensors are added.
+            replaces: Whether the tensors may replace tensors of the same name in other files.
 
         Raises:
-            AdtError: If the file can't be read, or contains a tensor of another file that it may not replace.
+            AdtError: If the file can't be read, or if it has a tensor of the same name as another file although
+                ``replaces`` is False.
         """
         file_checks.refuse_dangling(file)
         if not file.is_file():
@@ -329,14 +336,14 @@ class Checkpoint:
     def find_companion(self, patterns: tuple[str, ...]) -> Path | None:
         """Return a file or folder that the model needs in addition to its own files, such as its codec.
 
-        The search covers the checkpoint's folder, the folder above and ``home``, in this order. A link whose target is
-        missing is the last choice; reading it raises an error.
+        The method searches the checkpoint's folder, then its parent folder, then ``home``. If it finds only a symbolic
+        link whose target is missing, it returns the link; reading the link then raises an error.
 
         Args:
-            patterns: Glob patterns, the preferred one first.
+            patterns: Glob patterns in order of preference.
 
         Returns:
-            The path; None if there is none.
+            The path; None if nothing matches.
         """
         folders = dict.fromkeys((self.folder, self.folder.parent, self.home))
         places = [(folder, pattern) for folder in folders for pattern in patterns]
@@ -346,24 +353,24 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """Name of its folder, file or repository."""
+        """Name of the checkpoint's folder, file or repository, for messages and lists."""
         return name_of(self.path)
 
     @property
     def home(self) -> Path:
-        """Folder that contains the checkpoint, usually next to others."""
+        """Folder that contains the checkpoint, and usually other checkpoints."""
         return home_of(self.path)
 
     @property
     def names(self) -> KeysView[str]:
-        """Names of its tensors."""
+        """Names of the tensors in all weights files."""
         return self._tensors.keys()
 
     def __getitem__(self, name: str) -> StoredTensor:
-        """Return a tensor, which is not read yet.
+        """Return a tensor by name, without reading its data.
 
         Raises:
-            AdtError: If it is missing.
+            AdtError: If the tensor is missing.
         """
         if name not in self._tensors:
             raise AdtError(f"{self.path} lacks the tensor {name!r}; {INCOMPLETE}.")
@@ -374,10 +381,10 @@ class Checkpoint:
 
         Args:
             name: Name of the tensor.
-            least: Smallest number of dimensions.
+            least: Minimum number of dimensions.
 
         Raises:
-            AdtError: If the tensor is missing or has fewer dimensions.
+            AdtError: If the tensor is missing, or if it has fewer than ``least`` dimensions.
         """
         shape = self[name].shape
         if len(shape) < least:
@@ -385,9 +392,9 @@ class Checkpoint:
         return shape
 
     def count(self, name: str) -> int:
-        """Return the number of tensors with consecutive numbers in their names.
+        """Return how many tensors have names that differ only in a number and are numbered 0, 1, 2 and so on.
 
         Args:
-            name: Name in which "{}" stands for the number, which begins at 0.
+            name: Name of the tensors, with "{}" in the place of the number.
         """
         return next(number for number in count() if name.format(number) not in self.names)

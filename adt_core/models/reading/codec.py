@@ -1,4 +1,7 @@
-"""Configuration and tensor names of VQGAN codecs in checkpoints."""
+"""Configuration and tensor names of VQGAN codecs in checkpoints.
+
+:mod:`..vq` explains codes and levels. ``up.0`` is the first level of the decoder in a checkpoint's tensor names.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,21 @@ VQ16_NAMES = {
     "mid.attn_1.": "mid.1.",
     "mid.block_2.": "mid.2.",
 }
-"""From our names, with ``up.0`` as the coarsest level, to the names of VQ-16's authors."""
+"""Parts of tensor names: name in :class:`..vq.VQModel` -> name in the VQ-16 of LlamaGen's authors.
+:func:`coarsest_first` must renumber the levels of the decoder first."""
 
 
 def check_channels(image_channels: int, widths: Iterable[int], source: ConfigSource) -> None:
     """Check the numbers of channels of a codec.
 
     Args:
-        image_channels: Channels of its images.
-        widths: Channels of its levels.
+        image_channels: Number of channels of an image.
+        widths: Number of channels of each level.
         source: The checkpoint, for error messages.
 
     Raises:
-        AdtError: If there are not 3 image channels, or a level is too wide or can't be divided into the norms' groups.
+        AdtError: If images do not have 3 channels, or if the channels of a level are too many or not a multiple of
+            :data:`..vq.NORM_GROUPS`.
     """
     if image_channels != 3:
         problem = f"has {image_channels} image channels, but 3 were expected"
@@ -49,7 +54,7 @@ def vq_config(fields: dict, source: ConfigSource) -> VQConfig:
     """Return the shape of a codec from a ``vq_config``.
 
     Args:
-        fields: The ``vq_config``; missing fields have the defaults of :class:`..vq.VQConfig`.
+        fields: Fields of the ``vq_config``. Missing fields have the defaults of :class:`..vq.VQConfig`.
         source: The checkpoint, for error messages.
 
     Raises:
@@ -67,12 +72,13 @@ def vq_config(fields: dict, source: ConfigSource) -> VQConfig:
 
 
 def codec_shape(checkpoint: Checkpoint, prefix: str, blocks: str) -> dict[str, Any]:
-    """Return fields of a :class:`..vq.VQConfig` from the shapes of a codec's tensors.
+    """Return the fields of a :class:`..vq.VQConfig` that follow from the shapes of a codec's tensors.
 
     Args:
         checkpoint: The files.
         prefix: Prefix of the codec's tensors.
-        blocks: Names of the encoder's residual blocks, such as "down.{}.block.{}" for level and block.
+        blocks: Pattern for the names of the encoder's residual blocks, such as "down.{}.block.{}". The numbers of level
+            and block replace the braces.
 
     Raises:
         AdtError: If the shapes contradict each other.
@@ -97,12 +103,13 @@ def codec_shape(checkpoint: Checkpoint, prefix: str, blocks: str) -> dict[str, A
 
 
 def codec_config(checkpoint: Checkpoint, prefix: str, default: VQConfig) -> VQConfig:
-    """Return the shape of a codec that has no configuration.
+    """Return the shape of a codec from its tensors, for a codec without a configuration file.
 
     Args:
         checkpoint: The files.
         prefix: Prefix of the codec's tensors.
-        default: Shape of the published codec, used for fields that the tensors don't determine.
+        default: Shape of the published codec. It is returned if the checkpoint has no codec; otherwise its values are
+            used for fields that the tensors don't determine.
 
     Raises:
         AdtError: If the shapes of the tensors contradict each other.
@@ -122,10 +129,11 @@ def codec_config(checkpoint: Checkpoint, prefix: str, default: VQConfig) -> VQCo
 def coarsest_first(name: str, config: VQConfig) -> str:
     """Return a parameter's name in checkpoints where ``up.0`` is the coarsest level (LlamaGen, transformers' Janus).
 
-    In :class:`..vq.VQModel`, as in Chameleon's checkpoints, it is the finest one.
+    In :class:`..vq.VQModel` and in Chameleon's checkpoints, ``up.0`` is the finest level. For example, with 5 levels,
+    ``decoder.up.0.block.1`` becomes ``decoder.up.4.block.1``.
 
     Args:
-        name: Name of the parameter.
+        name: Name of the parameter in :class:`..vq.VQModel`.
         config: Shape of the codec.
     """
     parts = name.split(".")
@@ -139,6 +147,6 @@ def vq_entries(codec: VQModel, prefix: str) -> list[Entry]:
 
     Args:
         codec: The codec.
-        prefix: Prefix of its tensors.
+        prefix: Prefix of the codec's tensors in the checkpoint.
     """
     return module_entries(codec, prefix, lambda name: coarsest_first(name, codec.config))

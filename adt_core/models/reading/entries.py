@@ -1,4 +1,4 @@
-"""Loading of parameters: which tensors of a checkpoint each parameter is made of, and how."""
+"""Loading of parameters. An entry states which tensors of a checkpoint a parameter is made of, and how."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from .checkpoint import INCOMPLETE, OTHER_MODEL, Checkpoint, StoredTensor, is_fi
 from .file_checks import ORIGINAL
 
 _UNQUANTISED = re.compile(r"b?f(loat)?(16|32|64)|f(loat)?8_e[45]m\w+", re.IGNORECASE)
-"""Dtypes of weights that are stored as such, in the notations of safetensors and torch. Others need scales."""
+"""Dtypes whose numbers are the weights themselves, in the notations of safetensors ("F16") and torch ("float16"). Other
+dtypes need scales."""
 _WIDER = {torch.bfloat16: "float32", torch.float32: "float64"}
-"""dtype -> the next one with a larger range. Narrower dtypes leave a choice."""
+"""Dtype of a parameter -> the dtype to recommend if its range is too small. For narrower dtypes, there are two."""
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
@@ -26,14 +27,15 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Entry:
-    """Source of a parameter.
+    """Source of a parameter: the tensors of a checkpoint that it is made of.
 
     Attributes:
         parameter: The parameter to fill.
-        names: Names of the tensors in the checkpoint that it is made of.
-        shapes: Shapes that these tensors must have.
-        make: Returns the value of the parameter from the tensors; by default it concatenates them along dim 0.
-        put: Stores the value; by default it is copied to the parameter.
+        names: Names of the tensors in the checkpoint.
+        shapes: Shapes that the tensors must have.
+        make: Function that computes the value of the parameter from the tensors. The default concatenates them along
+            dimension 0.
+        put: Function that stores the value. None to copy the value to the parameter.
     """
 
     parameter: Tensor
@@ -43,10 +45,10 @@ class Entry:
     put: Callable[[Tensor], object] | None = None
 
     def renamed(self, changes: Mapping[str, str]) -> Entry:
-        """Return the same entry for tensors of other names.
+        """Return the same entry with other names of the tensors.
 
         Args:
-            changes: Every key is replaced by its value in the names, in this order.
+            changes: Replacements within the names: each key is replaced with its value. They run in this order.
         """
         names = self.names
         for old, new in changes.items():
@@ -55,7 +57,7 @@ class Entry:
 
 
 def transposed(tensors: list[Tensor]) -> Tensor:
-    """Concatenate tensors along dim 0 and transpose the result: a value for ``Entry.make``."""
+    """Concatenate tensors along dimension 0 and transpose the result. Used as ``Entry.make``."""
     return _joined(tensors).T
 
 
@@ -67,7 +69,7 @@ def copy_entry(
     Args:
         parameter: The parameter.
         name: Name of the tensor.
-        transpose: Whether the tensor is transposed.
+        transpose: Whether the parameter is the transpose of the tensor.
         put: As in :class:`Entry`.
     """
     shape = parameter.T.shape if transpose else parameter.shape
@@ -75,33 +77,34 @@ def copy_entry(
 
 
 def module_entries(module: nn.Module, prefix: str, renamed: Callable[[str], str] = str) -> list[Entry]:
-    """Return the entries of all parameters of a module, as copies.
+    """Return the entries of all parameters of a module. Each parameter is a copy of one tensor.
 
     Args:
         module: The module.
-        prefix: Prefix of the tensors.
-        renamed: Returns a tensor's name from the parameter's name, both without prefix.
+        prefix: Prefix of the tensors' names.
+        renamed: Function that converts a parameter's name to its tensor's name, both without prefix. By default, both
+            names are equal.
     """
     return [copy_entry(parameter, prefix + renamed(name)) for name, parameter in module.named_parameters()]
 
 
 def missing_tensors(entries: list[Entry], checkpoint: Checkpoint) -> list[str]:
-    """Return the names of the tensors that the entries need and the checkpoint lacks."""
+    """Return the names of those tensors of the entries that are missing in the checkpoint."""
     return [name for entry in entries for name in entry.names if name not in checkpoint.names]
 
 
 def check_entries(
     entries: list[Entry], checkpoint: Checkpoint, remedies: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Check that all tensors are there and have the expected shapes and dtypes, without reading them.
+    """Check that the checkpoint has all tensors, with the expected shapes and dtypes. The tensors are not read.
 
     Args:
         entries: Sources of the parameters.
         checkpoint: The files.
-        remedies: Prefix of a missing tensor -> what to do, for the error message.
+        remedies: What to do if a tensor is missing, for the error message. Keys are prefixes of the tensors' names.
 
     Raises:
-        AdtError: If a tensor is missing, has another shape, or is quantised.
+        AdtError: If a tensor is missing, has an unexpected shape, or is quantised.
     """
     missing = missing_tensors(entries, checkpoint)
     if missing:
@@ -119,7 +122,7 @@ def check_entries(
 
 
 def _check_dtypes(names: list[str], checkpoint: Checkpoint) -> None:
-    """Raise an AdtError if a tensor is quantised."""
+    """Raise an AdtError if one of the named tensors is quantised."""
     scaled = {name.rpartition(".")[0] for name in checkpoint.names if "scale" in name.rpartition(".")[2].lower()}
     for name in names:
         dtype = checkpoint[name].dtype
@@ -134,12 +137,12 @@ def _check_dtypes(names: list[str], checkpoint: Checkpoint) -> None:
 
 @torch.no_grad()
 def fill(entries: list[Entry], checkpoint: Checkpoint, check: Check | None = None) -> None:
-    """Read the parameters one by one, directly to their device.
+    """Fill the parameters of all entries one by one.
 
     Args:
         entries: Sources of the parameters.
         checkpoint: The files.
-        check: Called before each parameter; it may raise to cancel.
+        check: Called before each parameter. It may raise an exception to cancel.
 
     Raises:
         AdtError: If a number in a file is not finite, or too large for the dtype of its parameter.
@@ -158,7 +161,7 @@ def fill(entries: list[Entry], checkpoint: Checkpoint, check: Check | None = Non
 def _may_overflow(dtype: torch.dtype, source: torch.dtype) -> bool:
     """Return whether finite numbers of the dtype ``source`` may become infinite in a parameter of ``dtype``.
 
-    float16 always may: ``put`` multiplies a few weights.
+    For float16 parameters the answer is always True, because some ``put`` functions multiply the value.
     """
     if not (dtype.is_floating_point and source.is_floating_point):
         return False
@@ -166,7 +169,7 @@ def _may_overflow(dtype: torch.dtype, source: torch.dtype) -> bool:
 
 
 def _refuse_overflow(parameter: Tensor, sources: list[StoredTensor]) -> None:
-    """Raise an AdtError if a parameter, made of the finite numbers of ``sources``, is not finite."""
+    """Raise an AdtError if a parameter is not finite, although the tensors of ``sources`` are finite."""
     if is_finite(widened(parameter)):
         return
     largest = [widened(stored.read()).abs().max().item() for stored in sources]

@@ -14,7 +14,7 @@ from ..config import ACTIVATIONS
 from .file_checks import refuse_damaged
 
 ConfigSource = Path | str
-"""Checkpoint that error messages name."""
+"""Path or description of a checkpoint, for error messages."""
 USUAL_MOST = 2**21
 MOST = {
     **dict.fromkeys(
@@ -23,9 +23,9 @@ MOST = {
     **dict.fromkeys(("resolution", "image_size", "channel_multiplier", "attn_resolutions"), 2**14),
     **dict.fromkeys(("num_res_blocks", "layers_per_block"), 99),
 }
-"""Upper bounds of sizes: lower ones by name, USUAL_MOST for all others."""
+"""Upper bounds of integer fields by name. Fields without an entry have the bound USUAL_MOST."""
 MOST_LEVELS = 12
-"""Longest list of sizes."""
+"""Maximum length of a field that is a list of sizes."""
 
 
 def read_json(file: Path) -> dict:
@@ -45,11 +45,11 @@ def json_object(read: Callable[[], str | bytes], place: str) -> dict:
     """Return the JSON object in the text that ``read`` returns.
 
     Args:
-        read: Returns the text; it may raise OSError or ValueError.
+        read: Function that returns the text. It may raise OSError or ValueError.
         place: Where the text is stored, for error messages.
 
     Raises:
-        AdtError: If it is not a JSON object.
+        AdtError: If ``read`` fails, or if the text is not a JSON object.
     """
     try:
         value = parse_json(read())
@@ -61,10 +61,10 @@ def json_object(read: Callable[[], str | bytes], place: str) -> dict:
 
 
 def section(config: dict, name: str, source: ConfigSource) -> dict:
-    """Return a section of a ``config.json``.
+    """Return a section of a ``config.json``: a field that is itself an object, such as ``text_config``.
 
     Args:
-        config: The fields.
+        config: Fields of the ``config.json``.
         name: Name of the section.
         source: The checkpoint, for error messages.
 
@@ -78,14 +78,14 @@ def section(config: dict, name: str, source: ConfigSource) -> dict:
 
 
 def read(config: dict, name: str, kind: Kind, source: ConfigSource, default: Any = None) -> Any:
-    """Return a field of a ``config.json``.
+    """Return a field of a ``config.json`` after checking its value.
 
     Args:
-        config: The fields.
+        config: Fields of the ``config.json``.
         name: Name of the field.
-        kind: Type and bounds of its value.
+        kind: Allowed type and bounds of the value.
         source: The checkpoint, for error messages.
-        default: Value of a field that is missing or null; with None the field is required.
+        default: Value to return if the field is missing or null. If None, the field is required.
 
     Raises:
         AdtError: If the value is not of this kind.
@@ -100,16 +100,16 @@ def read(config: dict, name: str, kind: Kind, source: ConfigSource, default: Any
 
 
 def size(config: dict, name: str, source: ConfigSource, default: int | None = None) -> int:
-    """Return a field that is a size: an integer from 1 to a bound that no published model exceeds.
+    """Return a field that is a size: an integer from 1 to a bound that no published model exceeds (:data:`MOST`).
 
     Args:
-        config: The fields.
+        config: Fields of the ``config.json``.
         name: Name of the field.
         source: The checkpoint, for error messages.
-        default: Value of a field that is missing, null or 0; with None the field is required.
+        default: Value to return if the field is missing, null or 0. If None, the field is required.
 
     Raises:
-        AdtError: If the value is not such an integer.
+        AdtError: If the value is not an integer in this range.
     """
     value = config.get(name) or default
     return read({name: value}, name, whole_number(1, MOST.get(name, USUAL_MOST)), source)
@@ -119,14 +119,14 @@ def sizes(config: dict, name: str, source: ConfigSource, default: tuple[int, ...
     """Return a field that is a list of sizes.
 
     Args:
-        config: The fields.
+        config: Fields of the ``config.json``.
         name: Name of the field.
         source: The checkpoint, for error messages.
-        default: Value of a field that is missing or null; with None the field is required.
-        low: Smallest allowed size, and smallest allowed length of the list.
+        default: Value to return if the field is missing or null. If None, the field is required.
+        low: Smallest allowed size. It is also the smallest allowed length of the list.
 
     Raises:
-        AdtError: If the value is not such a list.
+        AdtError: If the value is not a list of sizes.
     """
     kind = list_of(whole_number(low, MOST.get(name, USUAL_MOST)), low, MOST_LEVELS)
     return tuple(read(config, name, kind, source, default))
@@ -148,14 +148,15 @@ _SUPPORTED: dict[str, tuple] = {
     **dict.fromkeys(("logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier"), _ONE),
     "partial_rotary_factor": _ONE,
 }
-"""Fields that change the computation of a decoder, with the values that :mod:`..layers` implements."""
+"""Fields that change the computation of a decoder, with the values that :mod:`..layers` supports. None means that the
+field may be missing."""
 
 
 def check_supported(config: dict, source: ConfigSource) -> None:
-    """Raise an error if a ``config.json`` describes a decoder that computes something else than :mod:`..layers`.
+    """Raise an error if a ``config.json`` describes a decoder that :mod:`..layers` does not implement.
 
     Args:
-        config: The fields.
+        config: Fields of the ``config.json``.
         source: The checkpoint, for error messages.
 
     Raises:

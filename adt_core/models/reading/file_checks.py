@@ -1,4 +1,4 @@
-"""Checks for files that look like weights but can't be read as such: damaged, incomplete or quantised ones."""
+"""Checks for weights files that can't be read: damaged, incomplete or quantised files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ORIGINAL = "use the original weights (to save memory, choose 'int8 weights' in t
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _ZIP = b"PK\x03\x04"  # first bytes of a zip file
 _ZIP_END = b"PK\x05\x06"  # record at the end of a zip file
-_ZIP_TAIL = 2**16  # most bytes from that record to the end of the file
+_ZIP_TAIL = 2**16  # maximum distance from the record _ZIP_END to the end of the file, in bytes
 _PICKLED = (_ZIP, b"\x80")
-"""First bytes of files of ``torch.save``: zip files, and pickles before torch 1.6."""
+"""First bytes of files that ``torch.save`` writes: zip files, and plain pickles in torch before 1.6."""
 _QUANTISED = re.compile(
     r"\.(absmax|quant_map|nested_absmax|nested_quant_map|SCB|weight_format|quant_state\..*"  # bitsandbytes
     r"|qweight|qzeros|scales|g_idx|zeros"  # GPTQ, AWQ
@@ -26,15 +26,16 @@ _QUANTISED = re.compile(
     r"|W_q|codebooks|weight\._data|weight\._scale|weight_scales)$"  # HQQ, AQLM, quanto, EETQ
     r"|(^|\.)scaled_fp8$|_proj_(blocks|scales)$"  # marker of ComfyUI's fp8 files, MXFP4
 )
-"""Names of tensors that accompany quantised weights."""
+"""Names of tensors that occur only in checkpoints with quantised weights, such as their scales."""
 _DFLOAT11 = re.compile(r"(^|\.)(encoded_exponent|sign_mantissa)$")
-"""Names of the tensors in which DFloat11 (arXiv 2504.11651) stores a bfloat16 matrix."""
+"""Names of tensors that occur only in checkpoints that DFloat11 (arXiv 2504.11651) compressed."""
 
 
 def is_pickle(file: Path) -> bool:
-    """Return whether a weights file is a pickle, by its content, or by its name if the content is ambiguous.
+    """Return whether a weights file is a pickle.
 
-    A safetensors file begins with the length of its header, 8 bytes, and the header's brace.
+    The first bytes decide if they identify the format; otherwise the suffix decides. A safetensors file begins with the
+    length of its header (8 bytes), followed by the header, whose first character is "{".
 
     Args:
         file: The file.
@@ -50,18 +51,18 @@ def is_pickle(file: Path) -> bool:
 
 
 def dangling_link(path: Path) -> Path | None:
-    """Return the symbolic link whose target is missing, if a path is one or leads through one."""
+    """Return the path itself or its nearest parent that is a symbolic link to a missing target; None without one."""
     return next((place for place in (path, *path.parents) if os.path.islink(place) and not os.path.exists(place)), None)
 
 
 def refuse_dangling(path: Path) -> None:
-    """Raise an error if a path is a symbolic link whose target is missing, or leads through one.
+    """Raise an error if the path or one of its parents is a symbolic link whose target is missing.
 
     Args:
         path: The path.
 
     Raises:
-        AdtError: If so.
+        AdtError: If there is such a link.
     """
     link = dangling_link(path)
     if link is not None:
@@ -72,7 +73,7 @@ def refuse_dangling(path: Path) -> None:
 def refuse_damaged(file: Path) -> None:
     """Raise an error if a file is a dangling link, a Git LFS pointer or an incomplete zip file.
 
-    A file that can't be opened passes; its reader raises the error.
+    The function raises no error for a file that can't be opened. The reader of the file raises it later.
 
     Args:
         file: The file.
@@ -103,11 +104,11 @@ def refuse_quantised(path: Path, config: dict, names: Iterable[str]) -> None:
 
     Args:
         path: The checkpoint, for the error message.
-        config: Fields of its ``config.json``.
-        names: Names of its tensors.
+        config: Fields of the checkpoint's ``config.json``.
+        names: Names of the checkpoint's tensors.
 
     Raises:
-        AdtError: If so.
+        AdtError: If the weights are quantised or compressed.
     """
     names = list(names)
     if config.get("dfloat11_config") is not None or any(map(_DFLOAT11.search, names)):

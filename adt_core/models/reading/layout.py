@@ -1,4 +1,7 @@
-"""Layout of Hugging Face checkpoints: configuration, tensor names and token ids of a decoder."""
+"""Layout of Hugging Face checkpoints: configuration, tensor names and token ids of a decoder.
+
+An entry (:class:`.entries.Entry`) states which tensors of the checkpoint a parameter is made of.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,18 @@ from .entries import Entry, copy_entry, transposed
 from .fields import check_supported, read, section, size
 
 _MIN_PROMPT = 64
-"""Fewest positions that must remain for the prompt."""
+"""Minimum number of positions that a configuration must leave for the prompt."""
 _RAISED_PROMPT = 1024
-"""Positions for the prompt if a configuration leaves fewer than that."""
+"""Number of positions that the prompt gets if a configuration leaves fewer than _MIN_PROMPT."""
 
 
 def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderConfig:
     """Return the shape of a decoder, or of a drafter, from a ``config.json``.
 
     Args:
-        config: The fields.
+        config: Fields of the ``config.json``.
         source: The checkpoint, for error messages.
-        **changes: Fields of the result that the ``config.json`` does not determine.
+        **changes: Fields of the result, which take precedence over the ``config.json``.
 
     Raises:
         AdtError: If a field is missing or has an unsupported value.
@@ -66,13 +69,13 @@ def decoder_config(config: dict, source: Path | str, **changes: Any) -> DecoderC
 
 
 def with_min_positions(config: DecoderConfig, tokens: int) -> DecoderConfig:
-    """Return the shape with at least the positions that an image and its prompt need.
+    """Return the shape with enough positions for an image and its prompt.
 
-    Some published configurations state fewer positions than their images have.
+    Some published configurations state fewer positions than the model's own images have tokens.
 
     Args:
         config: Shape of the decoder.
-        tokens: Tokens of an image.
+        tokens: Number of tokens of an image.
     """
     if config.max_positions >= tokens + _MIN_PROMPT:
         return config
@@ -80,12 +83,12 @@ def with_min_positions(config: DecoderConfig, tokens: int) -> DecoderConfig:
 
 
 def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Entry]:
-    """Return the entries of a layer. Matrices with the same input are fused.
+    """Return the entries of a layer. Matrices with the same input are concatenated: q, k, v, and gate, up.
 
     Args:
         layer: The layer.
         checkpoint: The files.
-        prefix: Prefix of the layer's tensors, without the dot.
+        prefix: Prefix of the layer's tensors, without the final dot.
 
     Raises:
         AdtError: If a matrix has a bias that is not supported.
@@ -121,7 +124,7 @@ def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Ent
 
 
 def _gate_up_shapes(c: DecoderConfig, checkpoint: Checkpoint, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of the MLP's input matrices, which some models store as one."""
+    """Return names and shapes of the MLP's gate and up matrices. Some models store both as one matrix."""
     if f"{prefix}.mlp.gate_up_proj.weight" in checkpoint.names:
         return {f"{prefix}.mlp.gate_up_proj.weight": (2 * c.intermediate_size, c.hidden_size)}
     return {f"{prefix}.mlp.{x}_proj.weight": (c.intermediate_size, c.hidden_size) for x in ("gate", "up")}
@@ -135,35 +138,43 @@ def _refuse_biases(checkpoint: Checkpoint, weights: Iterable[str]) -> None:
 
 
 def _fuse_qkv(c: DecoderConfig) -> Callable[[list[Tensor]], Tensor]:
-    """Return the function that concatenates q, k and v [rows, ...], with the heads of q and k in :func:`head_order`."""
+    """Return a function that concatenates the weights or biases of q, k and v along dimension 0.
+
+    The function also reorders the elements of each head of q and k (:func:`head_order`).
+    """
     order = head_order(c)
     return lambda parts: torch.cat([*(reorder_heads(part, order) for part in parts[:2]), parts[2]])
 
 
 def reorder_heads(part: Tensor, order: Tensor | None) -> Tensor:
-    """Return q or k with the elements of every head in another order.
+    """Reorder the elements of every head of q or k.
 
     Args:
-        part: [heads * head_dim, ...] weight or bias.
-        order: [head_dim] int64, index in ``part`` of each element; None to keep the order.
+        part: [heads * head_dim, ...] weight or bias of q or k.
+        order: [head_dim] int64: element i of a result's head is element ``order[i]`` of the head in ``part``. None to
+            keep the order.
     """
     return part if order is None else part.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
 
 
 def head_order(c: DecoderConfig) -> Tensor | None:
-    """Return the order in which a checkpoint stores the elements of our heads of q and k.
+    """Return how to reorder the elements of each head of q and k, so that :mod:`..rotary` rotates the right pairs.
 
-    Our rotation pairs element i with element i + head_dim / 2. Models with ``grid_rope`` pair neighbours. Models with
-    ``mrope_section`` pair the halves of the first part of a head; the remaining elements are not rotated.
+    :mod:`..rotary` rotates element i together with element i + head_dim / 2. In checkpoints of models with
+    ``grid_rope``, a pair is two neighbouring elements. In checkpoints of models with ``mrope_section``, only the first
+    2 * sum(mrope_section) elements of a head are rotated, and element i forms a pair with element
+    i + sum(mrope_section).
 
     Args:
         c: Shape of the decoder.
 
     Returns:
-        [head_dim] int64, index in the checkpoint of each of our elements; None if they are equal.
+        [head_dim] int64: for each element of a head here, its index in the checkpoint's head. None if the order is the
+        same.
     """
-    # head_dim 8: with grid_rope [0, 2, 4, 6, 1, 3, 5, 7];
-    # with mrope_section (1, 1, 0), where elements 0 to 3 are rotated: [0, 1, 4, 5, 2, 3, 6, 7]
+    # For head_dim 8:
+    #   with grid_rope, the checkpoint's pairs are (0, 1), (2, 3) and so on: [0, 2, 4, 6, 1, 3, 5, 7]
+    #   with mrope_section (1, 1, 0), they are (0, 2) and (1, 3); 4 to 7 are not rotated: [0, 1, 4, 5, 2, 3, 6, 7]
     if c.grid_rope is not None:
         return torch.arange(c.head_dim).view(-1, 2).T.flatten()
     if c.mrope_section is not None:
@@ -175,9 +186,16 @@ def head_order(c: DecoderConfig) -> Tensor | None:
 
 
 def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attention: str, kind: str) -> Entry:
-    """Return the entry of the norms of q and k [heads, head dim].
+    """Return the entry of the weights or biases of the norms of q and k: [heads of q and k, head dim].
 
-    Lumina-mGPT stores fewer rows, each for several successive heads.
+    Lumina-mGPT stores fewer rows than heads. Several consecutive heads then use the same row.
+
+    Args:
+        parameter: The parameter to fill.
+        c: Shape of the decoder.
+        checkpoint: The files.
+        attention: Prefix of the layer's attention tensors, without the final dot.
+        kind: "weight" or "bias".
     """
     names = tuple(f"{attention}.{x}_norm.{kind}" for x in "qk")
     heads = (c.num_heads, c.num_kv_heads)
@@ -191,7 +209,7 @@ def _qk_norm(parameter: Tensor, c: DecoderConfig, checkpoint: Checkpoint, attent
 
 
 def body_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str) -> list[Entry]:
-    """Return the entries of layers and final norm, whose tensors begin with ``prefix``."""
+    """Return the entries of all layers and the final norm. The names of their tensors begin with ``prefix``."""
     entries = [copy_entry(decoder.norm, f"{prefix}norm.weight")]
     for i, layer in enumerate(decoder.layers):
         entries += layer_entries(cast(Layer, layer), checkpoint, f"{prefix}layers.{i}")
@@ -201,14 +219,14 @@ def body_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str) -> list[
 def decoder_entries(
     decoder: Decoder, checkpoint: Checkpoint, prefix: str = "model.", head: str = "lm_head.weight", rows: int = 0
 ) -> list[Entry]:
-    """Return the entries of embedding, layers, final norm and head. Only the head's rows of image tokens are used.
+    """Return the entries of embedding, layers, final norm and head. Of the head, only the rows of codes are used.
 
     Args:
         decoder: The decoder.
         checkpoint: The files.
-        prefix: Prefix of all tensors but the head.
+        prefix: Prefix of all tensors except the head.
         head: Name of the head's tensor.
-        rows: Rows of the head if it does not cover the complete vocabulary; else 0.
+        rows: Number of rows of the head's tensor; 0 for one row per token of the vocabulary.
 
     Raises:
         AdtError: If the configuration ties embedding and head, but the family expects a separate head.
@@ -232,11 +250,11 @@ def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...], vocab_size:
 
     Args:
         checkpoint: The files.
-        needed: Names that must be present.
-        vocab_size: Size of the vocabulary; by default the field of the config.json.
+        needed: Names that the map must contain.
+        vocab_size: Size of the vocabulary; 0 for the field ``vocab_size`` of the config.json.
 
     Raises:
-        AdtError: If a name is missing, or an id is not below ``vocab_size``.
+        AdtError: If a name is missing, or if an id is not an integer from 0 to ``vocab_size`` - 1.
     """
     source = f"{checkpoint.path}: config.json's vocabulary_map"
     vocabulary = section({"vocabulary_map": {}, **checkpoint.config}, "vocabulary_map", checkpoint.path)
@@ -250,9 +268,10 @@ def read_vocabulary(checkpoint: Checkpoint, needed: tuple[str, ...], vocab_size:
 
 
 def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -> list[int]:
-    """Return the ids of image tokens that are named by their codes, in code order.
+    """Return the ids of image tokens whose names contain their codes, in code order.
 
-    The digits of a code may be the letters A to J.
+    For example, with ``begin`` "<|visual token " and ``end`` "|>", "<|visual token 000042|>" is the token of code 42.
+    The letters A to J may replace the digits 0 to 9.
 
     Args:
         vocabulary: Token ids by name.
@@ -274,7 +293,7 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
 
 
 def consecutive_ids(vocab_size: int, first: int, codes: int, source: Path, field: str = "vocab_size") -> list[int]:
-    """Return the ids of image tokens without names: code n has the id ``first`` + n.
+    """Return consecutive ids for the image tokens, for a vocabulary without their names: code n has id ``first`` + n.
 
     Args:
         vocab_size: Size of the vocabulary.

@@ -1,7 +1,9 @@
-"""Paths of checkpoints: the folder or file that a path refers to, its name, and which files in it are the weights.
+"""Paths of checkpoints: the folder or file that a path refers to, its name, and the weights files in it.
 
-A folder may also contain image decoders, other versions of the weights and files of other models. None of them may be
-mixed into the model or replace a part of it.
+A folder may also contain image decoders, other versions of the weights, and files of other models. The loader must not
+mix tensors of such files into the model.
+
+A set is a group of files that contains all weights of a model: one file, or several shards.
 """
 
 from __future__ import annotations
@@ -17,20 +19,21 @@ from .fields import read_json
 from .file_checks import PICKLES, refuse_dangling
 
 STAGE = "vision_language_encoder"
-"""Folder of the first of two stages, in a model in the layout of diffusers (GLM-Image)."""
+"""Folder of the first of two stages, in a checkpoint with the layout of diffusers (GLM-Image)."""
 _BUNDLED_FOLDER = Path(__file__).parents[2] / BUNDLED
 _PART = re.compile(r"(.*)-(\d{1,5})-of-(\d{1,5})((?:\.\w+)*)(\.\w+)")
 """Name of a shard of the weights, such as model-00001-of-00003.safetensors."""
 _CODEC = re.compile(r"(vqgan|movqgan_\w+|vq_ds\d+\w*)\.safetensors")
-"""Image decoders, which families find by name, also in the model's own folder."""
-_LISTED_FILES = 4  # in an error message
+"""Names of codec files. A codec in a model's folder is not one of the model's weights files. Families find it by its
+name."""
+_LISTED_FILES = 4  # maximum number of file names in an error message
 
 
 def resolve(path: str | Path, role: str) -> Path:
     """Return the folder or file of the checkpoint that a user's path refers to.
 
     Args:
-        path: "bundled", a folder, or a file.
+        path: "bundled", a folder or a file, as entered by the user.
         role: "target" or "drafter".
 
     Raises:
@@ -55,14 +58,15 @@ def resolve(path: str | Path, role: str) -> Path:
 
 
 def is_there(file: Path) -> bool:
-    """Return whether a path is a file, or a link to a missing one, for which the reader raises an error."""
+    """Return whether a path is a file or a symbolic link. If a link's target is missing, the reader raises an error."""
     return file.is_file() or file.is_symlink()
 
 
 def _complete_folder(path: Path) -> Path:
-    """Return the folder of a checkpoint if the path is one of its files, such as model.safetensors; else the path.
+    """Return the folder of a checkpoint, given one of its files, such as model.safetensors.
 
-    For ``snapshots`` in Hugging Face's cache, return the folder ``models--...``.
+    For the folder ``snapshots`` in Hugging Face's cache, return the folder ``models--...`` that contains it. Return any
+    other path unchanged.
     """
     if path.name == "snapshots" and path.parent.name.startswith("models--"):
         return path.parent
@@ -71,7 +75,7 @@ def _complete_folder(path: Path) -> Path:
 
 
 def _newest_snapshot(cache: Path) -> Path:
-    """Return the snapshot in a ``models--...`` folder that ``refs/main`` names, else the newest one."""
+    """Return a snapshot in a ``models--...`` folder: the one that ``refs/main`` names, or else the newest one."""
     folders = filter(Path.is_dir, (cache / "snapshots").iterdir())
     snapshots = sorted(folders, key=lambda folder: folder.stat().st_mtime)
     if not snapshots:
@@ -82,28 +86,35 @@ def _newest_snapshot(cache: Path) -> Path:
 
 
 def name_of(path: Path) -> str:
-    """Return the name of a checkpoint: its folder or file, or its repository in Hugging Face's cache."""
+    """Return the name of a checkpoint's folder or file. In Hugging Face's cache, return the repository's name."""
     name = _outer(path).name
     return name.rpartition("--")[2] if name.startswith("models--") else name
 
 
 def home_of(path: Path) -> Path:
-    """Return the folder that contains a checkpoint, usually next to others."""
+    """Return the folder that contains a checkpoint, and usually other checkpoints."""
     return _outer(path).parent
 
 
 def _outer(path: Path) -> Path:
-    """Return the folder ``models--...`` of a checkpoint in Hugging Face's cache; else its own folder or file."""
+    """Return a checkpoint's own folder or file; for one in Hugging Face's cache, its folder ``models--...``."""
     path = _complete_folder(path)
     path = path.parent if path.name == STAGE else path
     return path.parents[1] if path.parent.name == "snapshots" else path
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weights files of the model in a folder, without opening them.
+    """Return the weights files of the model in a folder, without opening the weights files.
 
-    An index selects them; without one, it is the file, or the shards, named ``model`` (pickles: ``pytorch_model``);
-    else the only set. Pickles are considered only if the folder has no safetensors file besides image decoders.
+    The first of these rules that applies selects the files:
+
+    1. the index ``model.safetensors.index.json``: the files that it names;
+    2. the single file or the shards named ``model``;
+    3. the only index with another name: the files that it names;
+    4. the only set in the folder.
+
+    If the folder contains no safetensors files except codecs, the rules apply to pickles, with the name
+    ``pytorch_model`` and the suffix ``.bin``.
 
     Args:
         folder: The folder.
@@ -112,7 +123,7 @@ def weight_files(folder: Path) -> list[Path]:
         The files; [] if there are none.
 
     Raises:
-        AdtError: If files are missing, or several sets are there and nothing selects one.
+        AdtError: If files are missing, or if no rule selects one of several sets.
     """
     safetensors = sorted(folder.glob("*.safetensors"))
     pickles = sorted(folder.glob("pytorch_model*.bin"))
@@ -130,7 +141,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[Path]:
-    """Return the files that an index names."""
+    """Return the files that an index names, or raise an AdtError if one of them is missing."""
     listed = read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not listed or not all(isinstance(name, str) for name in listed.values()):
         raise AdtError(f"{index} lists no weights files; download it again.")
@@ -143,9 +154,9 @@ def _indexed(index: Path) -> list[Path]:
 
 
 def _sets(files: list[Path]) -> dict[tuple[str, str], list[Path]]:
-    """Group files by the name of their set and by its number of shards, "" for a file that is not a shard.
+    """Group files by set. The key is the name of the set and its number of shards, "" for a file that is not a shard.
 
-    model-00001-of-00002.fp16.safetensors belongs to ("model.fp16", "00002").
+    For example, model-00001-of-00002.fp16.safetensors belongs to ("model.fp16", "00002").
     """
     sets: dict[tuple[str, str], list[Path]] = {}
     for file in files:
@@ -156,10 +167,12 @@ def _sets(files: list[Path]) -> dict[tuple[str, str], list[Path]]:
 
 
 def _only_set(folder: Path, stem: str, sets: dict[tuple[str, str], list[Path]]) -> list[Path]:
-    """Return the set named ``stem``, preferably a single file; else the only set.
+    """Return the files of the set named ``stem``, or of the only set if none has this name.
+
+    A single file named ``stem`` is preferred to shards of this name.
 
     Raises:
-        AdtError: If several sets are possible, or shards are missing.
+        AdtError: If several sets are possible, or if shards are missing.
     """
     if (stem, "") in sets:
         return sets[stem, ""]
@@ -187,6 +200,6 @@ def _complete(folder: Path, files: list[Path]) -> list[Path]:
 
 
 def _abridged(names: set[str]) -> str:
-    """Return the first names and the number of the others: error messages have a maximum length."""
+    """Return the first names, and the number of the others, so that an error message does not become too long."""
     more = f" and {len(names) - _LISTED_FILES} more" if len(names) > _LISTED_FILES else ""
     return ", ".join(name[:80] for name in sorted(names)[:_LISTED_FILES]) + more

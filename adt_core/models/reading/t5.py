@@ -1,4 +1,4 @@
-"""T5's text encoder (arXiv 1910.10683): transformers' modules, with a configuration whose fields are checked."""
+"""T5's text encoder (arXiv 1910.10683): the modules of transformers, with a checked configuration."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ _BUCKETS = {"relative_attention_num_buckets": 32, "relative_attention_max_distan
 
 
 def t5_encoder(config: dict, source: ConfigSource, default: Mapping[str, int], attention: str | None = None) -> Any:
-    """Return an empty T5EncoderModel.
+    """Return a T5EncoderModel without weights.
 
-    Only the fields that define its shape are passed on, because transformers loads code for some others.
+    The function passes only the fields that define the model's shape to transformers, because some other fields make
+    transformers load code.
 
     Args:
         config: Fields of the ``config.json``.
         source: The checkpoint, for error messages.
-        default: Sizes of a published T5, for fields that ``config`` lacks.
-        attention: transformers' name of an attention kernel; None for its default.
+        default: Sizes of a published T5 model, for fields that ``config`` lacks.
+        attention: Attention kernel, under its name in transformers, such as "eager"; None for the default.
 
     Raises:
         AdtError: If a field has an unsupported value.
@@ -35,5 +36,5 @@ def t5_encoder(config: dict, source: ConfigSource, default: Mapping[str, int], a
             attn_implementation=attention,
         )
     )
-    encoder.set_input_embeddings(encoder.shared)  # one module under both names, which to_empty would duplicate
+    encoder.set_input_embeddings(encoder.shared)  # shared.weight has two names; to_empty would make two copies
     return encoder

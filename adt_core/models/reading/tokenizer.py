@@ -1,8 +1,12 @@
 """Tokenizers of checkpoints, checked before the tokenizers library reads them.
 
-A ``tokenizer.json`` can make the library use any amount of memory or time, panic, or end the process. Therefore only
-the components of published tokenizers are accepted, with bounded sizes and published regular expressions. Truncation,
-padding and templates are ignored; the prompters of the families add special tokens. No other file is read.
+A malicious ``tokenizer.json`` can make the library use any amount of memory or time, or crash the process. This module
+therefore accepts only components that published tokenizers have, with limited sizes and with published regular
+expressions. It ignores truncation, padding and templates, because the prompters of the families add special tokens. It
+reads no other file of a tokenizer.
+
+A component is one of the JSON objects in a ``tokenizer.json``, such as the normalizer. A normalizer or pre-tokenizer
+consists of one or more steps.
 """
 
 from __future__ import annotations
@@ -24,11 +28,12 @@ from .fields import read_json
 _FILES = ("text_tokenizer.json", "tokenizer.json")
 _MOST_TOKENS = 2**20
 _MOST_MERGES = 2**21
-_MOST_BYTES = 2**22  # of all tokens together
-_LONGEST_TOKEN = 1024
-_MOST_STEPS = 16
+_MOST_BYTES = 2**22  # maximum sum of the lengths of all tokens, in bytes
+_LONGEST_TOKEN = 1024  # in bytes
+_MOST_STEPS = 16  # maximum number of steps of a component
 _LONGEST_REPLACEMENT = 64
-"""Most bytes with which a charsmap may replace a few; 33 in the published one."""
+"""Maximum length in bytes of a replacement in a charsmap, a table that replaces characters with texts. The longest
+replacement in the published charsmap has 33 bytes."""
 _LARGEST_SCORE = 1e6
 
 _CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
@@ -63,9 +68,10 @@ PUBLISHED_PATTERNS = frozenset(
         rf"\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
     )
 )
-"""Regular expressions of published tokenizers. Others may take exponential time."""
+"""Regular expressions of published tokenizers. Other expressions may take exponential time."""
 _CHARACTER_RUN = re.compile(r"(?:\\s\?)?\[[^\[\]\\^&]{1,2000}\]\+?")
-"""Run of listed characters, such as DeepSeek's tables of letters and of ideographs. It can't backtrack."""
+"""Other accepted regular expressions: one or more characters from a list, as in DeepSeek's tokenizer. They can't
+backtrack, so they can't take exponential time."""
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -80,7 +86,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         folder: The folder.
 
     Raises:
-        AdtError: If the folder contains none, or if it has components that are not supported.
+        AdtError: If the folder contains no tokenizer, or if the tokenizer has unsupported components.
     """
     files = [folder / name for name in _FILES]
     file = next((file for file in files if file.is_file() or file.is_symlink()), None)
@@ -90,14 +96,14 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def tokenizer_from_json(tokenizer: dict, file: Path) -> Tokenizer:
-    """Load a tokenizer.
+    """Check the content of a ``tokenizer.json`` and return the tokenizer.
 
     Args:
-        tokenizer: Content of a ``tokenizer.json``.
+        tokenizer: Content of the ``tokenizer.json``.
         file: The file that contains it, for error messages.
 
     Raises:
-        AdtError: If it has components that are not supported.
+        AdtError: If the tokenizer has unsupported components.
     """
     content = json.dumps(_checked(tokenizer, file))
     with wrap_library_errors(lambda reason: f"{file} is not a readable tokenizer ({reason}); download it again."):
@@ -123,7 +129,7 @@ def encode(tokenizer: Tokenizer, text: str, model: str) -> Encoding:
 
 
 def _checked(content: dict, file: Path) -> dict:
-    """Return the components of a ``tokenizer.json`` that are passed to the library, after checking them."""
+    """Check a ``tokenizer.json`` and return a copy that contains only the components that the library needs."""
     added = content.get("added_tokens") or []
     if not isinstance(added, list) or len(added) > _MOST_TOKENS:
         _refuse(file, "its added_tokens are not a list of tokens")
@@ -147,16 +153,16 @@ def _refuse(file: Path, problem: str) -> NoReturn:
 
 
 def _kind(part: object) -> Any:
-    """Return the type that a component states."""
+    """Return the field "type" of a component; None if the component is not an object or has no such field."""
     return part.get("type") if isinstance(part, dict) else None
 
 
 def _fields(part: Any, kinds: dict[str, Kind], where: str, file: Path) -> dict:
-    """Return a component after checking its fields.
+    """Check the fields of a component and return the component.
 
     Args:
         part: The component.
-        kinds: Types and bounds of its fields.
+        kinds: Allowed fields of the component, with the types and bounds of their values.
         where: Name of the component, for error messages.
         file: The file, for error messages.
 
@@ -176,20 +182,28 @@ def _fields(part: Any, kinds: dict[str, Kind], where: str, file: Path) -> dict:
 
 
 def _typed(part: dict, kind: str, kinds: dict[str, dict[str, Kind]], where: str, file: Path) -> dict:
-    """Return a component that states its type, after checking its fields."""
+    """Check the fields of a component of type ``kind`` and return the component.
+
+    Args:
+        part: The component.
+        kind: Type that the component states in its field "type".
+        kinds: Allowed fields for each type.
+        where: Name of the component, for error messages.
+        file: The file, for error messages.
+    """
     return _fields(part, {"type": one_of(kind), **kinds[kind]}, where, file)
 
 
 def _steps(part: Any, where: str, inside: str, kinds: dict[str, dict[str, Kind]], file: Path) -> dict | None:
-    """Return a component that is one step or a sequence of steps, after checking them.
+    """Check all steps of a normalizer or pre-tokenizer and return it.
 
-    Most types may occur only once, because each occurrence may make the text longer.
+    Most types of steps may occur only once, because each step may make the text longer.
 
     Args:
-        part: The component; None if there is none.
+        part: The normalizer or pre-tokenizer: one step or a sequence of steps; None if the tokenizer has none.
         where: Name of the component, for error messages.
-        inside: Field that contains the steps of a sequence.
-        kinds: Types of steps with their fields.
+        inside: Name of the field that contains the steps of a sequence.
+        kinds: Allowed types of steps, with the allowed fields of each type.
         file: The file, for error messages.
     """
     if part is None:
@@ -211,7 +225,7 @@ def _steps(part: Any, where: str, inside: str, kinds: dict[str, dict[str, Kind]]
 
 
 def _too_long(tokens: Iterable[object]) -> bool:
-    """Return whether a token is too long or not a string, or all of them together are too long."""
+    """Return whether a token is not a string or too long, or whether all tokens together are too long."""
     lengths = [len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else _MOST_BYTES for text in tokens]
     return max(lengths, default=0) > _LONGEST_TOKEN or sum(lengths) > _MOST_BYTES
 
@@ -221,7 +235,7 @@ def _is_nothing(value: object) -> bool:
 
 
 def _is_pattern(value: Any) -> bool:
-    """Return whether a value is {"String": a text} or {"Regex": a published regular expression}."""
+    """Return whether a value is {"String": a short text} or {"Regex": an accepted regular expression}."""
     if not isinstance(value, dict) or len(value) != 1:
         return False
     ((kind, pattern),) = value.items()
@@ -233,7 +247,10 @@ def _is_pattern(value: Any) -> bool:
 
 
 def _is_charsmap(value: object) -> bool:
-    """Return whether a value is a charsmap of sentencepiece: length of a trie, trie, and zero-terminated texts."""
+    """Return whether a value is a charsmap of sentencepiece with short replacements, encoded as base64.
+
+    A charsmap consists of the length of a trie (4 bytes), the trie, and the replacements, each followed by a zero byte.
+    """
     try:
         table = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
     except (binascii.Error, ValueError):
@@ -243,7 +260,7 @@ def _is_charsmap(value: object) -> bool:
 
 
 def _special(fits: Any) -> Kind:
-    """Return a kind without a description, which this module's error messages do not use."""
+    """Return a kind of value without a description, because the error messages of this module use no descriptions."""
     return Kind("", "", fits)
 
 
@@ -256,7 +273,7 @@ _IDS = mapping(_ANY, _TOKEN_ID, 0, _MOST_TOKENS)
 _VOCABULARY = _special(lambda value: _IDS.fits(value) and not _too_long(value))
 _SCORES = list_of(row(_ANY, number(-_LARGEST_SCORE, _LARGEST_SCORE)), 0, _MOST_TOKENS)
 _MERGES = list_of(_ANY, 0, _MOST_MERGES), list_of(row(_ANY, _ANY), 0, _MOST_MERGES)
-"""["a b", ...] and [["a", "b"], ...]"""
+"""Two formats for the merges of a BPE model: ["a b", ...] and [["a", "b"], ...]."""
 _BEHAVIOR = one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 _ADDED_TOKEN = {
     "id": _TOKEN_ID,
@@ -285,7 +302,8 @@ _PRE_TOKENIZERS: dict[str, dict[str, Kind]] = {
 }
 _REPEATED = ("Replace", "Split")
 _LENGTHENING = {"NFC", "NFD", "NFKC", "NFKD", "Precompiled"}
-"""Normalizers that make a text up to 20 times as long. In sequence, they would make millions of tokens of a prompt."""
+"""Normalizers that can make a text up to 20 times as long. Several of them in sequence could lengthen a prompt to
+millions of tokens."""
 _MODELS: dict[str, dict[str, Kind]] = {
     "BPE": {
         "vocab": _VOCABULARY,
