@@ -1,12 +1,16 @@
 """ADT-Tree: lossless tree speculation for visual autoregressive image models.
 
-The public API is imported on first use, so that `import adt_core` is cheap:
+A drafter proposes a tree of the next tokens. The target model verifies the entire tree in one forward pass.
 
-- `load_target` returns a `Target`, whose `encode_prompt` returns an `EncodedPrompt`.
+The names of the public API are imported on first use, so that `import adt_core` is fast:
+
+- `load_target` returns a `Target`: the model that generates images. Its method `encode_prompt` returns an
+  `EncodedPrompt`.
 - `load_drafter` returns a drafter for a target.
-- `Decoding` generates images from these, with `Sampling`, `Drafting` and optionally `Lantern` settings. Iterating over
-  it yields one `Round` at a time; its `Trace` records all rounds.
-- `AdtError` is raised for invalid inputs, `PromptTooLongError` for a prompt with too many tokens.
+- `Decoding` generates images from a target, prompts and a drafter. Its settings are `Sampling`, `Drafting` and
+  optionally `Lantern` (relaxed acceptance of drafts). Iterating over a decoding yields one `Round` per forward pass of
+  the target. The `Trace` of a decoding records all rounds.
+- `AdtError` is raised for invalid inputs, and `PromptTooLongError` for a prompt with too many tokens.
 """
 
 from importlib import import_module
@@ -27,7 +31,7 @@ _HOME = {
 }
 __all__ = [*_HOME]
 _RENAMED = {"Prompt": "EncodedPrompt"}
-"""Names of version 0.1 that still work."""
+"""Names in version 0.1 that differ. They still work."""
 
 
 def __getattr__(name: str):

@@ -1,7 +1,8 @@
 """Command line, `python adt.py`.
 
-Its options are the settings of the recipe (`policies/recipe.py`) and of the commands (`app/args.py`). Modules that
-import torch are imported when a command runs, so that `--help` is fast.
+The options are declared as settings: those that determine an image in `policies/recipe.py`, and those of the single
+commands in `app/args.py`. This module imports modules that need torch only when a command runs, so that `--help` is
+fast.
 """
 
 from __future__ import annotations
@@ -75,11 +76,11 @@ def _message(error: Exception) -> str:
     )
 
 
-# ---- commands: each returns the text to print; its docstring is its help ---------------------------------------------
+# ---- commands: each function returns the text to print; its docstring is shown by --help -----------------------------
 
 
 def _checked(plan: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function whose AdtError means that the command's arguments are invalid."""
+    """Call a function that checks the command's arguments, and turn its AdtError into a UsageError."""
     try:
         return plan(*arguments)
     except AdtError as error:
@@ -91,7 +92,7 @@ def _section(section: type[Section], options: Mapping[str, Any]) -> Section:
 
 
 def _lab(name: str) -> Any:
-    """Import a module of the package `lab` when its command runs."""
+    """Import and return a module of the package `lab`. It imports torch, so this happens only when a command runs."""
     return import_module(f".lab.{name}", __package__)
 
 
@@ -161,7 +162,7 @@ def check_drafter(options: dict[str, Any]) -> str:
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the recipe that the user has set."""
+    """Return the options that the user has set and that belong to a recipe."""
     return {name: options[name] for name in Recipe.names() if options.get(name) is not None}
 
 
@@ -172,12 +173,12 @@ def _device(options: Mapping[str, Any]) -> str:
 # ---- options ---------------------------------------------------------------------------------------------------------
 
 FLAGS = {"guidance": "cfg"}
-"""Settings whose option has another name."""
+"""Command-line names of settings, if they differ from the names of the settings."""
 PUBLISHED = "the model authors' value"
 MODEL_DEFAULTS = dict.fromkeys(("temperature", "top_k", "top_p", "guidance", "suffix"), PUBLISHED)
-"""Defaults to show for settings that depend on the model."""
+"""Text that `--help` shows as the default of a setting, if the default depends on the model."""
 NOISE = "noise", "noise_batch"
-"""Sampling settings that only `generate` has."""
+"""Sampling settings that are options of `generate`, but not of other commands."""
 OptionTable = Mapping[str, Option]
 
 
@@ -253,26 +254,29 @@ COMMANDS: dict[Command, dict[str, Group]] = {
     },
     check_drafter: {"test images": (args.CheckDrafterArgs.options,), "model": MODEL, "sampling": (_sampling,)},
 }
-"""Options of every command, in groups by title."""
+"""Options of every command. The keys are the titles of the groups of options in `--help`."""
 ONE_OF: dict[Command, tuple[str, ...]] = {
     generate: ("prompt", "prompts", "from_png"),
     train_drafter: ("prompts", "images"),
 }
-"""Options of which exactly one is required."""
+"""Options of a command that exclude each other. Exactly one of them must be given."""
 REQUIRED = "output"
 POSITIONAL = ("path", "name")
 _PATH_METAVARS = "PATH", "FILE"
-"""Placeholders of strings that may be paths. A leading `~` in them is replaced by the home folder, which neither shells
-(in `--output=~/a.png`) nor Windows do."""
+"""Placeholders of options whose value may be a path.
+
+In these values, the command line replaces a leading `~` by the home folder. Windows does not do this, and neither do
+shells in `--output=~/a.png`.
+"""
 
 
 def _add(group: argparse._ActionsContainer, name: str, setting: Option, has_drafter_defaults: bool) -> None:
-    """Add a setting to a group of options. An option that is not given is None.
+    """Add an option for a setting to a group of options. If the user does not give the option, its value is None.
 
     Args:
-        group: Group of the parser.
+        group: Group of options in the parser.
         name: Name of the setting.
-        setting: Type, bounds and help.
+        setting: Declaration of the setting: type, bounds and help text.
         has_drafter_defaults: Whether the default may depend on the drafter and the device.
     """
     default = MODEL_DEFAULTS.get(name, setting.default)
@@ -297,7 +301,7 @@ def _add(group: argparse._ActionsContainer, name: str, setting: Option, has_draf
 
 
 def _parser_of(setting: Option) -> Callable[[str], Any]:
-    """Return the function that parses an option's value."""
+    """Return the function that converts the text of an option's value."""
     if setting.kind is tuple:
         return _parse_size
     if setting.kind is Path or setting.metavar in _PATH_METAVARS:
@@ -316,7 +320,7 @@ def _parse_size(text: str) -> tuple[int, int]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser without abbreviated options that raises exceptions instead of exiting."""
+    """Argument parser that does not accept abbreviated options, and raises UsageError instead of exiting."""
 
     def __init__(self, **settings):
         super().__init__(allow_abbrev=False, **settings)
@@ -325,7 +329,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """Return "--" as the value of `--option=--`, which argparse drops before Python 3.13."""
+        """Return "--" as the value of `--option=--`. Before Python 3.13, argparse drops this value."""
         if action.option_strings and action.nargs is None and arg_strings == ["--"]:
             value = self._get_value(action, "--")  # type: ignore[attr-defined]
             self._check_value(action, value)  # type: ignore[attr-defined]
@@ -359,16 +363,18 @@ def _add_group(group: argparse._ArgumentGroup, tables: Group, one_of: Sequence[s
 
 
 def parse(argv: Sequence[str]) -> tuple[Command, dict[str, Any]]:
-    """Parse a command line. With `--from-png`, the settings of the PNG replace options that are not given.
+    """Parse a command line.
+
+    With `--from-png`, settings from the PNG are used for all options that are not on the command line.
 
     Args:
         argv: Arguments.
 
     Returns:
-        The command, and its options by name.
+        The function of the command, and the values of its options by name.
 
     Raises:
-        AdtError: If they are invalid.
+        AdtError: If the arguments are invalid.
     """
     options = vars(_build_parser().parse_args(argv))
     command = options.pop("run")

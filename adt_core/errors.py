@@ -13,20 +13,21 @@ Check = Callable[[], None]
 INTERRUPTED = "Interrupted. Finished results were kept, and no file is incomplete."
 """Message of the command line after Ctrl-C."""
 LONGEST = 1000
-"""Maximum length of an error message in characters. It may quote untrusted files."""
+"""Maximum length of an error message in characters. The limit is needed because messages may quote untrusted files."""
 
 
 _INPUT = re.compile(r"`([a-z_]+)`")
 
 
 class AdtError(ValueError):
-    """Invalid input. The message is one sentence: input, value, expectation and remedy.
+    """Invalid input. The message is one sentence: the name of the input, its value, what is valid, and what to do.
 
-    The message template names inputs by their field in backquotes, such as "`top_k` is -1; ...". `str()` returns the
-    message with plain field names, which are the names of the nodes' inputs. The command line writes "--top-k" instead.
+    An error stores a template, in which the names of settings are in backquotes: "`top_k` is -1; ...". `str()` returns
+    "top_k is -1; ...", because the inputs of the nodes have the names of the settings. The command line shows
+    "--top-k is -1; ...".
     """
 
-    __module__ = "adt_core"  # its public import path, which ComfyUI shows with the message
+    __module__ = "adt_core"  # ComfyUI shows this import path with the message
 
     def __init__(self, template: str):
         super().__init__(one_line(template))
@@ -36,14 +37,14 @@ class AdtError(ValueError):
 
     @property
     def template(self) -> str:
-        """Message with its inputs in backquotes, for use in the template of another error."""
+        """Message with the names of settings in backquotes. It can be a part of another error's template."""
         return self.args[0]
 
     def with_inputs(self, rename: Callable[[str], str]) -> str:
-        """Return the message with every input renamed.
+        """Return the message with other names for the settings.
 
         Args:
-            rename: Returns the name to show for the name of a field.
+            rename: Function from the name of a setting to the name to show.
         """
         return substitute_inputs(self.template, rename)
 
@@ -52,7 +53,8 @@ class PromptTooLongError(AdtError):
     """Prompt with more tokens than the model accepts.
 
     Attributes:
-        tokens: Number of tokens, or None if the prompt has too many characters to count them.
+        tokens: Number of tokens of the prompt. It is None if the prompt has so many characters that its tokens were not
+            counted.
         limit: Number of tokens that the model accepts.
         model: Name of the model.
     """
@@ -67,21 +69,21 @@ class PromptTooLongError(AdtError):
 
 
 def substitute_inputs(template: str, rename: Callable[[str], str]) -> str:
-    """Replace the fields in backquotes in a message by the names to show.
+    """Replace the names in backquotes in a message.
 
     Args:
         template: Message such as "`top_k` is -1; ...".
-        rename: Returns the name to show for the name of a field.
+        rename: Function from the name of a setting to the name to show, such as "--top-k".
     """
     return _INPUT.sub(lambda match: rename(match[1]), template)
 
 
 def command(arguments: str, path: Path | None = None) -> str:
-    """Return a command line of this package that runs in any folder, with the current Python.
+    """Return a command line that runs a command of this package with the current Python. It works in any folder.
 
     Args:
-        arguments: Command and options, quoted where the shell needs it.
-        path: Last argument, such as the output folder.
+        arguments: Command and options. Values that need quotation marks in a shell have them already.
+        path: Last argument, such as the output folder; None for no further argument.
     """
     script = Path(__file__).parents[1] / "adt.py"
     start = _quoted(str(script)) if script.exists() else "-m adt_core"
@@ -90,7 +92,7 @@ def command(arguments: str, path: Path | None = None) -> str:
 
 
 def pip_install(packages: str) -> str:
-    """Return the command that installs packages for the current Python, such as the one of a portable ComfyUI.
+    """Return the command that installs packages for the current Python, such as the Python of a portable ComfyUI.
 
     Args:
         packages: Names of the packages, separated by spaces.
@@ -116,24 +118,27 @@ _NO_MEMORY = (
     "status_alloc_failed",
 )
 _NO_MEMORY_OF_ONEDNN = "could not create a primitive", "could not create a memory", "could not create a memory object"
-"""Complete messages of oneDNN if memory runs out. Longer messages that begin the same report unsupported operations."""
+"""Complete messages of oneDNN for a lack of memory.
+
+oneDNN also has longer messages with the same beginning, but they report unsupported operations.
+"""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error reports a lack of memory. Python, torch and drivers use different types and messages."""
+    """Return whether an error reports a lack of memory. Python, torch and GPU drivers raise different errors for it."""
     by_kind = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return by_kind or any(text in str(error).lower() for text in _NO_MEMORY) or str(error) in _NO_MEMORY_OF_ONEDNN
 
 
 @contextmanager
 def wrap_library_errors(message: Callable[[str], str]) -> Iterator[None]:
-    """Turn errors of a library in the block into an AdtError.
+    """Convert the errors that a library raises in the block to AdtError.
 
-    This includes panics of Rust libraries, which are not an `Exception` and would end ComfyUI's worker. Interrupts and
-    lack of memory are not converted.
+    Panics of Rust libraries are converted too: they are not an `Exception`, and would end ComfyUI's worker thread.
+    Interrupts and out-of-memory errors are not converted.
 
     Args:
-        message: Returns the template of the error for the library's message.
+        message: Function from the library's message to the template of the AdtError.
     """
     try:
         yield
@@ -147,7 +152,7 @@ def wrap_library_errors(message: Callable[[str], str]) -> Iterator[None]:
 
 
 def one_line(text: str) -> str:
-    """Return a text without line breaks, at most `LONGEST` characters long, with lone surrogates escaped."""
+    """Return a text in one line, cut to `LONGEST` characters. Lone surrogates, which UTF-8 lacks, are escaped."""
     return " ".join(text.split())[:LONGEST].encode("utf-8", "backslashreplace").decode()
 
 
@@ -155,7 +160,7 @@ def shown(value: object, most: int = 40) -> str:
     """Return the representation of a value for an error message.
 
     Args:
-        value: Any value. Python cannot print integers of thousands of digits.
+        value: Any value. For an integer with more digits than Python prints (4,300), the text is "too long to show".
         most: Maximum length in characters; the rest is cut off.
     """
     try:

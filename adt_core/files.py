@@ -1,7 +1,7 @@
-"""Files: bounded reading of untrusted files, and atomic writing.
+"""Reading of untrusted files with a size limit, and atomic writing of files.
 
-Links in a path that the user has named are followed. In folders of this pack, such as batch folders, nothing is written
-through a link, because the folder may be a copy from somebody else.
+A path that the user has chosen may contain links; they are followed. A folder of this pack, such as a batch folder, may
+come from somebody else. So files in such a folder are never written through a link, which could lead out of the folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .errors import AdtError
 from .runtime import cached_per_runtime
 
 LARGEST_JSON = 64
-"""Maximum size of a configuration in MiB."""
+"""Maximum size of a JSON file in MiB."""
 LARGEST_LIST = 256
 """Maximum size of a list of prompts in MiB."""
 PART = ".adt-tree.part"
@@ -31,25 +31,29 @@ _WRITE_ERRORS = {
     errno.EDQUOT: ("your disk quota is used up", "free some space"),
     errno.EFBIG: ("it exceeds the maximum file size", "raise that limit"),
 }
-"""Problem and remedy by error number."""
+"""Problem and remedy for the error message, by `errno` of an OSError."""
 _OPEN_FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
-"""Flags that prevent waiting for the other end of a pipe, and a terminal from becoming the controlling one."""
+"""Flags for safe opening. `open` does not wait for the other end of a pipe, and a terminal that is opened does not
+become the process's controlling terminal."""
 _JUNCTION = 0xA0000003
 """Reparse tag of a directory junction on Windows."""
 
 
 def regular(path: str | Path, flags: int) -> int:
-    """Open a regular file; an `opener` for `open`.
+    """Open a regular file, and reject pipes and devices, because reading them could block forever.
 
-    Reading a pipe or a device could block forever. The file type is checked after opening, so that the file cannot be
-    replaced in between.
+    Use this function as the `opener` of `open`. It checks the type of the file after opening it. So the file cannot be
+    replaced between the check and the opening.
 
     Args:
         path: The file.
         flags: Flags of `os.open`.
 
+    Returns:
+        File descriptor.
+
     Raises:
-        OSError: If it cannot be opened or is not a regular file.
+        OSError: If the path cannot be opened or is not a regular file.
     """
     number = os.open(path, flags | _OPEN_FLAGS, 0o666)
     try:
@@ -68,13 +72,13 @@ def opened(path: Path) -> BinaryIO:
         path: The file.
 
     Raises:
-        OSError: If it cannot be opened or is not a regular file.
+        OSError: If the path cannot be opened or is not a regular file.
     """
     return open(path, "rb", opener=regular)
 
 
 def is_regular(path: Path) -> bool:
-    """Return whether a path is a readable regular file. Use it before a library opens the path.
+    """Return whether a path is a readable regular file. Call this function before a library opens the path.
 
     Args:
         path: Any path.
@@ -90,8 +94,8 @@ def check_utf8(path: Path, named: str) -> None:
     """Check that the Rust libraries safetensors and tokenizers can open a path.
 
     Args:
-        path: Existing or future file. Undecodable bytes are surrogate escapes, as in `os.fsdecode`.
-        named: Input and path for the error.
+        path: Path of a file, which need not exist. Bytes that are not UTF-8 are surrogate escapes (see `os.fsdecode`).
+        named: Name of the setting and path, as the beginning of the error message.
 
     Raises:
         AdtError: If the path is not UTF-8 on the disk.
@@ -113,27 +117,27 @@ def read_text(path: Path, most: int, errors: str = "strict") -> str:
         errors: Error handler of `bytes.decode`.
 
     Raises:
-        OSError: If it cannot be opened, is not a regular file, or is too large.
-        UnicodeDecodeError: If it is not UTF-8.
+        OSError: If the file cannot be opened, is not a regular file, or is too large.
+        UnicodeDecodeError: If the file is not UTF-8 and `errors` is "strict".
     """
     with open(path, encoding="utf-8-sig", errors=errors, opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most * 2**20:
             raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, but at most {most} are read")
-        return file.read(most * 2**20)  # the file may have grown since
+        return file.read(most * 2**20)  # a limit, because another process may have made the file larger
 
 
 def reason(error: Exception) -> str:
-    """Return the reason of an error without the file name.
+    """Return the message of an error without the file name.
 
     Args:
-        error: Error of reading a file.
+        error: Error that occurred while reading a file.
     """
     return getattr(error, "strerror", None) or str(error)
 
 
 def is_device(name: str) -> bool:
-    """Return whether a file name is a device on Windows, with any suffix, such as "nul.png".
+    """Return whether Windows treats a file name as a device. The suffix does not matter: "nul.png" is a device too.
 
     Args:
         name: Name without folders.
@@ -143,13 +147,13 @@ def is_device(name: str) -> bool:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON.
+    """Parse JSON from an untrusted source.
 
     Args:
-        text: JSON from any source.
+        text: The JSON.
 
     Raises:
-        ValueError: If it is invalid or nested too deeply.
+        ValueError: If the JSON is invalid or nested too deeply.
     """
     try:
         return json.loads(text)
@@ -158,7 +162,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def to_json(content: dict) -> bytes:
-    """Return the bytes of a JSON file. Lone surrogates, which UTF-8 lacks, are escaped.
+    """Return the content of a JSON file as bytes. Lone surrogates are escaped, because UTF-8 cannot encode them.
 
     Args:
         content: Object of JSON types.
@@ -167,7 +171,7 @@ def to_json(content: dict) -> bytes:
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Write an object as JSON with `write`.
+    """Write a JSON file, atomically; see :func:`write`.
 
     Args:
         path: The file.
@@ -177,31 +181,31 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def write(path: Path, content: bytes | memoryview) -> None:
-    """Write a file that the user has named, atomically.
+    """Write a file whose path the user has chosen, atomically. Links are followed.
 
-    The content is written to a temporary file in the same folder, which is then renamed. Links are followed.
+    The content is written to a temporary file in the same folder. Then the temporary file is renamed.
 
     Args:
         path: The file.
-        content: Complete content.
+        content: Complete content of the file.
 
     Raises:
-        AdtError: If it cannot be written.
+        AdtError: If the file cannot be written.
     """
     with writing(path):
         _replace(Path(os.path.realpath(path)), content)
 
 
 def write_in(folder: Path, name: str, content: bytes | memoryview) -> None:
-    """Write a file in a folder of this pack, atomically. A link at the path is replaced.
+    """Write a file in a folder of this pack, atomically. If the path is a link, the file replaces the link.
 
     Args:
-        folder: Folder of this pack.
-        name: Path below the folder.
-        content: Complete content.
+        folder: Folder of this pack, such as a batch folder.
+        name: Path of the file relative to `folder`.
+        content: Complete content of the file.
 
     Raises:
-        AdtError: If the file cannot be written, or a folder of `name` is a link.
+        AdtError: If the file cannot be written, or a folder in `name` is a link.
     """
     *subfolders, last = PurePath(name).parts
     place = inside(folder, *subfolders) / last
@@ -210,14 +214,14 @@ def write_in(folder: Path, name: str, content: bytes | memoryview) -> None:
 
 
 def inside(folder: Path, *names: str) -> Path:
-    """Return a path below a folder of this pack.
+    """Return a path in a folder of this pack, after checking that no part of the path is a link.
 
     Args:
-        folder: Folder of this pack.
-        *names: Names of the path below it.
+        folder: Folder of this pack, such as a batch folder.
+        *names: Names of subfolders and file, from `folder` on.
 
     Raises:
-        AdtError: If one of them is a link, which may lead out of the folder.
+        AdtError: If a part of the path is a link. A link may lead out of `folder`.
     """
     path = folder
     for name in names:
@@ -231,7 +235,7 @@ def inside(folder: Path, *names: str) -> Path:
 
 
 def is_link(path: Path) -> bool:
-    """Return whether a path is a symbolic link or a directory junction of Windows.
+    """Return whether a path is a symbolic link, or a directory junction on Windows.
 
     Args:
         path: Any path.
@@ -244,13 +248,13 @@ def is_link(path: Path) -> bool:
 
 
 def refuse_links(path: Path) -> None:
-    """Check that a file in a folder of this pack can be modified without changing files in other folders.
+    """Raise an error if writing to a file in a folder of this pack would change a file in another folder.
 
     Args:
-        path: Existing or future file.
+        path: The file, which need not exist.
 
     Raises:
-        AdtError: If it is a link or has several hard links.
+        AdtError: If the file is a link or has several hard links.
     """
     inside(path.parent, path.name)
     if path.exists() and path.stat().st_nlink > 1:
@@ -260,15 +264,16 @@ def refuse_links(path: Path) -> None:
 def add_line(path: Path, line: str) -> None:
     """Append a line to a file in a folder of this pack, and flush it to the disk.
 
-    Several processes may append to the same file. If one was killed in the middle of a line, the next line follows the
-    incomplete one, and is therefore written again. Links are rejected, because appending cannot replace them.
+    Several processes may append to the same file. A process that is killed while it writes can leave an incomplete
+    line. The next line is then joined to the incomplete line, and cannot be read. In this case, this function writes
+    its line a second time.
 
     Args:
-        path: The file, which is created if needed.
+        path: The file. It is created if it does not exist.
         line: Text without a line break.
 
     Raises:
-        AdtError: If it cannot be written, or is a link.
+        AdtError: If the file cannot be written, or is a link.
     """
     content = f"{line}\n".encode()
     with writing(path):
@@ -288,7 +293,7 @@ def add_line(path: Path, line: str) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert an OSError in the block to an AdtError with the reason and a remedy.
+    """Convert an OSError in the block to an AdtError that contains the reason and a remedy.
 
     Args:
         path: File that the block writes.
@@ -306,7 +311,7 @@ def writing(path: Path) -> Iterator[None]:
 def _replace(place: Path, content: bytes | memoryview) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(place.parent)
-    part = place.with_name(f".{uuid4().hex}{PART}")  # independent of the name, which may have the maximum length
+    part = place.with_name(f".{uuid4().hex}{PART}")  # not based on `place`: its name may have the maximum length
     try:
         _write_and_rename(part, content, place)
     finally:
@@ -321,15 +326,16 @@ def _write_and_rename(part: Path, content: bytes | memoryview, place: Path) -> N
         os.fsync(file.fileno())
     try:
         os.replace(part, place)
-    except FileNotFoundError:  # another process has removed it as a leftover, once per folder
+    except FileNotFoundError:  # another process has called `_remove_leftovers`; it does so only once
         _write_and_rename(part, content, place)
 
 
 @cached_per_runtime
 def _remove_leftovers(folder: Path) -> None:
-    """Remove temporary files of killed processes, once per process and folder.
+    """Remove temporary files that killed processes have left, once per process and folder.
 
-    If the file belongs to a running process, `_write_and_rename` writes it again there.
+    A removed file may belong to a process that is still running. In that process, `_write_and_rename` writes the file
+    again.
     """
     for part in folder.glob(f".*{PART}"):
         with suppress(OSError):

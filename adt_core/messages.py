@@ -1,4 +1,4 @@
-"""Messages to users with a key and parameters, by which user interfaces translate them."""
+"""Messages to users. Each message has a key and parameters, so that user interfaces can translate it."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ TEMPLATES = {
     "training.steps_and_tau": "{steps} steps, {tau} tokens a pass",
     "training.time": "; about {minutes} min in all",
 }
-"""English text by key. `locales/LANGUAGE/main.json` has the translations, with the same names in braces."""
+"""English text by key. Names in braces are parameters. The translations are in `locales/LANGUAGE/main.json`."""
 
 
 class Part(NamedTuple):
     """Part of a message.
 
     Attributes:
-        text: English text.
-        key: Key in `TEMPLATES`, or None for a text that is not translated.
-        parameters: Values of the names in braces.
+        text: English text with the values of the parameters.
+        key: Key in `TEMPLATES`; None for a text that is not translated.
+        parameters: Values of the template's parameters, by name.
     """
 
     text: str
@@ -82,9 +82,9 @@ class Part(NamedTuple):
 
 
 class Message(str):
-    """English text that also consists of parts, so that it can be used as a text and be translated.
+    """English text that can be translated, because it also stores the keys and parameters of its parts.
 
-    Methods of `str` return plain texts, which have no key.
+    Methods of `str`, such as `strip`, return plain strings without keys.
 
     Attributes:
         parts: Parts of the text.
@@ -103,26 +103,26 @@ class Message(str):
 
 
 def message(key: str, **parameters: str | int) -> Message:
-    """Return a message.
+    """Return a message with a single part.
 
     Args:
         key: Key in `TEMPLATES`.
-        **parameters: Values of the names in braces.
+        **parameters: Values of the template's parameters.
     """
     return Message([Part(TEMPLATES[key].format(**parameters), key, parameters)])
 
 
 def parts_of(text: str) -> tuple[Part, ...]:
-    """Return the parts of a message; for a plain text, a single part without a key."""
+    """Return the parts of a message. A plain string has a single part without a key."""
     return text.parts if isinstance(text, Message) else (Part(text),)
 
 
 def join(texts: Iterable[str], separator: str = TEMPLATES["space"]) -> Message:
-    """Join messages and plain texts, without the empty ones.
+    """Join messages and plain strings to one message. Empty ones are left out.
 
     Args:
-        texts: Messages or plain texts.
-        separator: Text between two of them.
+        texts: Messages or plain strings.
+        separator: Text between two of the texts.
     """
     between = Part(separator, "space" if separator == TEMPLATES["space"] else None)
     parts: list[Part] = []
@@ -132,10 +132,13 @@ def join(texts: Iterable[str], separator: str = TEMPLATES["space"]) -> Message:
 
 
 def find_message(text: str) -> str:
-    """Return the message without parameters that has this text, for a text that was stored in a file.
+    """Return the message that has a given text. Messages are stored in files as plain text, without their keys.
+
+    Args:
+        text: English text.
 
     Returns:
-        The message, or the text itself if there is none.
+        The message. If no template without parameters equals the text, the text itself.
     """
     keys = [key for key, template in TEMPLATES.items() if template == text]
     return message(keys[0]) if keys else text

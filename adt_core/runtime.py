@@ -1,7 +1,8 @@
-"""State of this process that outlives a decoding.
+"""Process-wide state that is kept between decodings.
 
-Two things are kept elsewhere, because they are freed with the weights to which they belong: a decoder's pooled batch
-slots (:mod:`.engine.pool`) and its `fallback`, which `Decoding` sets when it starts.
+Two kinds of such state are attributes of a decoder (a target's transformer) instead, because they must be freed with
+its weights: the pool of batch slots (:mod:`.engine.pool`), and `fallback`, the decoder's slower settings for devices
+that need them to keep images unchanged.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ Result = TypeVar("Result")
 
 
 class Runtime:
-    """Process-wide state: results of checks, measurements and captures on the devices.
+    """Process-wide state: results of checks and measurements on the devices, and of the capture of CUDA graphs.
 
     Attributes:
-        cached_results: Results of functions decorated with `cached_per_runtime`, by function and arguments.
-        equal_products: For each kind of matrix product and number of rows, whether one product of all rows is bitwise
-            equal to the tiled one.
-        invariance_reports: Results of the batch invariance trial, by name.
-        unsaved_files: Content of cache files that could not be written, by path.
-        graph_failures: Why CUDA graphs are off for a model, by its decoder.
-        capture_failure: Why CUDA graphs are off for all models; "" while they are not.
-        streams: Pools of capture streams, by device.
+        cached_results: Results of functions with the decorator `cached_per_runtime`, by function and arguments.
+        equal_products: Whether one matrix product of all rows is bitwise equal to the product in tiles of rows, by kind
+            of product and number of rows.
+        invariance_reports: Results of the tests of batch invariance, by name of the test.
+        unsaved_files: Content of cache files that could not be written to the disk, by path.
+        graph_failures: Reason why CUDA graphs are off for a model, by its decoder.
+        capture_failure: Reason why CUDA graphs are off for all models; "" if they are on.
+        streams: Pools of CUDA streams for capturing, by device.
     """
 
     def __init__(self) -> None:
@@ -51,10 +52,10 @@ def get_runtime() -> Runtime:
 
 @contextmanager
 def new_runtime() -> Iterator[Runtime]:
-    """Replace the state of this process within the block, as if it had just started.
+    """Use an empty state within the block, as if the process had just started.
 
-    Capture streams are kept: torch has a fixed number of them per process, and graphs that were captured before may
-    still use theirs.
+    The capture streams are kept. torch has a fixed number of streams per process, and existing graphs may still use
+    them.
 
     Yields:
         The new state.
@@ -70,7 +71,10 @@ def new_runtime() -> Iterator[Runtime]:
 
 
 def cached_per_runtime(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Cache the results of a function of hashable arguments in the current runtime; exceptions are not cached."""
+    """Cache the results of a function in the current runtime. Its arguments must be hashable.
+
+    If the function raises an exception, nothing is cached.
+    """
 
     @wraps(function)
     def cached(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:

@@ -1,4 +1,7 @@
-"""Output to a terminal that may lack characters, be closed, or be a broken pipe, without losing finished results."""
+"""Output to the terminal that does not fail, so that no finished result is lost.
+
+The terminal may be closed, may be a broken pipe, or may lack some characters.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from .errors import AdtError
 
 
 class _TolerantStream(io.TextIOBase):
-    """Standard error that ignores failed writes. The stream may be closed, full, or None."""
+    """Wrapper of standard error that ignores failed writes.
+
+    The wrapped stream may be closed, on a full disk, or None.
+    """
 
     encoding = "utf-8"  # type: ignore[assignment]
 
@@ -40,9 +46,9 @@ class _TolerantStream(io.TextIOBase):
 
 
 def escape_unencodable() -> None:
-    """Escape characters that the console's encoding lacks, such as emoji in cp1252, instead of raising an error.
+    """Let the standard streams escape characters that they cannot encode, instead of raising an error.
 
-    Standard streams that cannot be reconfigured, as in a notebook, are not changed.
+    For example, cp1252 cannot encode emoji. Streams that cannot be reconfigured, as in a notebook, are not changed.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):
@@ -53,8 +59,8 @@ def escape_unencodable() -> None:
 def tolerant_stderr() -> Iterator[None]:
     """Ignore failed writes to standard error in the block.
 
-    Closed standard streams are replaced by the null device. Otherwise the next opened file, perhaps an image, would
-    get their file descriptor, and C libraries would write their messages into it.
+    If a standard stream is closed, the null device is opened for its file descriptor (0, 1 or 2). Otherwise the next
+    opened file, perhaps an image, would get this descriptor, and C libraries would write their messages into the file.
     """
     for number in range(3):
         try:
@@ -72,7 +78,7 @@ def print_result(text: str) -> None:
         text: Text to print.
 
     Raises:
-        AdtError: If it cannot be written.
+        AdtError: If the text cannot be written.
     """
     try:
         print(text, flush=True)

@@ -1,9 +1,10 @@
 """Schemas for untrusted JSON: types, bounds, lengths and fields.
 
-A `Kind` can contain other kinds. It checks a value and describes the expected one.
+A :class:`Kind` is the schema of a value. It checks a value, and describes valid values for error messages. A kind can
+contain other kinds: `list_of(number(0, 1), 1, 5)` is the kind of lists of one to five numbers from 0 to 1.
 
-pydantic is not a dependency of the command line, accepts "3" as a number by default, and would not cover the checks
-that are specific to this package, such as slow patterns and the total length of all tokens.
+Why not pydantic: the command line does not depend on it, and by default it accepts "3" as a number. It also lacks some
+checks that this package needs, such as the total length of all tokens.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ class Kind(NamedTuple):
     """Schema of a value.
 
     Attributes:
-        words: Description of one value, such as "a number".
-        plural: Description of several values, such as "numbers".
-        fits: Returns whether a value is valid.
+        words: Description of one valid value, such as "a number".
+        plural: Description of several valid values, such as "numbers".
+        fits: Function that returns whether a value is valid.
     """
 
     words: str
@@ -28,10 +29,10 @@ class Kind(NamedTuple):
     fits: Callable[[Any], bool]
 
     def problem(self, name: str, value: object) -> str:
-        """Return a description of the error in a value, or "" if it is valid.
+        """Return an error message for a value, or "" if the value is valid.
 
         Args:
-            name: Name of the value.
+            name: Name of the value, for the message.
             value: Value to check.
         """
         return "" if self.fits(value) else f"{name} is {shown(value)}, but {self.words} was expected"
@@ -41,7 +42,7 @@ SWITCH = Kind("true or false", "true or false", lambda value: type(value) is boo
 
 
 def whole_number(low: int, high: int) -> Kind:
-    """Return the kind of integers from `low` to `high`. 1.0 and true are not integers."""
+    """Return the kind of integers from `low` to `high`. 1.0 and true are not valid."""
     bounds = f"from {low} to {high}"
     return Kind(
         f"a whole number {bounds}", f"whole numbers {bounds}", lambda value: type(value) is int and low <= value <= high
@@ -49,7 +50,7 @@ def whole_number(low: int, high: int) -> Kind:
 
 
 def number(low: float, high: float) -> Kind:
-    """Return the kind of numbers from `low` to `high`. NaN, which Python's JSON parser accepts, is not valid."""
+    """Return the kind of numbers from `low` to `high`. NaN is not valid, although Python's JSON parser accepts it."""
     bounds = f"from {low:g} to {high:g}"
     return Kind(
         f"a number {bounds}", f"numbers {bounds}", lambda value: type(value) in (int, float) and low <= value <= high
@@ -82,7 +83,7 @@ def optional(kind: Kind) -> Kind:
 
 
 def list_of(kind: Kind, least: int, most: int) -> Kind:
-    """Return the kind of lists of `least` to `most` values of one kind."""
+    """Return the kind of lists with `least` to `most` elements, all of the same kind."""
     count = f"{least} to {most}" if least < most else f"{most}"
 
     def fits(value: Any) -> bool:
@@ -92,7 +93,7 @@ def list_of(kind: Kind, least: int, most: int) -> Kind:
 
 
 def row(*kinds: Kind) -> Kind:
-    """Return the kind of lists with one value of each kind, in this order."""
+    """Return the kind of lists with one element for each of the given kinds, in the same order."""
     values = ", ".join(kind.words for kind in kinds)
 
     def fits(value: Any) -> bool:
@@ -106,7 +107,14 @@ def row(*kinds: Kind) -> Kind:
 
 
 def mapping(name: Kind, kind: Kind, least: int, most: int) -> Kind:
-    """Return the kind of objects with `least` to `most` fields, whose names and values are of one kind each."""
+    """Return the kind of JSON objects with `least` to `most` fields.
+
+    Args:
+        name: Kind of all names of fields.
+        kind: Kind of all values.
+        least: Minimum number of fields.
+        most: Maximum number of fields.
+    """
 
     def fits(value: Any) -> bool:
         is_object = isinstance(value, dict) and least <= len(value) <= most
@@ -116,7 +124,7 @@ def mapping(name: Kind, kind: Kind, least: int, most: int) -> Kind:
 
 
 def record(fields: Mapping[str, Kind]) -> Kind:
-    """Return the kind of objects that contain these fields. Other fields are ignored."""
+    """Return the kind of JSON objects that contain the given fields. Other fields are not checked."""
     names = ", ".join(fields)
 
     def fits(value: Any) -> bool:

@@ -1,3 +1,3 @@
-"""The version of the pack; pyproject.toml says the same."""
+"""Version of this node pack. The version in pyproject.toml must be the same."""
 
 VERSION = "0.2.0"
