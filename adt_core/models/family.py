@@ -27,7 +27,7 @@ class Family(NamedTuple):
         title: Name to show to users, such as "Janus-Pro".
         recognises: Function that returns whether a checkpoint belongs to the family. Its arguments are the fields of
             the config.json ({} without one) and the names of the tensors. The names are () when the loader node lists
-            models, because it opens no weights files.
+            models, because the node does not open weights files for the list.
         skeleton: Function that builds the target of a checkpoint: modules with the right shapes, without weights and
             without a prompter, on torch's default device. It raises AdtError if the checkpoint lacks something or has
             an unsupported value.

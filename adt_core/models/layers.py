@@ -125,7 +125,8 @@ def product(
     Args:
         x: [N, in] activations.
         weight: [in, out].
-        scale: [out] factors of a quantised weight: the weight's true value is ``weight * scale``. None otherwise.
+        scale: [out] factors of a quantised weight: the weight's true value is ``weight * scale``. None if the
+            weight is not quantised.
         plus: [N, out] values to add to the product, or None. Overwritten with the result unless gradients are enabled.
         tile: Number of rows of a tile in batch-invariant mode; N must be a multiple of it. 0 in other modes.
 
@@ -154,7 +155,7 @@ def _multiply(weight: Tensor, scale: Tensor | None, x: Tensor, plus: Tensor | No
         return _plus(onednn_matmul(x, weight), plus)
     if plus is None or torch.is_grad_enabled():
         return _plus(x @ weight, plus)
-    return plus.addmm_(x, weight)  # one launch instead of two
+    return plus.addmm_(x, weight)  # one kernel launch instead of two
 
 
 def _plus(y: Tensor, plus: Tensor | None) -> Tensor:
@@ -273,7 +274,7 @@ class Layer(nn.Module):
             qkv = _plus(self.qkv_bias, qkv)
         qkv = qkv.view(len(x), -1, dim)
         if self.qk_norm_weight is not None and self.qk_norm_bias is not None:
-            normed = F.layer_norm(qkv, (dim,), eps=1e-5)  # includes the values: layer_norm would copy a slice
+            normed = F.layer_norm(qkv, (dim,), eps=1e-5)  # values too: a slice without them would be copied
             qk = torch.addcmul(self.qk_norm_bias, normed[:, :qk_heads], self.qk_norm_weight)
         else:
             qk = qkv[:, :qk_heads].clone()
@@ -311,7 +312,7 @@ class Layer(nn.Module):
         if not context.tile:
             return y.reshape(tokens, -1)
         out = qkv.new_zeros(padded_tokens, heads * dim)
-        out[:tokens].view(y.shape).copy_(y)  # changes dtype and layout in one launch
+        out[:tokens].view(y.shape).copy_(y)  # changes dtype and layout in one kernel launch
         return out
 
 
@@ -331,8 +332,8 @@ class Decoder(nn.Module):
             never sampled, such as the token that ends a row of the image. These tokens have no column in the head.
         exact: Whether batch-invariant mode is on: in half precision, a token's features do not depend on the forward
             that computes them (:mod:`.batch_invariance`).
-        fallback: Slower settings for a device on which the default settings are not batch-invariant, else None. Set
-            when a decoding starts.
+        fallback: Slower settings for a device on which the default settings are not batch-invariant, else None. The
+            engine sets it when decoding starts.
     """
 
     image_ids: Tensor

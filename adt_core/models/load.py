@@ -14,8 +14,8 @@ from .target import Target
 
 FAMILIES: list[Family] = [
     chameleon.FAMILY,
-    lumina.FAMILY,  # its checkpoints also look like Chameleon's, so it follows Chameleon
-    lumina2.FAMILY,  # its checkpoints also look like those of both families above
+    lumina.FAMILY,  # Chameleon also recognises its checkpoints, so this line follows Chameleon's
+    lumina2.FAMILY,  # both families above also recognise its checkpoints
     llamagen.FAMILY,
     janus.FAMILY,
     emu3.FAMILY,
@@ -60,7 +60,8 @@ def load(
 ) -> Target:
     """Load a target from its checkpoint.
 
-    The decorator turns inference mode off: ComfyUI moves weights later, outside inference mode.
+    The decorator turns inference mode off. Otherwise ComfyUI could not move the weights later: outside inference mode,
+    torch refuses to change tensors that were created in inference mode.
 
     Args:
         checkpoint: The files.

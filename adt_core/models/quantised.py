@@ -2,8 +2,8 @@
 
 The quantisation is symmetric, with one scale per output channel: a weight is approximately `stored * scale`. This is
 the method of LLM.int8 (arXiv 2208.07339) without its separate treatment of outliers. Embedding, norms and head keep
-their dtype. :mod:`.quantised_matmul` multiplies by quantised weights. As for other weights, speculative decoding
-returns the same images as plain decoding of the quantised model.
+their dtype. :mod:`.quantised_matmul` multiplies by quantised weights. As with other weights, drafting does not
+change the images.
 """
 
 from __future__ import annotations

@@ -134,8 +134,9 @@ def int8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 def fp8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """Compute `quantised_matmul` with fp8 digits.
 
-    Each digit is the remainder of the previous digits, multiplied by 16 and rounded to 4 significant bits. For example,
-    x / step = 201 gives the digits 208 and -112, because 201 = 208 - 112 / 16.
+    The first digit is x / step, rounded to 4 significant bits. Each further digit is the remaining difference, times 16
+    and rounded in the same way. For example, x / step = 201 gives the digits 208 and -112: the difference is
+    201 - 208 = -7, and -7 * 16 = -112.
 
     Args:
         x: [M, in] activations in half precision.

@@ -1,7 +1,7 @@
 """Rotary position embeddings (RoPE, arXiv 2104.09864).
 
 RoPE rotates pairs of elements of every query and key by angles that are proportional to the token's position. M-RoPE
-(arXiv 2409.12191) gives each token three positions: time, row and column. Each pair uses one of them.
+(arXiv 2409.12191) gives each token three positions: time, row and column. Each pair uses one of the three.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def grid_positions(begin: int, rows: int, columns: int) -> Tensor:
     """Return the M-RoPE positions of the tokens of a grid, row by row.
 
     Args:
-        begin: Time of all tokens. The row and the column of the first token have the same value.
+        begin: Time of all tokens. It is also the row and the column of the first token.
         rows: Number of rows of the grid.
         columns: Number of columns of the grid.
 
@@ -83,8 +83,8 @@ def rope_tables(config: DecoderConfig, like: Tensor, positions: Tensor | None = 
     Args:
         config: Shape of the decoder.
         like: Tensor whose dtype and device the tables get.
-        positions: [n, 3] M-RoPE positions, if the model has ``mrope_section``. By default time, row and column of
-            position i are all i.
+        positions: [n, 3] M-RoPE positions of n tokens, for a model with ``mrope_section``. By default, position i has
+            time, row and column i.
 
     Returns:
         cos and sin, [max_positions + SPARE_POSITIONS, head_dim] each, or [n, head_dim] for given ``positions``.

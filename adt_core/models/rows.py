@@ -3,9 +3,9 @@
 A batch of B images has R rows. Without guidance, R = B. With guidance, every image has a conditional and an
 unconditional row, in this order: [cond_0 .. cond_B-1, uncond_0 .. uncond_B-1].
 
-Three numbers say where a token is:
+Three numbers describe the place of a token:
 
-- The raster position counts the tokens of the image, row by row from 0.
+- The raster position is the index of an image token in the order of generation, from 0.
 - The cache position is the index in the KV cache. Prompts are left-padded to a common length, so the token at raster
   position p has the cache position ``cache_offset + p`` in all rows.
 - The position id selects the rotation of RoPE. It is the cache position minus the padding of the row. In a model with
@@ -40,8 +40,8 @@ class AttentionMetadata:
         mask: [R, 1, n, end] mask that is added to the attention scores, in their dtype. With ``near_keys``, it covers
             only the far keys.
         near_keys: Near keys of batch-invariant mode (:mod:`.batch_invariance`), else None.
-        mrope_positions: [R, n, 3] int64 M-RoPE positions. None in a model without M-RoPE, and if ``positions`` are
-            indices of the right entries of the table.
+        mrope_positions: [R, n, 3] int64 M-RoPE positions. None if the model has no M-RoPE, or if ``positions`` already
+            select the right entries of the M-RoPE table.
     """
 
     positions: Tensor
@@ -204,7 +204,7 @@ class BatchRows:
             getattr(self, name).index_copy_(0, self.of(slots), getattr(others, name))
 
     def unhidden(self) -> BatchRows:
-        """Return the same rows with all prompt tokens visible, including those that ``EncodedPrompt.hidden`` masks."""
+        """Return the same rows with all prompt tokens visible, including those that ``EncodedPrompt.hidden`` counts."""
         rows = copy(self)
         rows._hidden_until = self.pads
         rows._prompt_mask = rows._additive(self.columns >= self.pads[:, None])[:, None, None]
@@ -234,8 +234,9 @@ class BatchRows:
     def prefill(self) -> AttentionMetadata:
         """Return the metadata of a forward over all prompt tokens.
 
-        Padding and hidden tokens attend to themselves and to all tokens before them, as in LANTERN's code. Otherwise
-        their rows of the mask would contain only -inf, and softmax would return NaN.
+        Padding and hidden tokens (``EncodedPrompt.hidden``) are visible only to each other: such a token attends to
+        itself and to all tokens before it, as in LANTERN's code. If it attended to no token, its row of the mask would
+        contain only -inf, and softmax would return NaN.
         """
         # A prompt of length 4 whose first token is padding (1: visible):
         #   query 0 (padding)  1 0 0 0
@@ -344,7 +345,7 @@ class BatchRows:
         columns = self.columns[: roots.kv_length or last + self.cache_offset + width]
         distance = columns - start
         committed = (distance < 0) & (columns >= self._hidden_until[:, None])
-        # Example: start = 3, and `own` has 2 columns. A False is added on both sides, so columns 0 and 3 are False.
+        # Example: start = 3, and `own` has 2 columns. Padding adds a column of False on both sides: columns 0 and 3.
         #   cache position   0  1  2  3  4  5
         #   distance        -3 -2 -1  0  1  2
         #   index            0  0  0  1  2  3     column of the padded `own`

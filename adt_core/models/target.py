@@ -2,7 +2,7 @@
 
 Terms: a code is the index of an image token in the codec's codebook. The tokens of an image are its codes and, in some
 families, a token that ends each row. A model that generates a small version of the image first has the tokens of this
-small image before the tokens of the image. The raster position of a token counts all of them from 0.
+small image before the tokens of the image. The raster position of a token is its index in this sequence, from 0.
 
 In shapes, B is the number of images, n the number of tokens, and h the hidden size of the decoder.
 """
@@ -32,7 +32,7 @@ class EncodedPrompt(list[int]):
     Attributes:
         features: [n, h] decoder inputs that replace the ids in a model with a text encoder. Then only drafters read the
             ids.
-        hidden: Number of tokens at the beginning that attention masks.
+        hidden: Number of tokens at the beginning of the row that are masked in attention.
         note: Message to the user, such as that the text was truncated; "" if there is none.
         mrope_positions: [k, 3] int64 M-RoPE positions of the first k tokens, relative to the first token of the image,
             in a model with M-RoPE and source images. None if all tokens have consecutive positions.
@@ -92,7 +92,7 @@ def suffixed(text: str, suffix: str) -> str:
 
 
 def grammar_at(grammar: Tensor | None, positions: Tensor) -> Tensor | None:
-    """Return the mask of the tokens that the model's format does not allow at some positions.
+    """Return a mask that excludes the tokens that are not allowed at some positions of an image.
 
     Args:
         grammar: Result of :meth:`Target.grammar`.
@@ -180,7 +180,7 @@ class Prompter:
             usual: Grid of the model's default size.
 
         Returns:
-            "" if it does. Otherwise the sizes that it supports, as a clause for an error message.
+            "" if the family supports the size. Otherwise a clause for an error message that states the supported sizes.
         """
         return "" if grid == usual else f"its images always have {usual[0]} x {usual[1]} tokens"
 
@@ -220,14 +220,15 @@ class Target:
         usual_grid: Grid of the model's default size, if the image has another size.
         guidance_of: Function that returns the guidance scale at every position. Its arguments are the requested scale
             and the grid. None if the scale does not depend on the position.
-        lead_of: Function that returns rows and columns of the small image from the grid of the image, if there is one.
+        lead_of: Function that returns rows and columns of the small image. Its argument is the grid of the image. None
+            if the model generates no small image.
         sources: [rows, columns] int64 codes of each source image; see :meth:`with_sources`.
-        published: Sampling settings that its authors publish.
+        published: Sampling settings that the model's authors publish.
         trained: Range of image sizes in the training data, as in :class:`.family.Family`.
         words: All words that the model understands, if its vocabulary is small.
-        script_vocab_size: Length of the logits from which the authors' script samples, if they cover more than the
-            codes; tokens other than codes are -inf there. Otherwise 0.
-        script_header: Number of tokens before the first image token that the authors' script samples. Here they are
+        script_vocab_size: Length of the logits from which the authors' published script samples. In these logits,
+            tokens other than codes are -inf. 0 if the script's logits contain only the codes.
+        script_header: Number of tokens that the script samples before the first image token. Here, these tokens are
             part of the prompt.
         prompter: Converter of texts to prompt rows.
     """
@@ -279,9 +280,9 @@ class Target:
 
     @property
     def loaded(self) -> dict[str, Any]:
-        """Settings with which the model was loaded, by the names of a recipe's fields.
+        """Settings with which the model was loaded. Keys are names of recipe fields.
 
-        ``tiled`` depends on the device on which the weights are.
+        The value of ``tiled`` depends on the current device of the weights.
         """
         rows, columns = self.grid
         return {
@@ -433,7 +434,7 @@ class Target:
         return like.new_tensor(self.guidance_of(scale, self.grid))[:, None]
 
     def grammar(self, like: Tensor) -> Tensor | None:
-        """Return the mask of the tokens that are not allowed in each column of the image, to add to logits.
+        """Return a mask that excludes the tokens that are not allowed in a column of the image, to add to logits.
 
         Args:
             like: Tensor whose dtype and device the result gets.

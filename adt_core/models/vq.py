@@ -123,8 +123,8 @@ def _middle(width: int) -> nn.Module:
 class Level(nn.Module):
     """Residual blocks of one resolution, each followed by optional attention, then a change of resolution.
 
-    The encoder replaces ``downsample`` and the decoder replaces ``upsample``. The last level that runs keeps both
-    identities.
+    The encoder replaces ``downsample`` and the decoder replaces ``upsample``. The last level that runs keeps
+    ``nn.Identity`` for both.
     """
 
     def __init__(self, channels: int, width: int, blocks: int, attention: bool):
@@ -203,7 +203,7 @@ class VQDecoder(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """Codebook."""
+    """Codebook: one vector for each code."""
 
     def __init__(self, num_codes: int, width: int):
         super().__init__()

@@ -78,7 +78,7 @@ class Emu3Prompter(TokenPrompter):
             usual: Grid of the model's default size.
 
         Returns:
-            "" if it does. Otherwise the sizes that the model supports, as a clause for an error message.
+            "" if the model supports the size. Otherwise a clause for an error message that states the supported sizes.
         """
         rows, columns = grid
         if not min(grid):
@@ -223,7 +223,7 @@ FAMILY = Family(
         suffix=" masterpiece, film grained, best quality.",
         source="github.com/baaivision/Emu3",
     ),
-    trained=(1, 1),  # shapes with as many pixels as the square
+    trained=(1, 1),  # other shapes have as many pixels as the default square
     search=("emu3",),
     published=(Published(EMU3.folder, (EMU3,), "720, or as many in another shape", (23.0, 16.5)),),
 )

@@ -3,9 +3,9 @@
 Chen et al., arXiv 2501.17811. There are two layouts: that of transformers (``deepseek-community/Janus-Pro-1B``) and
 DeepSeek's original layout (``deepseek-ai/Janus-Pro-1B``).
 
-In the published code, an MLP, the generation aligner, computes the decoder's input for an image token. The result
-depends only on the code. So the loader computes the inputs of all codes once, and stores them in rows of the embedding
-after the text tokens.
+In the published code, an MLP called the generation aligner computes the decoder's input for an image token. The result
+depends only on the code. So the loader computes the inputs of all codes once. It stores them in the embedding, in the
+rows after the text tokens.
 """
 
 from __future__ import annotations

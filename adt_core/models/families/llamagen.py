@@ -92,7 +92,7 @@ class CaptionEncoder(nn.Module):
     """Text encoder: T5's encoder, a projection of its features to decoder inputs, and features of an empty caption."""
 
     def __init__(self, config: dict, source: ConfigSource, width: int):
-        """Build an empty encoder.
+        """Build the encoder without weights.
 
         Args:
             config: Fields of T5's ``config.json``; {} for the configuration of flan-t5-xl.
@@ -141,7 +141,7 @@ class LlamaGenPrompter(Prompter):
     def encode(self, text: str, grid: tuple[int, int]) -> EncodedPrompt:
         ids, note = self._read(text)
         hidden = CAPTION - len(ids)
-        _ = self._empty_caption  # computed while the encoder is loaded
+        _ = self._empty_caption  # computes and caches it while the encoder is loaded
         return EncodedPrompt([FILLER] * CAPTION, F.pad(self._features(ids), (0, 0, hidden, 0)), hidden, note)
 
     def check(self, text: str, grid: tuple[int, int]) -> str:
@@ -209,8 +209,8 @@ def _prefix(checkpoint: Checkpoint) -> str:
 def _side(checkpoint: Checkpoint) -> int:
     """Return the number of codes per side.
 
-    It is the square root of ``block_size`` in config.json. The authors' files have no config.json, so it is the image
-    size in their file name divided by 16.
+    With a config.json, the number is the square root of its field ``block_size``. The authors' files have no
+    config.json. For these files, the number is the image size in the file name, divided by 16.
     """
     block = checkpoint.config.get("block_size")
     if type(block) is int and block > 0 and math.isqrt(block) ** 2 == block:

@@ -53,7 +53,7 @@ _TYPOGRAPHY = (
 """Replacements after HTML tags were removed."""
 
 _JUNK = (
-    (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # product numbers, of several kinds
+    (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # product numbers: this rule and the next two
     (r"\b[a-zA-Z]+\d+[a-zA-Z]+\b", ""),
     (r"\b\d+[a-zA-Z]+\d+\b", ""),
     (r"(?:worldwide\s+)?(?:free\s+)?shipping", ""),
@@ -62,7 +62,7 @@ _JUNK = (
     (rf"\b(?:{_FORMATS})(?:\simages?)?", ""),
     (r"\bpage\s+\d+\b", ""),
     (r"\b\d*[a-zA-Z]+\d+[a-zA-Z]+\d+[a-zA-Z\d]*\b", " "),
-    ("\\b\\d+\\.?\\d*[x\u0445\u00d7]\\d+\\.?\\d*\\b", ""),  # sizes
+    ("\\b\\d+\\.?\\d*[x\u0445\u00d7]\\d+\\.?\\d*\\b", ""),  # sizes, such as 20x30
     (r"\b\s+:\s+", ": "),
     (r"(\D[,./])\b", r"\1 "),
     (r"\s+", " "),

@@ -1,7 +1,7 @@
 """Lumina-mGPT: Chameleon with an end token after every row of the image, and the image size in the prompt.
 
-Liu et al., arXiv 2408.02657. Height and width are multiples of 32 pixels. The prompt contains a token for each:
-``<reserved08824>`` means 24 * 32 = 768 pixels, because 8824 is 8800 + 24.
+Liu et al., arXiv 2408.02657. Height and width are multiples of 32 pixels. The prompt contains one token for the
+height and one for the width: ``<reserved08824>`` means 24 * 32 = 768 pixels, because 8824 is 8800 + 24.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ FAMILY = Family(
     unneeded=chameleon.FAMILY.unneeded,
     remedies=chameleon.FAMILY.remedies,
     sampling=PublishedSampling(guidance=4.0, top_k=2000, source="github.com/Alpha-VLLM/Lumina-mGPT"),
-    trained=(1, 1),  # shapes with as many pixels as the square
+    trained=(1, 1),  # other shapes have as many pixels as the default square
     search=("lumina",),
     published=(
         _published("512", (15.8, 9.8)),

@@ -77,7 +77,7 @@ def guidance(scale: float, grid: tuple[int, int]) -> list[float]:
     number of codes. The 2 counts the two tokens with the image size. The authors' loop also samples these tokens.
 
     Args:
-        scale: Requested scale, which is multiplied by the factor of position 0 first.
+        scale: Requested scale. At position 0, it takes the place of the previous scale.
         grid: Rows and columns of the image's codes.
 
     Returns:
@@ -135,7 +135,7 @@ FAMILY = Family(
     unneeded=("model.vqmodel.", f"{CODEC}loss.", f"{CODEC}ema_"),
     remedies={CODEC: ("download movqgan_270M.ckpt of ai-forever/MoVQGAN and put it beside it", MOVQGAN)},
     sampling=PublishedSampling(guidance=4.0, top_k=4096, source="github.com/Alpha-VLLM/Lumina-mGPT-2.0"),
-    trained=(1, 1),  # shapes with as many pixels as the square
+    trained=(1, 1),  # other shapes have as many pixels as the default square
     search=("lumina mgpt 2", "movqgan"),
     companions=_CODEC_FILES,
     published=(_published("Lumina-mGPT-2.0"), _published("Lumina-mGPT-2.0-Omni")),

@@ -41,7 +41,7 @@ INCOMPLETE = "download it again, or choose a model with a supported architecture
 OTHER_MODEL = "the file belongs to another model, choose the matching file"
 """Ends of error messages: what to do if a tensor is missing (INCOMPLETE) or has another shape (OTHER_MODEL)."""
 SAFE_PICKLES = "2.10"
-"""First torch version in which no pickle is known that runs code in spite of ``weights_only``."""
+"""First torch version for which no attack on ``weights_only`` is known. An attack is a pickle that runs code."""
 MOST_MAPPED = 2**24
 """Number of bytes to read from a file before opening it again. Opening it again releases the memory of these bytes."""
 _UNPICKLING = Lock()
@@ -125,13 +125,15 @@ def plain_names(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def with_scales(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Replace fp8 weights that have supported scales with float32 products, and remove these scales.
+    """Multiply fp8 weights by their scales in float32, and remove the scales.
+
+    Weights with unsupported scales, and their scales, stay unchanged.
 
     Args:
         stored: Tensors of a file by name.
 
     Returns:
-        Tensors by name. A product is computed when it is read.
+        Tensors by name. The product is computed when the tensor is read.
     """
     scaled = dict(stored)
     for name, weight in stored.items():

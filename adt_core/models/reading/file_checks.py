@@ -34,8 +34,8 @@ _DFLOAT11 = re.compile(r"(^|\.)(encoded_exponent|sign_mantissa)$")
 def is_pickle(file: Path) -> bool:
     """Return whether a weights file is a pickle.
 
-    The first bytes decide if they identify the format; otherwise the suffix decides. A safetensors file begins with the
-    length of its header (8 bytes), followed by the header, whose first character is "{".
+    If the first bytes identify the format, they decide. Otherwise the suffix decides. A safetensors file begins with
+    the length of its header (8 bytes). The header follows, and its first character is "{".
 
     Args:
         file: The file.
@@ -51,7 +51,7 @@ def is_pickle(file: Path) -> bool:
 
 
 def dangling_link(path: Path) -> Path | None:
-    """Return the path itself or its nearest parent that is a symbolic link to a missing target; None without one."""
+    """Return the first symbolic link with a missing target among a path and its parent folders; None without one."""
     return next((place for place in (path, *path.parents) if os.path.islink(place) and not os.path.exists(place)), None)
 
 

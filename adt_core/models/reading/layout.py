@@ -169,8 +169,8 @@ def head_order(c: DecoderConfig) -> Tensor | None:
         c: Shape of the decoder.
 
     Returns:
-        [head_dim] int64: for each element of a head here, its index in the checkpoint's head. None if the order is the
-        same.
+        ``order`` [head_dim] int64: element i of a head in this package is element ``order[i]`` of the head in the
+        checkpoint. None if the order is the same.
     """
     # For head_dim 8:
     #   with grid_rope, the checkpoint's pairs are (0, 1), (2, 3) and so on: [0, 2, 4, 6, 1, 3, 5, 7]
@@ -219,7 +219,7 @@ def body_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str) -> list[
 def decoder_entries(
     decoder: Decoder, checkpoint: Checkpoint, prefix: str = "model.", head: str = "lm_head.weight", rows: int = 0
 ) -> list[Entry]:
-    """Return the entries of embedding, layers, final norm and head. Of the head, only the rows of codes are used.
+    """Return the entries of embedding, layers, final norm and head. The entry of the head reads only rows of codes.
 
     Args:
         decoder: The decoder.

@@ -60,7 +60,7 @@ PUBLISHED_PATTERNS = frozenset(
         # GPT-2, with and without the last alternative
         rf"{_CONTRACTIONS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+",
         rf"{_CONTRACTIONS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)",
-        # GPT-4: Emu3 and Lumina-mGPT 2.0 with single digits, GLM-Image with numbers of up to three
+        # GPT-4: Emu3 and Lumina-mGPT 2.0 with single digits, GLM-Image with up to three digits
         rf"(?i:{_CONTRACTIONS})|{_WORD}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}",
         rf"(?i:{_CONTRACTIONS})|{_WORD}\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}",
         # GPT-4o
