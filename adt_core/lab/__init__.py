@@ -1,5 +1,5 @@
 """Benchmarks of decoding methods, and training of drafters.
 
-Nothing else in `adt_core` imports this package. Its commands are part of `python adt.py`, and its nodes are Benchmark
-and Train Drafter.
+Commands of `python adt.py` and the nodes Benchmark and Train Drafter use this package. Other packages in `adt_core` do
+not import it.
 """

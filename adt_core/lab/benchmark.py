@@ -1,9 +1,12 @@
 """Command `python adt.py benchmark`: compare methods on the same prompts, side by side.
 
-Methods alternate on every prompt, in random order, so that changes in the machine's speed do not affect their ratios.
-When all methods have finished a prompt, its results are appended to `runs.jsonl`. A benchmark that was interrupted
-resumes with the first missing prompt. Images are in `images/METHOD`. A method that decodes the same tokens as plain
-decoding has no image of its own; its results refer to the image of plain decoding.
+Plain decoding (without drafts) is always measured too. Each prompt is decoded by all methods, in random order, before
+the next prompt. So if the speed of the machine changes, it changes for all methods, and their ratios stay correct.
+
+When all methods have finished a prompt, the results are appended to `runs.jsonl` in the benchmark's folder. A benchmark
+that was interrupted continues with the first missing prompt. The images are in the folders `images/METHOD`. If a method
+decodes the same tokens as plain decoding, no image is saved for this method. Its results then refer to the image of
+plain decoding.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ from .records import RUNS, append, open_records
 RELAXED = "+lantern"
 NETWORK = "network"
 WARM_UP = 8
-"""Rounds of each method before the measurements."""
+"""Number of rounds (target forward passes) of each method before the measurements."""
 
 
 class Preset(NamedTuple):
@@ -52,8 +55,9 @@ class Preset(NamedTuple):
 
     Attributes:
         drafting: Drafting settings.
-        source: Drafter: "network" for the chosen drafter, "network+jacobi" for both in one tree, "" for none.
-        lantern: Relaxed acceptance, None for exact acceptance.
+        source: Drafter: "network" for the drafter network that the user has chosen, "jacobi" for the Jacobi window,
+            "network+jacobi" for both in one tree, or "" for none.
+        lantern: Settings of relaxed acceptance; None for exact acceptance.
     """
 
     drafting: Drafting
@@ -88,20 +92,24 @@ PRESETS = {
     "merged-64": Preset(_LONG, NETWORK + WITH_WINDOW),
     "auto-jacobi": Preset(Drafting("auto"), JACOBI),
 }
-"""Available methods. All except the first can also have the suffix `+lantern`."""
+"""Available methods.
+
+The first is plain decoding. All other names can have the suffix `+lantern`, for relaxed acceptance.
+"""
 COMPARED = "eagle2,adt-tree,jacobi,merged,auto,adt-tree+lantern,merged+lantern"
-"""Default methods with a drafter network."""
+"""Methods to compare by default if there is a drafter network."""
 COMPARED_WITHOUT_NETWORK = "jacobi-chain,jacobi,auto-jacobi,jacobi+lantern"
-"""Default methods without a drafter network."""
+"""Methods to compare by default if there is no drafter network."""
 
 
 def drafters_by_name(drafter: Drafter | None) -> dict[str, Drafter]:
-    """Return the drafters by their names in presets.
+    """Return all available drafters by their names in `Preset.source`.
 
-    These are the drafters that need no files, and if there is a network, the network without and with a Jacobi window.
+    Drafters that need no files, such as "jacobi", are always available. If there is a drafter network, "network" is the
+    network without a Jacobi window, and "network+jacobi" is the network with one.
 
     Args:
-        drafter: Drafter with a network, or None.
+        drafter: Drafter with a network; None if there is no network.
     """
     drafters = {name: make() for name, make in DRAFTERS.items()}
     network = without_window(drafter) if drafter is not None else None
@@ -115,12 +123,12 @@ class Benchmark:
     """Prompts and methods to compare.
 
     Attributes:
-        prompts: Prompts, one image each.
-        methods: Names of methods, apart from plain decoding, which is always measured.
-        recipe: Settings of all methods. Methods that need a drafter network use the recipe's drafter. The LANTERN
-            settings apply only to methods with the suffix `+lantern`.
-        metrics: Metrics of single images by name.
-        available: Presets by name.
+        prompts: Prompts. Each method generates one image per prompt.
+        methods: Names of the methods to compare with plain decoding.
+        recipe: Settings that all methods share. Methods that need a drafter network use the recipe's drafter. The
+            settings of LANTERN apply only to methods with the suffix `+lantern`.
+        metrics: Quality metrics of single images, by name.
+        available: Presets of all methods that can be compared, by name.
     """
 
     prompts: list[str]
@@ -139,7 +147,7 @@ class Benchmark:
 
     @property
     def presets(self) -> dict[str, Preset]:
-        """Presets of the methods by name, plain decoding first."""
+        """Presets of the compared methods by name, plain decoding first."""
         presets = {name: self.available[name.removesuffix(RELAXED)] for name in (PLAIN, *self.methods)}
         lantern = self.recipe.lantern
         return {
@@ -148,7 +156,7 @@ class Benchmark:
         }
 
     def files(self, folder: Path) -> list[Path]:
-        """Return the output files in a folder, including the images that exist.
+        """Return the paths of the output files, and of the images that already exist.
 
         Args:
             folder: Folder of the benchmark.
@@ -157,14 +165,14 @@ class Benchmark:
         return [*(folder / name for name in (RUNS, *report.FILES)), *images]
 
     def jobs(self, target: Target, drafter: Drafter | None) -> dict[str, Job]:
-        """Return the jobs by method.
+        """Return a job for each method, by name. A job is a target with a recipe and a drafter.
 
         Args:
-            target: The target.
-            drafter: Drafter, or None if no method needs one.
+            target: Model that generates the images.
+            drafter: Drafter that the user has chosen; None if no method needs a drafter network.
 
         Raises:
-            AdtError: If a method needs a drafter network and `drafter` has no network.
+            AdtError: If a method needs a drafter network, but `drafter` has no network.
         """
         drafters = drafters_by_name(drafter)
         network = (self.recipe.drafter or JACOBI).removesuffix(WITH_WINDOW)
@@ -179,10 +187,12 @@ class Benchmark:
         return jobs
 
     def settings(self, target: Target) -> dict:
-        """Return everything that affects the results. Results with different settings are never mixed.
+        """Return everything that affects the results: models, methods, prompts, software and hardware.
+
+        All results in a folder must have the same settings.
 
         Args:
-            target: The target.
+            target: Model that generates the images.
         """
         decoder = target.decoder
         shared = Job(target, self.recipe).loaded.sections()
@@ -210,7 +220,7 @@ class Benchmark:
 
 
 def _commit() -> str | None:
-    """Return the commit of this pack, or None if its folder is not the root of a git checkout."""
+    """Return the git commit of this node pack; None if the folder of the pack is not the root of a git checkout."""
     pack = Path(__file__).parents[2]
     if not (pack / ".git").exists():
         return None
@@ -228,20 +238,22 @@ def _image_folder(method: str) -> str:
 
 
 Measured = dict[str, tuple[dict, bytes | None]]
-"""Results of a prompt by method, plain decoding first. Each is a pair of run statistics and PNG. The PNG is None if the
-method decodes the same tokens as plain decoding."""
+"""Results of a prompt by method, plain decoding first.
+
+A result is a pair (run statistics, PNG). The PNG is None if the method decodes the same tokens as plain decoding.
+"""
 
 
 class BenchmarkWorker:
-    """Loaded models that measure prompts.
+    """Worker with loaded models. A call decodes one prompt by all methods.
 
     Args:
         benchmark: Prompts and methods.
-        jobs: Jobs by method.
-        check: Cancellation callback.
+        jobs: Result of `Benchmark.jobs`.
+        check: Cancellation callback; it may raise an exception.
 
     Attributes:
-        facts: Settings of the benchmark.
+        facts: Result of `Benchmark.settings`.
     """
 
     def __init__(self, benchmark: Benchmark, jobs: dict[str, Job], check: Check | None = None):
@@ -252,15 +264,15 @@ class BenchmarkWorker:
         self.facts = benchmark.settings(jobs[PLAIN].target)
 
     def __call__(self, number: int) -> Iterator[tuple[int, Measured]]:
-        """Decode a prompt by all methods, in an order that depends on its index.
+        """Decode a prompt by all methods. The order of the methods is random, with the prompt's index as the seed.
 
         Args:
             number: Index of the prompt.
 
         Yields:
-            The index and the results.
+            The index of the prompt and its results, once.
         """
-        if not self._is_warm:  # the first calls are slow
+        if not self._is_warm:  # the first rounds of a method are slower
             for job in self._jobs.values():
                 warm_up(new_decoding(job, self._prompts[:1], check=self._check), WARM_UP)
         self._is_warm = True
@@ -308,13 +320,17 @@ def measure(benchmark: Benchmark, jobs: dict[str, Job], folder: Path, check: Che
         benchmark: Prompts and methods.
         jobs: Result of `Benchmark.jobs`.
         folder: Folder of the benchmark.
-        check: Cancellation callback.
+        check: Cancellation callback; it may raise an exception.
 
     Yields:
-        The record of every prompt, including those measured earlier: `prompt` (index), `text` and `runs`. `runs` maps
-        each method to its run statistics, with four more entries: `agreement` (share of tokens that equal those of
-        plain decoding), `acceptance` (acceptance map), `picture` (path of the image in `folder`) and `quality` (scores
-        of the image).
+        A record for every prompt. Records that are already in the folder come first. A record has the entries `prompt`
+        (index of the prompt), `text` (the prompt) and `runs`. `runs` maps each method to its run statistics, with four
+        more entries:
+
+        - `agreement`: share of tokens that equal the token of plain decoding at the same position.
+        - `acceptance`: for each cell of the image, the number of tokens that were decoded in the same round.
+        - `picture`: path of the image relative to `folder`.
+        - `quality`: scores of the image, by column.
     """
     worker = BenchmarkWorker(benchmark, jobs, check)
     return collect(benchmark, worker.facts, folder, lambda numbers: chain.from_iterable(map(worker, numbers)))
@@ -327,12 +343,13 @@ def collect(
 
     Args:
         benchmark: Prompts and methods.
-        settings: Settings of the benchmark.
+        settings: Result of `Benchmark.settings`.
         folder: Folder of the benchmark.
-        mapped: Function that measures the prompts with the given indices and returns (index, results) in any order.
+        mapped: Function that measures prompts. Its argument is a list of indices of prompts. It returns a pair
+            (index, results) for each of these prompts, in any order.
 
     Yields:
-        The record of every prompt; see :func:`measure`.
+        A record for every prompt; see :func:`measure`.
     """
     done = open_records(folder, settings)
     yield from done
@@ -342,7 +359,7 @@ def collect(
 
 
 def _save(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -> dict:
-    """Write and score the images of a prompt, and append its record."""
+    """Write the images of a prompt, compute their quality scores, and append the record of the prompt."""
     prompt = benchmark.prompts[number]
     runs = {}
     plain: dict = {}
@@ -363,7 +380,12 @@ def _save(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -
 
 
 def _common_settings(settings: dict, others: list[dict]) -> dict:
-    """Return the settings of all machines. Raise AdtError if they differ."""
+    """Return the settings of the benchmark. Raise AdtError if the settings of the machines differ.
+
+    Args:
+        settings: Settings on the first machine.
+        others: Settings on the other machines.
+    """
     pairs = [(name, value, other[name]) for other in others for name, value in settings.items()]
     differing = [f"{name} ({here}, {there})" for name, here, there in pairs if here != there]
     if differing:
@@ -383,10 +405,10 @@ def plan(args: BenchmarkArgs, parallel: WorkerArgs, given: Mapping[str, Any], de
         device: "auto", "cpu" or "cuda".
 
     Returns:
-        The benchmark, without metrics.
+        The benchmark, with `metrics` empty.
 
     Raises:
-        AdtError: If they are invalid.
+        AdtError: If an argument is invalid.
     """
     distributed.check_args(parallel, args.prompts)
     recipe = complete(given, device)
@@ -402,13 +424,13 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
 
     Args:
         args: Prompts and methods.
-        scores: Weights of quality metrics.
+        scores: Paths of the weights for quality metrics.
         parallel: Worker processes.
         given: Settings of the recipe, by option name.
         device: "auto", "cpu" or "cuda".
 
     Returns:
-        The report in Markdown and the paths of the files.
+        The report in Markdown, followed by the paths of the files.
 
     Raises:
         AdtError: If an argument is invalid, a model cannot be loaded, or a file cannot be written.
@@ -437,7 +459,7 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
 
 
 def _check_files(benchmark: Benchmark, args: BenchmarkArgs, scores: QualityArgs) -> None:
-    """Raise AdtError if an output cannot be written or would replace an input."""
+    """Raise AdtError if an output file cannot be written, or would replace an input file."""
     inputs = model_files(benchmark.recipe.loading.model, benchmark.recipe.drafter or JACOBI)
     inputs += [*given_paths(args, "prompts"), *given_paths(scores, *scores.fields())]
     inputs += [(option, file) for option, path in inputs if path.is_dir() for file in path.rglob("*")]

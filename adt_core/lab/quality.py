@@ -1,8 +1,10 @@
-"""Image quality in a benchmark: scores of single images, and of all images of a method together.
+"""Image quality in a benchmark. Some metrics score single images; others score all images of a method together.
 
-A metric of single images maps an image and its prompt to a pair (sum, count) per column. The table shows the total sum
-divided by the total count, so that shares, such as the share of requested attributes that an image has, are averaged
-correctly. Weights are read from local paths; nothing is downloaded.
+A metric of single images returns a pair (sum, count) for each of its columns in the benchmark's table. The table shows
+the total sum of all images divided by the total count. So shares are averaged correctly. Example: an image has 1 of 2
+requested attributes, and another has 4 of 4. Their scores (1, 2) and (4, 4) give 5 / 6.
+
+Weights are read from local paths; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -26,9 +28,14 @@ from ..files import is_regular, opened
 
 OptionalPath = Path | None
 Scores = dict[str, tuple[float, float]]
+"""Pair (sum, count) of an image, by column."""
 ImageMetric = Callable[[Image.Image, str], Scores]
+"""Function from an image and its prompt to scores."""
 SetMetric = Callable[[dict[str, list[Path]]], dict[str, dict[str, float]]]
-"""Maps the image files of every method to the scores of every method by column."""
+"""Function that scores all images of a method together.
+
+Its argument maps each method to image files. Its result maps each method to scores by column.
+"""
 
 NEEDS = {
     "CLIP score": "`clip`",
@@ -37,7 +44,7 @@ NEEDS = {
     "IS": "torch-fidelity and `inception`",
     "FID": "torch-fidelity, `inception` and `real_images`",
 }
-"""Requirements by column."""
+"""What the user must install or set for a column, by column."""
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 
 
@@ -45,9 +52,9 @@ class QualityMetrics(NamedTuple):
     """Loaded metrics.
 
     Attributes:
-        images: Metrics of single images by the name in the settings.
-        sets: Metric of all images of a method, if any.
-        note: Line below the table about missing metrics.
+        images: Metrics of single images. The keys are saved in the settings of the benchmark.
+        sets: Metric that scores all images of a method together; None if its weights are not given.
+        note: Text below the table that lists the metrics that were not measured.
     """
 
     images: dict[str, ImageMetric]
@@ -69,14 +76,14 @@ def choose(
     Args:
         clip: Folder of a CLIP model.
         hps: Folder of HPSv2.
-        aesthetic: Weights of LAION's aesthetic predictor.
-        inception: Weights of Inception.
+        aesthetic: File with the weights of LAION's aesthetic predictor.
+        inception: File with the weights of Inception.
         real_images: Folder of reference images for FID.
-        count: Images per method.
+        count: Number of images per method.
         device: Device of the models.
 
     Raises:
-        AdtError: If weights cannot be loaded, or other weights are needed as well.
+        AdtError: If weights cannot be loaded, or a metric also needs weights that are not given.
     """
     if aesthetic and not clip:
         raise AdtError("`aesthetic` needs the embeddings of CLIP ViT-L/14; give that model's folder with `clip`.")
@@ -99,17 +106,18 @@ def choose(
 def clip_metric(
     folder: Path, option: str, column: str, device: torch.device, aesthetic: OptionalPath = None
 ) -> ImageMetric:
-    """Load a CLIP model and return the metric 100 * max(cos, 0) between an image and its prompt.
+    """Load a CLIP model and return a metric of the similarity between an image and its prompt.
 
-    This is CLIPScore (arXiv 2104.08718) with another scale, and HPSv2 (arXiv 2306.09341) with its weights. Prompts are
-    truncated to the model's context.
+    The score is 100 * max(cos, 0), where cos is the cosine of the image embedding and the text embedding. With the
+    weights of CLIP, the score is CLIPScore (arXiv 2104.08718) with the factor 100 instead of 2.5. With the weights of
+    HPSv2, it is the score of HPSv2 (arXiv 2306.09341). Prompts are truncated to the model's maximum length.
 
     Args:
-        folder: CLIP model in transformers' layout.
-        option: Option to name in errors.
-        column: Name of the column.
+        folder: Folder of a CLIP model in transformers' layout.
+        option: Name of the setting for error messages.
+        column: Name of the score's column.
         device: Device of the model.
-        aesthetic: Weights of LAION's predictor, for an additional column "aesthetic".
+        aesthetic: File with the weights of LAION's aesthetic predictor; None for no column "aesthetic".
 
     Raises:
         AdtError: If the model cannot be loaded.
@@ -123,7 +131,7 @@ def clip_metric(
         given = {"text": [prompt], "images": [image], "truncation": True, "max_length": longest}
         with wrap_library_errors(lambda reason: f"`{option}`: '{folder}' can't read {shown(prompt)} ({reason})."):
             inputs = processor(**given, return_tensors="pt")
-        out = model(**inputs.to(device))  # embeddings [1, width] of length 1
+        out = model(**inputs.to(device))  # image_embeds and text_embeds: [1, width], normalised to length 1
         scores: Scores = {column: (100 * max((out.image_embeds * out.text_embeds).sum().item(), 0.0), 1)}
         if layers:
             x = out.image_embeds.cpu()
@@ -153,9 +161,10 @@ def _load_clip(folder: Path, option: str, device: torch.device) -> tuple[Any, An
 
 
 def _aesthetic_layers(path: Path, width: int) -> list[tuple[Tensor, Tensor]]:
-    """Return weights and biases of LAION's predictor, which maps a normalised embedding [1, width] to a score.
+    """Return the weights and biases of LAION's aesthetic predictor.
 
-    It is a linear layer, and in the improved version a sequence of linear layers without activations.
+    The predictor maps a normalised image embedding [1, width] to a score [1, 1]. It consists of one linear layer, or in
+    its improved version of several linear layers without activations.
     """
     tensors = _read(path, "aesthetic")
     names = [name.removesuffix("weight") for name in tensors if name.endswith("weight")]
@@ -170,7 +179,7 @@ def _aesthetic_layers(path: Path, width: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def _read(path: Path, option: str) -> dict[str, Tensor]:
-    """Return the tensors in a file. Raise AdtError if it contains anything else."""
+    """Return the tensors in a file. Raise AdtError if the file contains anything other than tensors."""
     try:
         opened(path).close()  # the loaders below would block on a pipe
         if path.suffix == ".safetensors":
@@ -184,7 +193,7 @@ def _read(path: Path, option: str) -> dict[str, Tensor]:
 
 
 class _ImageFiles(Dataset):
-    """Center squares of image files, resized to uint8 [3, size, size]."""
+    """Dataset of image files. An image is cropped to its central square and resized to uint8 [3, size, size]."""
 
     def __init__(self, files: Sequence[Path], size: int):
         self.files = files
@@ -203,7 +212,11 @@ class _ImageFiles(Dataset):
 
 
 def _real_images(folder: Path, count: int) -> list[Path]:
-    """Return the image files in a folder. Raise AdtError if these, or `count` generated images, are too few for FID."""
+    """Return the image files in a folder.
+
+    FID needs two images in each set. Raise AdtError if the folder has fewer, or if `count`, the number of generated
+    images, is less than two.
+    """
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and is_regular(path))
     if min(len(files), count) < 2:
         raise AdtError(
@@ -214,16 +227,19 @@ def _real_images(folder: Path, count: int) -> list[Path]:
 
 
 def inception_metric(weights: Path, real_images: Path | None, count: int, device: torch.device) -> SetMetric:
-    """Return the metric of Inception Score, in one split, and of FID, both computed by torch-fidelity.
+    """Return the metric that computes the Inception Score (one split) and FID of all images of a method.
+
+    torch-fidelity computes both scores.
 
     Args:
-        weights: Weights of Inception.
-        real_images: Folder of reference images, cropped and resized to the size of the generated ones. None omits FID.
-        count: Images per method.
+        weights: File with the weights of Inception.
+        real_images: Folder of reference images; None for no FID. The reference images are cropped and resized to the
+            size of the generated images.
+        count: Number of images per method.
         device: Device of the model.
 
     Raises:
-        AdtError: If torch-fidelity is not installed, or weights or images cannot be used.
+        AdtError: If torch-fidelity is not installed, or the weights or images cannot be used.
     """
     try:
         from torch_fidelity import calculate_metrics
@@ -231,7 +247,7 @@ def inception_metric(weights: Path, real_images: Path | None, count: int, device
         raise AdtError(
             f"`inception` needs torch-fidelity, which is not installed; run {pip_install('torch-fidelity')}"
         ) from error
-    _read(weights, "inception")  # torch-fidelity would execute code in a pickle
+    _read(weights, "inception")  # this check is needed because torch-fidelity executes code in pickles
     real = _real_images(real_images, count) if real_images else []
     shared = {"cuda": device.type == "cuda", "feature_extractor_weights_path": str(weights), "save_cpu_ram": True}
     shared |= {"isc": True, "isc_splits": 1, "verbose": False}

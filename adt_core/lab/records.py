@@ -1,6 +1,8 @@
-"""Records of a benchmark in a JSON Lines file, to which records are only appended.
+"""Records of a benchmark in the JSON Lines file `runs.jsonl`.
 
-An interruption therefore loses at most the current record, and several processes can share the file.
+A line with the settings comes first. After it there is one line per record, which has the results of all methods for
+one prompt (:func:`.benchmark.measure` describes its entries). Lines are only appended. So an interruption loses at most
+the last record, and several processes can use the file at the same time.
 """
 
 from __future__ import annotations
@@ -21,25 +23,25 @@ from .report import COLUMNS, MEANS
 
 RUNS = "runs.jsonl"
 FIGURES = ("seconds", "verified_nodes", *MEANS)
-"""Statistics of a run that the report needs."""
+"""Names of the run statistics that the report needs. A run is the decoding of a prompt by one method."""
 MAX_FILE_MIB = 4096
-"""Maximum size of the file."""
+"""Maximum size of the file in MiB."""
 MAX_COLUMN_LENGTH = 100
 """Maximum length of a column's name in characters."""
 _log = logging.getLogger(__name__)
 
 
 def open_records(folder: Path, settings: dict) -> list[dict]:
-    """Return the valid records in a folder, the first of every prompt. Create the file if it does not exist.
+    """Return the first valid record of each prompt. Create the file if it does not exist.
 
-    Damaged lines, and records before the first line with settings, are ignored but stay in the file.
+    Damaged lines, and records before the first line with settings, are ignored. They stay in the file.
 
     Args:
         folder: Folder of the benchmark.
         settings: Settings of the benchmark.
 
     Raises:
-        AdtError: If the file belongs to other settings, or cannot be read.
+        AdtError: If the file has other settings, or cannot be read.
     """
     path = folder / RUNS
     saved, records = _read(path)
@@ -68,16 +70,19 @@ def append(folder: Path, record: dict) -> None:
 
     Args:
         folder: Folder of the benchmark.
-        record: Record in JSON types.
+        record: Record of plain JSON types.
 
     Raises:
-        AdtError: If it cannot be written.
+        AdtError: If the file cannot be written.
     """
     add_line(folder / RUNS, json.dumps(record))
 
 
 def _read(path: Path) -> tuple[dict | None, list[dict]]:
-    """Return the first settings in a file, None if there are none, and all objects after them."""
+    """Return the first settings in a file, and all objects after these settings.
+
+    If the file has no settings, they are None, and there are no objects.
+    """
     try:
         text = read_text(path, MAX_FILE_MIB, errors="replace") if path.exists() else ""
     except OSError as error:
@@ -90,7 +95,7 @@ def _read(path: Path) -> tuple[dict | None, list[dict]]:
 
 
 def _parse_object(line: str) -> dict[str, Any]:
-    """Return the JSON object in a line, or {} if it is invalid."""
+    """Return the JSON object in a line; {} if the line is not a valid JSON object."""
     try:
         value = parse_json(line)
     except ValueError:
@@ -99,7 +104,10 @@ def _parse_object(line: str) -> dict[str, Any]:
 
 
 def _is_record(record: dict, settings: dict, folder: Path) -> bool:
-    """Return whether a record has valid runs of all methods, and images in the folder, for a prompt of the settings."""
+    """Return whether a record is valid.
+
+    Its prompt must be in the settings. It must have a valid run of every method, and the image of every run must exist.
+    """
     number = record.get("prompt")
     runs = record.get("runs")
     prompts = settings["prompts"]
@@ -111,7 +119,7 @@ def _is_record(record: dict, settings: dict, folder: Path) -> bool:
 
 
 def _is_run(run: object, settings: dict) -> TypeGuard[dict]:
-    """Return whether a run has everything that the report needs."""
+    """Return whether a run has valid statistics, acceptance map, scores and image path."""
     if not run_stats.are_run_stats(run, FIGURES) or not _is_map(run.get("acceptance"), settings["grid"]):
         return False
     scores = run.get("quality")
@@ -133,7 +141,7 @@ _SCORES = mapping(
     0,
     _LARGEST,
 )
-"""Scores by column, each as a pair (sum, count)."""
+"""Kind of scores: a pair (sum, count) for each column."""
 
 
 def _are_scores(value: object) -> TypeGuard[dict]:

@@ -1,4 +1,8 @@
-"""Report of a benchmark: speed-ups over plain decoding with intervals, as Markdown, CSV, JSON and two plots."""
+"""Report of a benchmark: speed-ups over plain decoding with 95 % confidence intervals (CI), and other statistics.
+
+The report is written as Markdown, CSV, JSON and two plots. A record has the results of all methods for one prompt; see
+:func:`.benchmark.measure`.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +33,12 @@ COLUMNS = {
     "agreement": "identical tokens",
     "substitution_rate": "replaced tokens",
 }
-"""Headings by column name in CSV and JSON. Columns of image quality follow, with the names of the metrics."""
+"""Headings in Markdown by column name. The column names are used in CSV and JSON.
+
+The table also has one column per quality score, such as "FID". The name of the column is its heading too.
+"""
 MEANS = ("tau", "mean_depth", "target_forwards", "drafter_forwards", "seconds", "agreement", "substitution_rate")
-"""Columns that are means of the run statistics of the same name."""
+"""Columns that show the mean over all prompts of the run statistic with the same name."""
 _FORMATS = {
     **dict.fromkeys(COLUMNS, "{:.2f}"),
     **dict.fromkeys(("target_forwards", "drafter_forwards"), "{:.0f}"),
@@ -39,16 +46,16 @@ _FORMATS = {
     "method": "{}",
     "identical": "{} of {images}",
 }
-"""Number formats of columns in Markdown; others have four significant digits."""
+"""Number formats of columns in Markdown. Other columns have four significant digits."""
 FILES = ("results.md", "results.csv", "results.json", "speedup.png", "regions.png")
-"""Output files."""
+"""Names of the report's files."""
 
 
 def median_interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of a median, with a fixed seed.
+    """Return the bounds of the 95 % bootstrap interval of a median. The random seed is fixed.
 
     Args:
-        values: [n].
+        values: [n], values of which the median is taken.
     """
     rng = np.random.Generator(np.random.Philox(key=0))
     medians = np.median(rng.choice(values, (4000, len(values))), axis=1)
@@ -56,25 +63,29 @@ def median_interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def ratios(records: list[dict], of: str, to: str) -> np.ndarray:
-    """Return the ratio of the times of two methods for each prompt. Above 1, `to` is faster.
+    """Return for each prompt the time of the method `of` divided by the time of the method `to`.
+
+    A ratio above 1 means that `to` is faster.
 
     Args:
         records: Records of the benchmark.
-        of: Method in the numerator.
-        to: Method in the denominator.
+        of: Method whose time is the numerator.
+        to: Method whose time is the denominator.
     """
     return np.array([record["runs"][of]["seconds"] / record["runs"][to]["seconds"] for record in records])
 
 
 def summary(records: list[dict], sets: dict[str, dict[str, float]] | None = None) -> list[dict]:
-    """Summarise a benchmark. The speed-up is the median of the ratios of all prompts.
+    """Summarise a benchmark in one row per method.
+
+    The speed-up of a method is the median over all prompts of (time of plain decoding / time of the method).
 
     Args:
         records: Records of the benchmark.
-        sets: By method, scores of all of its images together, such as FID.
+        sets: Scores of all images of a method together, such as FID: {method: {column: score}}.
 
     Returns:
-        One row per method, by the names of `COLUMNS` and of the metrics.
+        One dictionary per method. The keys are the names in `COLUMNS` and the names of quality columns.
     """
     rows = []
     qualities = [run.get("quality", {}) for record in records for run in record["runs"].values()]
@@ -104,7 +115,7 @@ def table(rows: list[dict], images: int, columns: Sequence[str] | None = None) -
     Args:
         rows: Rows of `summary`.
         images: Number of images per method.
-        columns: Names of the columns to include, by default all.
+        columns: Names of the columns to include (default: all).
     """
     headings = {key: heading for key, heading in _headings(rows).items() if columns is None or key in columns}
     cells = [[_FORMATS.get(key, "{:.4g}").format(row[key], images=images) for key in headings] for row in rows]
@@ -137,11 +148,11 @@ def write(
         records: Records of the benchmark.
         settings: Settings of the benchmark.
         folder: Output folder.
-        sets: Scores of all images of a method together.
+        sets: Scores of all images of a method together; see :func:`summary`.
         note: Line below the table, or "".
 
     Returns:
-        The report in Markdown, and the paths of all files.
+        The report in Markdown, and the paths of the files.
 
     Raises:
         AdtError: If a file cannot be written.
@@ -156,7 +167,7 @@ def write(
 
 
 def _draw_speed(path: Path, rows: list[dict]) -> None:
-    """Write a chart of the speed-ups with intervals, the first method at the top."""
+    """Write a bar chart of the speed-ups with their intervals. The first method is at the top."""
     from matplotlib.figure import Figure
 
     figure = Figure((7, 0.3 * len(rows) + 1), layout="constrained")
@@ -177,7 +188,11 @@ def _save(figure: Any, path: Path, dpi: int) -> None:
 
 
 def _plots(rows: list[dict], records: list[dict], folder: Path) -> list[Path]:
-    """Write the charts of speed-ups and of acceptance maps, if matplotlib is installed."""
+    """Write the two plots if matplotlib is installed, and return their paths.
+
+    One plot shows the speed-ups. The other shows for each method the acceptance map: for each cell of the image, the
+    number of tokens that were decoded in the same round, averaged over all prompts.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
