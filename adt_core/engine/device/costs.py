@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ...policies import NO_DRAFTS, CostProfile, Shape
-from ...policies.cost_model import CostModel, RoundTime
+from ...policies import CostProfile, Shape
+from ...policies.cost_model import PLAIN_STEP, CostModel, Size
 from ...rules.trace import Round
 from ..graphs import disabled_reason
 from ..request import Request
@@ -38,7 +38,7 @@ class Costs:
         self._is_needed = request.drafting.policy.chooses
         self._given = given if self._is_needed else None
         self.profile = self._given
-        self._rounds: list[RoundTime] = []
+        self._rounds: list[tuple[Size, float]] = []
         has_thread_time = not request.replayed and sys.platform != "win32"
         self.clock: Callable[[], float] = time.thread_time if has_thread_time else time.perf_counter
 
@@ -63,10 +63,11 @@ class Costs:
             seconds: Its time by `clock`.
         """
         largest = max(shapes, key=lambda shape: shape.nodes)
-        if all(share.depth_asked == 0 for share in round.images):
-            largest = NO_DRAFTS
-        if not round.prepared and all(share.depth_asked == largest.depth for share in round.images):
-            self._rounds.append(RoundTime(largest.mode, largest.nodes, seconds))
+        depths = {share.depth_asked for share in round.images}
+        if not round.prepared and depths <= {0}:
+            self._rounds.append((PLAIN_STEP, seconds))
+        elif not round.prepared and depths == {largest.depth}:
+            self._rounds.append(((largest.mode, largest.nodes), seconds))
 
     def learn(self, batch_size: int) -> None:
         """Update what is stored about this device with the recorded rounds.
