@@ -39,7 +39,7 @@ TILE = {"cuda": 64, "meta": 64, "cpu": 4}
 rows takes no longer than reading the weights once. On a CPU the tile has more than one row, because libraries use a
 different kernel for a single row."""
 NEAR_WINDOW = 32
-"""Number of positions before a token whose keys are near. It is also the maximum depth of a draft tree."""
+"""Number of positions directly before a token that have near keys. It is also the maximum depth of a draft tree."""
 MASK_ALIGNMENT = 8
 """Each row of an attention mask must begin at a multiple of this number of elements in memory. Otherwise torch copies
 the mask in every layer on a GPU, and the kernel for far keys raises an error."""
@@ -52,7 +52,7 @@ def tile_for(dtype: torch.dtype, device: torch.device) -> int:
 
 @cached_per_runtime
 def near_window(device: torch.device, dtype: torch.dtype, width: int) -> int | None:
-    """Return the number of positions before a token whose keys are near.
+    """Return the number of positions directly before a token that have near keys.
 
     Args:
         device: Device of the model.
@@ -96,8 +96,8 @@ def tiled_matmul(
     once. If both results are bitwise equal, later calls multiply all rows at once.
 
     Args:
-        multiply: Function that multiplies its first argument [rows, in] by the weight, adds its second argument
-            [rows, out] unless that is None, and returns the sum [rows, out].
+        multiply: Function that multiplies its first argument [rows, in] by the weight and returns [rows, out]. If its
+            second argument [rows, out] is not None, it is added to the product.
         x: [N, in] activations. N is a multiple of `tile`.
         plus: [N, out] values to add to the product, or None.
         tile: Number of rows of a tile.

@@ -24,7 +24,10 @@ def onednn_matmul(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def supports_half_matmul(dtype: torch.dtype) -> bool:
-    """Return whether this CPU has native products in a dtype, bfloat16 or float16. Some CPUs support only one."""
+    """Return whether this CPU natively multiplies matrices of a dtype, bfloat16 or float16.
+
+    Some CPUs support only one of the two dtypes.
+    """
     names = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
     is_supported = getattr(torch.ops.mkldnn, names[dtype], None)
     return is_supported is not None and bool(is_supported())
@@ -33,8 +36,8 @@ def supports_half_matmul(dtype: torch.dtype) -> bool:
 def int8_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """Multiply int8 matrices on a GPU.
 
-    :mod:`.quantised_matmul` checks whether the device supports this product, and otherwise converts the weight to a
-    wider dtype.
+    :mod:`.quantised_matmul` checks whether the device supports this product. If not, it converts the weight to a wider
+    dtype.
 
     Args:
         x: [M, in] int8. M must be greater than 16; `in` and `out` must be multiples of 8.
@@ -49,8 +52,8 @@ def int8_matmul(x: Tensor, weight: Tensor) -> Tensor:
 def fp8_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """Multiply float8_e4m3fn matrices on a GPU.
 
-    :mod:`.quantised_matmul` checks whether the device supports this product, and otherwise converts the weight to a
-    wider dtype.
+    :mod:`.quantised_matmul` checks whether the device supports this product. If not, it converts the weight to a wider
+    dtype.
 
     Args:
         x: [M, in] float8_e4m3fn. `in` and `out` must be multiples of 16.
@@ -69,7 +72,7 @@ def reduced_precision_settings() -> list[str]:
     For example, ComfyUI's option `--fast` activates such settings.
     """
     matmul = torch.backends.cuda.matmul
-    precision = getattr(matmul, "fp32_precision", "") or torch.get_float32_matmul_precision()  # before torch 2.9
+    precision = getattr(matmul, "fp32_precision", "") or torch.get_float32_matmul_precision()  # torch 2.9 has the first
     settings = {"TF32": precision in ("tf32", "high", "medium")}
     settings["accumulation in fp16"] = getattr(matmul, "allow_fp16_accumulation", False)  # since torch 2.7
     return [name for name, is_active in settings.items() if is_active]

@@ -306,8 +306,8 @@ class BatchRows:
             step: Metadata of the forward.
             start: First cache position that may hold another token than in plain decoding: an int64 tensor [R, 1], or
                 one number for all rows.
-            near: Number of image positions before a token whose keys are near; keys of the prompt are far. None if all
-                keys are near, including those of the prompt.
+            near: Number of image positions directly before a token that have near keys; keys of the prompt are far.
+                None if all keys are near, including those of the prompt.
         """
         if near is None:
             return replace(step, near_keys=NearKeys(None, step.mask.double()))
