@@ -2,7 +2,7 @@
 
 
 def words(command: str, **options) -> list[str]:
-    """Return the words of a command line, without options that are None.
+    """Return a command line as a list of words. Options whose value is None are left out.
 
     ``words("generate", batch_size=2)`` is ``["generate", "--batch-size", "2"]``.
     """

@@ -1,11 +1,12 @@
 """Import paths and fixtures for all tests.
 
-ComfyUI has a top-level module called ``nodes``. With the repository root on ``sys.path``, ``import nodes`` would find
-our folder of that name instead. ``python -m pytest`` adds the root, so this file removes it and installs a finder for
-the packages that work without ComfyUI.
+ComfyUI has a top-level module called ``nodes``. This repository has a folder of the same name. If the repository root
+is on ``sys.path``, ``import nodes`` finds the folder instead of ComfyUI's module. ``python -m pytest`` adds the root to
+``sys.path``. This file removes the root again, and installs a finder for the packages that work without ComfyUI.
 
-A few modules of our ``nodes/`` need no ComfyUI. Tests import them as ``adt_tree_pack.nodes.<module>``, because ComfyUI
-also imports the pack as a package named after its folder. The ``__init__.py`` files of the two folders do not run.
+A few modules in the folder ``nodes`` work without ComfyUI. Tests import them as ``adt_tree_pack.nodes.<module>``. This
+resembles ComfyUI, which imports the pack as a package with the name of its folder. The imports don't run the
+``__init__.py`` files of the repository root and of ``nodes``.
 """
 
 import sys
@@ -37,7 +38,7 @@ class _PackFinder:
 
 @pytest.fixture(scope="session")
 def meter(request):
-    """Processor time of this session; see :class:`tests.tiers.Meter`."""
+    """Meter of the processor time of this process; see :class:`tests.tiers.Meter`."""
     from tests.tiers import METER
 
     return request.config.stash[METER]
@@ -47,9 +48,9 @@ def meter(request):
 def served(tmp_path_factory, meter):
     """Return a function that starts ComfyUI and returns its server.
 
-    Its arguments are a release of ComfyUI and a frontend, which replaces the frontend of the release unless it is None.
-    Each server starts once and stops after the session. In addition to the bundled model it has two small random ones:
-    ``small``, and ``tiny`` with 12 x 12 tokens.
+    The function has two arguments: a release of ComfyUI and a frontend. The frontend replaces the default one of the
+    release; None keeps the default. Each server starts once and stops at the end of the pytest session. It has the
+    bundled model and two small random models: ``small``, and ``tiny`` with 12 x 12 tokens.
     """
     from comfy_server import PACKS, Comfy, page
     from small import write_picture, write_small, write_tiny, write_upscaler
@@ -74,9 +75,13 @@ def served(tmp_path_factory, meter):
 
 @pytest.fixture(scope="session", autouse=True)
 def safe_pickles():
-    """Allow every torch version to read pickles, because the tests write their own.
+    """Let the loader read pickles with every version of torch.
 
-    Yields the first torch version that the loader accepts for pickles of unknown origin.
+    By default, the loader refuses pickles if torch is too old to read them safely. The tests write their pickles
+    themselves, so this check isn't needed.
+
+    Yields:
+        The oldest torch version with which the loader reads pickles by default.
     """
     from adt_core.models.reading import checkpoint
 
@@ -88,7 +93,7 @@ def safe_pickles():
 
 @pytest.fixture(scope="session", autouse=True)
 def isolated_cache_folder(tmp_path_factory):
-    """Use an empty folder for cost profiles instead of the user's cache folder; servers inherit it."""
+    """Store cost profiles in an empty folder instead of the user's cache folder. Servers also use this folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ADT_TREE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -96,7 +101,7 @@ def isolated_cache_folder(tmp_path_factory):
 
 @pytest.fixture
 def runtime():
-    """State of a process that has just started."""
+    """Runtime state as in a process that has just started."""
     from adt_core.runtime import new_runtime
 
     with new_runtime() as runtime:

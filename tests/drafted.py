@@ -26,11 +26,11 @@ METHODS = {
     "auto, jacobi": ("jacobi", dict(method="auto")),
     "auto, merged": ("network", dict(method="auto")),
 }
-"""Name -> drafter (``network`` is replaced by a folder) and draft settings."""
+"""Name of a method -> drafter and draft settings. Tests replace ``network`` by the folder of a drafter."""
 
 
 def write_drafter(folder: Path, target: Target, *, seed: int = 4) -> Path:
-    """Write a random EAGLE drafter for ``target``, which shares its embedding."""
+    """Write an EAGLE drafter with random weights and the embedding of ``target``. Return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     c = target.decoder.config
     generator = torch.Generator().manual_seed(seed)
@@ -69,10 +69,10 @@ def write_drafter(folder: Path, target: Target, *, seed: int = 4) -> Path:
 
 
 def costs(*sources: str, once: float = 0.0, each: float = 0.0, idle: float = 1.0, images: int = 1) -> CostProfile:
-    """Return the cost profile of a device that supports only these draft modes.
+    """Return the cost profile of a device that supports only the draft modes ``sources``.
 
     Args:
-        sources: Draft modes.
+        *sources: Draft modes.
         once: Cost of drafting in a round, independent of the number of drafts. Unit: one plain step.
         each: Cost of each draft token, in plain steps.
         idle: Cost of a round without drafts, in plain steps.
@@ -83,7 +83,7 @@ def costs(*sources: str, once: float = 0.0, each: float = 0.0, idle: float = 1.0
 
 
 def run(target: Target, drafter=None, prompts: tuple[str, ...] = ("a cat", "three small dogs"), **options) -> Decoding:
-    """Return a finished decoding, without drafts unless ``options`` set ``drafting``."""
+    """Decode images of the prompts and return the finished decoding. Without ``drafting`` in ``options``: no drafts."""
     decoding = Decoding(
         target,
         [target.encode_prompt(prompt) for prompt in prompts],

@@ -1,7 +1,7 @@
-"""Small Hugging Face Hub for the tests: the part of its API that a download uses, on the loopback address.
+"""Local server that imitates the Hugging Face Hub, with only the requests that a download needs.
 
-The server redirects large files to another path, as the Hub redirects them to its storage. Attributes of :class:`Hub`
-simulate network failures.
+The server redirects requests for large files to another path, as the real Hub redirects to its storage. The attributes
+of :class:`Hub` simulate network failures.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = 4096
-"""Minimum size in bytes of an "LFS" file, which has a SHA-256 hash and is redirected."""
+"""Minimum size in bytes of a large ("LFS") file. The server redirects large files and publishes their SHA-256 hash."""
 
 
 def blob_id(content: bytes) -> str:
-    """Return the hash that git computes for a file."""
+    """Return the git blob id (a SHA-1 hash) of a file."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """Return the contents of all files below a folder, by relative path."""
+    """Return the content of each file below a folder. Keys are paths relative to the folder."""
     return {f.relative_to(folder).as_posix(): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
@@ -37,17 +37,17 @@ class Hub:
     Attributes:
         repositories: "owner/name" -> path -> content.
         private: Repositories that need a token.
-        gated: Repositories whose terms must be accepted; they need a token too.
-        token: The token that grants access to both.
-        cut: Path -> bytes after which the connection breaks.
+        gated: Repositories whose terms the user must accept. They need a token, too.
+        token: Token that grants access to private and gated repositories.
+        cut: Path -> number of bytes after which the connection breaks.
         cuts: Path -> number of connections that break.
         damaged: Paths whose content does not match the published hash.
-        rate: Bytes per second and connection; None sends as fast as possible.
-        stalled: Large files stop after half their bytes, until the event is set.
+        rate: Maximum bytes per second of each connection; None means no limit.
+        stalled: Event or None. While this event is not set, large files stop after half of their bytes.
         requests: (method, path) of every request.
-        sent: Path -> number of content bytes sent.
-        starts: Path -> first requested byte, of the latest request.
-        most: Largest number of large files sent at the same time.
+        sent: Path -> number of content bytes that the server has sent.
+        starts: Path -> first byte that the latest request asked for.
+        most: Largest number of large files that were sent at the same time.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def _refused(self, repository: str) -> bool:
-        """Answer requests that are not allowed to read the repository, and return whether this one was refused."""
+        """Return whether the request may not read the repository. If so, send the error to the client."""
         hub = self.owner
         authorized = self.headers.get("Authorization") == f"Bearer {hub.token}"
         if repository in hub.gated and not authorized:
@@ -180,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
                 hub.most = max(hub.most, hub.now)
             try:
                 self._send(name, rest)
-            except OSError:  # who asked has gone
+            except OSError:  # the client has closed the connection
                 self.close_connection = True
             with hub.lock:
                 hub.now -= len(content) >= LARGE

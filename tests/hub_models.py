@@ -1,4 +1,4 @@
-"""Small random models on the small Hub (tests/hub.py), under the names of published models."""
+"""Small random models with the names of published models, on the local Hub server of tests/hub.py."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LLAMAGEN = "LlamaGen-T2I-2"
 
 
 def publish(hub: Hub, folder: Path) -> None:
-    """Publish a Janus-Pro, and a LlamaGen in three parts with its drafter.
+    """Publish a Janus-Pro model, and a LlamaGen model in three parts with its drafter.
 
     Args:
-        hub: Server.
-        folder: Folder to work in, which must not exist yet.
+        hub: Server that gets the models.
+        folder: Folder for temporary files. It must not exist yet.
     """
     janus = content_of(write_janus(folder / JANUS))
     hub.repositories[f"deepseek-community/{JANUS}"] = {**janus, "README.md": b"# Janus-Pro"}
@@ -34,7 +34,7 @@ def publish(hub: Hub, folder: Path) -> None:
 
 
 def _in_two_files(t5: dict[str, bytes]) -> dict[str, bytes]:
-    """Split the weights of a text encoder into two files with an index, as they are published."""
+    """Split the weights of a text encoder into two files with an index, like the published T5."""
     tensors = load(t5["model.safetensors"])
     names = sorted(tensors)
     shards = {f"model-0000{n + 1}-of-00002.safetensors": names[n::2] for n in range(2)}

@@ -1,4 +1,4 @@
-"""Tables of docs/models.md, generated from the model families; tests compare them with the document."""
+"""Generator for the tables of docs/models.md. Tests compare the generated tables with the document."""
 
 from __future__ import annotations
 

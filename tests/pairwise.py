@@ -1,6 +1,8 @@
-"""Pairwise test plans: few rows in which any two values of two axes occur together.
+"""Pairwise test plans.
 
-Most errors depend on at most two values.
+A test has several axes, for example family, draft mode and guidance. A row of the plan has one value of each axis. The
+rows together contain every pair of values of two different axes. This needs far fewer rows than all combinations, and
+finds most errors, because few errors depend on more than two values.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations, product
 
 Choice = tuple[str, str]
-"""Axis and one of its values."""
+"""(axis, one of its values)"""
 
 
 def all_pairs(axes: Mapping[str, Sequence[str]]) -> list[tuple[Choice, Choice]]:
@@ -20,14 +22,14 @@ def all_pairs(axes: Mapping[str, Sequence[str]]) -> list[tuple[Choice, Choice]]:
 def pairwise(
     axes: Mapping[str, Sequence[str]], excluded: Collection[tuple[Choice, Choice]] = ()
 ) -> list[dict[str, str]]:
-    """Return rows, each with a value of every axis, that together contain all pairs.
+    """Return rows that together contain all pairs of values. Each row has a value of every axis.
 
-    The algorithm is greedy and deterministic: a row starts with the first pair that is not covered yet. Each other axis
-    gets the value that covers most uncovered pairs.
+    The algorithm is greedy and deterministic. A row starts with the first pair that no other row contains. For each
+    other axis, the row gets the value that adds most pairs that no other row contains.
 
     Args:
         axes: Axis -> its values.
-        excluded: Pairs of :func:`all_pairs` that no row may contain.
+        excluded: Pairs, as from :func:`all_pairs`, that no row may contain.
     """
     missing = {pair: None for pair in all_pairs(axes) if pair not in excluded}
     order = list(axes)
@@ -50,7 +52,7 @@ def pairwise(
 
 
 def each_once(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Return a subset of the rows that contains every choice of all rows; greedy and deterministic."""
+    """Return a few of the rows that together contain every value of every axis. The choice is deterministic."""
     missing = {choice for row in rows for choice in row.items()}
     chosen = []
     while missing:

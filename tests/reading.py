@@ -1,4 +1,8 @@
-"""Forward passes over rows of tokens, as the engine does for its slots but without an engine."""
+"""Forward passes over rows of tokens, without the engine.
+
+Tensor dimensions: B images, R rows of the batch (with guidance 2 * B: conditional rows, then unconditional rows),
+n tokens, h hidden size, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +18,22 @@ from adt_core.models.target import Target
 
 
 def roots_at(*positions: int) -> Roots:
-    """Return the roots of images that have reached these raster positions."""
+    """Return the roots (last decided tokens) of images that have reached these raster positions."""
     return Roots(torch.zeros(len(positions), dtype=torch.long), torch.tensor(positions)[:, None])
 
 
 class Reader:
-    """KV cache of some rows and the features of the tokens read so far, prompts first.
+    """Decoder with a KV cache for some rows. The constructor runs the decoder over the prompts.
 
     Args:
         decoder: Decoder of the target.
         prompts: Prompt token ids of each row.
-        more: Number of further tokens that fit into the cache.
+        more: Number of tokens after the prompt for which the cache has space.
         images: Number of images that the rows belong to.
-        places: M-RoPE positions of the target, if it has them.
+        places: M-RoPE positions of the target, or None if the target has none.
 
     Attributes:
-        features: [R, n, h] features of the prompts.
+        features: [R, n, h] final features of the prompts' tokens.
     """
 
     def __init__(self, decoder, prompts: Sequence[Sequence[int]], more: int = 0, images: int = 0, places=None):
@@ -41,17 +45,22 @@ class Reader:
         self.features = decoder(self.rows.ids, self.rows.prefill(), self.cache, self.rope, inputs=self.rows.features)
 
     def read(self, ids: Tensor, step) -> Tensor:
-        """Return the features of the ids [R, n], which are written where ``step`` says."""
+        """Run the decoder over the ids [R, n] and return their features. ``step`` has their cache positions."""
         return self.decoder(ids, step, self.cache, self.rope)
 
     def read_on(self, ids: Tensor, position: int = 0) -> Tensor:
-        """Return the features of consecutive tokens [R, n] that begin at the same raster position in all images."""
+        """Run the decoder over consecutive tokens and return their features.
+
+        Args:
+            ids: [R, n] token ids.
+            position: Raster position of the first token, the same in all images.
+        """
         step = self.rows.causal_step(roots_at(*[position] * self.rows.images), ids.shape[1])
         return self.read(ids, step)
 
 
 def guided_rows(target: Target, prompts: Sequence[str], guidance: float) -> list[Sequence[int]]:
-    """Return the prompt rows of some images, followed by the unconditional rows if guidance is used."""
+    """Return the token ids of each row: one row per prompt, then one unconditional row per prompt if guidance != 1."""
     rows = [target.encode_prompt(prompt) for prompt in prompts]
     return rows + [target.unconditional(row) for row in rows] if guidance != 1 else rows
 
@@ -59,7 +68,7 @@ def guided_rows(target: Target, prompts: Sequence[str], guidance: float) -> list
 def logits_after(target: Target, prompts: Sequence[str], codes: Tensor, guidance: float = 1.0) -> Tensor:
     """Return the logits [B, 1 + n, V] after the prompts and after each of the codes [n].
 
-    All images have the same codes. One forward pass reads the prompts, another the codes.
+    All images have the same codes. The first forward pass reads the prompts, the second one reads the codes.
     """
     decoder = target.decoder
     rows = guided_rows(target, prompts, guidance)

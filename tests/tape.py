@@ -1,4 +1,4 @@
-"""Recorder for the CPU that replaces CUDA graphs: it records the operations of a round and executes them again."""
+"""Replacement for CUDA graphs on the CPU: records the operations of a round and executes them again."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from adt_core.app.op_counter import SYNC_OPS, launches_work, op_name
 
 
 def uploads(func, args) -> bool:
-    """Return whether host values become a tensor, for which a GPU synchronises. A single number is a constant."""
+    """Return whether an operation copies host values into a tensor. For such a copy a GPU would synchronise.
+
+    A single number doesn't count, because it is a constant of the kernel.
+    """
     return op_name(func) == "lift_fresh" and args[0].dim() > 0
 
 
 def is_missing_on_cuda(func, args, kwargs) -> bool:
-    """Return whether a GPU raises an error or gives another result; both were seen on an H100 with torch 2.11."""
+    """Return whether an operation works on the CPU, but raises an error or gives another result on a GPU.
+
+    Both cases were observed on an H100 with torch 2.11.
+    """
     reduces_bool = op_name(func).startswith("scatter_reduce") and args[0].dtype == torch.bool
     out = kwargs.get("out")
     given = [value.dtype for value in args if isinstance(value, torch.Tensor)]
@@ -43,8 +49,8 @@ class _Recording(TorchDispatchMode):
 class Tape:
     """Recorder for :class:`adt_core.engine.graphs.Graphs`.
 
-    It has the restrictions of a CUDA graph: each replay reads and writes the same memory, host values are constants,
-    and nothing may wait for the device.
+    A tape has the restrictions of a CUDA graph. Each replay reads and writes the same memory. Host values are
+    constants. No operation may wait for the device.
     """
 
     survives_failure = True
@@ -75,7 +81,7 @@ class Tape:
 
 @torch.inference_mode()
 def _run_again(operations: list[tuple]) -> None:
-    """Execute operations again, writing results to the memory of the first execution."""
+    """Execute recorded operations again. Results are written to the memory of the first execution."""
     for func, args, kwargs, result in operations:
         for old, new in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs))):
             if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
@@ -83,7 +89,7 @@ def _run_again(operations: list[tuple]) -> None:
 
 
 class Ledger(TorchDispatchMode):
-    """Counter of launches outside of replays, uploads to the device, and reads from it."""
+    """Counter of operations outside of replays: kernel launches, uploads to the device, and reads from the device."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
@@ -103,7 +109,7 @@ class Ledger(TorchDispatchMode):
 
 @contextmanager
 def counted(tape: Tape, monkeypatch) -> Iterator[Ledger]:
-    """Yield an active ledger, which also counts calls of `tolist`; on a CPU they are not dispatched as operations."""
+    """Yield an active ledger that also counts calls of `tolist`, which isn't dispatched as an operation on a CPU."""
     ledger = Ledger(tape)
     tolist = torch.Tensor.tolist
 

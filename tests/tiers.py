@@ -1,8 +1,10 @@
-"""pytest plugin: the two tiers of the suite, the processor time of a test, and the count of what did not run.
+"""pytest plugin for the two tiers of the test suite.
 
-* Default tier: every test that is marked neither ``long`` nor ``alone``. Each may take ``LIMIT`` seconds of processor
-  time, so that the tier stays short enough to run before every commit.
-* ``--all``: every test, and hypothesis at full size.
+* Default tier: every test that is marked neither ``long`` nor ``alone``. A test fails if it uses more than ``LIMIT``
+  seconds of processor time. The tier therefore stays short enough to run before every commit.
+* ``--all``: every test, with more examples for each hypothesis test.
+
+The plugin measures the processor time of each test, and counts the tests that did not run.
 """
 
 from __future__ import annotations
@@ -19,17 +21,18 @@ import pytest
 from hypothesis import settings
 
 LIMIT = 3.0
-"""Seconds of processor time that a test of the default tier may take: set-up and call, with all child processes.
+"""Maximum processor time of a test of the default tier, in seconds: set-up and call, with all child processes.
 
-Wall-clock time would depend on what else the machine does.
+Processor time is measured because wall-clock time depends on other processes of the machine.
 """
 TOO_LONG = "s of processor time"
-"""A failure with these words is tried once more: on a shared machine, processor time varies by half."""
+"""Words in the error of a test that exceeds the limit. Such a test runs once more, because processor time varies by
+half on a shared machine."""
 EXAMPLES = {"default": 10, "all": 60}
-"""Examples of each hypothesis property, by tier."""
+"""Number of examples of each hypothesis test, by tier."""
 OTHERS = "long tests not run: python3 dev.py test --all"
 WITH_CHILDREN = ("workflow", "browser")
-"""Folders whose tests use processes that outlive the test: a server, a browser."""
+"""Folders whose tests use a process that continues after the test: a server or a browser."""
 
 SPENT = pytest.StashKey[float]()
 LEFT_OUT = pytest.StashKey[int]()
@@ -37,31 +40,31 @@ METER = pytest.StashKey["Meter"]()
 
 
 class Meter:
-    """Processor time of this process and its descendants, without what shared servers need to start."""
+    """Meter for the processor time of this process and its descendants, without the start of shared servers."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._uncounted = 0.0
 
     def seconds(self, children: bool) -> float:
-        """Return the seconds used so far. Children that have ended always count.
+        """Return the processor time until now, in seconds. It includes child processes that have ended.
 
         Args:
-            children: Whether to look for children that still run, which takes a few milliseconds.
+            children: Whether to include child processes that still run. To find them takes a few milliseconds.
         """
         running = self._process.children(recursive=True) if children else []
         return sum(map(_total, [self._process, *running])) - self._uncounted
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Leave out what happens inside: the start of a server that many tests share."""
+        """Don't count the processor time inside this context, for example the start of a server for many tests."""
         before = self.seconds(True)
         yield
         self._uncounted += self.seconds(True) - before
 
 
 def _total(process: psutil.Process) -> float:
-    """Return user and system seconds of a process, with its finished children if the platform counts them."""
+    """Return user and system time of a process in seconds. If the platform counts ended children, include them."""
     try:
         return sum(process.cpu_times()[:4])
     except psutil.Error:
@@ -87,12 +90,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def load_profile(config: pytest.Config) -> None:
-    """Set the number of examples that hypothesis tries, by tier."""
+    """Set the number of examples of hypothesis tests for the tier that runs."""
     settings.load_profile("all" if config.getoption("--all") else "default")
 
 
 def is_long(item: pytest.Item) -> bool:
-    """Return whether a test runs with ``--all`` only. Timed tests do, because nothing may run beside them."""
+    """Return whether a test runs only with ``--all``. Timed tests ("alone") do: no other test may run with them."""
     return any(map(item.get_closest_marker, ("long", "alone")))
 
 
@@ -107,9 +110,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def group_of(nodeid: str, everything: bool) -> str:
-    """Return the group of a test: tests of one group run in one process, because they share a server or a browser.
+    """Return the name of a test's group. The tests of a group run in one process, to share a server or a browser.
 
-    All smoke tests share one server; with ``--all`` each version of ComfyUI and of its page has its own group.
+    In the default tier, all tests with a server are in one group. With ``--all``, each version of ComfyUI and of its
+    frontend has a separate group.
     """
     folder = Path(nodeid.split("::")[0]).parent.name
     version = re.search(r"\[.*?(\d+\.\d+\.\d+)", nodeid)
@@ -120,7 +124,10 @@ def group_of(nodeid: str, everything: bool) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
-    """Distribute tests by :func:`group_of`. The groups of pytest-xdist 3.8 do not work with pytest 9.2."""
+    """Return a scheduler that distributes tests by :func:`group_of`.
+
+    The built-in groups of pytest-xdist 3.8 do not work with pytest 9.2.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByGroup(LoadScopeScheduling):
@@ -139,7 +146,7 @@ def pytest_runtest_setup(item: pytest.Item):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item):
-    """Fail a test of the default tier that takes too much processor time."""
+    """Fail a test of the default tier that uses too much processor time."""
     with _metered(item):
         result = yield
     spent = item.stash[SPENT]
@@ -168,7 +175,7 @@ def _metered(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
-    """Note the processor time in the report, which pytest-xdist sends to the controlling process."""
+    """Write the processor time into the test report. pytest-xdist sends reports to the controlling process."""
     report = yield
     if report.when == "call":
         report.user_properties.append((TOO_LONG, item.stash[SPENT]))
@@ -176,20 +183,20 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send the number of tests that this worker left out to the controlling process of pytest-xdist."""
+    """Send the number of left out tests from this worker to the controlling process of pytest-xdist."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = session.config.stash[LEFT_OUT]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node, error) -> None:
-    """Store how many tests a worker left out; all workers collect the same tests, so their counts agree."""
+    """Store the number of tests that a worker left out. It is equal in all workers, as they collect the same tests."""
     stash = node.config.stash
     stash[LEFT_OUT] = max(stash[LEFT_OUT], getattr(node, "workeroutput", {}).get("left_out", 0))
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:
-    """List the ten tests that took most processor time, and write the counts."""
+    """Print the ten tests with the highest processor time, and write the counts of :func:`_counts`."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     spent = [(dict(getattr(report, "user_properties", ())).get(TOO_LONG), report) for report in reports]
     spent = sorted(((seconds, report.nodeid) for seconds, report in spent if seconds is not None), reverse=True)
@@ -201,7 +208,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Co
 
 
 def _counts(stats: dict[str, list], left_out: int) -> dict[str, int]:
-    """Return how many tests ``passed`` and ``failed``, and for each reason how many did not run."""
+    """Return the number of tests that ``passed`` and ``failed``, and the number that did not run for each reason."""
     reasons: Counter[str] = Counter()
     for report in stats.get("skipped", ()):
         folder = Path(report.nodeid.split("::")[0]).parent.name

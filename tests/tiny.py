@@ -39,9 +39,9 @@ def write_tiny_checkpoint(
     seed: int = 0,
     downsample: int = 8,
 ) -> Path:
-    """Write a random target with a square grid of ``resolution / downsample`` tokens per side.
+    """Write a Chameleon target with random weights. An image has ``resolution / downsample`` tokens per side.
 
-    A larger ``scale`` sharpens its distributions.
+    The logits are multiplied by ``scale``, so a larger scale sharpens the distributions.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_tokenizer()
@@ -163,7 +163,7 @@ def layer_tensors(
 ) -> dict[str, torch.Tensor]:
     """Return random tensors of one Chameleon decoder layer, by their Hugging Face names.
 
-    ``dim`` is the size of a head if it is not ``hidden // heads``.
+    ``dim`` is the width of an attention head. The default 0 means ``hidden // heads``.
     """
     dim = dim or hidden // heads
     sizes = {

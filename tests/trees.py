@@ -14,8 +14,8 @@ def tree_of(tokens: Sequence[int], parents: Sequence[int], valid: Sequence[bool]
 
     Args:
         tokens: Token id of each node.
-        parents: Parent of each node, which precedes its children.
-        valid: False for padding nodes, which follow the root.
+        parents: Index of each node's parent. A parent precedes its children.
+        valid: False for padding nodes. Node 0 is always valid.
     """
     valid = valid or [True] * len(tokens)
     depths = [0]

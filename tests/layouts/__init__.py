@@ -1,1 +1,1 @@
-"""Small random checkpoints in the published layouts, one module per family; Chameleon (Anole) is in tests/tiny.py."""
+"""Small random checkpoints in the published layouts, one module per family. tests/tiny.py has Chameleon (Anole)."""

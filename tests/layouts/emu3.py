@@ -1,12 +1,12 @@
 """Small random checkpoint in Emu3-Gen's layout (``BAAI/Emu3-Gen-hf``).
 
-The files are written by transformers' own class. The tokens are named as in models/emu3/convert_emu3_weights_to_hf.py
-of transformers and in github.com/baaivision/Emu3 (emu3/mllm/tokenization_emu3.py): ``<|endoftext|>``, chat marks, 205
-extra tokens, then image tokens.
+The model class of transformers writes the files. The token names follow models/emu3/convert_emu3_weights_to_hf.py in
+transformers and emu3/mllm/tokenization_emu3.py in github.com/baaivision/Emu3. The order of the tokens is:
+``<|endoftext|>``, chat marks, 205 extra tokens, image tokens.
 
-BAAI's files have the tensor names of the class's first versions, from early 2025: ``text_model.model.``,
-``text_model.lm_head.`` and ``vqmodel.``, and ``rope_theta`` at the top level of config.json. transformers'
-conversion_mapping.py renames them.
+The files published by BAAI have the tensor names of the first versions of this class (early 2025). These names start
+with ``text_model.model.``, ``text_model.lm_head.`` or ``vqmodel.``, and ``rope_theta`` is at the top level of
+config.json. conversion_mapping.py in transformers renames these tensors.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def write_emu3(
 
     Args:
         folder: Folder of the checkpoint.
-        names: Tensor names of the class's "first" versions or its "present" ones.
+        names: "first" for the tensor names of the class's first versions, "present" for the names of new versions.
         hidden: Hidden size.
         layers: Number of layers.
         heads: Number of attention heads.
@@ -90,7 +90,7 @@ def _random_tensors(config: Emu3Config, scale: float, seed: int) -> dict[str, to
         model = Emu3ForConditionalGeneration(config).eval()
         randomise(model)
         model.lm_head.weight.data.mul_(scale)
-        for name, buffer in model.model.vqmodel.named_buffers():  # statistics of the batch norms
+        for name, buffer in model.model.vqmodel.named_buffers():  # statistics of batch normalisation
             if name.endswith(("running_mean", "running_var")):
                 buffer.uniform_(0.5, 1.5)
     return model.state_dict()
@@ -130,6 +130,6 @@ def read_config(folder: Path) -> dict:
 
 
 def _first_name(name: str) -> str:
-    """Return the name of a tensor in the class's first versions."""
+    """Convert a tensor name to the name in the class's first versions."""
     name = name.replace("model.text_model.", "text_model.model.", 1).replace("lm_head.", "text_model.lm_head.", 1)
     return name.removeprefix("model.")

@@ -1,4 +1,4 @@
-"""Small random models of every family, quick to load, with about thirty tokens per image."""
+"""Small random models of every family. They load quickly and have about thirty tokens per image."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ WRITERS = {
     "glm-image": lambda home: write_glm_image(home / "GLM-Image", scale=3.0),
     "llamagen": lambda home: llamagen.write_hugging_face(home, side=6),
 }
-"""Functions that write a checkpoint and its companion files into a folder, by family."""
+"""Family -> function that writes a checkpoint and its companion files into a folder."""
 if not hasattr(transformers, "GlmImageConfig"):  # added in transformers 5
     del WRITERS["glm-image"]
 LAYOUTS = WRITERS | {
     "janus, deepseek": lambda home: janus.write_janus(home / "Janus-Pro-7B", layout="deepseek", shards=2),
     "llamagen, authors'": llamagen.write_upstream,
 }
-"""The writers of `WRITERS`, and writers of further layouts of a family."""
+"""The functions of `WRITERS`, and functions for further layouts of some families."""
 SIZES = {"lumina": (96, 64), "lumina-mgpt-2": (64, 32), "emu3": (48, 40), "glm-image": (96, 64)}
-"""Width and height in pixels, for families with selectable sizes; their default is large."""
+"""Width and height in pixels, for families with selectable sizes. Their default sizes would be slow."""
 
 
 DEVICE = os.environ.get("ADT_TREE_TEST_DEVICE", "cpu")
@@ -47,18 +47,18 @@ DEVICE = os.environ.get("ADT_TREE_TEST_DEVICE", "cpu")
 
 
 def load_small(family: str, path: Path, **options) -> Target:
-    """Load a checkpoint that the family's writer wrote, with options of ``load_target``, at a small image size."""
+    """Load a small checkpoint of the family and select a small image size. ``load_target`` gets the ``options``."""
     target = load_target(path, DEVICE, **options)
     if target.lead_of is not None:
-        target.lead_of = lambda grid: (3, 4)  # the default lead has about 250 cells for every size
+        target.lead_of = lambda grid: (3, 4)  # by default, GLM-Image's small image has about 250 cells at any size
     return target.sized(*SIZES[family]) if family in SIZES else target
 
 
 def write_network(family: str, folder: Path, target: Target) -> Path:
-    """Write a drafter of the family in the layout that LANTERN published."""
+    """Write a drafter for the family, in the layout of LANTERN's published drafters. Return its path."""
     if family == "llamagen":
         llamagen.write_drafter(folder)
-        edit_config(folder, lambda config: config.pop("input_type"))  # it would require a published size
+        edit_config(folder, lambda config: config.pop("input_type"))  # it makes the loader require a published size
         return folder
     write_drafter(folder, target)
     if family.startswith("lumina"):

@@ -1,7 +1,8 @@
 """Small random checkpoint in GLM-Image's layout (``zai-org/GLM-Image``): the first stage and part of the second.
 
-The weights are written by transformers' own class into ``vision_language_encoder``. The tokenizer is in ``processor``:
-code n is the token ``<|dit_token_n|>`` with the id n; the tokens that begin and end an image follow, then the text.
+The model class of transformers writes the weights into ``vision_language_encoder``. The tokenizer is in ``processor``.
+Code n is the token ``<|dit_token_n|>`` with id n. The next ids are the tokens that begin and end an image. The last ids
+are the text tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.layouts.janus import randomise
 from tests.layouts.lumina import save_shards
 
 CODES = 40
-HEAD = 48  # rows of the head: the codes and further tokens
+HEAD = 48  # number of tokens that the output head predicts: the codes and a few others
 IMAGE = "<|image|>"
 
 
@@ -58,15 +59,15 @@ def write_glm_image(
 
 
 def their_logits(model, inputs: dict, codes: list[int]) -> torch.Tensor:
-    """Return transformers' logits after a prompt and after each code.
+    """Return the logits of the transformers model after a prompt and after each code.
 
     Args:
-        model: transformers' model.
+        model: Model from transformers.
         inputs: Inputs of the prompt, with the grids of its images.
-        codes: n codes.
+        codes: n codes of an image.
 
     Returns:
-        Logits [1 + n, V].
+        Logits [1 + n, V], where V is the size of the output head.
     """
     first = model(**inputs, use_cache=True)
     if not codes:
@@ -78,7 +79,7 @@ def their_logits(model, inputs: dict, codes: list[int]) -> torch.Tensor:
 
 
 def _config(tokenizer: Tokenizer, hidden: int, heads: int, kv_heads: int) -> transformers.GlmImageConfig:
-    rotated = hidden // heads // 4  # pairs; half of a head is rotated
+    rotated = hidden // heads // 4  # number of rotated pairs: half of each head is rotated, two elements per pair
     end = tokenizer.token_to_id(END_IMAGE)
     return transformers.GlmImageConfig(
         text_config={

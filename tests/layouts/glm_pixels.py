@@ -12,13 +12,13 @@ WIDTHS = [8, 8, 16, 16]
 
 
 def write_pixels(folder: Path, codes: int) -> Path:
-    """Write the folders of the second stage with ``save_pretrained``, for a number of codes."""
+    """Write the folders of the second stage with ``save_pretrained``. ``codes`` is the size of the codebook."""
     small_pipeline(codes).save_pretrained(folder)
     return folder
 
 
 def small_pipeline(codes: int) -> Any:
-    """Return a GlmImagePipeline without the first stage, whose output depends visibly on tokens and prompts."""
+    """Return a GlmImagePipeline without the first stage. Its output depends visibly on tokens and prompts."""
     from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, GlmImagePipeline, GlmImageTransformer2DModel
     from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
@@ -61,5 +61,5 @@ def published_pipeline(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def finer(codes: torch.Tensor) -> torch.Tensor:
-    """Upsample tokens [rows, columns] as the pipeline's first stage does; return [4 * rows * columns]."""
+    """Upsample tokens [rows, columns] by 2 in both directions, as the pipeline does. Return [4 * rows * columns]."""
     return torch.nn.functional.interpolate(codes[None, None].float(), scale_factor=2).long().flatten()

@@ -1,11 +1,11 @@
 """Small random checkpoints in Janus-Pro's two layouts.
 
-transformers' layout (``deepseek-community/Janus-Pro-1B``) is written by transformers' own class.
+transformers' layout (``deepseek-community/Janus-Pro-1B``): the model class of transformers writes the files.
 
-DeepSeek's layout (``deepseek-ai/Janus-Pro-1B``) is one ``pytorch_model.bin``, or several with an index (7B). Tensors
-are named after the modules in github.com/deepseek-ai/Janus (janus/models: modeling_vlm, vq_model, projector,
-clip_encoder). models/janus/convert_janus_weights_to_hf.py of transformers maps the same names and reads the same fields
-of config.json.
+DeepSeek's layout (``deepseek-ai/Janus-Pro-1B``): one file ``pytorch_model.bin``, or several files with an index for
+Janus-Pro-7B. Tensor names follow the modules in github.com/deepseek-ai/Janus (janus/models: modeling_vlm, vq_model,
+projector, clip_encoder). The script models/janus/convert_janus_weights_to_hf.py in transformers converts the same names
+and reads the same fields of config.json.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPECIAL = (
     "<image_placeholder>",
 )
 CODES = 40
-_NAMES = (  # transformers' name -> DeepSeek's, applied in this order
+_NAMES = (  # part of transformers' name -> part of DeepSeek's name; the replacements are applied in this order
     ("model.language_model.", "language_model.model."),
     ("lm_head.", "language_model.lm_head."),
     ("model.vqmodel.encoder.down.", "gen_vision_model.encoder.conv_blocks."),
@@ -76,7 +76,7 @@ def write_janus(
         hidden: Hidden size.
         layers: Number of layers.
         heads: Number of attention heads.
-        image_size: Width and height in pixels, 16 per token.
+        image_size: Width and height in pixels. A token has 16 x 16 pixels.
         max_positions: Maximum number of positions.
         scale: Factor of the logits; larger values sharpen the distributions.
         shards: Number of files in DeepSeek's layout.
@@ -130,7 +130,7 @@ def _config(
 
 
 def random_model(config: JanusConfig, scale: float, seed: int) -> JanusForConditionalGeneration:
-    """Return a model with random weights and logits multiplied by ``scale``."""
+    """Return a model with random weights, whose logits are multiplied by ``scale``."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = JanusForConditionalGeneration(config).eval()
@@ -141,7 +141,10 @@ def random_model(config: JanusConfig, scale: float, seed: int) -> JanusForCondit
 
 @torch.no_grad()
 def randomise(model: torch.nn.Module) -> None:
-    """Fill matrices at the scale that preserves their input's, and vectors with small biases or scales around 1."""
+    """Fill all parameters with random values.
+
+    The scale of a matrix is chosen so that outputs are as large as inputs. Biases are small; norm weights are near 1.
+    """
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             parameter.normal_(std=1 if "embed" in name else parameter[0].numel() ** -0.5)
@@ -150,7 +153,7 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 def deepseek_name(name: str) -> str:
-    """Return DeepSeek's name of a tensor of transformers; in the vision tower, only the prefix is correct."""
+    """Convert a tensor name from transformers to DeepSeek. In the vision tower, only the prefix is correct."""
     for old, new in _NAMES:
         name = name.replace(old, new) if not old.startswith("lm_head") or name.startswith(old) else name
     return re.sub(r"(conv_blocks\.\d+\.)block\.", r"\1res.", name)

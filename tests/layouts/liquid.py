@@ -1,8 +1,9 @@
 """Small random checkpoint in Liquid's layout (``Junfeng5/Liquid_V1_7B``).
 
-The files are written by transformers' Gemma class; config.json has the fields of the published repository, which was
-saved by transformers 4.39. The tokenizer has Gemma's type, with bytes instead of words. Three of its unused tokens are
-named as in github.com/FoundationVision/Liquid (TRAIN.md). Chameleon's VQGAN is next to the folder, in Meta's format.
+The Gemma class of transformers writes the files. config.json has the same fields as the published repository, which was
+saved with transformers 4.39. The tokenizer has Gemma's type, with bytes instead of words. Three of its unused tokens
+have the names from TRAIN.md in github.com/FoundationVision/Liquid. Chameleon's VQGAN is next to the folder, in Meta's
+format.
 """
 
 from __future__ import annotations

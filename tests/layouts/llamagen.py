@@ -1,15 +1,14 @@
 """Small random checkpoints in LlamaGen's layouts.
 
-Transformer, the authors' layout: the modules of github.com/FoundationVision/LlamaGen, autoregressive/models/gpt.py,
-in the dictionary "model", or in "module" as DeepSpeed saves them (sample_t2i.py reads both).
-huggingface.co/peizesun/llamagen_t2i has such files with float32 tensors and the file names below.
+The tensor names and fields follow these sources:
 
-Transformer, Hugging Face layout: github.com/jadohu/LANTERN, models/kv_variants/modeling_llamagen_kv.py, with the fields
-of config.json that it reads.
-
-Codec: tokenizer/tokenizer_image/vq_model.py of FoundationVision/LlamaGen. Text encoder: as transformers saves T5, with
-decoder and head. Drafter: LANTERN's models/drafters/cnets_llamagen.py and data/configs/llamagen_t2i_config.json, which
-is also in the published repository.
+- Transformer, authors' layout: autoregressive/models/gpt.py in github.com/FoundationVision/LlamaGen. The tensors are in
+  a dictionary "model", or in "module" if DeepSpeed saved them. The authors' sample_t2i.py reads both. Published example
+  with float32 tensors and the same file names: huggingface.co/peizesun/llamagen_t2i.
+- Transformer, Hugging Face layout: models/kv_variants/modeling_llamagen_kv.py in github.com/jadohu/LANTERN.
+- Codec: tokenizer/tokenizer_image/vq_model.py in FoundationVision/LlamaGen.
+- Text encoder: T5 as transformers saves it, including the unused decoder and output head.
+- Drafter: models/drafters/cnets_llamagen.py and data/configs/llamagen_t2i_config.json in LANTERN.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ T5 = {
 }
 HIDDEN = 128
 HEADS = 2
-WIDE = 96  # inner width of the MLP
+WIDE = 96  # intermediate size of the MLP
 CODES = 40
 
 
 def transformer(layers: int = 2, scale: float = 2.0, seed: int = 0) -> dict[str, Tensor]:
-    """Return tensors under the authors' names, with heads of width 64 as in every published size."""
+    """Return random tensors of the transformer, with the authors' names. A head has width 64 as in published models."""
     draw = _generator(seed)
     tensors = {
         "tok_embeddings.weight": draw(CODES, HIDDEN),
@@ -65,7 +64,7 @@ def transformer(layers: int = 2, scale: float = 2.0, seed: int = 0) -> dict[str,
 
 
 def hugging_face(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the authors' tensors as in ``jadohu/LlamaGen-T2I``."""
+    """Convert the authors' tensor names to the names in ``jadohu/LlamaGen-T2I``."""
     layer = {
         "attention.wo": "self_attn.o_proj",
         "feed_forward.w1": "mlp.gate_proj",
@@ -93,7 +92,7 @@ def hugging_face(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class _CodecLayers:
-    """Random tensors of a codec's layers, all of the same width, by name."""
+    """Random tensors of a codec's layers, with their names as keys. All layers have the same width."""
 
     def __init__(self, width: int, seed: int):
         self.width = width
@@ -120,7 +119,7 @@ class _CodecLayers:
 
 
 def codec(base: int = 32, levels: int = 5, latent: int = 16, dim: int = 8, seed: int = 3) -> dict[str, Tensor]:
-    """Return a VQ-16 with the same width at every level, under the authors' names."""
+    """Return random tensors of a VQ-16 codec, with the authors' names. All levels have the same width."""
     layers = _CodecLayers(base, seed)
     for side, inputs, outputs, blocks, resample in (
         ("encoder", 3, latent, 2, "downsample"),
@@ -131,7 +130,7 @@ def codec(base: int = 32, levels: int = 5, latent: int = 16, dim: int = 8, seed:
             last = level == levels - 1
             for block in range(blocks):
                 layers.residual(f"{side}.conv_blocks.{level}.res.{block}")
-                if level == (levels - 1 if side == "encoder" else 0):  # the coarsest level of both
+                if level == (levels - 1 if side == "encoder" else 0):  # the lowest resolution
                     layers.attention(f"{side}.conv_blocks.{level}.attn.{block}")
             if not last:
                 layers.conv(f"{side}.conv_blocks.{level}.{resample}.conv", base, base, 3)
@@ -165,7 +164,7 @@ def write_t5(folder: Path) -> Path:
 
 
 def write_upstream(folder: Path, side: int = 16, wrapper: str = "model", **shape) -> Path:
-    """Write the layout of the authors' README: a stage's ``.pt`` file and the codec, with T5 in ``t5-ckpt``."""
+    """Write a model in the layout of the authors' README: a ``.pt`` file, the codec, and T5 in ``t5-ckpt``."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.save({wrapper: transformer(**shape)}, folder / NAMES[side])
     torch.save({"model": codec()}, folder / "vq_ds16_t2i.pt")
@@ -174,7 +173,7 @@ def write_upstream(folder: Path, side: int = 16, wrapper: str = "model", **shape
 
 
 def write_hugging_face(folder: Path, side: int = 16, **shape) -> Path:
-    """Write the layout of LANTERN's README: the target in a folder, codec and T5 in the folder above it."""
+    """Write a model in the layout of LANTERN's README: the target in a folder, codec and T5 in the parent folder."""
     target = folder / "LlamaGen-T2I"
     tensors = transformer(**shape)
     target.mkdir(parents=True, exist_ok=True)
@@ -208,7 +207,7 @@ def write_hugging_face(folder: Path, side: int = 16, **shape) -> Path:
 
 
 def drafter(seed: int = 7) -> dict[str, Tensor]:
-    """Return the tensors of an EAGLE drafter without a norm before its attention, with a separate embedding."""
+    """Return random tensors of an EAGLE drafter. It has no norm before its attention, and a separate embedding."""
     draw = _generator(seed)
     layer = "layers.0"
     tensors = {
@@ -226,7 +225,7 @@ def drafter(seed: int = 7) -> dict[str, Tensor]:
 
 
 def write_drafter(folder: Path, input_type: str = "t2i") -> Path:
-    """Write a drafter like ``jadohu/llamagen_drafter``, or with "t2i2" like ``jadohu/llamagen2_drafter``."""
+    """Write a drafter in the layout of ``jadohu/llamagen_drafter`` ("t2i") or ``jadohu/llamagen2_drafter`` ("t2i2")."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(drafter(), folder / "pytorch_model.bin")
     config = {

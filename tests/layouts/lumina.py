@@ -1,10 +1,12 @@
 """Small random checkpoint in Lumina-mGPT's layout.
 
-It follows the conversion script and the model classes of github.com/Alpha-VLLM/Lumina-mGPT (lumina_mgpt/model). The
-tensors have Chameleon's names. The norms of q and k have the shape [model_parallel_size = 1, head_dim]. The checkpoint
-includes the VQGAN without its decoder. config.json names another architecture and has the fields ``z_loss_weight``,
-``mask_image_logits`` and ``dropout``. The decoder is in a separate file, Meta's vqgan.ckpt (``state_dict``, with the
-discriminator's ``loss.*``).
+The layout follows the conversion script and the model classes in github.com/Alpha-VLLM/Lumina-mGPT (lumina_mgpt/model):
+
+- The tensors have Chameleon's names. The norms of q and k have the shape [model_parallel_size = 1, head_dim].
+- config.json has another architecture name than Chameleon, and the fields ``z_loss_weight``, ``mask_image_logits`` and
+  ``dropout``.
+- The checkpoint includes Chameleon's VQGAN, but not the VQGAN's decoder. The complete VQGAN is in a separate file,
+  Meta's vqgan.ckpt. Its ``state_dict`` also has tensors ``loss.*`` of a discriminator.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny import write_tiny_checkpoint
 
-SIZE_TOKENS = 25  # reserved08800 ... reserved08824: up to 768 pixels
+SIZE_TOKENS = 25  # reserved08800 to reserved08824 state a width or a height of up to 768 pixels
 
 
 def write_lumina(folder: Path, *, shards: int = 2, size_tokens: int = SIZE_TOKENS, **shape) -> Path:
@@ -71,7 +73,7 @@ def save_shards(folder: Path, tensors: dict[str, torch.Tensor], shards: int) -> 
 
 
 def share_norms(folder: Path) -> None:
-    """Reduce a drafter's q and k norms to the shape [1, head_dim] of LANTERN's drafter for Lumina-mGPT."""
+    """Reduce the q and k norms of a drafter to [1, head_dim], the shape in LANTERN's drafter for Lumina-mGPT."""
     tensors = load_file(folder / "model.safetensors")
     norms = {name: value[:1].clone() for name, value in tensors.items() if "self_attn" in name and "_norm." in name}
     save_file(tensors | norms, folder / "model.safetensors")

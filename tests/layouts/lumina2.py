@@ -1,9 +1,11 @@
 """Small random checkpoint in Lumina-mGPT 2.0's layout.
 
-It follows github.com/Alpha-VLLM/Lumina-mGPT-2.0 (lumina_mgpt). The decoder's tensors have Chameleon's names and
-Lumina-mGPT's shapes; the configuration has no vocabulary map. The tokenizer has bytes instead of Qwen's words, and its
-marks have the ids of the published code: ``<racm3:break>`` 151665, ``<eoss>`` 151666, ``<reserved08799>`` 151670. Image
-tokens start at 155000. The codec is the state dictionary of ``movqgan_270M.ckpt``, with further keys from its training.
+The layout follows github.com/Alpha-VLLM/Lumina-mGPT-2.0 (lumina_mgpt):
+
+- The decoder's tensors have Chameleon's names and Lumina-mGPT's shapes. The configuration has no vocabulary map.
+- The tokenizer has bytes instead of Qwen's words. Its special tokens have the ids of the published code:
+  ``<racm3:break>`` 151665, ``<eoss>`` 151666, ``<reserved08799>`` 151670. Image tokens start at 155000.
+- The codec is a state dictionary like ``movqgan_270M.ckpt``. It has further keys that only training uses.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def random_codec(seed: int) -> MoVQ:
 
 
 def _tokenizer() -> Tokenizer:
-    """Return a byte tokenizer with marks at Qwen's ids, which are not contiguous."""
+    """Return a byte tokenizer with special tokens at Qwen's ids. There are gaps between the ids."""
     vocabulary = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocabulary | MARKS, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

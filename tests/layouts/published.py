@@ -1,4 +1,4 @@
-"""Small random models of all families under the published names that the workflow templates use."""
+"""Small random models of all families, with the names of the published models in the workflow templates."""
 
 from pathlib import Path
 

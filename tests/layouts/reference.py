@@ -10,12 +10,12 @@ from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 
 def reference(folder: Path, left_out: str = " ", **fields) -> ChameleonForConditionalGeneration:
-    """Load a checkpoint into transformers' Chameleon, with q and k norms repeated for every head.
+    """Load a checkpoint into transformers' Chameleon. The q and k norms are repeated for every head.
 
     Args:
         folder: Folder of the checkpoint.
-        left_out: Part of the names of tensors to skip; the default occurs in no name.
-        **fields: Fields that replace the configuration's.
+        left_out: Skip tensors with this text in their name. The default, a space, occurs in no name.
+        **fields: Values that replace fields of the configuration.
     """
     config = ChameleonConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8")) | fields)
     model = ChameleonForConditionalGeneration(config).eval()

@@ -11,14 +11,14 @@ from tests.tiny import byte_tokenizer
 
 
 def tokenizer_with(names: Iterable[str]) -> Tokenizer:
-    """Return a byte tokenizer with these special tokens after the bytes."""
+    """Return a byte tokenizer with the special tokens ``names``. Their ids follow the ids of the bytes."""
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     return tokenizer
 
 
 def spelled(target: Target, ids: Iterable[int]) -> str:
-    """Decode token ids to text, including special tokens; the package itself never decodes text."""
+    """Decode token ids to text, including special tokens. Only tests need this: the package never decodes text."""
     tokenizer = target.prompter.tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer.decode(list(ids), skip_special_tokens=False)

@@ -1,4 +1,4 @@
-"""VQ-16, the codec of LlamaGen and Janus, equals transformers' ``JanusVQVAE`` on random weights."""
+"""Tests that VQ-16, the codec of LlamaGen and Janus, equals transformers' ``JanusVQVAE`` with random weights."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ SHAPES = [dict(), dict(num_res_blocks=1, channel_multiplier=[1, 2]), dict(channe
 
 @pytest.fixture(params=SHAPES, ids=str)
 def codecs(request):
-    """Return both codecs with the same weights; the codebook's vectors are not normalised."""
+    """Return both codecs with the same weights. The codebook vectors are not normalised."""
     shape = {
         "embed_dim": 8,
         "num_embeddings": 60,
@@ -38,9 +38,10 @@ def codecs(request):
 
 @torch.no_grad()
 def test_encoded_pixels(codecs):
-    """Compares vectors and codes, with a normalised codebook.
+    """Compare the encoder's vectors and the codes.
 
-    LlamaGen and Janus normalise the codebook before the nearest-neighbour search; transformers does not.
+    LlamaGen and Janus normalise the codebook before the nearest-neighbour search. transformers doesn't, so the test
+    normalises the codebook of the transformers model.
     """
     ours, theirs = codecs
     side = 4 * ours.config.downsample

@@ -1,4 +1,4 @@
-"""Emu3-Gen equals transformers' ``Emu3ForConditionalGeneration`` in prompts, logits, codes and pixels.
+"""Tests that Emu3-Gen equals transformers' ``Emu3ForConditionalGeneration`` in prompts, logits, codes and pixels.
 
 test_upstreams_noise.py compares complete images.
 """
@@ -23,7 +23,10 @@ PRESENT = pytest.param("present", marks=pytest.mark.skipif(OLD, reason="transfor
 
 @pytest.fixture(scope="module", params=["first", PRESENT])
 def models(request, tmp_path_factory):
-    """Return both models from the same files, in float64, for images of 4 rows of 5 tokens."""
+    """Return our model and the transformers model, loaded from the same files in float64.
+
+    Our model generates images of 4 rows with 5 tokens each.
+    """
     folder = write_emu3(
         tmp_path_factory.mktemp("emu3") / "Emu3-Gen-hf", names=request.param, layers=3, scale=3.0, rope_theta=5e5
     )
@@ -34,7 +37,10 @@ def models(request, tmp_path_factory):
 @torch.no_grad()
 @pytest.mark.parametrize("guidance", [1.0, GUIDANCE])
 def test_logits_of_prompt_and_rows(models, guidance):
-    """Compares one forward over all prompts, and one over two rows of the image with their end tokens."""
+    """Compare the logits of a forward pass over all prompts, and of a forward pass over two rows of the image.
+
+    Each row has 5 codes and an end-of-row token.
+    """
     target, model = models
     decoder = target.decoder
     assert decoder.config.num_kv_heads == 2 and decoder.config.rope_theta == 5e5
@@ -60,7 +66,10 @@ def test_pixels(models):
 
 @torch.no_grad()
 def test_codes(models):
-    """The codebook consists of the 2 x 4 x 5 vectors of two images, so every position must find its own vector."""
+    """Encode two images with a codebook that consists of the 2 x 4 x 5 vectors of these images.
+
+    Vector i is code i, so the expected codes are 0 to 39 in order.
+    """
     target, model = models
     reference = model.model.vqmodel.float()
     codec = target.codec

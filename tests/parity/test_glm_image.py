@@ -1,6 +1,6 @@
-"""GLM-Image's first stage equals transformers' ``GlmImageForConditionalGeneration`` and ``GlmImageProcessor``.
+"""Tests that GLM-Image's first stage equals ``GlmImageForConditionalGeneration`` and ``GlmImageProcessor``.
 
-The tests compare prompts, logits, complete images and the codes of source images.
+Both classes are from transformers. The tests compare prompts, logits, complete images and the codes of source images.
 """
 
 import json
@@ -29,7 +29,7 @@ TOLERANCE = 1e-4
 TEXTS = ("a cat", "three small dogs")
 WIDTH = 96
 HEIGHT = 64
-SOURCES = ((544, 512), (512, 640))  # width and height in pixels, large enough not to be scaled up
+SOURCES = ((544, 512), (512, 640))  # width and height in pixels; the processor would enlarge smaller images
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,10 @@ def test_prompt_and_grids_equal_the_processors(target, processor, width, height)
 
 @torch.no_grad()
 def test_logits_of_prompt_and_both_grids(target, theirs, processor):
-    """Compares one forward over prompts of two lengths, and one over all tokens of the small grid and the image."""
+    """Compare a forward pass over prompts of two lengths, and a forward pass over all image tokens except the last.
+
+    Image tokens are the tokens of the small preview grid, followed by the tokens of the image.
+    """
     codes = torch.randint(CODES, (target.length - 1,), generator=torch.Generator().manual_seed(1))
     for found, text in zip(logits_after(target, TEXTS, codes), TEXTS):
         expected = their_logits(theirs, process(processor, text), codes.tolist())
@@ -101,7 +104,7 @@ def test_logits_of_prompt_and_both_grids(target, theirs, processor):
 @torch.no_grad()
 @pytest.mark.parametrize("images", [0, 1, 2])
 def test_image_equals_the_references(target, theirs, processor, images):
-    """Compares with greedy ``generate``, restricted to image tokens, from a text and from source images."""
+    """Compare with a greedy ``generate`` that permits only image tokens, with 0, 1 and 2 source images."""
     sources = source_images()[:images]
     inputs = process(processor, "a cat", sources or None)
     sourced = target.with_sources(codes_of(target, sources)) if images else target
@@ -118,7 +121,10 @@ def test_image_equals_the_references(target, theirs, processor, images):
 
 @torch.no_grad()
 def test_codes_of_source_images(target, theirs, processor):
-    """The codebook consists of vectors of these images, so that every position must find its own vector."""
+    """Encode source images with a codebook that consists of vectors of these images.
+
+    With such a codebook, the images contain many different codes.
+    """
     images = source_images()
     inputs = process(processor, "a cat", images)
     grids = inputs["image_grid_thw"][:-1]
@@ -140,7 +146,7 @@ def test_codes_of_source_images(target, theirs, processor):
 
 @pytest.mark.parametrize("method", ["adt-tree", pytest.param("merged", marks=pytest.mark.long)])
 def test_drafting_changes_no_image_with_a_source_image(target, tmp_path, method):
-    """tests/unit/test_lossless.py covers images without sources."""
+    """tests/unit/test_lossless.py covers images without source images."""
     source, drafting = METHODS[method]
     write_drafter(tmp_path / "network", target)
     drafter = load_drafter(source.replace("network", str(tmp_path / "network")), target)
@@ -153,7 +159,11 @@ def test_drafting_changes_no_image_with_a_source_image(target, tmp_path, method)
 
 @pytest.mark.parametrize("without", [(), ("config_json",), ("tokenizer_json",)])
 def test_single_file_loads_the_same_model(folder, target, tmp_path, monkeypatch, without):
-    """A file without a configuration uses the published one; without a tokenizer, the ``processor`` folder."""
+    """Load a single file that may lack the configuration or the tokenizer.
+
+    Without a configuration, the loader uses the published configuration. Without a tokenizer, the loader reads the
+    tokenizer from the folder ``processor``.
+    """
     stage = folder / "vision_language_encoder"
     tokenizer = folder / "processor" / "tokenizer.json"
     file = write_one_file(stage, tokenizer, tmp_path / "glm_image_ar.safetensors", *without)
@@ -179,7 +189,10 @@ def test_single_file_with_an_invalid_configuration(tmp_path, text):
 
 @torch.no_grad()
 def test_unconditional_prompt_keeps_the_sources(target):
-    """Its rotary positions too: they are counted backwards from the start of the image."""
+    """Compare the unconditional prompt with a short prompt.
+
+    Rotary positions are counted backwards from the start of the image, so they don't depend on the prompt's length.
+    """
     sourced = target.with_sources([torch.zeros(3, 5, dtype=torch.long), torch.ones(2, 2, dtype=torch.long)])
     (prompt, short) = map(sourced.encode_prompt, ("a cat", "a"))
     unconditional = sourced.unconditional(prompt)

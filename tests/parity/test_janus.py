@@ -1,4 +1,4 @@
-"""Janus-Pro equals transformers' ``JanusForConditionalGeneration`` in logits and pixels.
+"""Tests that Janus-Pro equals transformers' ``JanusForConditionalGeneration`` in logits and pixels.
 
 test_upstreams_noise.py compares complete images.
 """
@@ -43,7 +43,7 @@ PUBLISHED = {
 
 @pytest.fixture(scope="module", params=["transformers", "deepseek", "deepseek, sharded"])
 def models(request, tmp_path_factory):
-    """Return our model from one of the layouts and theirs from transformers' layout, in float64."""
+    """Return our model, loaded from one of the two layouts, and the transformers model. Both are in float64."""
     home = tmp_path_factory.mktemp("janus")
     shape = {"hidden": 48, "heads": 3, "layers": 3, "scale": 3.0}
     layout, _, sharded = request.param.partition(", ")
@@ -55,7 +55,7 @@ def models(request, tmp_path_factory):
 
 @torch.no_grad()
 def reference_logits(model, prompt, codes):
-    """Return the logits of the codes after every position of ``prompt`` (text tokens) and ``codes``."""
+    """Return the transformers model's logits [n, codes] after each of the n tokens: ``prompt``, then ``codes``."""
     text = model.get_input_embeddings()(torch.tensor([prompt]))
     image = model.prepare_embeddings_for_image_generation(torch.tensor([codes], dtype=torch.long))
     features = model.model.language_model(inputs_embeds=torch.cat([text, image], 1)).last_hidden_state
@@ -64,7 +64,7 @@ def reference_logits(model, prompt, codes):
 
 @pytest.mark.parametrize("guidance", [1.0, GUIDANCE])
 def test_logits_of_prompt_and_image(models, guidance):
-    """Compares one forward over prompts of two lengths, and one over a part of the image."""
+    """Compare a forward pass over prompts of two lengths, and a forward pass over the first 5 tokens of the image."""
     target, model = models
     codes = torch.randint(target.num_codes, (5,), generator=torch.Generator().manual_seed(1))
     for found, prompt in zip(logits_after(target, TEXTS, codes, guidance), map(target.encode_prompt, TEXTS)):
@@ -76,7 +76,10 @@ def test_logits_of_prompt_and_image(models, guidance):
 
 @torch.no_grad()
 def test_pixels(models):
-    """Compares decoding, and encoding up to the codebook, which transformers does not normalise there."""
+    """Compare decoded pixels, and encoded vectors before the codebook.
+
+    Codes can't be compared, because transformers doesn't normalise the codebook.
+    """
     target, model = models
     reference = model.model.vqmodel.float()
     codes = torch.randint(target.num_codes, (2, 4, 4), generator=torch.Generator().manual_seed(2))

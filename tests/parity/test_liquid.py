@@ -1,6 +1,6 @@
-"""Liquid equals transformers' Gemma in logits.
+"""Tests that Liquid equals transformers' Gemma in logits.
 
-test_upstreams_noise.py compares its images with the published loop.
+test_upstreams_noise.py compares Liquid's images with those of the published script.
 """
 
 import pytest
@@ -33,7 +33,7 @@ def model(folder):
 
 @torch.no_grad()
 def theirs(model, row):
-    """Return the logits of the image tokens after every position of a row of ids."""
+    """Return the transformers model's logits of the image tokens after each token id of a row."""
     head = model.lm_head.weight[FIRST_CODE : FIRST_CODE + CODES]
     return model.model(torch.tensor([row])).last_hidden_state[0] @ head.T
 
@@ -47,7 +47,7 @@ def test_prompt_is_the_published_sentence(target):
 
 
 def test_logits_of_prompt_and_codes(target, model):
-    """Compares the conditional and the unconditional row."""
+    """Compare the logits of the conditional row and of the unconditional row."""
     codes = torch.randint(CODES, (30,), generator=torch.Generator().manual_seed(1))
     rows = [[*row, *(FIRST_CODE + codes).tolist()] for row in guided_rows(target, ["a cat"], 7.0)]
     found = target.decoder.logits(Reader(target.decoder, rows).features)

@@ -1,7 +1,9 @@
-"""LlamaGen equals a reference implementation of its formulas, transformers' T5 and transformers' ``JanusVQVAE``.
+"""Tests that LlamaGen equals a reference implementation, with T5 and ``JanusVQVAE`` from transformers.
 
-The reference uses none of this package's code and no cache. It rotates neighbouring pairs as complex numbers and
-processes complete sequences, one row at a time.
+The reference implementation is in this file. It uses no code of this package and no KV cache. It processes complete
+sequences, one row at a time, and applies rotary embeddings by multiplying neighbouring pairs as complex numbers.
+
+Tensor dimensions: n tokens, h hidden size, d width of the text encoder.
 """
 
 from copy import deepcopy
@@ -39,10 +41,12 @@ def target(path):
 
 
 def t5_features(path, text):
-    """Encode a text as the authors do: pad to 120 on the right, then move the padding to the left and set it to 0.
+    """Encode a text in the same way as the authors' script.
+
+    The text is padded to 120 tokens on the right. Then the features of the padding are moved to the left and set to 0.
 
     Returns:
-        Features [120, d], and the length of the padding.
+        Features [120, d], and the number of padding tokens.
     """
     folder = next(path.parent.rglob("flan-t5-xl"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -60,8 +64,8 @@ def t5_features(path, text):
 def rotation(length, blank, side=16, dim=64):
     """Return the complex rotations [length, dim / 2].
 
-    They are 0 for the ``blank`` positions before the grid. Within the grid, half of the pairs rotate with the row and
-    half with the column.
+    The first ``blank`` positions precede the image grid; their rotation is 0. In the grid, the angle of one half of the
+    pairs depends on the row, and the angle of the other half on the column.
     """
     frequency = 10000 ** (-torch.arange(0, dim // 2, 2) / (dim // 2))
     angles = torch.stack(
@@ -75,7 +79,7 @@ def rms(x, weight, eps):
 
 
 def attention(q, k, v, rotations, bias):
-    """Compute attention over q, k and v [n, h] with heads of width 64."""
+    """Return the result [n, h] of attention over q, k and v [n, h], with heads of width 64."""
 
     def heads(x):
         return x.view(len(x), -1, 64).transpose(0, 1)
@@ -94,12 +98,12 @@ def reference(tensors, features, hidden, codes, side=16):
     Args:
         tensors: Weights.
         features: Features of the caption [120, d].
-        hidden: Length of the padding, whose positions only attend to each other.
-        codes: [n].
-        side: Rows and columns of the grid.
+        hidden: Number of padding tokens. Padding tokens attend only to each other.
+        codes: [n] image codes after the caption.
+        side: Number of rows and of columns of the grid.
 
     Returns:
-        Final features [120 + n, h] and logits.
+        Final features [120 + n, h], and logits [120 + n, codes].
     """
     project = [tensors[f"cls_embedding.cap_proj.fc{i}.weight"] for i in (1, 2)]
     x = torch.cat(
@@ -126,7 +130,7 @@ def reference(tensors, features, hidden, codes, side=16):
 
 
 def expected_rows(path, codes):
-    """Return features and logits of every row: both conditional rows, then both unconditional ones."""
+    """Return features and logits of four rows: the two conditional rows, then the two unconditional rows."""
     tensors = layout.transformer()
     captions = [t5_features(path, text) for text in TEXTS]
     rows = [*captions, *((tensors["cls_embedding.uncond_embedding"], hidden) for _, hidden in captions)]
@@ -134,7 +138,10 @@ def expected_rows(path, codes):
 
 
 def test_logits_of_prompts_and_codes(path, target):
-    """Compares captions of two lengths and unconditional rows: the prompt in one forward, then single codes."""
+    """Compare features and logits of captions of two lengths, with their unconditional rows.
+
+    One forward pass reads the prompts; then each code has a separate forward pass.
+    """
     decoder = target.decoder
     codes = torch.randint(layout.CODES, (2, 18), generator=torch.Generator().manual_seed(1))
     expected = expected_rows(path, codes)
@@ -147,7 +154,10 @@ def test_logits_of_prompts_and_codes(path, target):
 
 
 def test_text_encoder_in_another_precision(target):
-    """Features keep the encoder's dtype on the CPU and are converted to the decoder's."""
+    """Load a text encoder in bfloat16 for a decoder in float64.
+
+    The features stay on the CPU in the encoder's dtype. They are converted to the decoder's dtype for a batch.
+    """
     other = replace(target.prompter, encoder=deepcopy(target.text_encoder).to(torch.bfloat16))
     prompt = other.encode(TEXTS[0], target.grid)
     for row in (prompt, other.unconditional(prompt, target.grid)):
@@ -160,7 +170,11 @@ def test_text_encoder_in_another_precision(target):
 
 
 def test_drafter(path, target, tmp_path):
-    """The drafter has no norm before its attention; 119 positions precede the grid, and it attends to all of them."""
+    """Compare the drafter's features with the reference.
+
+    The drafter has no norm before its attention. 119 positions precede the grid. The drafter attends to all of them,
+    including the padding.
+    """
     tensors = layout.drafter()
     drafter = load_drafter(layout.write_drafter(tmp_path / "drafter"), target)
     codes = torch.randint(layout.CODES, (2, 3), generator=torch.Generator().manual_seed(2))
@@ -194,7 +208,7 @@ def test_drafter(path, target, tmp_path):
 
 
 def transformers_name(name):
-    """Return transformers' name of a tensor of the codec."""
+    """Convert the name of a tensor of the codec to transformers' name."""
     renamed = {"encoder.conv_blocks": "encoder.down", "decoder.conv_blocks": "decoder.up", ".res.": ".block."}
     renamed |= {"mid.0": "mid.block_1", "mid.1": "mid.attn_1", "mid.2": "mid.block_2"}
     for old, new in renamed.items():
@@ -204,7 +218,7 @@ def transformers_name(name):
 
 @torch.no_grad()
 def test_codec(target):
-    """Compares decoding and encoding; the names are converted as transformers converts Janus."""
+    """Compare decoded pixels and encoded vectors. Tensor names are converted as in transformers' script for Janus."""
     stored = layout.codec()
     theirs = JanusVQVAE(
         JanusVQVAEConfig(

@@ -1,6 +1,9 @@
-"""Lumina-mGPT 2.0 equals transformers' Chameleon, its guidance the published loop, its codec transformers' Emu3 codec.
+"""Tests of Lumina-mGPT 2.0 against reference implementations.
 
-Emu3's codec has the norms and blocks of MoVQGAN, with video layers between them.
+- Logits: Chameleon in transformers.
+- Images with guidance: a copy of the published script.
+- Codec: the codec of Emu3 in transformers. Emu3's codec has the same norms and blocks as MoVQGAN, and additional video
+  layers between them.
 """
 
 import re
@@ -38,14 +41,17 @@ def model(folder):
 
 @torch.no_grad()
 def theirs(model, row):
-    """Return the logits of the image tokens after every position of a row of ids."""
+    """Return the transformers model's logits of the image tokens after each token id of a row."""
     head = model.lm_head.weight[FIRST_CODE : FIRST_CODE + CODES]
     return model.model(input_ids=torch.tensor([row])).last_hidden_state[0] @ head.T
 
 
 @torch.no_grad()
 def test_logits_of_prompt_and_rows(target, model):
-    """Compares both guidance rows over the first two rows of the image with their end tokens."""
+    """Compare the logits of the conditional row and of the unconditional row.
+
+    Each has the first two rows of the image: 12 codes and an end-of-row token per row.
+    """
     codes = torch.randint(CODES, (26,), generator=torch.Generator().manual_seed(1))
     codes[12::13] = CODES
     tokens = [MARKS["<reserved08799>"] if code == CODES else FIRST_CODE + code for code in codes.tolist()]
@@ -56,13 +62,13 @@ def test_logits_of_prompt_and_rows(target, model):
 
 
 def published_loop(model, prompt, cells, scale):
-    """Generate an image greedily, as the published script does.
+    """Generate an image greedily, in the same way as the published script.
 
-    The script updates the guidance scale before every token and keeps the updated value.
+    Before every token, the script computes a new guidance scale from the previous scale.
 
     Args:
-        model: transformers' model.
-        prompt: Token ids; the last three begin the image.
+        model: Model from transformers.
+        prompt: Token ids. The last three ids begin the image.
         cells: Rows and columns of the image.
         scale: Guidance scale.
 
@@ -94,7 +100,10 @@ def test_image_equals_the_published_loops(target, model, scale):
 
 
 def test_guidance_falls_to_four(target):
-    """It falls to 4 within a few tokens; smaller scales are raised to 4, except 1, which disables guidance."""
+    """Check the guidance scale of each token.
+
+    The scale falls to 4 within a few tokens. A scale below 4 is raised to 4. The scale 1 disables guidance.
+    """
     scales = guidance(9.0, (96, 96))
     assert len(scales) == 96 * 97 and scales[0] == 9.0 * (1 - 2 / 48**2) and scales[1] == scales[0] * (1 - 3 / 48**2)
     assert scales == sorted(scales, reverse=True) and set(scales[100:]) == {4.0}
@@ -104,7 +113,10 @@ def test_guidance_falls_to_four(target):
 
 
 def test_prompt(target):
-    """``<|endoftext|>`` request ``<reserved08706> <racm3:break>`` height width, the last two in units of 32 pixels."""
+    """Check the order of the prompt: ``<|endoftext|>``, request, ``<reserved08706>``, ``<racm3:break>``, height, width.
+
+    Height and width are one token each, in units of 32 pixels.
+    """
     prompt = target.encode_prompt("a cat")
     header = [MARKS["<racm3:break>"], MARKS["<reserved08802>"], MARKS["<reserved08803>"]]
     assert prompt[0] == MARKS["<|endoftext|>"] and prompt[-4:] == [MARKS["<reserved08706>"], *header]
@@ -118,7 +130,7 @@ def test_prompt(target):
 
 @pytest.fixture(scope="module")
 def codecs():
-    """Return our codec, and transformers' Emu3 codec with our weights in its image layers."""
+    """Return our codec, and transformers' Emu3 codec. The image layers of both have the same weights."""
     ours = random_codec(3)
     config = Emu3VQVAEConfig(
         codebook_size=CODES,
@@ -142,7 +154,7 @@ def codecs():
 
 
 def emu3_name(name):
-    """Return the name of our tensor in transformers' Emu3."""
+    """Convert the name of a tensor of our codec to the name in transformers' Emu3."""
     for old, new in ((".mid.", ".middle_block."), (".down.", ".down_block.down."), (".up.", ".up_block.up.")):
         name = name.replace(old, new)
     name = name.replace("attn_1.norm.", "attn_norm.").replace("proj_out.", "out_proj.")

@@ -1,4 +1,4 @@
-"""The decoder and codec equal transformers' Chameleon for random weights and for the bundled model."""
+"""Tests that decoder and codec equal transformers' Chameleon, for random weights and for the bundled model."""
 
 from functools import cache
 
@@ -34,14 +34,14 @@ def folder(request, tmp_path_factory):
 
 @cache
 def reference(folder):
-    """Load transformers' model."""
+    """Load a checkpoint with transformers."""
     return ChameleonForConditionalGeneration.from_pretrained(folder, attn_implementation="eager").float().eval()
 
 
 def reference_logits(folder, ids, mask=None, positions=None):
-    """Return transformers' logits.
+    """Return the logits of the transformers model.
 
-    Uses ``model.model`` and ``lm_head``, because the forward of the complete model masks image tokens.
+    This function calls ``model.model`` and ``lm_head`` directly, because ``model.forward`` masks image tokens.
     """
     model = reference(folder)
     with torch.no_grad():
@@ -61,7 +61,10 @@ def test_plain_logits(folder, length):
 
 
 def test_left_padded_prompts_and_a_tree_equal_path_by_path_forwards(folder):
-    """A forward over a tree after prompts of two lengths equals one transformers forward per path."""
+    """Run one forward pass over a tree, after prompts of two lengths. Compare each node with a separate forward pass.
+
+    The separate pass is run by transformers, over the prompt and the path from the root to the node.
+    """
     target = load_target(folder)
     decoder = target.decoder
     generator = torch.Generator().manual_seed(4)

@@ -1,7 +1,11 @@
-"""With the ``upstream`` noise, a seed gives the image of the model authors' script, with and without drafting.
+"""Tests of ``upstream`` noise: a seed must give the same image as the model authors' script.
 
-The scripts are transformers' ``generate`` for Chameleon, Janus-Pro and Emu3, and a reimplementation of the published
-loop for the other families. All sample with ``torch.multinomial`` and a seeded generator.
+This must hold with and without drafting. The script is transformers' ``generate`` for Chameleon, Janus-Pro and Emu3.
+For the other families, :func:`loop` reimplements the published script. All scripts sample with ``torch.multinomial``
+and a seeded generator.
+
+Tensor dimensions: B images per seed, S seeds, N = S * B images, P given tokens (prefix), T tokens of a complete image,
+V tokens in the logits.
 """
 
 from functools import cache, partial
@@ -32,7 +36,7 @@ from tests.parity import test_janus, test_llamagen
 PROMPT = "a cat"
 BROKEN = (
     Version("5") <= Version(transformers.__version__) < Version("5.5")
-)  # Janus' generate needs defaults that these versions lack
+)  # in these versions, ``generate`` fails for Janus, because defaults of the configuration are missing
 METHODS = {
     "plain": ("network", dict(method="autoregressive")),
     "adt-tree": ("network", dict(method="adt-tree")),
@@ -46,11 +50,11 @@ SAMPLINGS = {
     "top-k": dict(temperature=1.0, top_k=12),
     "top-p, cooler": dict(temperature=0.7, top_p=0.9),
 }
-"""Published temperatures, top-k and top-p, with a smaller k because these models have fewer codes."""
+"""Published temperatures, top-k and top-p. The values of k are smaller, because the small models have fewer codes."""
 GUIDANCE = {"guided": 5.0, "unguided": 1.0}
 IMAGES = {"one": 1, "four": 4}
 KEPT = {"whole": 0, "continued": 11}
-"""Number of given tokens of each image."""
+"""Number of given tokens (prefix) of each image."""
 SEEDS = {str(seed): seed for seed in (0, 11, 2**32 + 1, 2**63, 2**64 - 1)}
 MORE_SEEDS = (1, 12, 13)
 """Additional seeds of the long test."""
@@ -58,17 +62,17 @@ MORE_SEEDS = (1, 12, 13)
 
 # ---- transformers' scripts -----------------------------------------------------------------------
 #
-# A script takes a prefix [B, P], a Sampling and S seeds, and returns tokens [S * B, T].
+# A script is a function (prefix [B, P], Sampling, S seeds) -> tokens [N, T].
 
 
 def seeded(draw, seeds):
-    """Concatenate the results of ``draw`` with the global generator at each seed."""
+    """Call ``draw`` once for each seed, with the global generator set to the seed. Concatenate the results."""
     with torch.random.fork_rng():
         return torch.cat([torch.manual_seed(seed) and draw() for seed in seeds])
 
 
 def generate(model, target, prefix, sampling, seeds):
-    """Call ``generate`` with a prefix, transformers' guidance, and only image tokens allowed."""
+    """Call transformers' ``generate`` with a prefix and transformers' guidance. Only image tokens are allowed."""
     prompt = target.encode_prompt(PROMPT)
     ids = target.decoder.image_ids
     conditional, unconditional = (
@@ -93,18 +97,21 @@ def generate(model, target, prefix, sampling, seeds):
 
 
 def allowed_tokens(target, position):
-    """Return the tokens allowed at a position: the codes, or the end-of-row token at the end of a row."""
+    """Return the image tokens that are allowed at a position.
+
+    At the end of a row, only the end-of-row token is allowed. At other positions, all codes are allowed.
+    """
     at_row_end = target.row_end and (position + 1) % target.columns == 0
     return torch.tensor([target.num_codes]) if at_row_end else torch.arange(target.num_codes)
 
 
 def generate_options(sampling):
-    """Return the options of ``generate`` for a Sampling."""
+    """Convert a Sampling to options of ``generate``."""
     return {"do_sample": True, **{name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}}
 
 
 def chameleon(path, target):
-    """Remove the model's mask of image tokens."""
+    """Return the script for Chameleon. The model's mask of image tokens is removed."""
     model = ChameleonForConditionalGeneration.from_pretrained(path, attn_implementation="eager").eval()
     model.model.vocabulary_mapping.__dict__["image_tokens"] = []
     return partial(generate, model, target)
@@ -116,7 +123,10 @@ def emu3(path, target):
 
 
 def glm_image(path, target):
-    """Use ``generate``, or the loop below with guidance or a prefix, which the authors' script does not support."""
+    """Return the script for GLM-Image.
+
+    The authors' script doesn't support guidance or a prefix. In these cases, :func:`loop` replaces ``generate``.
+    """
     stage = path / "vision_language_encoder"
     model = transformers.GlmImageForConditionalGeneration.from_pretrained(stage, attn_implementation="eager").eval()
 
@@ -145,7 +155,11 @@ def glm_image(path, target):
 
 
 def janus(path, target):
-    """Use ``generate``, or the authors' loop without guidance or with a prefix, which it does not support."""
+    """Return the script for Janus-Pro.
+
+    For this model, ``generate`` requires guidance and doesn't support a prefix. In other cases, :func:`loop` replaces
+    ``generate``.
+    """
     model = JanusForConditionalGeneration.from_pretrained(path, attn_implementation="eager").eval()
     vocabulary = target.prompter.vocabulary
     model.generation_config.generation_kwargs = {"boi_token_id": vocabulary[BEGIN_IMAGE]}
@@ -169,7 +183,7 @@ def janus(path, target):
 
 
 def full_vocabulary(load_model, header, path, target):
-    """Return the loop of a script that samples from the full vocabulary; ``header`` is described in :func:`loop`."""
+    """Return :func:`loop` for a model whose script samples from the full vocabulary. See there for ``header``."""
     model = load_model(path)
     ids = target.decoder.image_ids
 
@@ -204,21 +218,23 @@ def llamagen(path, target):
 
 
 def loop(logits, target, columns, header, prefix, sampling, seeds):
-    """Sample with guidance, temperature, top-k and top-p; the images of a seed are one batch with one draw per token.
+    """Generate images token by token, with guidance, temperature, top-k and top-p.
+
+    The images of a seed are one batch. For each token, one call of ``torch.multinomial`` samples the complete batch.
 
     Args:
-        logits: Function of the number of a row (0 is conditional), its ids and the tokens [N, n] after them, which
-            returns the logits [N, V] that the script samples from.
+        logits: Function (row number, prompt ids, tokens [N, n]) -> logits [N, V] of the next token. Row 0 is the
+            conditional prompt, row 1 the unconditional prompt.
         target: Target model.
-        columns: Column of every token in these logits.
-        header: Number of tokens at the end of the prompt that the script samples too, unless there is a prefix. Each
-            has probability 1, but advances the generator.
+        columns: Index of each image token in the last dimension of the logits.
+        header: Number of tokens at the end of the prompt that the script also samples if there is no prefix. Each of
+            them has probability 1, but the call advances the generator.
         prefix: Given tokens [B, P].
         sampling: Temperature, top-k, top-p and guidance.
         seeds: S seeds.
 
     Returns:
-        Tokens [S * B, T].
+        Tokens [N, T].
     """
     prompt = target.encode_prompt(PROMPT)
     tokens = prefix.repeat(len(seeds), 1)
@@ -242,7 +258,7 @@ def loop(logits, target, columns, header, prefix, sampling, seeds):
 
 
 def filtered(z, sampling):
-    """Set the logits [N, V] that top-k and top-p exclude to minus infinity."""
+    """Return the logits [N, V]. Those that top-k and top-p exclude are minus infinity."""
     if 0 < sampling.top_k < z.shape[1]:
         z = z.masked_fill(z < z.topk(sampling.top_k).values[:, -1:], -torch.inf)
     ordered, order = z.sort(descending=True)
@@ -269,7 +285,7 @@ if "glm-image" in WRITERS:
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """Return a function that loads a family's target, its drafters by name, and its script."""
+    """Return a function that loads a family. It returns the target, a dictionary of its drafters, and its script."""
 
     @cache
     def load(family):
@@ -282,13 +298,13 @@ def loaded(tmp_path_factory):
 
 @torch.no_grad()
 def compare(models, case, seeds, methods):
-    """Compare the images of a script with the images of each method, decoded as one batch.
+    """Check that every method gives the same images as the script. A method decodes all images as one batch.
 
     Args:
         models: Target, drafters and script.
-        case: Values of all other axes.
-        seeds: Seeds.
-        methods: Names in `METHODS`.
+        case: Axis -> value, for all axes of `AXES`.
+        seeds: Seeds of the images.
+        methods: Names of methods in `METHODS`.
     """
     target, drafters, script = models
     images = IMAGES[case["images"]]
@@ -312,13 +328,13 @@ def compare(models, case, seeds, methods):
 
 AXES = {"family": SCRIPTS, "drawn": SAMPLINGS, "guidance": GUIDANCE, "images": IMAGES, "kept": KEPT}
 CASES = pairwise({axis: list(values) for axis, values in AXES.items()})
-"""Cases of the long test, which runs each with every seed and every method."""
+"""Cases of the long test. Each case runs with every seed and every method."""
 QUICK = [
     row
     for row in pairwise({**AXES, "method": list(METHODS), "seed": list(SEEDS)})
     if row["family"] != "liquid" or row["images"] == "one"
 ]
-"""Cases of the quick test. Liquid generates one image only, because its large vocabulary is slow."""
+"""Cases of the quick test. Liquid is slow because of its large vocabulary, so it generates only one image."""
 
 
 @pytest.mark.parametrize("row", each_once(QUICK), ids=lambda row: ", ".join(row.values()))

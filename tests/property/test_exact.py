@@ -1,4 +1,7 @@
-"""Batch invariance: a node of any tree has bitwise the features that its token has in plain decoding."""
+"""Tests of batch invariance: features of a tree node are bitwise equal to features in plain decoding.
+
+Tensor dimensions: B images, R rows (conditional rows, then unconditional rows), n tokens or nodes, h hidden size.
+"""
 
 import tempfile
 from functools import cache
@@ -17,11 +20,11 @@ from tests.reading import Reader
 from tests.tiny import write_tiny_checkpoint
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10], [11, 12, 13, 14], [15, 16]]
-"""Prompts of two images with guidance: conditional rows, then unconditional ones."""
+"""Prompts of two images with guidance: two conditional rows, then two unconditional rows."""
 SLOTS = 57
 DECIDED = 14
 NEAR_WINDOW = 5
-"""Window of near keys in tests with far keys, and maximum depth of trees."""
+"""Number of last positions whose keys are "near" keys, in tests with far keys. Also the maximum depth of trees."""
 
 
 @cache
@@ -32,16 +35,31 @@ def target(dtype, weights=None, kv_heads=4):
 
 
 class DecodedBatch(Reader):
-    """Model after a forward of the prompts and of the decided tokens of each image."""
+    """Reader whose cache has the prompts and the decided tokens of each image.
+
+    Args:
+        decoder: Decoder of the target.
+        near: Number of near keys; None if all keys are near.
+        decided: Number of decided tokens of each image.
+        tokens: [B, n] codes of each image.
+    """
 
     def __init__(self, decoder, near, decided, tokens):
         super().__init__(decoder, PROMPTS, more=SLOTS, images=2)
         self.near = near
-        for at in range(max(decided)):  # in step; tokens beyond `decided` are overwritten later
+        # Each pass reads one position of all images. Positions after `decided` are overwritten later.
+        for at in range(max(decided)):
             self.see(Roots.all_at(tokens[:, at], at), tokens[:, at : at + 1])
 
     def see(self, roots, codes, own=None, depths=0):
-        """Return the features [R, n, h] of codes [B, n] that begin at the roots."""
+        """Return the features [R, n, h] of codes [B, n]. Code 0 of each image is the root.
+
+        Args:
+            roots: Roots of the images.
+            codes: [B, n] codes of the nodes.
+            own: [B, n, n] ancestor matrix, True if node j is an ancestor of node i or equal to it.
+            depths: [B, n] depths of the nodes.
+        """
         rows = self.rows
         step = self.rows.step(roots, 0, depths, own)
         if self.decoder.tile:
@@ -50,13 +68,13 @@ class DecodedBatch(Reader):
 
 
 def far_attention_float64(q, keys, values, mask):
-    """Attend to far keys in float64; the kernel for it exists on GPUs only."""
+    """Attend to far keys in float64. This replaces a kernel that exists only on GPUs."""
     scores = q.double() @ keys.double().mT * q.shape[-1] ** -0.5 + mask.double()
     return (scores.softmax(-1) @ values.double()).to(q.dtype), scores.logsumexp(-1).float()
 
 
 def random_parents(draw, n):
-    """Return parents and depths of n nodes, root first; no path is longer than NEAR_WINDOW."""
+    """Return parents and depths of n nodes. Node 0 is the root. No path is longer than NEAR_WINDOW."""
     depths = [0]
     parents = [0]
     for node in range(1, n):
@@ -104,9 +122,9 @@ def test_a_node_has_the_features_of_plain_decoding(kind, near, data):
 @pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
 @torch.inference_mode()
 def test_features_differ_without_the_mode(runtime, monkeypatch, on):
-    """A chain equals plain decoding only in the batch-invariant mode, so the test above can fail.
+    """Check that the test above can fail: without batch-invariant mode, a chain differs from plain decoding.
 
-    Products depend on the number of rows here, as on most machines.
+    On most machines, matrix products depend on the number of rows. This test simulates such products.
     """
     decoder = target(torch.bfloat16).decoder
     n = 12
@@ -133,7 +151,10 @@ def test_only_half_precision_has_tiles(dtype, tile):
 @pytest.mark.parametrize("near", [None, NEAR_WINDOW], ids=["all keys near", "far keys"])
 @torch.inference_mode()
 def test_every_key_is_attended_once(monkeypatch, near):
-    """Features agree with float32 within the precision of bfloat16, with the mode and without it."""
+    """Compare bfloat16 features with float32 features, with and without batch-invariant mode.
+
+    A key that is missing or attended twice would cause a difference above the precision of bfloat16.
+    """
     monkeypatch.setattr(layers, "far_attention", far_attention_float64)
     codes = torch.randint(0, 32, (2, 18), generator=torch.Generator().manual_seed(0))
 

@@ -1,4 +1,4 @@
-"""Any tree over any model is lossless under the keyed-noise verifier."""
+"""Test that the keyed-noise verifier is lossless for any tree and any model."""
 
 import torch
 from hypothesis import given
@@ -14,7 +14,10 @@ LENGTH = 14
 
 
 class RandomModel:
-    """Random function from prefixes to logits; ``emit`` returns the keyed-noise token that follows a prefix."""
+    """Stand-in for a model: each prefix of tokens has random but fixed logits.
+
+    ``emit`` returns the token that keyed noise selects after a prefix.
+    """
 
     def __init__(self, seed: int, sharpness: float):
         self.seed = seed
@@ -38,12 +41,12 @@ class RandomModel:
 def random_tree(
     model: RandomModel, prefix: list[int], draw: torch.Generator, nodes: int, accuracy: float
 ) -> tuple[DraftTree, list[tuple[int, ...]]]:
-    """Return a tree with random parents and distinct siblings, and the path of tokens to each node.
+    """Return a tree with random parents and distinct siblings. Also return the token path to each node.
 
     Args:
-        model: Source of the correct tokens.
+        model: Model that emits the correct tokens.
         prefix: Tokens up to and including the root.
-        draw: Random generator.
+        draw: Random generator for the tree.
         nodes: Maximum number of drafts.
         accuracy: Probability that a draft is the correct token.
     """

@@ -1,4 +1,7 @@
-"""Tree shapes that differ between images and rounds: no drafter exceeds them, and tokens equal plain decoding."""
+"""Tests with tree shapes that differ between images and rounds.
+
+No drafter may exceed the shape, and the tokens must equal plain decoding.
+"""
 
 from unittest.mock import patch
 
@@ -16,11 +19,11 @@ PROMPTS = ("a cat", "three small dogs", "x")
 LARGEST = Shape(7, 4, 20)
 SHAPE = st.tuples(*(st.integers(1, most) for most in LARGEST[:3])).map(lambda sizes: Shape(*sizes))
 PER_LEVEL = {"static:mc_sim_7b_63": [4, 8, 8, 3, 2], "static:naive_extend_57": [5, 13, 16, 14, 9]}
-"""Nodes on the levels of the published trees."""
+"""Number of nodes on each level of the published trees, without the root."""
 
 
 def uneven(shapes: list[Shape]) -> type[Policy]:
-    """Return a policy that cycles through these shapes, with another first shape for every image."""
+    """Return a policy that cycles through these shapes. Each image starts with another shape."""
 
     class Uneven(Policy):
         @classmethod
@@ -67,7 +70,7 @@ def test_trees_do_not_exceed_the_shape_of_the_policy(shapes, drafter, proposal, 
 
 @given(method=st.sampled_from(sorted(PER_LEVEL)), seed=st.integers(0, 2**64 - 1), at_once=st.integers(1, 3))
 def test_published_trees_are_cut_only_at_the_end_of_the_image(method, seed, at_once):
-    """One image of a batch may reach its end before the others."""
+    """Check trees at the end of an image, also if other images of the batch are not yet there."""
     decoding = decode("network", Drafting(method), seed=seed, at_once=at_once)
     for share in shares(decoding):
         remaining = decoding.length - 2 - share.position
@@ -83,7 +86,10 @@ def test_published_trees_are_cut_only_at_the_end_of_the_image(method, seed, at_o
     at_once=st.integers(1, 3),
 )
 def test_trees_do_not_depend_on_the_early_stop(shapes, proposal, seed, temperature, at_once):
-    """The network is not called for levels that cannot enter a tree; with these calls, the tree is the same."""
+    """Compare each tree with a tree that is drafted without the early stop.
+
+    With the early stop, the network isn't called for levels whose nodes can't become part of the tree.
+    """
     propose = EagleProposer.propose
 
     def propose_twice(proposer, roots, sizes):
@@ -93,7 +99,7 @@ def test_trees_do_not_depend_on_the_early_stop(shapes, proposal, seed, temperatu
         for name in ("tokens", "parents", "depths", "ranks"):
             assert getattr(tree, name)[tree.valid].equal(getattr(full, name)[full.valid]), name
         assert tree.valid.sum(1).equal(full.valid.sum(1))
-        # scores may be rounded differently, because the network gets other numbers of nodes
+        # Rounding of scores may differ, because the network gets another number of nodes per call.
         torch.testing.assert_close(tree.scores[tree.valid], full.scores[full.valid])
         return tree
 

@@ -1,4 +1,4 @@
-"""Batch slots: an image does not depend on the batch size or on the images in other slots."""
+"""Tests of batch slots: an image must not depend on the batch size or on the images in other slots."""
 
 import torch
 from hypothesis import given
@@ -19,7 +19,7 @@ TREES = [
     CHAIN,
 ]
 INDEPENDENT = [("network", drafting) for drafting in TREES] + [("jacobi", CHAIN)]
-"""Drafters and policies that share nothing between images: an image has the same trees in any batch."""
+"""Drafters and policies that don't share state between images. With these, an image has the same trees in any batch."""
 SHARING = [("jacobi", TREES[0]), (BOTH, TREES[0]), (BOTH, TREES[1]), ("jacobi", Drafting(method="auto"))]
 PROMPTS = ["a cat", "x", "three small dogs", "a red house by the sea", "no", "a boat at night"]
 
@@ -67,7 +67,7 @@ def test_images_do_not_depend_on_the_batch(seed, prompts, at_once, temperature, 
 
 
 def test_free_slots_are_filled_immediately():
-    """Every round has the maximum batch size while images wait, and the remaining images after that."""
+    """While images wait, every round has the maximum batch size. After that, each round has all unfinished images."""
     decoding = decode(PROMPTS, "network", TREES[0], at_once=3)
     active = [[share.image for share in round.images] for round in decoding.trace.rounds]
     entered = [max(max(images) for images in active[: i + 1]) for i in range(len(active))]

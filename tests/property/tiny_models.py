@@ -16,7 +16,7 @@ LENGTH = 16
 
 @cache
 def models():
-    """Return the target, and its drafters by draft mode."""
+    """Return the target and a dictionary of its drafters, with draft modes as keys."""
     with tempfile.TemporaryDirectory() as folder:
         path = write_tiny_checkpoint(Path(folder) / "target", scale=3.0)
         target = load_target(path, dtype=torch.float64)
