@@ -128,7 +128,7 @@ def inspect(options: dict[str, Any]) -> str:
 
 
 def download(options: dict[str, Any]) -> str:
-    """Download a published model, or list those that there are. An interrupted download is resumed."""
+    """Download a published model, or list all published models. An interrupted download is resumed."""
     from .app import download
 
     arguments = _section(args.DownloadArgs, options)
@@ -155,7 +155,7 @@ def train_drafter(options: dict[str, Any]) -> str:
 
 
 def check_drafter(options: dict[str, Any]) -> str:
-    """Find out which tokens a drafter's features were paired with in training, and save that next to the drafter."""
+    """Find out which tokens a drafter's features were paired with in training, and save the result next to the drafter."""
     pairing = _lab("training.pairing")
     arguments = _section(args.CheckDrafterArgs, options)
     return pairing.run(_checked(pairing.plan, arguments, _given(options), _device(options)))

@@ -33,8 +33,11 @@ _WRITE_ERRORS = {
 }
 """Problem and remedy for the error message, by `errno` of an OSError."""
 _OPEN_FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
-"""Flags for safe opening. `open` does not wait for the other end of a pipe, and a terminal that is opened does not
-become the process's controlling terminal."""
+"""Flags for opening a path that may not be a regular file.
+
+With O_NONBLOCK, opening a pipe does not wait for its other end. With O_NOCTTY, opening a terminal does not make it the
+controlling terminal of the process.
+"""
 _JUNCTION = 0xA0000003
 """Reparse tag of a directory junction on Windows."""
 

@@ -1,8 +1,10 @@
 """Process-wide state that is kept between decodings.
 
-Two kinds of such state are attributes of a decoder (a target's transformer) instead, because they must be freed with
-its weights: the pool of batch slots (:mod:`.engine.pool`), and `fallback`, the decoder's slower settings for devices
-that need them to keep images unchanged.
+Some state between decodings is not stored here, but in attributes of a decoder (a target's transformer), so that it is
+freed together with the decoder's weights:
+
+- the pool of batch slots (:mod:`.engine.pool`),
+- `fallback`: slower settings, for devices on which drafting would change images with the default settings.
 """
 
 from __future__ import annotations

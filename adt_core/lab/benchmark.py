@@ -270,7 +270,7 @@ class BenchmarkWorker:
             number: Index of the prompt.
 
         Yields:
-            The index of the prompt and its results, once.
+            A single pair: the index of the prompt, and its results.
         """
         if not self._is_warm:  # the first rounds of a method are slower
             for job in self._jobs.values():

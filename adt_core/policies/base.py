@@ -56,8 +56,8 @@ _PROPOSAL_HELP = (
 class DraftMode(NamedTuple):
     """One of the ways in which a drafter can draft. Some policies choose a mode for each round.
 
-    The expected number of accepted drafts in a round with n drafts is `limit * n / (n + half)`. Example: with limit = 5
-    and half = 20, it is 2.5 for 20 drafts and 4 for 80 drafts.
+    The expected number of accepted drafts in a round with n drafts is `limit * n / (n + half)`. Example: limit = 5 and
+    half = 20 give 2.5 accepted drafts for n = 20, and 4 accepted drafts for n = 80.
 
     Attributes:
         name: Name in shapes and in cost profiles.
@@ -113,7 +113,7 @@ class Context:
         target: Model that generates the images.
         sampling: Settings of sampling.
         settings: Settings of the method.
-        largest: Shape that no shape of the policy exceeds.
+        largest: Upper bound of the shapes that the policy chooses.
         keys: Pair (seed, image index) of each image. It determines the image's noise.
         start: Position of the first token to decode, counted row by row from 0.
         modes: Draft modes of the drafter.

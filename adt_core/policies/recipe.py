@@ -187,7 +187,7 @@ class Recipe(Settings):
 
         The settings of drafting are included only with relaxed acceptance (LANTERN), because with exact acceptance they
         do not change the image. A batch folder is named by a digest of the result. To keep the names of existing
-        folders, a setting that did not exist in version 0.1 is included only if it differs from its default.
+        folders, include a new setting only if its value differs from the default.
 
         Args:
             weights: Fingerprints of the target's weights.
@@ -208,7 +208,7 @@ class Recipe(Settings):
         }
 
     def memory_key(self) -> Hashable:
-        """Return a key for reusing memory and captured CUDA graphs: decodings with equal keys can share them."""
+        """Return a key for reusing memory and captured CUDA graphs. They depend only on the settings in this key."""
         loading = self.loading
         sampling = replace(self.sampling, seed=0)
         return sampling, self.drafting.settings, self.lantern, loading.dtype, loading.weights, loading.tiled

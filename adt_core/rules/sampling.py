@@ -37,7 +37,7 @@ def noise_table(
     Args:
         sampling: Settings; seed and temperature are used.
         image_indices: Index of each image among the images of its prompt.
-        length: Tokens of an image.
+        length: Number of tokens of an image.
         vocabulary: Number of tokens V.
         like: Tensor with the dtype and the device of the noise.
 
@@ -84,6 +84,8 @@ def _filter(z: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1:
         ordered, order = z.sort(dim=-1, descending=True, stable=True)
         probability = ordered.softmax(-1)
+        # `before` is the total probability of the tokens that come earlier in the order. Example: the probabilities
+        # [0.5, 0.3, 0.2] have before = [0, 0.5, 0.8]. With top_p = 0.7, the first two tokens are kept.
         # A GPU adds up a long row in an order that differs between runs; in float64 the difference is negligible.
         wide = torch.float32 if z.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
         before = probability.cumsum(-1, dtype=wide) - probability

@@ -18,7 +18,7 @@ from ..errors import AdtError, shown
 BUNDLED = "bundled"
 """Name of the target model that this node pack contains, and of the drafter for this model."""
 UPSTREAM = "upstream"
-"""Value of the setting `noise`: use the noise of the model authors' scripts."""
+"""Value of the setting `noise` for the noise of the model authors' scripts."""
 MAX_SEED = 2**64 - 1
 """Largest seed."""
 MAX_BATCH_SIZE = 4096
@@ -130,11 +130,11 @@ def integer(default: int | None, help: str, low: int = 1, high: int | None = 256
     """Declare an integer setting; see :func:`setting`.
 
     Args:
-        default: Value if nothing is given.
+        default: Value if the user gives none.
         help: One or two sentences for users.
         low: Lower bound.
         high: Upper bound; None for no bound.
-        **more: Further fields of :class:`Option`.
+        **more: Other fields of :class:`Option`.
     """
     return setting(default, help, kind=int, low=low, high=high, **more)
 
@@ -143,11 +143,11 @@ def number(default: float | None, help: str, low: float, high: float | None = No
     """Declare a numeric setting; see :func:`setting`.
 
     Args:
-        default: Value if nothing is given.
+        default: Value if the user gives none.
         help: One or two sentences for users.
         low: Lower bound.
         high: Upper bound; None for no bound.
-        **more: Further fields of :class:`Option`.
+        **more: Other fields of :class:`Option`.
     """
     return setting(default, help, low=low, high=high, **more)
 
@@ -156,9 +156,9 @@ def fraction(default: float | None, help: str, **more: Any) -> Any:
     """Declare a setting from 0 to 1; see :func:`setting`.
 
     Args:
-        default: Value if nothing is given.
+        default: Value if the user gives none.
         help: One or two sentences for users.
-        **more: Further fields of :class:`Option`.
+        **more: Other fields of :class:`Option`.
     """
     return number(default, help, 0.0, 1.0, **more)
 
@@ -167,10 +167,10 @@ def choice(default: str | None, help: str, choices: tuple[str, ...], **more: Any
     """Declare a setting with a fixed set of values; see :func:`setting`.
 
     Args:
-        default: Value if nothing is given.
+        default: Value if the user gives none.
         help: One or two sentences for users.
         choices: Valid values.
-        **more: Further fields of :class:`Option`.
+        **more: Other fields of :class:`Option`.
     """
     return setting(default, help, kind=str, choices=choices, **more)
 
@@ -181,7 +181,7 @@ def path(help: str, metavar: str = "FILE", **more: Any) -> Any:
     Args:
         help: One or two sentences for users.
         metavar: Placeholder in the help of the command line.
-        **more: Further fields of :class:`Option`.
+        **more: Other fields of :class:`Option`.
     """
     return setting(None, help, kind=Path, metavar=metavar, **more)
 
@@ -192,7 +192,7 @@ def paths(help: str, metavar: str = "FILE", **more: Any) -> Any:
     Args:
         help: One or two sentences for users.
         metavar: Placeholder in the help of the command line.
-        **more: Further fields of :class:`Option`.
+        **more: Other fields of :class:`Option`.
     """
     return setting((), help, kind=Path, metavar=metavar, repeated=True, **more)
 
@@ -201,10 +201,10 @@ def text(default: str | None, help: str, metavar: str = "TEXT", **more: Any) -> 
     """Declare a text setting; see :func:`setting`.
 
     Args:
-        default: Value if nothing is given.
+        default: Value if the user gives none.
         help: One or two sentences for users.
         metavar: Placeholder in the help of the command line.
-        **more: Further fields of :class:`Option`.
+        **more: Other fields of :class:`Option`.
     """
     return setting(default, help, kind=str, metavar=metavar, **more)
 
@@ -289,7 +289,7 @@ class Sampling(Settings):
         """Return the values to save with results and to use in digests.
 
         `noise` and `noise_batch` are included only for the noise of the authors' scripts. Batch folders are named by a
-        digest of these values, and version 0.1 has no setting `noise`. So without it, the names stay the same.
+        digest of these values. So folders that were made before these two settings existed keep their names.
         """
         omitted = () if self.noise == UPSTREAM else ("noise", "noise_batch")
         return {name: value for name, value in self.flat().items() if name not in omitted}
@@ -341,7 +341,7 @@ def read_lantern(given: Mapping[str, Any]) -> Lantern | None:
         given: Values by their names in files and on the command line. Other settings are ignored.
 
     Returns:
-        The settings. If neither `lantern_delta` nor `lantern_lambda` is given, acceptance is exact: None.
+        The settings. None, for exact acceptance, if neither `lantern_delta` nor `lantern_lambda` is given.
 
     Raises:
         AdtError: If both are given, or a value is not valid.

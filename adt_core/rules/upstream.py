@@ -1,10 +1,11 @@
 """Noise of the model authors' scripts. With this noise, a seed gives the same image as in the script.
 
-The scripts sample with `torch.multinomial(p, 1)`. torch computes it as `argmax(p / q)`, where q are random numbers of
-`exponential_` in the shape of p. This equals `argmax(log p - log q)`. So -log q is Gumbel noise (Gumbel-max trick).
+The scripts sample with `torch.multinomial(p, 1)`, where p are probabilities. torch computes the result as
+`argmax(p / q)`, where q are random numbers of `exponential_` in the shape of p. This equals `argmax(log p - log q)`. So
+-log q is Gumbel noise (Gumbel-max trick).
 
 q depends on the state of the generator and on the shape of p, but not on the values of p. So the noise of a position
-can be made before p is known. The generator makes the noise of positions only in raster order. Its numbers depend on
+can be made before p is known. The generator can make noise only in raster order, like the script. The noise depends on
 the kind of device.
 
 Below, a call is one call of `torch.multinomial` in the script. It samples one position of all images in the script's
@@ -38,8 +39,8 @@ def noise_device(device: torch.device) -> str:
 def exponential_uses_uniform() -> bool:
     """Return whether this version of torch computes exponential numbers on a CPU from uniform numbers.
 
-    All known versions do: an exponential number is -log(1 - u), where u is a uniform float64 number. Then the logarithm
-    has to be computed only for the tokens of our vocabulary.
+    All known versions do this: an exponential number is -log(1 - u), where u is a uniform float64 number. In this case,
+    the logarithm has to be computed only for the tokens of our vocabulary.
     """
     numbers = torch.empty(1000, dtype=torch.float64).uniform_(generator=torch.Generator().manual_seed(0))
     expected = torch.empty(1000).exponential_(generator=torch.Generator().manual_seed(0))
@@ -97,7 +98,8 @@ class UpstreamNoise:
         Args:
             seed: Seed.
             positions: Successive raster positions.
-            state: State of the generator before the first of these positions; None if it is the seed's first call.
+            state: State of the generator before the first of these positions; None if no call with this seed was made
+                before.
         """
         calls = self._kept.get((seed, positions))
         if calls is None:

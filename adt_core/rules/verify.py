@@ -160,12 +160,13 @@ def relaxed_agreement(
 ) -> tuple[Tensor, Tensor]:
     """Return which nodes agree under relaxed acceptance.
 
-    If a child of a node equals y, only this child agrees. Otherwise, the best substitute among the children agrees:
+    If a child of a node equals the node's y, only this child agrees. Otherwise, the best substitute among the node's
+    children agrees:
 
     - Above temperature 0, a child x is a substitute if y is in A(x). The best substitute is the one nearest to y.
-    - At temperature 0, the rule of section 4 of the LANTERN paper is used. Let s(x) be p(x) plus the probability of the
-      neighbours in A(x). A child x is a substitute if s(x) exceeds the probability of every single token. The best
-      substitute has the largest s(x).
+    - At temperature 0, the rule of section 4 of the LANTERN paper is used. Let p be the probabilities after the node.
+      Let s(x) be p(x) plus the total probability of the nearest neighbours of x within the limit of `lantern`. A child
+      x is a substitute if s(x) exceeds p(v) for every token v. The best substitute has the largest s(x).
 
     Args:
         tree: The trees.
@@ -183,7 +184,8 @@ def relaxed_agreement(
     """
     exact = exact_agreement(tree, emitted)
     draft = tree.valid & (torch.arange(tree.size, device=z.device) > 0)
-    p = z.softmax(-1).gather(1, tree.parents[..., None].expand(-1, -1, z.shape[-1]))  # after each node's parent
+    # p: [B, N + 1, V], probabilities after the parent of each node
+    p = z.softmax(-1).gather(1, tree.parents[..., None].expand(-1, -1, z.shape[-1]))
     if greedy:
         passes, score = _greedy_substitutes(tree, p, neighbours, lantern)
     else:
@@ -196,7 +198,7 @@ def relaxed_agreement(
 def _greedy_substitutes(tree: DraftTree, p: Tensor, neighbours: Neighbours, lantern: Lantern) -> tuple[Tensor, Tensor]:
     """Return which nodes can be substitutes at temperature 0, and s of each node, [B, N + 1] each.
 
-    `p` is [B, N + 1, V], the probabilities at the parent of each node; see `relaxed_agreement` for s.
+    `p` is [B, N + 1, V]: the probabilities after the parent of each node. `relaxed_agreement` defines s.
     """
     own = p.gather(2, tree.tokens[..., None])
     mass = p.gather(2, neighbours.indices[tree.tokens])
@@ -216,7 +218,7 @@ def _substitutes(
 ) -> tuple[Tensor, Tensor]:
     """Return which nodes can be substitutes above temperature 0, and their scores, [B, N + 1] each.
 
-    The score of a substitute is its negative distance to y. `p` is [B, N + 1, V], the probabilities at the parent of
+    The score of a substitute is its negative distance to y. `p` is [B, N + 1, V]: the probabilities after the parent of
     each node.
     """
     near = neighbours.indices[tree.tokens]
@@ -266,7 +268,8 @@ def _within_delta(
         has_rank = (draft & (tree.ranks == rank))[..., None]
         price = mass * (claimed.gather(1, cell.flatten(1)).view_as(cell) == 0)
         affordable = (price.cumsum(-1) <= left.gather(1, tree.parents)[..., None]) & has_rank
-        # A product, because floating-point atomics are not deterministic on a GPU.
+        # This product sums over the children of each parent. `scatter_add` would be shorter, but its floating-point
+        # atomics are not deterministic on a GPU.
         left -= (children * (price * affordable).sum(-1)[:, None]).sum(-1)
         claimed.scatter_reduce_(1, cell.flatten(1), affordable.flatten(1).to(torch.uint8), "amax")
         within |= affordable
