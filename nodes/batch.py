@@ -255,8 +255,8 @@ def _job(
 ) -> tuple[Job, LoadedDrafter | None]:
     """Return the job of the batch, and the drafter with its weights."""
     preset = choose_preset(preset, **sampling)
-    draft = choose_drafting(model, drafter, settings, lantern, speed)
     numbers = choose_sampling(model, preset, **sampling)
+    draft = choose_drafting(model, drafter, settings, lantern, speed, numbers)
     job = make_job(model, draft, numbers, negative, choose_suffix(model, preset))
     try:
         job.check([])

@@ -131,8 +131,8 @@ class ADTTreeCompare(io.ComfyNode):
         texts = read_texts(model, positive, negative, preset, invalid_prompts)
         numbers = choose_sampling(model, preset, **sampling)
         drafts = [
-            choose_drafting(model, drafter, settings_a, lantern, speed),
-            choose_drafting(model, drafter, settings_b or {"method": PLAIN}),
+            choose_drafting(model, drafter, settings_a, lantern, speed, numbers),
+            choose_drafting(model, drafter, settings_b or {"method": PLAIN}, sampling=numbers),
         ]
         suffix = choose_suffix(model, preset)
         jobs = [make_job(model, draft, numbers, texts.negative, suffix, texts.target) for draft in drafts]

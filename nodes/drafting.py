@@ -12,7 +12,7 @@ from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, default_options, 
 from ..adt_core.drafters.base import Drafter
 from ..adt_core.errors import AdtError
 from ..adt_core.policies import PLAIN, Drafting
-from ..adt_core.rules.settings import Lantern
+from ..adt_core.rules.settings import Lantern, Sampling
 from . import folders
 from .runtime import check_cancelled, manage, tell
 from .sockets import LoadedDrafter, LoadedModel
@@ -52,6 +52,7 @@ def choose_drafting(
     settings: Mapping[str, Any] | None = None,
     lantern: Lantern | None = None,
     speed: str = AUTO,
+    sampling: Sampling = Sampling(),
 ) -> DraftConfig:
     """Combine the connected inputs with defaults for the model and the device.
 
@@ -61,6 +62,7 @@ def choose_drafting(
         settings: Options by name, from the Settings node.
         lantern: Connected LANTERN, if any.
         speed: Choice at the input `speed`. Its method overrides the method of `settings`.
+        sampling: How tokens are sampled. The default number of drafts depends on the guidance.
 
     Raises:
         AdtError: If the inputs contradict each other, or the drafter was loaded for another model.
@@ -77,7 +79,7 @@ def choose_drafting(
     if not Drafting.of(given).policy.needs_drafter:
         return DraftConfig(Drafting.of(given), None, None)
     drafter = drafter or own_drafter(model)
-    usual = default_options(drafter.drafter, model.patcher.load_device.type)
+    usual = default_options(drafter.drafter, model.patcher.load_device.type, sampling.guided)
     relaxed = lantern or (Lantern() if speed == RELAXED else None)
     return DraftConfig(Drafting.of({**usual, **given}), drafter, relaxed)
 

@@ -159,9 +159,9 @@ class ADTTreeSampler(io.ComfyNode):
         **sampling,
     ) -> io.NodeOutput:
         preset = choose_preset(preset, **sampling)
-        draft = choose_drafting(model, drafter, settings, lantern, speed)
-        texts = read_texts(model, positive, negative, preset, invalid_prompts)
         numbers = choose_sampling(model, preset, **sampling)
+        draft = choose_drafting(model, drafter, settings, lantern, speed, numbers)
+        texts = read_texts(model, positive, negative, preset, invalid_prompts)
         job = make_job(model, draft, numbers, texts.negative, choose_suffix(model, preset), texts.target)
         prefix = None
         indices = list(range(batch_size))

@@ -9,6 +9,7 @@ from functools import partial
 from comfy_api.v0_0_2 import io
 
 from ..adt_core.policies import DEFAULT, POLICIES, Drafting, options
+from ..adt_core.policies.adt_tree import PAPER
 from ..adt_core.rules.settings import Option
 from .runtime import refusal
 from .schema import Tooltips, schema, widget
@@ -31,8 +32,8 @@ _SETTINGS_TOOLTIPS = Tooltips(
         "width": "Branches per level of the tree (ADT-Tree: at the start); with jacobi, drafts per token. 0: what "
         "suits drafter and device.",
         "nodes": "Maximum number of drafts that one pass of the model verifies. 0: what suits drafter and device.",
-        "init": "ADT-Tree: initial shape of a tree: copied from the token to the left (horizontal), from the token "
-        "above (vertical), or random.",
+        "init": "ADT-Tree: neighbours that a tree's shape follows: the token to the left (horizontal), the token above "
+        "(vertical), both, or none (random).",
         "wrap": "ADT-Tree with horizontal init: initial shape in a new row: copied from the end of the previous row "
         "(carry), from the token above (vertical), or the given depth and width (reset).",
         "beta": "ADT-Tree: if at least this share of a tree's levels is accepted, the next tree is deeper and "
@@ -45,6 +46,8 @@ _SETTINGS_TOOLTIPS = Tooltips(
         "width_max": "ADT-Tree: maximum branches per level. 0: what suits drafter and device.",
         "expand_above": "Stop drafting below a node that is less probable than this; 0 is off.",
         "keep_above": "Do not verify drafts that are less probable than this; 0 is off.",
+        "rule": "ADT-Tree: how a tree's shape follows from earlier rounds. paper: one step deeper and narrower, or "
+        "shallower and wider. predicted: as deep as the expected number of accepted drafts, divided by beta.",
     },
     outputs={
         "settings": "The settings, for the ADT-Tree Sampler.",
@@ -82,8 +85,10 @@ class ADTTreeSettings(io.ComfyNode):
         return refusal(partial(Drafting, "adt-tree"), **lows, **highs)
 
     @classmethod
-    def execute(cls, method: str = DEFAULT, **values) -> io.NodeOutput:
-        return io.NodeOutput({"method": method, **{name: value for name, value in values.items() if value != 0}})
+    def execute(cls, method: str = DEFAULT, rule: str = PAPER, **values) -> io.NodeOutput:
+        # Prompts of version 0.2 have no `rule`. They keep the paper's, which may not be the drafter's default.
+        given = {name: value for name, value in values.items() if value != 0}
+        return io.NodeOutput({"method": method, "rule": rule, **given})
 
 
 def _input(name: str, option: Option) -> io.Input:

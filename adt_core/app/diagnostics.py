@@ -84,7 +84,7 @@ class DiagnosticSetup:
         """Return a job for each method to measure, by the name of the method. Plain decoding is first."""
 
         def with_drafter(drafter: Drafter, method: str, **options: Any) -> Job:
-            defaults = default_options(drafter, self.device.type)
+            defaults = default_options(drafter, self.device.type, self.job.recipe.sampling.guided)
             return self._with(Drafting.of({**defaults, **options, "method": method}), drafter)
 
         methods = {PLAIN: self._with(Drafting(PLAIN), None), "auto": with_drafter(self._drafter, "auto")}

@@ -35,7 +35,10 @@ def complete(given: Mapping[str, Any], device: str = "auto", strict: bool = Fals
     model = given.get("model") or BUNDLED
     drafter = given.get("drafter") or default_drafter(model)
     kind = choose_device("auto").type if device == "auto" else device
-    defaults = {**_published_sampling(model)._asdict(), **drafter_defaults(drafter, kind)}
+    published = _published_sampling(model)
+    guidance = given.get("guidance")
+    guided = (published.guidance if guidance is None else guidance) != 1
+    defaults = {**published._asdict(), **drafter_defaults(drafter, kind, guided)}
     recipe = Recipe.of({**given, "drafter": drafter}, defaults)
     if strict:
         recipe.drafting.check_options(given)

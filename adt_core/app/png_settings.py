@@ -11,6 +11,7 @@ from typing import Any
 
 from ..drafters import DRAFTERS, WITH_WINDOW
 from ..errors import AdtError, shown
+from ..policies.adt_tree import PAPER
 from ..policies.recipe import BUNDLED, Recipe
 from ..rules.noise import NOISE_VERSION
 from ..rules.settings import UPSTREAM
@@ -21,7 +22,7 @@ from .loading import choose_device
 
 PATHS = "model", "drafter"
 """Settings whose values are paths."""
-EARLIER = {"exact": "off", "suffix": ""}
+EARLIER = {"exact": "off", "suffix": "", "rule": PAPER}
 """Values of settings that PNGs of older versions of this pack do not contain."""
 
 

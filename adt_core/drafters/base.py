@@ -247,11 +247,14 @@ class Drafter:
         defaults: Default options of drafting with this drafter. They can include the default method; without it, the
             method is `auto`.
         gpu_defaults: Options whose defaults differ on a GPU, where more drafts cost almost nothing.
+        unguided_gpu_defaults: Options whose defaults differ on a GPU without guidance, because an image then has one
+            row instead of two.
         modes: Draft modes, for a policy that chooses between modes.
     """
 
     defaults: Mapping[str, Any] = {}
     gpu_defaults: Mapping[str, Any] = {}
+    unguided_gpu_defaults: Mapping[str, Any] = {}
     modes: tuple[DraftMode, ...] = (DraftMode("other"),)
 
     @property

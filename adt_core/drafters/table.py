@@ -49,25 +49,30 @@ def load_drafter(
     return MergedDrafter(network) if name.endswith(WITH_WINDOW) else network
 
 
-def drafter_defaults(name: str, device: str) -> Mapping[str, Any]:
+def drafter_defaults(name: str, device: str, guided: bool = True) -> Mapping[str, Any]:
     """Return the default options of drafting with a drafter, without loading it.
 
     Args:
         name: Name of the drafter, as for :func:`load_drafter`.
         device: Type of device, "cpu" or "cuda".
+        guided: Whether guidance is on.
     """
     network = MergedDrafter if name.endswith(WITH_WINDOW) else EagleDrafter
-    return default_options(DRAFTERS[name]() if name in DRAFTERS else network, device)
+    return default_options(DRAFTERS[name]() if name in DRAFTERS else network, device, guided)
 
 
-def default_options(drafter: Drafter | type[Drafter], device: str) -> Mapping[str, Any]:
+def default_options(drafter: Drafter | type[Drafter], device: str, guided: bool = True) -> Mapping[str, Any]:
     """Return the default options of drafting with a drafter.
 
     Args:
         drafter: Drafter or its class.
         device: Type of device, "cpu" or "cuda".
+        guided: Whether guidance is on.
     """
-    return drafter.defaults if device == "cpu" else {**drafter.defaults, **drafter.gpu_defaults}
+    if device == "cpu":
+        return drafter.defaults
+    unguided = {} if guided else drafter.unguided_gpu_defaults
+    return {**drafter.defaults, **drafter.gpu_defaults, **unguided}
 
 
 def is_network(name: str) -> bool:

@@ -2,13 +2,15 @@
 
 The paper specifies that depth and width are adapted at every step from adjacent states and the acceptance rate,
 starting from the state on the left; alpha >= beta makes the next tree deeper and narrower, alpha < beta shallower and
-wider. The rest is reconstructed, and the constants were tuned on the bundled model (`benchmarks/sweep.py`).
+wider. The rest is reconstructed, and the constants were tuned on the bundled model (`benchmarks/adt_tree.py`). The rule
+`predicted` and the initial shape `both` are additions to the paper.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -21,19 +23,30 @@ from .fixed import FixedSettings
 HORIZONTAL = "horizontal"
 VERTICAL = "vertical"
 RANDOM = "random"
-INITS = (HORIZONTAL, VERTICAL, RANDOM)
+BOTH = "both"
+INITS = (HORIZONTAL, VERTICAL, RANDOM, BOTH)
 """Values of the option `init`."""
 CARRY = "carry"
 RESET = "reset"
 WRAPS = (CARRY, VERTICAL, RESET)
 """Values of the option `wrap`."""
+PAPER = "paper"
+PREDICTED = "predicted"
+RULES = (PAPER, PREDICTED)
+"""Values of the option `rule`."""
+CELLS_ABOVE = 4
+"""Cells of the row above, from the next token's column on, whose rounds predict the next round."""
 _INIT_HELP = (
-    "ADT-Tree: initial shape of a tree: copied from the token to the left (horizontal), from the token above "
-    "(vertical), or random."
+    "ADT-Tree: neighbours that a tree's shape follows: the token to the left (horizontal), the token above (vertical), "
+    "both, or none (random)."
 )
 _WRAP_HELP = (
     "ADT-Tree with horizontal init: initial shape in a new row: copied from the end of the previous row (carry), from "
     "the token above (vertical), or the given depth and width (reset)."
+)
+_RULE_HELP = (
+    "ADT-Tree: how a tree's shape follows from earlier rounds. paper: one step deeper and narrower, or shallower and "
+    "wider. predicted: as deep as the expected number of accepted drafts, divided by beta."
 )
 
 
@@ -52,6 +65,7 @@ class AdtTreeSettings(FixedSettings):
     depth_max: int = integer(6, "ADT-Tree: maximum levels of a tree.")
     width_min: int = integer(1, "ADT-Tree: minimum branches per level.")
     width_max: int = integer(3, "ADT-Tree: maximum branches per level.")
+    rule: str = choice(PAPER, _RULE_HELP, RULES)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,21 +75,35 @@ class AdtTreeSettings(FixedSettings):
             if low > high:
                 raise AdtError(f"`{name}_min` is {low}, above `{name}_max` {high}; make it at most {high}.")
 
+    def flat(self) -> dict[str, Any]:
+        """Return the values by name, without `rule` if it is the paper's.
+
+        Version 0.2 had no other rule. Names of folders are digests of these values, and a benchmark resumes only with
+        equal values.
+        """
+        values = super().flat()
+        return {name: value for name, value in values.items() if (name, value) != ("rule", PAPER)}
+
 
 class AdtTree(Policy):
     """Policy that adapts the shape of trees to each image.
 
-    A round stores the shape for later rounds at all positions that it emitted. By the option `init`, a new tree starts
-    from the shape stored at its root, the token on the left (horizontal), at the token above (vertical), or from a
-    random shape.
+    A round stores its number of accepted drafts and the shape for later rounds at all positions that it emitted. By the
+    option `init`, a new tree starts from the shape stored at its root, the token on the left (horizontal), at the token
+    above (vertical), from the mean of both, or from a random shape.
 
     The token on the left of a row's first token is the last one of the row above. By the option `wrap`, the first round
     of a new row starts from it nevertheless (carry), from the token above (vertical), or from the given depth and width
     (reset).
 
-    After a round, alpha = accepted drafts / depth of the verified tree. If alpha >= beta, the next tree is deeper by
-    `depth_step` and narrower by `width_step`, otherwise the reverse, both within their bounds. The verified tree may be
-    shallower than the chosen depth, because a wide tree uses up its nodes early.
+    With the rule `paper`, alpha = accepted drafts / depth of the verified tree. If alpha >= beta, the next tree is
+    deeper by `depth_step` and narrower by `width_step`, otherwise the reverse, both within their bounds. The verified
+    tree may be shallower than the chosen depth, because a wide tree uses up its nodes early.
+
+    With the rule `predicted`, the depth is (predicted number of accepted drafts) / beta. The prediction is the mean of
+    three numbers of accepted drafts: the last round's, the mean of the next cells in the row above, and the image's
+    mean. `init` leaves out the second (horizontal) or the first (vertical). The width falls from `width_max` at
+    `depth_min` to `width_min` at `depth_max`.
     """
 
     settings_type = AdtTreeSettings
@@ -86,7 +114,7 @@ class AdtTree(Policy):
     def __init__(self, context: Context):
         super().__init__(context)
         self._initial = self._bounded(self.settings.depth, self.settings.width)
-        self._images: dict[int, _ImageShapes] = {}
+        self._images: dict[int, _ImageState] = {}
 
     @classmethod
     def largest(cls, settings: AdtTreeSettings) -> Shape:
@@ -104,52 +132,95 @@ class AdtTree(Policy):
         self._images = {slot.image: self._images.get(slot.image) or self._new_image(slot.image) for slot in slots}
         return [self._next_shape(self._images[slot.image], slot.position) for slot in slots]
 
-    def _new_image(self, image: int) -> _ImageShapes:
+    def _new_image(self, image: int) -> _ImageState:
         key = np.array(self.context.keys[image], dtype=np.uint64)
-        return _ImageShapes(self._initial, np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 1, 0])))
+        random = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 1, 0]))
+        return _ImageState(self._initial, random, total=self.settings.beta * self._initial.depth)
 
-    def _next_shape(self, image: _ImageShapes, position: int) -> Shape:
-        """Return the shape of the tree whose root is at `position`."""
-        s = self.settings
-        columns = self.context.columns
-        left = image.shapes.get(position, self._initial)  # the root is the token on the left of the next one
-        is_new_row = position // columns != image.row
-        image.row = position // columns
-        if s.init == RANDOM:
-            bounds = (s.depth_min, s.depth_max), (s.width_min, s.width_max)
-            depth, width = (int(image.random.integers(low, high + 1)) for low, high in bounds)
-            image.chosen = Shape(depth, width, s.nodes)
-        elif s.init == VERTICAL or (is_new_row and s.wrap == VERTICAL):
-            image.chosen = image.shapes.get(position - columns, left)
+    def _next_shape(self, image: _ImageState, position: int) -> Shape:
+        """Choose and return the shape of the tree whose root is at `position`."""
+        is_new_row = position // self.context.columns != image.row
+        image.row = position // self.context.columns
+        if self.settings.init == RANDOM:
+            image.chosen = self._random_shape(image)
+        elif self.settings.rule == PREDICTED:
+            image.chosen = self._shape_for(self._predicted(image, position))
         else:
-            image.chosen = self._initial if is_new_row and s.wrap == RESET else left
+            image.chosen = self._adjacent_shape(image, position, is_new_row)
         return image.chosen
 
+    def _random_shape(self, image: _ImageState) -> Shape:
+        s = self.settings
+        bounds = (s.depth_min, s.depth_max), (s.width_min, s.width_max)
+        depth, width = (int(image.random.integers(low, high + 1)) for low, high in bounds)
+        return Shape(depth, width, s.nodes)
+
+    def _adjacent_shape(self, image: _ImageState, position: int, is_new_row: bool) -> Shape:
+        """Return the shape that the rule `paper` has stored at the neighbours of the next token."""
+        s = self.settings
+        left = image.shapes.get(position, self._initial)  # the root is the token on the left of the next one
+        above = image.shapes.get(position - self.context.columns, left)
+        if s.init == VERTICAL or (is_new_row and s.wrap == VERTICAL):
+            return above
+        if is_new_row and s.wrap == RESET:
+            left = self._initial
+        if s.init == BOTH:
+            return Shape((left.depth + above.depth + 1) // 2, (left.width + above.width + 1) // 2, s.nodes)
+        return left
+
+    def _predicted(self, image: _ImageState, position: int) -> float:
+        """Return the expected number of accepted drafts of the tree whose root is at `position`."""
+        mean = image.total / image.count
+        first = position + 1 - self.context.columns
+        above = [image.accepted[cell] for cell in range(first, first + CELLS_ABOVE) if cell in image.accepted]
+        parts = [mean]
+        if self.settings.init != VERTICAL:
+            parts.append(image.accepted.get(position, mean))
+        if self.settings.init != HORIZONTAL:
+            parts.append(sum(above) / len(above) if above else mean)
+        return sum(parts) / len(parts)
+
+    def _shape_for(self, accepted: float) -> Shape:
+        """Return the shape of a tree of which this many drafts are expected to be accepted."""
+        s = self.settings
+        depth = round(min(accepted / max(s.beta, 0.01), s.depth_max))
+        share = (depth - s.depth_min) / max(s.depth_max - s.depth_min, 1)
+        return self._bounded(depth, round(s.width_max - share * (s.width_max - s.width_min)))
+
     def on_verified(self, round: Round) -> None:
-        """Store the next shape at the positions that the round emitted."""
+        """Store the number of accepted drafts and the next shape at the positions that the round emitted."""
         s = self.settings
         for share in round.images:
             image = self._images[share.image]
-            first = share.position + 1
+            cells = range(share.position + 1, share.position + share.accepted + 2)
             shape = image.chosen
-            sign = 1 if share.alpha >= s.beta else -1
             if share.depth:
+                sign = 1 if share.alpha >= s.beta else -1
                 shape = self._bounded(shape.depth + sign * s.depth_step, shape.width - sign * s.width_step)
-            image.shapes |= dict.fromkeys(range(first, first + share.accepted + 1), shape)
+                image.accepted |= dict.fromkeys(cells, share.accepted)
+                image.total += share.accepted
+                image.count += 1
+            image.shapes |= dict.fromkeys(cells, shape)
 
 
 @dataclass
-class _ImageShapes:
+class _ImageState:
     """State of an image.
 
     Attributes:
         chosen: Shape of the current round.
         random: Generator of random shapes.
+        total: Accepted drafts of all rounds, and of one round as expected from the initial depth.
+        count: Number of these rounds.
+        accepted: Accepted drafts of the round that emitted a token, by raster position.
         shapes: Stored shapes by raster position.
         row: Row of the last root.
     """
 
     chosen: Shape
     random: np.random.Generator
+    total: float
+    count: int = 1
+    accepted: dict[int, int] = field(default_factory=dict)
     shapes: dict[int, Shape] = field(default_factory=dict)
     row: int = 0

@@ -106,11 +106,11 @@ class Drafting:
 def options() -> dict[str, Option]:
     """Return the declarations of the settings of all methods in the table, by name.
 
-    The inputs of the Settings node have the same order. Saved workflows refer to these inputs by position. So the
-    settings of a new policy must come last.
+    The inputs of the Settings node have the same order. Saved workflows refer to these inputs by position. So new
+    settings, and the settings of a new policy, must come last.
     """
     table = AdtTreeSettings.options()
-    table |= {name: table.pop(name) for name in ("expand_above", "keep_above")}
+    table |= {name: table.pop(name) for name in ("expand_above", "keep_above", "rule")}
     for policy in POLICIES.values():
         table |= {name: option for name, option in policy.settings_type.options().items() if name not in table}
     return table

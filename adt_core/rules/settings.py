@@ -285,6 +285,11 @@ class Sampling(Settings):
         """True if the most probable token is picked, without noise."""
         return self.temperature == 0
 
+    @property
+    def guided(self) -> bool:
+        """True if an image needs a second row, without its prompt, for guidance."""
+        return self.guidance != 1
+
     def recorded(self) -> dict[str, Any]:
         """Return the values to save with results and to use in digests.
 

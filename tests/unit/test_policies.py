@@ -104,6 +104,58 @@ def test_vertical_adjacency_uses_the_cell_above():
     assert size(p, 10) == (5, 2)  # below cell 2
 
 
+def test_both_is_the_mean_of_left_and_above():
+    p = adt_tree(init="both", depth_step=2)
+    size(p, 0)
+    add_round(p, 0, accepted=4, depth=4)  # cells 1..5: (6, 2)
+    for position in (5, 6, 7, 8):
+        size(p, position)
+        add_round(p, position, accepted=0, depth=4)  # cell 6: (4, 3), then one level less each
+    assert size(p, 9) == (4, 4)  # left: (1, 5), above: (6, 2); halves are rounded up
+
+
+def test_predicted_depth_is_the_expected_number_of_accepted_drafts_divided_by_beta():
+    p = adt_tree(rule="predicted", depth_max=20, depth_min=2)  # the prior is beta * depth = 2 accepted drafts
+    assert size(p, 0) == (4, 5)  # the initial depth
+    add_round(p, 0, accepted=4, depth=4)
+    assert size(p, 5) == (7, 4)  # left 4, image's mean (2 + 4) / 2 = 3; 3.5 / 0.5 = 7
+    add_round(p, 5, accepted=0, depth=7)
+    assert size(p, 6) == (2, 5)  # left 0, mean 2; depth 2 has the maximum width
+
+
+@pytest.mark.parametrize("init, expected", [("horizontal", 2), ("vertical", 6), ("both", 4)])
+def test_init_selects_the_rounds_that_predict(init, expected):
+    p = adt_tree(rule="predicted", init=init, depth_max=20, beta=0.5)
+    size(p, 0)
+    add_round(p, 0, accepted=4, depth=4)  # cells 1..5 of the first row of 8
+    size(p, 5)
+    add_round(p, 5, accepted=2, depth=4)  # cells 6..8
+    size(p, 8)
+    add_round(p, 8, accepted=0, depth=4)  # cell 9; above the next cells are cells 2..5
+    assert size(p, 9)[0] == expected  # left 0, above 4, mean (2 + 4 + 2 + 0) / 4 = 2; so 1, 3 and 2 accepted, times 2
+
+
+def test_predicted_shapes_ignore_time_and_stay_within_the_bounds():
+    shapes = []
+    for seconds in (0.01, 9.0):
+        p = adt_tree(rule="predicted", init="both")
+        sizes = []
+        for position in range(0, 60, 3):
+            sizes.append(size(p, position))
+            share = ImageRound(0, position, 4, 1, 4, 4, 2 + position % 2, (0, 0))
+            p.on_verified(Round(0, seconds, seconds, 1, (share,)))
+        shapes.append(sizes)
+    assert shapes[0] == shapes[1]
+    assert all(1 <= depth <= 6 and 1 <= width <= 5 for depth, width in shapes[0])
+
+
+def test_the_papers_rule_is_not_recorded():
+    """Names of folders and records of version 0.2, which had no other rule, are still found."""
+    assert "rule" not in Drafting("adt-tree").flat()
+    predicted = Drafting("adt-tree", rule="predicted")
+    assert predicted.flat()["rule"] == "predicted" and Drafting(**predicted.flat()) == predicted
+
+
 @pytest.mark.parametrize("wrap, expected", [("carry", (6, 1)), ("vertical", (5, 2)), ("reset", (4, 3))])
 def test_first_round_of_a_row(wrap, expected):
     p = adt_tree(columns=4, wrap=wrap)
@@ -207,6 +259,7 @@ def test_the_table_has_every_option_of_every_method():
         assert {name: options()[name].default for name in settings} == settings
     assert all(option.help.endswith(".") for option in options().values())
     assert list(options())[:4] == ["proposal", "depth", "width", "nodes"], "saved workflows refer to them by position"
+    assert list(options())[-3:] == ["expand_above", "keep_above", "rule"], "new options come last"
 
 
 # ---- defaults by drafter and device --------------------------------------------------------------

@@ -1,0 +1,31 @@
+"""ADT-Tree against the best fixed trees."""
+
+from __future__ import annotations
+
+from ..adt_tree import CHOSEN_BY, measure
+from ..interleaving import format_interval, table
+from .parts import FigurePart
+
+
+def _pair(values: list[float]) -> str:
+    """Format the figures of the fixed tree and of ADT-Tree."""
+    return ", ".join(f"{value:.2f}" for value in values)
+
+
+def tables_of_trees(lines: list[dict]) -> dict[str, str]:
+    """Return the table for the marker ``trees``."""
+    columns = ["temperature", "drafts", "fixed tree", "tau", "mean depth", "calls", "value", "ratio of values"]
+    columns += ["ratio, captured", "ratio, CPU"]
+    rows = []
+    for line in lines:
+        first = line[CHOSEN_BY[0]]
+        depths, calls, _ = zip(*first["figures"])
+        shapes = ["{depth}, {width}".format(**line["fixed"][name]) for name in CHOSEN_BY]
+        fixed = shapes[0] if shapes[0] == shapes[1] else f"{shapes[0]} (captured {shapes[1]})"
+        figures = map(_pair, (first["tau"], depths, calls, first["values"]))
+        ratios = (format_interval(line[name]["ratio"]) for name in (*CHOSEN_BY, "CPU"))
+        rows.append([str(line["temperature"]), line["drafts"], fixed, *figures, *ratios])
+    return {"trees": table(columns, rows)}
+
+
+PARTS = {"trees": FigurePart(64, measure, tables_of_trees)}

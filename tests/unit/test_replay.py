@@ -1,0 +1,39 @@
+"""Replayed images have the rounds and the calls of the network of a usual decoding."""
+
+import pytest
+
+from adt_core import Drafting, Sampling, load_drafter, load_target
+from adt_core.app.jobs import decode, new_decoding
+from adt_core.engine.job import Job
+from adt_core.policies import PLAIN
+from adt_core.policies.recipe import Recipe
+from benchmarks.replay import record, replaying
+
+PROMPTS = ["a cat", "three small dogs", "x"]
+METHODS = {
+    "tree": dict(method="eagle2", depth=5, width=3, nodes=8),
+    "chain": dict(method="eagle2", depth=4, width=1, nodes=4),
+    "adt-tree": dict(method="adt-tree", rule="predicted", init="both"),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_replayed_rounds_equal_decoded_rounds(tiny, name, temperature):
+    target = load_target(tiny / "target")
+    drafter = load_drafter(tiny / "drafter", target)
+    sampling = Sampling(3, temperature)
+
+    def decoding(prompts, **options):
+        return new_decoding(Job(target, Recipe(sampling, Drafting(**options)), drafter), prompts)
+
+    recording = record(Job(target, Recipe(sampling, Drafting(PLAIN))), PROMPTS)
+    replayed = decoding(PROMPTS, **METHODS[name])
+    with replaying(recording) as replay:
+        decode(replayed)
+    assert replayed.codes.equal(recording.codes)
+    for number, prompt in enumerate(PROMPTS):
+        alone = decode(decoding([prompt], **METHODS[name])).trace
+        rounds, again = ([round.images for round in trace.rounds] for trace in (alone, replayed.trace.subset([number])))
+        assert rounds == again
+        assert sum(round.drafter_forwards for round in alone.rounds) == replay.calls[number]
