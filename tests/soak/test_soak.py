@@ -13,8 +13,8 @@ from .mix import KINDS
 from .models import write_models
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resources are read from /proc")
-SEED = 13
-"""Seed of requests of all kinds with the small models, without `auto`, which would measure costs."""
+SEED = 282
+"""Seed with which 12 requests include all kinds and outcomes, and use only small models."""
 RUNS = 12
 
 
