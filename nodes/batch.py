@@ -1,4 +1,7 @@
-"""Batch sampler node: draws an image for each prompt of a list, several at a time, and skips finished ones."""
+"""Batch sampler node: generates an image for each prompt of a list, several at a time.
+
+Finished images are saved in a folder. If the same list is queued again, the node generates only the missing images.
+"""
 
 import json
 import time
@@ -56,7 +59,7 @@ from .sockets import (
 
 FOLDER = "adt_tree_batches"
 SAME, STEPPED = "same", "increment"
-"""Rules for the seeds of a list's images."""
+"""Values of the input `seed_of_each`: all prompts have the same seed, or each prompt has the next seed."""
 CHUNK = 4
 """Default number of images that are decoded together."""
 _SHOWN_EVERY, _SHOWN = 1.0, 64
@@ -69,15 +72,15 @@ def _invalid_prompts_input() -> io.Combo.Input:
 
 
 class BatchItem(NamedTuple):
-    """Image to draw.
+    """Image to generate.
 
     Attributes:
-        prompt: Prompt to draw.
+        prompt: Prompt for the model. If the prompt in the list is too long, this is the truncated prompt.
         seed: Seed of the image.
         place: Beginning of the file name.
-        id: Id in the list.
-        caption: Prompt as in the list.
-        note: Change from `caption` to `prompt`, or "".
+        id: Id of the prompt, from the input `ids` or the prompt's number in the list.
+        caption: Complete prompt, as it is in the list.
+        note: Description of how `prompt` differs from `caption`, or "" if both are equal.
     """
 
     prompt: str
@@ -89,7 +92,7 @@ class BatchItem(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Prompt that is not drawn, and the reason."""
+    """Prompt for which no image is generated. `note` is the reason."""
 
     id: str
     prompt: str
@@ -212,7 +215,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
 
 
 def _row(item: BatchItem, picture: SavedImage, relaxed: bool) -> dict:
-    """Return the report's row of an image; `relaxed` means that LANTERN may have changed the image."""
+    """Return the row of an image in the report. `relaxed` is True if the job uses LANTERN."""
     whole = {"caption": item.caption} if item.caption != item.prompt else {}
     own = {"file": picture.path.name, "note": item.note, "relaxed": relaxed}
     return {"id": item.id, "prompt": item.prompt, **picture.figures, **own, **whole}
@@ -225,11 +228,13 @@ def _saved(pictures: Iterable[SavedImage], folder: Path) -> list[ui.SavedResult]
 
 
 def one(name: str, values: Sequence) -> Any:
-    """Return the value of an input that must not be a list, from the list in which ComfyUI passes it.
+    """Return the only value of an input.
+
+    ComfyUI passes every input of this node as a list. Most inputs must have exactly one value.
 
     Args:
         name: Id of the input, for error messages.
-        values: Values that arrived.
+        values: List that ComfyUI passes.
 
     Raises:
         AdtError: If there is not exactly one value.
@@ -253,7 +258,7 @@ def _job(
     preset: str | None = None,
     **sampling,
 ) -> tuple[Job, LoadedDrafter | None]:
-    """Return the job of the batch, and the drafter with its weights."""
+    """Return the job of the batch, and the drafter with its weights or None for plain decoding."""
     preset = choose_preset(preset, **sampling)
     numbers = choose_sampling(model, preset, **sampling)
     draft = choose_drafting(model, drafter, settings, lantern, speed, numbers)
@@ -266,7 +271,9 @@ def _job(
 
 
 def metadata(hidden: Any) -> dict[str, str]:
-    """Return the text chunks that ComfyUI writes into PNGs, without maps, which belong to other images.
+    """Return the text chunks that ComfyUI writes into PNG files, without acceptance maps.
+
+    The maps in the workflow belong to the images of other nodes.
 
     Args:
         hidden: Hidden inputs `prompt` and `extra_pnginfo` of the node.
@@ -295,7 +302,12 @@ def _make(
     chunk_size: int,
     node_id: str,
 ) -> tuple[list[SavedImage], str]:
-    """Draw the images that the folder lacks, and return all images in the order of the items, and `_draw`'s remark."""
+    """Generate the images that are not in the folder yet.
+
+    Returns:
+        The images of all items in their order, and a remark on the device or "".
+    """
+    # item[:2] is (prompt, seed). Of several items with the same prompt and seed, the first remains.
     distinct = list({item[:2]: item for item in reversed(items)}.values())[::-1]
     before = {}
     for item in distinct:
@@ -317,9 +329,12 @@ def _draw(
     chunk_size: int,
     node_id: str,
 ) -> tuple[dict[tuple, SavedImage], str]:
-    """Draw and write the missing images. Return them by prompt and seed, and the remark on the device or "".
+    """Generate and save the missing images.
 
-    `before` are images of earlier runs, which progress and preview include.
+    The progress bar and the images on the node also include `before`, the images of earlier runs.
+
+    Returns:
+        The new images by (prompt, seed), and a remark on the device or "".
     """
     made = dict[tuple, SavedImage]()
     remark = ""
@@ -351,7 +366,7 @@ def _draw(
 
 
 def _relaxed(job: Job, pictures: list[SavedImage]) -> str:
-    """Return the end of a line about images that LANTERN changed, or "" for exact images."""
+    """Return a text with the mean share of tokens that LANTERN replaced, or "" without LANTERN."""
     if job.recipe.lantern is None or not pictures:
         return ""
     replaced = mean(picture.figures["substitution_rate"] for picture in pictures)
@@ -359,7 +374,10 @@ def _relaxed(job: Job, pictures: list[SavedImage]) -> str:
 
 
 def _images(pictures: list[SavedImage]) -> Tensor:
-    """Return an IMAGE [B, H, W, 3] from the files' pixels, so that new and earlier images are treated alike."""
+    """Return the pixels of the saved files as an IMAGE [B, H, W, 3].
+
+    The files have 8 bits per channel. New images are rounded to 8 bits, too, so a repeated batch gives equal values.
+    """
     images = torch.empty(len(pictures), *pictures[0].pixels.shape, device=mm.intermediate_device())
     for image, picture in zip(images, pictures):
         image.copy_(torch.from_numpy(picture.pixels))
@@ -375,12 +393,18 @@ def read_items(
     seed_of_each: str = SAME,
     unfit_prompts: str = RAISE,
 ) -> tuple[list[BatchItem], list[LeftOut]]:
-    """Return the images to draw and the prompts that are not drawn.
+    """Return the images to generate, and the prompts for which no image is generated.
 
-    Prompts without an id are numbered. A seed of `NO_SEED` selects the job's seed by `seed_of_each`.
+    Args:
+        prompts: Prompts of the list.
+        ids: One id per prompt. None numbers the prompts from 1.
+        seeds: One seed per prompt. None, or a seed of `NO_SEED`, selects the job's seed.
+        job: Job of the batch.
+        seed_of_each: `SAME` uses the job's seed for every prompt. `STEPPED` adds the prompt's index in the list.
+        unfit_prompts: Value of the input `invalid_prompts`, for prompts that are empty or too long.
 
     Raises:
-        AdtError: If an input is invalid, or no prompt can be drawn.
+        AdtError: If an input is invalid, or all prompts are left out.
     """
     prompts = [_text(prompt).strip() for prompt in prompts]
     ids = [str(number) for number in range(1, len(prompts) + 1)] if ids is None else [str(id) for id in ids]
@@ -422,7 +446,10 @@ def news(items: list[BatchItem], left_out: list[LeftOut]) -> str:
 
 
 def _duplicates(items: list[BatchItem]) -> str:
-    """Return a sentence if images of the list share prompt and seed, which are generated once."""
+    """Return a sentence on items that have the same prompt and seed as another item, or "" if there are none.
+
+    The node generates only one image for such items.
+    """
     count = len(items) - len({(item.prompt, item.seed) for item in items})
     return message("batch.duplicates" if count > 1 else "batch.duplicate", count=count) if count else ""
 

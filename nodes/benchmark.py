@@ -131,7 +131,7 @@ class ADTTreeBenchmark(io.ComfyNode):
 
 
 def _check(prompts: str = "", **inputs) -> None:
-    """Check the inputs before a run, except large files."""
+    """Check the inputs before a run. Large files are not read; see `prompts.check`."""
     check(prompts, "prompts")
     _plan(**inputs)
 
@@ -156,7 +156,7 @@ def _jobs(plan: bench.Benchmark, model: LoadedModel, drafter: LoadedDrafter) -> 
 
 
 def _run(plan: bench.Benchmark, jobs: dict[str, Job], node_id: str) -> str:
-    """Measure the prompts that the benchmark's folder lacks, write the results, and return the table."""
+    """Measure the prompts that have no record in the benchmark's folder, write the results, and return the table."""
     target = jobs[PLAIN].target
     settings = plan.settings(target)
     folder = named_folder(Path(folder_paths.get_output_directory()) / FOLDER, digest(settings), "", target.name)

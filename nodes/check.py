@@ -1,4 +1,4 @@
-"""Check node: tests on one page how a model runs on this machine."""
+"""Check node: tests how a model runs on this machine, and returns a report of one page."""
 
 import time
 
@@ -16,7 +16,7 @@ from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, che
 from .stock import text_encoder
 
 _PARTS = 1000
-"""The bar's parts."""
+"""Number of steps of the progress bar."""
 
 
 _CHECK_TOOLTIPS = Tooltips(

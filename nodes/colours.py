@@ -1,9 +1,9 @@
 """Colour scale of acceptance maps, identical to js/colours.js.
 
 The scale is a curve through the OKLab colour space (B. Ottosson, "A perceptual color space for image processing",
-2020), from dark blue through green to light yellow. Its steps have equal length, so equal differences look equal.
-Lightness increases monotonically, so readers with any kind of colour blindness, or with a black-and-white print, can
-still read the order.
+2020), from dark blue through green to light yellow. Neighbouring colours have equal distances, so equal differences
+between values look equal. Lightness increases along the scale. So readers with any kind of colour blindness, or with a
+black-and-white print, can still distinguish low values from high values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
-_CURVE = np.array([[0.30, 0.02, -0.13], [0.60, -0.16, -0.02], [0.93, -0.03, 0.15]])  # quadratic Bezier: L, a, b
+# Control points [L, a, b] of a quadratic Bezier curve in OKLab.
+_CURVE = np.array([[0.30, 0.02, -0.13], [0.60, -0.16, -0.02], [0.93, -0.03, 0.15]])
 _TO_LMS = np.array(
     [[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.2914855480]]
 )

@@ -156,7 +156,8 @@ class ADTTreeCompare(io.ComfyNode):
 def _take_turns(both: list[Decoding], model: LoadedModel, hidden: io.Hidden) -> list[LiveMap]:
     """Decode both to the end, with progress and a live map for each, and return the maps.
 
-    The decoding with fewer tokens always runs next, so changes in the machine's load affect both alike.
+    In each turn, the decoding that has fewer tokens runs one round. A change in the machine's load therefore affects
+    both decodings alike.
     """
     total = both[0].total_tokens
     progress = Progress(2 * total, hidden.unique_id, lambda: _side_by_side(model, both))
@@ -178,7 +179,10 @@ def _picture(images: Tensor, number: int) -> Image.Image:
 
 
 def _report(a: Decoding, b: Decoding) -> str:
-    """Return one line that compares the two, then one line for each, because a small node shows only the first."""
+    """Return one line that compares both decodings, and then one line on each.
+
+    The comparison is the first line, because a small node shows only one line.
+    """
     reports = [decoding.trace.report() for decoding in (a, b)]
     differ = int((a.codes != b.codes).sum())
     difference = f"{differ} of {a.total_tokens} tokens differ" if differ else "every token is the same"

@@ -1,4 +1,4 @@
-"""Report of a batch: a contact sheet, a table (CSV), and all figures (JSON)."""
+"""Report of a batch: a contact sheet (PNG), a table (CSV), and all statistics (JSON)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .lettering import MISSING, Lettering
 COLUMNS = tuple(
     "id prompt seed seconds tokens tau target_forwards mean_depth substitution_rate file note relaxed".split()
 )
-"""Columns of the CSV. The JSON has all figures."""
+"""Columns of the CSV file. The JSON file has more statistics of each image."""
 _IDENTITY = "id", "prompt", "file"
-"""Keys that identify a row across reports."""
+"""Keys of a row. Two rows with equal values of these keys, also in two reports, are rows of the same image."""
 ENDINGS = "csv", "json", "png"
 """Extensions of a report's files."""
 LONGEST_SIDE = 8192
@@ -30,15 +30,17 @@ LONGEST_SIDE = 8192
 NOTE = f"{MISSING}: no font on this machine has this letter. The table beside this sheet has the prompts in full."
 _PAPER, _INK, _GAP, _LINES = (24, 24, 24), (235, 235, 235), 8, 3
 _COMPRESSION = 4
-"""PNG compression level of the sheet: half the time of Pillow's default of 6, for a file 3 % larger."""
+"""PNG compression level of the sheet. Compared with Pillow's default of 6, writing needs half the time, and the file is
+3 % larger."""
 
 
 def summary(rows: Sequence[dict], left_out: int = 0) -> dict:
-    """Summarise the figures of all images.
+    """Summarise the statistics of all images.
 
     Args:
-        rows: `id`, `prompt`, `file` and the figures of each image. An image that several rows share counts once.
-        left_out: Number of prompts that were not drawn.
+        rows: One row per prompt, with `id`, `prompt`, `file` and the statistics of the image. Rows with the same file
+            count once.
+        left_out: Number of prompts for which no image was generated.
 
     Returns:
         Counts, `seconds` of decoding, and means of `tau`, `mean_depth` and `substitution_rate` over the images.
@@ -57,9 +59,10 @@ def summary(rows: Sequence[dict], left_out: int = 0) -> dict:
 
 
 def own_name(folder: Path, name: str, rows: Sequence[dict]) -> str:
-    """Return the name of a list's report, with a number appended if another list's report has the name.
+    """Return the name of a list's report, with a number appended if the report of another list has the name.
 
-    A report belongs to this list if the list contains all its images, so a list that has grown replaces its report.
+    A report belongs to this list if the list contains all images of the report. If a user adds prompts to a list, the
+    new report therefore replaces the old one.
 
     Args:
         folder: Folder of the batch.
@@ -72,7 +75,10 @@ def own_name(folder: Path, name: str, rows: Sequence[dict]) -> str:
 
 
 def _may_replace(folder: Path, name: str, mine: set[tuple]) -> bool:
-    """Return whether a report of this name may be written: there is none, or `mine` contains all its images."""
+    """Return whether a report of this name may be written.
+
+    This is the case if there is no such report, or if `mine` contains all images of the existing report.
+    """
     if not any(os.path.lexists(folder / f"{name}.{ending}") for ending in ENDINGS):
         return True
     try:
@@ -106,16 +112,17 @@ def write_report(
         folder: Folder of the batch.
         name: File name without extension.
         texts: Text chunks of the PNG, by keyword.
-        left_out: `id`, `prompt` and `note` of each prompt that was not drawn.
+        left_out: `id`, `prompt` and `note` of each prompt for which no image was generated.
 
     Returns:
-        Paths of the three files.
+        Paths of the CSV, JSON and PNG files.
     """
     picture = io.BytesIO()
     sheet.save(picture, "PNG", pnginfo=text_chunks(texts), compress_level=_COMPRESSION)
     paths = [folder / f"{name}.{ending}" for ending in ENDINGS]
     whole = {"summary": summary(rows, len(left_out)), "images": list(rows), "left_out": list(left_out)}
-    # JSON first: `own_name` reads it, even if writing stops here. Spreadsheets detect UTF-8 by the byte order mark.
+    # The JSON file is written first, because `own_name` needs it even if writing the other files fails.
+    # The CSV file has a byte order mark ("utf-8-sig"), by which spreadsheets detect UTF-8.
     write_in(folder, paths[1].name, to_json({"settings": settings, **whole}))
     write_in(folder, paths[0].name, to_csv(COLUMNS, [*rows, *left_out], "utf-8-sig"))
     write_in(folder, paths[2].name, picture.getvalue())
@@ -125,11 +132,11 @@ def write_report(
 def contact_sheet(
     pictures: Sequence[Image.Image], labels: Sequence[str], columns: int = 0, width: int = 192, remark: str = ""
 ) -> Image.Image:
-    """Draw thumbnails in rows, each above its label, within `LONGEST_SIDE`.
+    """Draw thumbnails in rows, with a label below each, on a sheet of at most `LONGEST_SIDE` pixels per side.
 
     Args:
-        pictures: Images of one shape.
-        labels: One per image, "" for none.
+        pictures: Images, all of the same size.
+        labels: One label per image, "" for none.
         columns: Thumbnails per row, 0 for a roughly square sheet.
         width: Maximum width of a thumbnail in pixels.
         remark: Line below the thumbnails.

@@ -1,4 +1,7 @@
-"""Guard for decorations of an image, such as maps, previews and lines of text: their errors never lose the image."""
+"""Guard for optional additions to an image, such as maps, previews and lines of text.
+
+An error in such an addition is logged. The run continues, and the user gets the image without the addition.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -9,10 +12,10 @@ import comfy.model_management as mm
 
 @contextmanager
 def decorating(what: str) -> Iterator[None]:
-    """Log errors of the block instead of raising them, except ComfyUI's interruption.
+    """Log errors of the `with` block instead of raising them. ComfyUI's interruption is raised.
 
     Args:
-        what: Name of the decoration, for the log.
+        what: Name of the addition, for the log.
     """
     try:
         yield

@@ -1,6 +1,6 @@
 """Downloads of published models by nodes, with progress on the node.
 
-A server that other machines can reach refuses them unless its owner allows downloads.
+If other machines can reach this ComfyUI, downloads are refused unless the owner of the server allows them.
 """
 
 import ipaddress
@@ -33,7 +33,7 @@ _FITS, _FITS_INT8, _TOO_LARGE = "", "int8", "no"
 
 
 def download_missing(name: str, node_id: str) -> None:
-    """Download the missing files of a published model, and ignore any other model.
+    """Download the missing files of a published model. Do nothing for other models.
 
     Args:
         name: Value of the loader's input.
@@ -65,7 +65,7 @@ def fetch(row: Published, home: Path, node_id: str) -> None:
     bar: list[Progress] = []
 
     def report(transfer: DownloadProgress) -> None:
-        total = transfer.total or 1  # unknown at first
+        total = transfer.total or 1  # the total is 0 until the server has sent the size
         if not bar or bar[0].total != total:
             bar[:] = [Progress(total, node_id, None)]
         if transfer.total:
@@ -82,8 +82,8 @@ def offered_downloads() -> dict[str, dict[str, str]]:
     """Return the labels that the page appends to the names of models that are not installed.
 
     Returns:
-        Name -> {"size": for example "15 GB", "fits": "" if the model fits the device, "int8" if only with int8
-        weights, "no" if not}.
+        Name -> {"size": ..., "fits": ...}. `size` is a text such as "15 GB". `fits` is "" if the model fits into the
+        memory of the device, "int8" if it fits only with int8 weights, and "no" if it does not fit.
     """
     device = mm.get_torch_device()
     is_known = device.type != "cpu" and not mm.is_directml_enabled()
@@ -92,7 +92,7 @@ def offered_downloads() -> dict[str, dict[str, str]]:
 
 
 def _fits(row: Published, room: float) -> str:
-    """Return the label that tells whether a model fits a device with `room` GiB of memory."""
+    """Return the value of `fits` in `offered_downloads` for a device with `room` GiB of memory."""
     return _FITS if row.memory[0] <= room else _FITS_INT8 if row.memory[1] <= room else _TOO_LARGE
 
 

@@ -1,4 +1,7 @@
-"""Draft configuration of a sampler node, from its speed, drafter, settings and LANTERN inputs."""
+"""Draft configuration of a sampler node.
+
+It results from the node's inputs `speed` (display name: drafting), `drafter`, `settings` and `lantern`.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +22,7 @@ from .sockets import LoadedDrafter, LoadedModel
 
 AUTO, EXACT, RELAXED, UNDRAFTED = "Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "No drafting"
 _METHODS = {EXACT: "adt-tree", UNDRAFTED: PLAIN}
-"""Method of each speed that determines one. The other speeds use the method of the settings, or the default."""
+"""Drafting method of these values of `speed`. With other values, the settings or the default determine the method."""
 
 
 class DraftConfig(NamedTuple):
@@ -94,7 +97,7 @@ def check_same_model(drafter: LoadedDrafter, model: LoadedModel) -> None:
 
 
 def own_drafter(model: LoadedModel) -> LoadedDrafter:
-    """Return the drafter to use if none is connected. It stays loaded as long as the model."""
+    """Return the drafter to use if none is connected. The model caches the drafter."""
     path = own_path(model)
     key = f"{path} {folders.fingerprint(path)}"
     if key not in model.own_drafters:
@@ -106,8 +109,9 @@ def own_drafter(model: LoadedModel) -> LoadedDrafter:
 def own_path(model: LoadedModel) -> str:
     """Return the path or name of the drafter to use if none is connected.
 
-    This is the published drafter of the model, else the first network in the drafter folders that fits it, else
-    `jacobi`. If the published drafter is damaged or does not fit, the node shows a message.
+    This is the published drafter of the model. If this drafter is not installed or does not fit, it is the first
+    network in the drafter folders that fits the model. If there is no such network, it is `jacobi`. The node shows a
+    message if the published drafter is installed but is damaged or does not fit.
     """
     published = folders.drafter_for(model.path)
     networks = (path for path in (published, *folders.drafters().values()) if path not in (folders.AUTO, *DRAFTERS))

@@ -68,7 +68,7 @@ class ADTTreeMapImage(io.ComfyNode):
 
 
 def _ends(values: torch.Tensor, show: str) -> tuple[float, float]:
-    """Return the ends of the colour scale, as in the sampler's map.
+    """Return the values at the dark and the light end of the colour scale, as in the sampler's map.
 
     For time, the slowest 2 % of the tokens are ignored, because the first token of a run is always slow.
     """

@@ -22,19 +22,19 @@ from ..adt_core.models.reading.paths import BUNDLED, STAGE, name_of
 
 MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # keys of `extra_model_paths.yaml`
 AUTO = "auto"
-"""Drafter chosen by the model: the published one, else the first network in the folders that fits the model, else one
-without files."""
+"""Name of the automatic choice: the published drafter of the model, otherwise the first network in the folders that
+fits the model, otherwise a drafter without files."""
 WITHOUT_FILES = (AUTO, BUNDLED, *DRAFTERS)
-"""Drafters that are always listed."""
+"""Names in the drafter list that need no files in the drafter folders. They are always listed."""
 LONGEST_NAME = 100
 """Maximum number of characters in the name of a report or a drafter."""
 NOT_INSTALLED = " (not installed)"
-"""End of the names of models in workflows that older versions saved."""
+"""Suffix that older versions of this pack appended to the name of a missing model, also in saved workflows."""
 _MOST_NAMED = 10
 """Maximum number of models that an error lists."""
 _SHARED = ("ar_image", "LLM", "diffusers", "Janus-Pro")
 """Folders of `models`, or keys of `extra_model_paths.yaml`, where other packs keep complete checkpoints."""
-_LARGEST_CONFIG = 8  # MiB. Anole's configuration has 2, and reading larger files would be slow
+_LARGEST_CONFIG = 8  # MiB; larger files are ignored, because reading them is slow. Anole's configuration has 2 MiB
 _DEPTH = 3  # levels below a model folder: <user's folder>/<organisation>/<model>
 
 
@@ -64,10 +64,10 @@ def offered() -> list[str]:
 
 
 def renamed() -> dict[str, str]:
-    """Return value in a saved workflow -> value in the list, for published models.
+    """Return name in a saved workflow -> name in the list, for published models whose two names differ.
 
-    Older versions appended a mark to models that are not installed. The list also shows the publisher's folder, if the
-    model is in one.
+    There are two differences. A workflow of an older version may have the suffix `NOT_INSTALLED`. If the model is in a
+    folder of its publisher, the list has the name "publisher/model", and the workflow may have only "model".
     """
     there = {name_of(Path(name)).lower(): name for name in reversed(models())}
     values = {row.name: there.get(row.name.lower(), row.name) for row in published() if row.downloads}
@@ -77,7 +77,7 @@ def renamed() -> dict[str, str]:
 
 
 def plain(name: str) -> str:
-    """Return a name without the mark that older versions appended to models that are not installed."""
+    """Return a name without the suffix `NOT_INSTALLED`."""
     return str(name).removesuffix(NOT_INSTALLED)
 
 
@@ -89,7 +89,7 @@ def installed(name: str) -> str | None:
 
 
 def is_published(name: str) -> bool:
-    """Return whether a name, with or without the mark, is in the table of published models."""
+    """Return whether a name, with or without the suffix `NOT_INSTALLED`, is in the table of published models."""
     return find_published(plain(name)) is not None
 
 
@@ -137,12 +137,15 @@ def _named(names: list[str]) -> str:
 
 
 def drafters() -> dict[str, str]:
-    """Return name -> path of the drafters: `WITHOUT_FILES`, then the folders."""
+    """Return name -> path of the drafters: `WITHOUT_FILES`, whose path is the name, then those in the folders."""
     return _choices(_roots(DRAFTERS_KEY), lambda path: True, *WITHOUT_FILES)
 
 
 def glm_transformers() -> dict[str, str]:
-    """Return name -> path of the transformers for GLM-Image's second stage: published folders, then single files."""
+    """Return name -> path of the transformers for GLM-Image's second stage.
+
+    Folders in the published layout are first, then single files in `models/diffusion_models`.
+    """
     return _choices(_model_roots(), lambda path: _config(path).get("_class_name") == KIND) | files("diffusion_models")
 
 
@@ -182,13 +185,13 @@ def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
     """Return the path of a chosen name.
 
     Args:
-        choices: Name -> path, as listed now.
+        choices: Name -> path of the available choices.
         name: Value of the input.
         what: Id of the input, for error messages.
         key: Key of the model folders, for error messages.
 
     Raises:
-        AdtError: If the name is not listed any more.
+        AdtError: If `choices` does not have the name.
     """
     if name not in choices:
         raise AdtError(
@@ -225,7 +228,13 @@ def _roots(key: str) -> list[str]:
 
 
 def _choices(roots: list[str], wanted: Callable[[str], bool], *names: str) -> dict[str, str]:
-    """Return name -> path of the given names, and of the checkpoints below the roots that `wanted` accepts."""
+    """Return name -> path of all choices of an input.
+
+    Args:
+        roots: Folders to search for checkpoints.
+        wanted: Function that gets the path of a checkpoint and returns whether to list the checkpoint.
+        *names: Choices without files, which are listed first. Their path is the name.
+    """
     paths = {name: name for name in names}
     for root in roots:
         for path in filter(wanted, _checkpoints(root, _DEPTH)):
@@ -246,7 +255,11 @@ def _config(path: str) -> dict:
 
 
 def _checkpoints(folder: str, depth: int) -> Iterator[str]:
-    """Yield files that are complete targets, and folders with a `config.json`, whose subfolders are not searched."""
+    """Yield the paths of the checkpoints below a folder.
+
+    A checkpoint is a file with a complete target model, or a folder with a `config.json`. The subfolders of such a
+    folder are not searched.
+    """
     is_checkpoint, children, files = _listing(folder, _mtime(folder))
     yield from files
     if is_checkpoint:
@@ -266,7 +279,10 @@ def _mtime(path: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
-    """Return whether a folder has a `config.json`, its subfolders, and its files that are complete targets."""
+    """Return whether a folder has a `config.json`, its subfolders, and its files with complete target models.
+
+    `mtime` is the modification time of the folder. As a part of the cache key, it lets a changed folder be read again.
+    """
     try:
         with os.scandir(folder) as entries:
             listed = sorted(entries, key=lambda entry: entry.name.lower())

@@ -23,7 +23,7 @@ from .sockets import GlmDecoder, GlmDecoderSocket, LoadedModel, ModelSocket, che
 from .stock import cropped, read_prompt, read_sources, to_image, to_picture
 
 PUBLISHED, BESIDE = f"{GLM.folder}/transformer", "same folder as transformer"
-"""Transformer in the layout of the published folder, and the choice for parts in the same folder."""
+"""Name of the published transformer, and the choice for a text encoder or VAE in the same folder as the transformer."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _FP8 = "fp8 weights"
 _SHOWN = 64
@@ -111,7 +111,10 @@ class ADTTreeGLMDecoderLoader(io.ComfyNode):
 
 
 def _transformer(name: str) -> str | None:
-    """Return the path of an installed transformer, also if a publisher's folder contains the published one."""
+    """Return the path of an installed transformer, or None.
+
+    The published transformer may also be in a publisher's folder, such as "publisher/GLM-Image/transformer".
+    """
     found = folders.glm_transformers()
     return found.get(name) or next((path for own, path in found.items() if own.endswith(f"/{name}")), None)
 
@@ -229,7 +232,10 @@ def _decode(decoder: GlmDecoder, tokens: Tensor, prompt: str, sources: list[Sour
 
 
 def _preview(decoder: GlmDecoder, latents: Tensor) -> Image.Image:
-    """Decode the expected final image from downscaled latents; at full size this would be as slow as a step."""
+    """Decode a preview of the final image from the latents that a diffusion step predicts for it.
+
+    The latents are downscaled first, because decoding them in full size would last as long as a diffusion step.
+    """
     scale = min(1.0, _SHOWN / max(latents.shape[2:]))
     fewer = torch.nn.functional.interpolate(latents, scale_factor=scale, mode="area")
     return to_picture(to_image(glm_pixels.pixels(decoder.pipeline, fewer, check_cancelled))[0])

@@ -1,6 +1,7 @@
-"""Prompt handler that tells the page to which workflow each map of a queued prompt belongs.
+"""Prompt handler that sends the home of each acceptance map of a queued prompt to the browser page.
 
-The page needs this because another workflow may be open when the prompt finishes.
+The home of a map is the workflow and the node that the map belongs to. The page needs it, because the user may have
+opened another workflow before the prompt finishes.
 """
 
 from uuid import uuid4
@@ -14,9 +15,9 @@ EVENT = "adt_tree.queued"
 
 
 def announce(request: dict) -> dict:
-    """Send the homes of a prompt's maps to the browser tab that queues it.
+    """Send the homes of a prompt's maps to the browser tab that queues the prompt.
 
-    The message needs the prompt's id, so this handler creates one if the client did not.
+    The message contains the prompt's id. This handler creates the id if the client did not.
 
     Args:
         request: Body of `POST /prompt`.

@@ -8,7 +8,7 @@ from .sockets import LanternSocket, checked
 
 LANTERN, LANTERN_PLUS = "delta (LANTERN)", "lambda (LANTERN++)"
 _NAMES = {"neighbours": None, "delta": None, "factor": "lambda", "max_substitution": "max_replaced"}
-"""Input -> display name, if it has another."""
+"""Name of a setting -> display name of its input, or None if both names are equal."""
 
 
 _LANTERN_TOOLTIPS = Tooltips(
