@@ -155,7 +155,7 @@ def train_drafter(options: dict[str, Any]) -> str:
 
 
 def check_drafter(options: dict[str, Any]) -> str:
-    """Find out which tokens a drafter's features were paired with in training, and save the result next to the drafter."""
+    """Find out how features and tokens were paired when a drafter was trained, and save the result next to it."""
     pairing = _lab("training.pairing")
     arguments = _section(args.CheckDrafterArgs, options)
     return pairing.run(_checked(pairing.plan, arguments, _given(options), _device(options)))

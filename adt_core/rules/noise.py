@@ -128,7 +128,7 @@ class Noise:
             keys: Key of each image.
             length: Number of positions of an image.
             vocabulary: Number of tokens V.
-            ahead: See the class.
+            ahead: Noise is read at most this many positions after the position of an image's root.
             like: Tensor with the dtype and the device of the ring.
             check: Cancellation callback, called before each chunk of rows is made. It may raise an exception.
             kind: Kind of noise (default: keyed noise).
@@ -153,7 +153,7 @@ class Noise:
             images: Number of images B.
             length: Number of positions of an image.
             vocabulary: Number of tokens V.
-            ahead: See the class.
+            ahead: Noise is read at most this many positions after the position of an image's root.
             itemsize: Bytes per number.
         """
         return images * Noise.held(length, vocabulary, ahead) * vocabulary * itemsize
@@ -165,7 +165,7 @@ class Noise:
         Args:
             length: Number of positions of an image.
             vocabulary: Number of tokens V.
-            ahead: See the class.
+            ahead: Noise is read at most this many positions after the position of an image's root.
         """
         return _sizes(length, vocabulary, ahead)[1]
 

@@ -180,8 +180,7 @@ class CandidatePool:
     def rerank(self, root: Tensor, nodes: int, budgets: Tensor | None = None) -> DraftTree:
         """Return a tree of each image's best candidates. Of candidates with equal scores, the earlier one is kept.
 
-        A child never has a higher score than its parent, and always has a higher number than its parent. So if a
-        candidate is kept, all of its ancestors are kept too.
+        A child has a higher number than its parent, but no higher score. So the ancestors of a kept node are kept too.
 
         Args:
             root: [B], codes of the roots.
@@ -193,9 +192,8 @@ class CandidatePool:
         scores = keep_best(scores, budgets)
         nodes = min(nodes, self.count)
         if nodes < self.count:
-            # Example: of the candidates with the numbers 1 to 4, the numbers 1, 3 and 4 are kept. Their columns are
-            # kept = [0, 2, 3], and they become nodes 1, 2 and 3. So `node`, indexed by number, is [0, 1, 0, 2, 3]; the
-            # entry of the dropped number 2 has no meaning. A candidate with the parent number 3 gets the parent node 2.
+            # Example: of candidates 1 to 4, candidates 1, 3 and 4 are kept (columns 0, 2 and 3). They become nodes 1, 2
+            # and 3. So `node`, indexed by candidate, is [0, 1, 0, 2, 3]: a child of candidate 3 gets the parent node 2.
             kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(1).values
             node = torch.zeros(len(root), self.count + 1, dtype=torch.long, device=root.device)
             node.scatter_(1, kept + 1, torch.arange(1, nodes + 1, device=root.device).expand(len(root), -1))

@@ -9,6 +9,12 @@ compared with the y of its parent. There are two rules:
   accepted too. A(x) is a set of nearest codebook neighbours of a draft x, whose total probability is limited. If
   neither x nor a sibling of x equals y, and y is in A(x), then x is accepted as a substitute for y.
 
+At temperature 0, relaxed acceptance uses the rule of section 4 of the LANTERN paper instead. p(v) is the probability of
+token v at the position of x. s(x) is p(x) plus the total probability of the nearest neighbours of x within the limit. x
+is a substitute if s(x) exceeds p(v) for every token v.
+
+At most one substitute among siblings is accepted: the one nearest to y, or at temperature 0 the one with the largest s.
+
 Accepted drafts form a path from the root. The token after this path is the y of the last node of the path.
 
 Dimensions: B images, N drafts per image (N + 1 nodes with the root), D maximum depth, V tokens, k neighbours, C numbers
@@ -161,12 +167,7 @@ def relaxed_agreement(
     """Return which nodes agree under relaxed acceptance.
 
     If a child of a node equals the node's y, only this child agrees. Otherwise, the best substitute among the node's
-    children agrees:
-
-    - Above temperature 0, a child x is a substitute if y is in A(x). The best substitute is the one nearest to y.
-    - At temperature 0, the rule of section 4 of the LANTERN paper is used. Let p be the probabilities after the node.
-      Let s(x) be p(x) plus the total probability of the nearest neighbours of x within the limit of `lantern`. A child
-      x is a substitute if s(x) exceeds p(v) for every token v. The best substitute has the largest s(x).
+    children agrees. The docstring of this module describes substitutes.
 
     Args:
         tree: The trees.
@@ -184,8 +185,7 @@ def relaxed_agreement(
     """
     exact = exact_agreement(tree, emitted)
     draft = tree.valid & (torch.arange(tree.size, device=z.device) > 0)
-    # p: [B, N + 1, V], probabilities after the parent of each node
-    p = z.softmax(-1).gather(1, tree.parents[..., None].expand(-1, -1, z.shape[-1]))
+    p = z.softmax(-1).gather(1, tree.parents[..., None].expand(-1, -1, z.shape[-1]))  # after each node's parent
     if greedy:
         passes, score = _greedy_substitutes(tree, p, neighbours, lantern)
     else:
@@ -198,7 +198,7 @@ def relaxed_agreement(
 def _greedy_substitutes(tree: DraftTree, p: Tensor, neighbours: Neighbours, lantern: Lantern) -> tuple[Tensor, Tensor]:
     """Return which nodes can be substitutes at temperature 0, and s of each node, [B, N + 1] each.
 
-    `p` is [B, N + 1, V]: the probabilities after the parent of each node. `relaxed_agreement` defines s.
+    `p` is [B, N + 1, V]: the probabilities after the parent of each node. The docstring of this module defines s.
     """
     own = p.gather(2, tree.tokens[..., None])
     mass = p.gather(2, neighbours.indices[tree.tokens])
@@ -236,10 +236,9 @@ def _within_delta(
 ) -> Tensor:
     """Return which neighbours of each draft x are in A(x) under LANTERN.
 
-    The codes in the sets A of all siblings together have at most the total probability delta. One sibling after the
-    other, in the order of their ranks, adds its nearest neighbours to its A until delta is used up. A code uses its
-    probability only once per group of siblings. The tokens of the siblings themselves use nothing, because they are
-    accepted exactly.
+    The sets A of all siblings together have at most the total probability delta. Siblings add their nearest neighbours
+    in the order of their ranks, until delta is used up. A code counts only once per group of siblings. The tokens of
+    the siblings themselves do not count, because they are accepted exactly.
 
     Args:
         tree: The trees.
@@ -253,10 +252,9 @@ def _within_delta(
     Returns:
         [B, N + 1, k] bool.
     """
-    # `claimed` has a flag for each pair (parent, code), at index parent * V + code. Example: delta is 0.1. Node 1
-    # (rank 0) has the neighbours a (probability 0.06) and b (0.05). Only a is in A(1), because 0.06 + 0.05 > 0.1. Then
-    # a is claimed, and 0.04 is left. The sibling node 2 (rank 1) has the neighbours a and c (0.03). Both are in A(2): a
-    # is already claimed and uses nothing, and c uses 0.03 of 0.04.
+    # `claimed` has a flag for each pair (parent, code), at index parent * V + code. Example: delta = 0.1. Node 1 (rank
+    # 0) has the neighbours a (probability 0.06) and b (0.05). Only a is in A(1), and 0.04 is left. The sibling node 2
+    # (rank 1) has the neighbours a and c (0.03). Both are in A(2): a is claimed and does not count, and c fits in 0.04.
     batch, size, _ = mass.shape
     cell = tree.parents[..., None] * vocabulary + near
     claimed = torch.zeros(batch, size * vocabulary, dtype=torch.uint8, device=mass.device)
@@ -268,8 +266,7 @@ def _within_delta(
         has_rank = (draft & (tree.ranks == rank))[..., None]
         price = mass * (claimed.gather(1, cell.flatten(1)).view_as(cell) == 0)
         affordable = (price.cumsum(-1) <= left.gather(1, tree.parents)[..., None]) & has_rank
-        # This product sums over the children of each parent. `scatter_add` would be shorter, but its floating-point
-        # atomics are not deterministic on a GPU.
+        # A product instead of `scatter_add`, whose floating-point atomics are not deterministic on a GPU.
         left -= (children * (price * affordable).sum(-1)[:, None]).sum(-1)
         claimed.scatter_reduce_(1, cell.flatten(1), affordable.flatten(1).to(torch.uint8), "amax")
         within |= affordable
