@@ -15,21 +15,24 @@ def read_latent(
 ) -> tuple[Tensor, list[int]]:
     """Return the kept tokens of a LATENT's images, and the noise index of each new image.
 
+    The noise index of an image is its index in the batch. It selects the noise of the image, so the images of a batch
+    differ. Example: with 2 images in the LATENT and 2 copies, the noise indices are [0, 1, 2, 3].
+
     Args:
-        latent: LATENT of B images. If it has a `batch_index`, as an image taken out of a batch does, each image keeps
-            the noise index that it had in that batch.
+        latent: LATENT of B images. If an image was taken out of a batch, the LATENT has a `batch_index`. The first
+            copy of the image then has the noise index from that batch.
         model: Model whose codec made the LATENT.
-        target: Target to draw with, after source images were applied.
-        keep: Share of the rows to keep.
-        keep_left: Share of the next row to keep, from the left.
-        copies: New images per image of the LATENT.
+        target: Target model that generates the new images. It includes the source images of the prompt.
+        keep: Share of the rows to keep, 0 to 1.
+        keep_left: Share of the first row below them to keep, from the left, 0 to 1.
+        copies: Number of new images per image of the LATENT.
 
     Returns:
-        Codes [B * copies, P], and noise indices [B * copies].
+        Codes [B * copies, P] of the P tokens that are kept, and noise indices [B * copies].
 
     Raises:
-        AdtError: If the LATENT has the channels or the size of another model, or a noise mask, which row-by-row
-            decoding cannot follow.
+        AdtError: If the LATENT has the channels or the size of another model, or if it has a noise mask. The model
+            generates row by row, so it cannot fill a masked region.
     """
     codes = read_codes(latent, model, "latent_image")
     _check(latent, codes, target)

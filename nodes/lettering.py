@@ -1,4 +1,4 @@
-"""Text of any language in an image: each character is drawn with the first system font that has it."""
+"""Text of any language in an image. Each character is drawn with the first system font that contains the character."""
 
 import unicodedata
 from bisect import bisect_right
@@ -25,14 +25,14 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 class Lettering:
-    """Text renderer with font fallback, for text `size` pixels high."""
+    """Text renderer with font fallback. `size` is the font size in pixels."""
 
     def __init__(self, size: int):
         self._fonts = _fonts(size)
         self._font_of: dict[str, Font | None] = {}
 
     def readable(self, text: str) -> str:
-        """Replace the characters that no font has: an emoji by its name in brackets, any other by `MISSING`."""
+        """Replace characters that no font contains: an emoji by its name in brackets, other characters by `MISSING`."""
         return "".join(self._readable(letter) for letter in text)
 
     def length(self, text: str) -> float:
@@ -62,7 +62,10 @@ class Lettering:
         return wrapped
 
     def _fitting(self, text: str, width: float, ending: str) -> int:
-        """Return how many characters fit into `width` pixels: all, or at least one, followed by `ending`."""
+        """Return how many characters of `text` fit into `width` pixels.
+
+        If not all fit, the characters are followed by `ending`, whose width counts, too. The result is at least 1.
+        """
         if self.length(text) <= width:
             return len(text)
         return max(1, bisect_right(range(1, len(text)), width, key=lambda count: self.length(text[:count] + ending)))

@@ -1,8 +1,9 @@
 """Data of the acceptance map in the browser: messages with new rounds during a run, and the finished map.
 
-Both have the same header. A message has `first`, the index of its first round, and `rounds`. A round is
-`[milliseconds, drafting milliseconds, share, share, ...]`. A share is one image's part of the round, a list in the
-order of `SHARE`. js/map_model.js reads the messages. The finished map is a saved map; see `saved_map`.
+A round is one pass of the model, which verifies the drafts of one or several images. Messages and finished maps have
+the same header. A message also has `first`, the index of its first round in the run, and `rounds`. In `rounds`, a round
+is `[milliseconds, drafting milliseconds, share, share, ...]`. A share is the part of one image in the round: a list of
+numbers in the order of `SHARE`. js/map_model.js reads the messages. The finished map is a saved map; see `saved_map`.
 """
 
 import base64
@@ -26,14 +27,15 @@ from .saved_map import attach, pack, workflow_of
 
 EVENT = "adt_tree.map"
 SHARE = ("image", "position", "depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
-"""Fields of a share in live messages. Only the finished map has the tree's levels, because only a replay shows them."""
+"""Fields of a share in live messages. A share of the finished map also has the number of drafts on each tree level,
+because the replay of a finished run shows them."""
 _PICTURE = 512  # maximum length of a kept image's longer side, in pixels
 _THUMBNAIL = 192  # the same for a thumbnail in the saved map
 _THUMBNAILS = 16_000  # maximum number of characters of all thumbnails of a map
 
 
 class LiveMap:
-    """Sender of a run's rounds to the browser tab that queued the prompt, at most ten times a second.
+    """Sender that sends the rounds of a run to the browser tab that queued the prompt, at most ten times a second.
 
     Args:
         trace: Trace of the run, which grows during the run.
@@ -77,11 +79,12 @@ class LiveMap:
     def whole(self, picture: Callable[[int], Image.Image], budget: float = 0.02) -> dict:
         """Return the finished map, for a node's `ui` output `adt_tree_map` and for saved images.
 
-        If a browser tab queued the run, the map includes images: the first, and more until the budget is used up.
+        If a browser tab queued the run, the map includes decoded images: the first one always, and the following ones
+        until the time budget is used up.
 
         Args:
             picture: Function that decodes the image of an index.
-            budget: Time for decoding these images, as a share of the run's time.
+            budget: Time for decoding the images, as a share of the duration of the run.
         """
         pictures: list[dict] = []
         thumbnails: list[str] = []
@@ -135,7 +138,7 @@ def finished(maps: Sequence[LiveMap], hidden: Any, *pictures: Callable[[int], Im
     Args:
         maps: One per run.
         hidden: Hidden inputs of the node.
-        *pictures: One function per run, which decodes the image of an index.
+        *pictures: One function per run. It gets the index of an image and returns the decoded image.
     """
     with decorating("the map"):
         wholes = [live_map.whole(picture) for live_map, picture in zip(maps, pictures)]
@@ -152,7 +155,10 @@ def _values(hidden: Any) -> dict[str, str]:
 
 
 def _texts(hidden: Any) -> dict[str, dict[str, str]]:
-    """Return the texts typed into the nodes upstream of the prompts, by node and input; `clip` links are ignored."""
+    """Return the texts that the user typed for the prompts: node id -> input id -> text.
+
+    The search starts at the inputs `positive` and `negative` and follows all links upstream, except links to `clip`.
+    """
     texts: dict[str, dict[str, str]] = {}
     pending = [_inputs(hidden, hidden.unique_id).get(name) for name in ("positive", "negative")]
     while pending:

@@ -25,12 +25,13 @@ _WEIGHTS = {"int8 weights": "int8", "fp8 weights": "fp8"}
 def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
     """Return the dtype to compute in if the user chooses `auto`.
 
-    This is float32 for the small bundled model and on the CPU, else bfloat16. On cards without bfloat16, the
-    activations of these models may overflow float16, so they compute in float32 if the model fits in this dtype.
+    The small bundled model, and every model on the CPU, computes in float32. Other models compute in bfloat16. On a
+    card without bfloat16, a model computes in float32 if it fits into memory in this dtype, because its activations may
+    overflow float16.
 
     Args:
         path: Path of the model.
-        weights: "int8" or "fp8" for quantised matrices, or None for matrices in the dtype.
+        weights: "int8" or "fp8" if the weight matrices are quantised, or None if they have the dtype of the result.
     """
     device = mm.get_torch_device()
     if path == BUNDLED or device.type == "cpu":
@@ -110,7 +111,10 @@ class ADTTreeModelLoader(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, model: str | None = None) -> bool | str:
-        """Accept a missing published model, because the page shows errors of `execute` but hides those from here."""
+        """Accept a published model that is not installed. `execute` then raises the error, which the page shows.
+
+        The page would hide an error that this method returns.
+        """
         is_published = isinstance(model, str) and folders.is_published(model)
         return is_published or refusal(folders.find_model, name=model)
 

@@ -1,8 +1,9 @@
-"""Marks by which the page finds the image of a batch that a file holds.
+"""Marks with which the browser page identifies which image of a batch an image file shows.
 
-Save Image writes one workflow, and with it one map, into all files of a batch, so only the pixels differ. A map of
-several images therefore has one mark per image, the mean colours of its regions, and js/batch_image.js compares them
-with the file. The marks are set when VAE Decode makes the image, which is before any node can save it.
+The node Save Image writes the same workflow, and thus the same acceptance map, into all files of a batch. Only the
+pixels of the files differ. A map of several images therefore has one mark per image: the mean colours of 8 by 8 regions
+of the image. js/batch_image.js compares these colours with the pixels of a file. The marks are added to the map when
+VAE Decode decodes the images, so the map has them before any node saves the images.
 """
 
 import base64
@@ -14,19 +15,19 @@ from torch import Tensor
 
 SIDE = 8
 """Regions along each side of an image."""
-_KEPT = 256  # images that are not decoded yet, or may be decoded again
-_MAPS = 4  # maps per image; two samplers that draw the same image have one map each
+_KEPT = 256  # maximum number of images in `_awaited`; an image remains after decoding, for another VAE Decode node
+_MAPS = 4  # maximum number of maps per image; two samplers that generate the same image have one map each
 
 _awaited: OrderedDict[bytes, list[tuple[dict, int]]] = OrderedDict()
-"""Digest of the vectors of an image -> the maps that wait for its mark, and its index in each."""
+"""Digest of an image's codebook vectors -> [(saved map that needs the image's mark, index of the image in the map)]."""
 
 
 def expect(vectors: Tensor, saved: dict) -> None:
-    """Register a saved map to receive the marks of its images as soon as they are decoded.
+    """Register a saved map, so that `note` adds the marks of its images when they are decoded.
 
     Args:
-        vectors: Codebook vectors of all images of the map, [B, C, h, w].
-        saved: Saved map that gets the key `marks`.
+        vectors: Codebook vectors [B, C, h, w] of the B images of the map: C channels, h rows and w columns of tokens.
+        saved: Saved map, to which `note` adds the key `marks`.
     """
     if len(vectors) < 2:
         return
@@ -38,7 +39,7 @@ def expect(vectors: Tensor, saved: dict) -> None:
 
 
 def note(vectors: Tensor, picture: Tensor) -> None:
-    """Add the mark of a decoded image to the maps that wait for it.
+    """Add the mark of a decoded image to the saved maps that `expect` registered for the image.
 
     Args:
         vectors: Codebook vectors of the image, [1, C, h, w].
@@ -51,7 +52,7 @@ def note(vectors: Tensor, picture: Tensor) -> None:
 
 
 def mark(image: Tensor) -> str:
-    """Return the mark of an image: base64 of the mean RGB bytes of its regions, row by row.
+    """Return the mark of an image: base64 of the mean colours of its regions, row by row, as RGB bytes.
 
     Args:
         image: [H, W, 3] in 0..1.

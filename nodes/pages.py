@@ -12,8 +12,9 @@ NAME = "ADT-Tree"
 def register(folder: str = Path(__file__).parents[1].name) -> None:
     """Serve the scripts under the pack's name if the folder's name cannot be part of an address.
 
-    ComfyUI serves a pack's scripts under the name of its folder, but answers 404 where that name has spaces, brackets
-    or letters that are not ASCII. Help pages stay at the folder's name, so a warning is logged.
+    ComfyUI serves the scripts of a pack under the name of the pack's folder. If this name has spaces, brackets or
+    letters that are not ASCII, ComfyUI answers 404. This function cannot change the address of the help pages and the
+    templates, so it logs a warning.
 
     Args:
         folder: Name of the pack's folder in `custom_nodes`.

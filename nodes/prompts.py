@@ -1,4 +1,4 @@
-"""Prompt list node: prompts from a file or a text box, as lists over which other nodes loop."""
+"""Prompt list node: outputs prompts from a file or a text box as lists. Other nodes run once per prompt."""
 
 import os
 from collections.abc import Iterator
@@ -30,9 +30,10 @@ TYPED = "(the text below)"
 LONGEST_TEXT, LONGEST_NAME = 10**6, 200
 """Maximum number of characters of typed prompts, and of a name in an error message."""
 NO_SEED = -1
-"""Placeholder for the seed of a prompt whose list has none."""
+"""Placeholder for the seed of a prompt for which the file has no seed."""
 QUICK = 128 * 2**10
-"""Maximum size in bytes of a file to read during validation, about 0.3 s, because ComfyUI's server waits meanwhile."""
+"""Maximum size in bytes of a file that is read during validation. Reading lasts about 0.3 s, and ComfyUI's server
+answers no other request meanwhile."""
 
 
 _PROMPTS_TOOLTIPS = Tooltips(
@@ -105,7 +106,10 @@ class ADTTreePrompts(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, file: str | None = None, text: str | None = None) -> bool | str:
-        """Reject a file that cannot be read before any node runs. A file newer than the list is accepted."""
+        """Check the prompts before any node runs, and reject a file that cannot be read.
+
+        A file that was added after the page loaded the list of files is accepted.
+        """
         if file is None or (file == TYPED and text is None):
             return True
         return refusal(check, text=_source(file, text or ""), name=_name(file))
@@ -174,12 +178,13 @@ def check(text: str, name: str) -> None:
 
 
 def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
-    """Read prompts: one per line of the text, or those in the file that it names, or the bundled captions if empty.
+    """Read the prompts of an input.
 
     Args:
-        text: Prompts, or the name of a file in ComfyUI's input folder.
+        text: One prompt per line, or the name of a prompt file in ComfyUI's input folder. If empty, the bundled
+            captions are read.
         name: Id of the input, for error messages.
-        caption: Captions to use of each MS-COCO image, one of `CAPTIONS`.
+        caption: Which captions of an MS-COCO image to use, one of `CAPTIONS`.
 
     Returns:
         The prompts. A blank prompt has an empty text.
@@ -193,7 +198,11 @@ def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
 
 
 def _named(text: str, name: str) -> Path | None:
-    """Return the file that a text names, or None for a text of prompts, and raise AdtError if it may not be read."""
+    """Return the file that a text names, or None if the text consists of prompts.
+
+    Raises:
+        AdtError: If the text is too long, or the file is outside ComfyUI's input folder.
+    """
     if len(text) > LONGEST_TEXT:
         raise AdtError(f"{name} has {len(text)} characters; write at most {LONGEST_TEXT} here, or choose a file.")
     with _naming_input(name):
@@ -219,9 +228,9 @@ def fingerprint(text: str) -> str:
 
 
 def _path(text: str) -> Path | None:
-    """Return the file in ComfyUI's input folder that a text names, or None for a text of prompts.
+    """Return the file in ComfyUI's input folder that a text names, or None if the text consists of prompts.
 
-    Any client can send any name, so this rejects names outside the folder without accessing the file system.
+    Any client can send any name. Names outside the folder are therefore rejected without access to the file system.
     """
     name = text.strip()
     if not name.lower().endswith(FILES) or "\n" in name:

@@ -1,7 +1,7 @@
 """Renamed values of combo inputs. Saved workflows and API prompts may still use the old names.
 
-A combo accepts both names and lists only the new one. The page replaces old names by the table `renamed` in
-/object_info, and `sockets.checked` passes the new name to the node.
+A combo accepts the old and the new name of a value, but lists only the new one. The page replaces old names in
+workflows; it gets the table as `renamed` in /object_info. In API prompts, `sockets.checked` replaces old names.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ RENAMED = {
 
 
 class Values(list):
-    """Values that a combo lists. ComfyUI validates with `in`, which also accepts old names here."""
+    """List of a combo's values. ComfyUI validates a value with `in`. For this list, `in` also accepts old names."""
 
     input_id = ""  # a class attribute, because ComfyUI copies only the items of lists
 

@@ -26,7 +26,8 @@ from .decoration import decorating
 _LINE_EVENT = "adt_tree.line"
 """Event with the parts of a line of text under a node."""
 _FREE_RAM = 128 * 2**30
-"""Target for free RAM in bytes, below which ComfyUI's cache drops results of earlier prompts."""
+"""Amount of free RAM in bytes. ComfyUI's cache drops results of earlier prompts until this amount is free. Most
+machines have less, so the cache drops all such results."""
 
 check_cancelled = mm.throw_exception_if_processing_interrupted
 """Raise ComfyUI's exception, in newer versions a BaseException, if the user has cancelled the run. The engine calls
@@ -36,13 +37,13 @@ this function as `check` and does not catch the exception."""
 def refusal(make: Callable, **values) -> bool | str:
     """Return the result of `validate_inputs`: True, or the message of the AdtError that `make` raises.
 
-    Bounds of numbers are left to ComfyUI, which marks the input that is wrong; a message from `validate_inputs` marks
-    all inputs in its signature.
+    ComfyUI checks the bounds of numbers and marks the input that is wrong. A message from `validate_inputs` marks all
+    inputs in the signature of `validate_inputs`.
 
     Args:
         make: Function that raises AdtError for invalid values.
-        **values: Its arguments. None means linked or missing, and is not passed on; if `make` requires such an
-            argument, nothing is checked.
+        **values: Arguments of `make`. None means that the input is linked or missing, and is not passed to `make`. If
+            `make` requires such an argument, the result is True.
     """
     given = {name: value for name, value in values.items() if value is not None}
     try:
@@ -62,9 +63,11 @@ def watched() -> str | None:
 
 
 def wants_previews() -> bool:
-    """Return whether to make previews: the server enables them, or a browser tab that has not disabled them watches.
+    """Return whether to make previews.
 
-    The server's setting is off by default, so it does not disable previews in a browser.
+    Previews are made if the server's option `--preview-method` enables them, or if a browser tab queued the prompt and
+    its setting does not disable them. The server's option is off by default, so "off" does not disable previews for
+    a browser tab.
     """
     if args.preview_method != LatentPreviewMethod.NoPreviews:
         return True
@@ -82,7 +85,7 @@ def prompt_id() -> str | None:
 def show_images(node_id: str, saved: Sequence[Mapping[str, Any]]) -> None:
     """Show finished images on a running node, in the tab that queued the prompt.
 
-    Such a node sends no previews, because a preview would hide these images, even after the run.
+    A node that calls this function must not send previews. A preview would hide these images, even after the run.
 
     Args:
         node_id: Id of the node.
@@ -95,9 +98,10 @@ def show_images(node_id: str, saved: Sequence[Mapping[str, Any]]) -> None:
 
 
 class ADTTreeWeights(torch.nn.Module):
-    """Wrapper of a module for a ModelPatcher, which sets attributes such as `device` on the module that it manages.
+    """Wrapper of a module, which a ModelPatcher manages instead of the module.
 
-    ComfyUI's log shows the name of this class when the weights are loaded. `manage` describes the arguments.
+    ModelPatcher sets attributes such as `device` on the object that it manages. With the wrapper, it does not change
+    the module. ComfyUI's log shows the name of this class when the weights are loaded. For the arguments, see `manage`.
     """
 
     def __init__(self, module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.Module):
@@ -114,8 +118,8 @@ class ADTTreeWeights(torch.nn.Module):
 class WeightsPatcher(ModelPatcher):
     """ModelPatcher that frees the engine's caches when ComfyUI unloads the weights, completely or partially.
 
-    ComfyUI also calls `detach` and `unpatch_model` before every load of weights that stay on their device. Then
-    `unpatch_weights` is False, and the caches stay, too.
+    ComfyUI also calls `unpatch_model` before it loads weights that are on their device already. In this case,
+    `unpatch_weights` is False, and the caches are kept.
     """
 
     def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
@@ -136,7 +140,7 @@ class WeightsPatcher(ModelPatcher):
 def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.Module | None = None) -> WeightsPatcher:
     """Put a module's weights under ComfyUI's memory management.
 
-    The result is a plain ModelPatcher, because the newer, dynamic one requires layers of `comfy.ops`.
+    The result is based on ComfyUI's plain ModelPatcher. The newer, dynamic patcher requires layers of `comfy.ops`.
 
     Args:
         module: Module with the weights.
@@ -180,11 +184,13 @@ def _show_line(node_id: str, text: str, is_lasting: bool) -> None:
 
 
 def drop_unused_results() -> None:
-    """Drop cached results of earlier prompts that the current one does not use, such as another model.
+    """Drop cached results of earlier prompts that the current prompt does not use, such as another model.
 
-    Call this before loading a model, so that RAM never holds the old and the new one together, and the old one is not
-    copied from the device to RAM. Older versions of ComfyUI, and newer ones with `--cache-classic`, drop such results
-    before a prompt begins. Newer ones drop them after every node, which is too late for a node that loads a model.
+    A node calls this function before it loads a model. Otherwise RAM would hold the old and the new model together, and
+    ComfyUI would copy the old model from the device to RAM.
+
+    Older versions of ComfyUI, and newer versions with `--cache-classic`, drop such results before a prompt begins.
+    Newer versions drop them after every node. This is too late for a node that loads a model.
     """
     forget = getattr(comfy.memory_management, "extra_ram_release", None)
     if forget is not None:
@@ -199,9 +205,9 @@ def loaded(
     """Load weights on their device for the duration of the block.
 
     Args:
-        patchers: Patchers of the weights. Error messages use the title and the remedy of the first.
-        memory_required: Bytes to free in addition to the weights.
-        least: Minimum of these bytes. Default: all.
+        patchers: Patchers of the weights. Error messages use the title and the remedy of the first patcher.
+        memory_required: Bytes to free on the device in addition to the weights.
+        least: Bytes that the device must have in addition to the weights (default: `memory_required`).
 
     Yields:
         The device.
@@ -252,15 +258,15 @@ def _check_complete(patchers: Sequence[ModelPatcher]) -> None:
 class Progress:
     """Progress bar, preview and line of text of one run, at a limited rate.
 
-    A preview costs a pass through the codec. Previews therefore use at most 2 % of the time, begin after the first
-    second, and stop if the run will finish within a second at its current rate. A run ends with a preview of the
-    complete image, which remains available as `last`.
+    A preview needs a pass through the image codec. Previews therefore use at most 2 % of the run's time. The first one
+    is made after one second, and none is made if the run will finish within a second at its current rate. At the end, a
+    preview of the complete image is made, which the attribute `last` keeps.
 
     Args:
-        total: Value of `done` at the end.
+        total: Value of `done` at the end of the run.
         node_id: Id of the node.
-        preview: Makes a preview, or returns None while there is nothing to show. None for a node that shows its
-            results instead.
+        preview: Function that makes a preview, or returns None if there is nothing to show yet. None for a node without
+            previews.
     """
 
     _BAR, _FIRST, _PREVIEW = 0.1, 1.0, 0.4  # seconds between updates, before the first preview, between previews

@@ -1,4 +1,4 @@
-"""Sampler node: turns a prompt into codebook vectors."""
+"""Sampler node: generates images from a prompt. Its LATENT holds their codebook vectors, which VAE Decode decodes."""
 
 import comfy.model_management as mm
 import torch
@@ -60,7 +60,7 @@ SEARCHED = (
     "推测解码",
     "续画",
 )
-"""Search terms for this node, in addition to the terms for all models of image tokens."""
+"""Search terms for this node, in addition to `IMAGE_TOKENS`."""
 
 
 _SAMPLER_TOOLTIPS = Tooltips(
@@ -107,7 +107,7 @@ _SAMPLER_TOOLTIPS = Tooltips(
 
 
 class ADTTreeSampler(io.ComfyNode):
-    HAS_INTERMEDIATE_OUTPUT = True  # cached results still send their map; older versions of ComfyUI ignore this
+    HAS_INTERMEDIATE_OUTPUT = True  # ComfyUI also sends the map of a cached result; older versions ignore this
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -178,14 +178,14 @@ class ADTTreeSampler(io.ComfyNode):
 
 
 def _expect_marks(vectors: torch.Tensor, hidden: io.Hidden) -> None:
-    """Let the saved maps of a batch receive the marks of its images when VAE Decode makes them."""
+    """Register the node's saved maps, so that VAE Decode adds the marks of the images to them; see `marks.expect`."""
     with decorating("the marks of the images"):
         for saved in parts_of(hidden):
             expect(vectors, saved)
 
 
 def _share(name: str, default: float, **more: str) -> io.Input:
-    """Return the input for a part of the image to start from."""
+    """Return the input for a share, 0 to 1, of `latent_image` that is kept."""
     return io.Float.Input(name, default=default, min=0.0, max=1.0, step=0.01, optional=True, **more)
 
 

@@ -1,4 +1,4 @@
-"""Common parts of the sampler nodes: sampling numbers, prompts, weights and previews."""
+"""Common parts of the sampler nodes: sampling parameters, prompts, weights and previews."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -33,22 +33,22 @@ _PROMPT = "Prompt"
 _NEGATIVE_PROMPT = "Negative prompt"
 
 OWN, CUSTOM = "model default", "custom"
-"""Presets: the numbers that the model's authors publish, and the numbers on the node."""
+"""Presets: the sampling parameters that the model's authors publish, and those that the user sets on the node."""
 NUMBERS = "guidance", "temperature", "top_k", "top_p"
-"""Inputs that a preset sets."""
+"""Sampling parameters that a preset determines, by input id."""
 NOISES = {"ADT-Tree": "own", "original script": UPSTREAM}
 """Value of the input `noise` -> `Sampling.noise`."""
 
 
 def sampling_inputs() -> list[io.Input]:
-    """Return the inputs for the fields of `adt_core.Sampling`, with the bundled model's numbers as defaults."""
+    """Return the inputs for the fields of `Sampling`. The defaults are the parameters of the bundled model."""
     own = Sampling.options()
     numbers = [widget(name, own[name]._replace(default=getattr(BUNDLED_SAMPLING, name))) for name in NUMBERS]
     return [widget("seed", own["seed"], control_after_generate=True), *numbers]
 
 
 def preset_input() -> io.Input:
-    """Return the input `preset`, optional because prompts saved by older versions lack it."""
+    """Return the input `preset`. It is optional, because API prompts of older versions do not have it."""
     return io.Combo.Input("preset", options=[OWN, CUSTOM], default=OWN, optional=True)
 
 
@@ -58,28 +58,31 @@ def invalid_prompts_input() -> io.Input:
 
 
 def noise_input() -> io.Input:
-    """Return the input `noise`, for users who want the image that another program draws."""
+    """Return the input `noise`, for users who want the image that the model authors' script generates."""
     option = Sampling.options()["noise"]._replace(choices=tuple(NOISES), default=next(iter(NOISES)))
     return widget("noise", option, advanced=True)
 
 
 def choose_preset(preset: str | None, **given: Any) -> str:
-    """Return the chosen preset. Without one, a prompt with numbers is treated as custom.
+    """Return the chosen preset.
+
+    API prompts of older versions have no preset. Then the result is `CUSTOM` if the prompt sets one of `NUMBERS`, and
+    `OWN` otherwise.
 
     Args:
         preset: Value of the input, or None.
-        **given: Sampling inputs of the prompt.
+        **given: Sampling inputs of the API prompt.
     """
     return preset or (CUSTOM if given.keys() & set(NUMBERS) else OWN)
 
 
 def choose_sampling(model: LoadedModel, preset: str, **given: Any) -> Sampling:
-    """Return the sampling numbers of a run. Seed and noise never depend on the preset.
+    """Return the sampling parameters of a run. Seed and noise do not depend on the preset.
 
     Args:
-        model: Model, whose published numbers the preset may select.
+        model: Model, whose published parameters the preset `OWN` selects.
         preset: Chosen preset.
-        **given: Sampling inputs of the prompt. With the custom preset, missing ones get the defaults of the inputs.
+        **given: Sampling inputs of the API prompt. With the preset `CUSTOM`, missing inputs get their defaults.
     """
     own = BUNDLED_SAMPLING if preset == CUSTOM else model.target.published
     numbers = {name: getattr(own, name) for name in NUMBERS}
@@ -89,14 +92,15 @@ def choose_sampling(model: LoadedModel, preset: str, **given: Any) -> Sampling:
 
 
 def ignored(model: LoadedModel, preset: str, **given: Any) -> str:
-    """Return a sentence that lists the given numbers that the preset overrides, or "".
+    """Return a sentence that lists the given sampling parameters that the preset overrides, or "".
 
-    Defaults of the inputs are not listed, because the page sends them for numbers that are gray.
+    The sentence does not list default values. The page sends the default of an input that the preset disables, so the
+    user has not set this value.
 
     Args:
-        model: Model, whose published numbers the preset selects.
+        model: Model, whose published parameters the preset `OWN` selects.
         preset: Chosen preset.
-        **given: Inputs of the prompt.
+        **given: Inputs of the API prompt.
     """
     if preset == CUSTOM:
         return ""
@@ -109,7 +113,7 @@ def ignored(model: LoadedModel, preset: str, **given: Any) -> str:
 
 
 def choose_suffix(model: LoadedModel, preset: str) -> str:
-    """Return the text to append to every prompt."""
+    """Return the text to append to every prompt. The preset `OWN` uses the published suffix; `CUSTOM` uses none."""
     return model.target.published.suffix if preset == OWN else ""
 
 
@@ -117,7 +121,7 @@ class PromptTexts(NamedTuple):
     """Texts of a run, short enough for the model.
 
     Attributes:
-        target: The model, with the prompt's source images if it has any.
+        target: The target model. If the prompt has source images, the model includes them.
         text: The prompt.
         negative: The negative prompt, or "".
         note: Sentences about truncated prompts, or "".
@@ -142,7 +146,7 @@ def read_texts(
         invalid_prompts: `RAISE` or `TRUNCATE`, for prompts that are too long.
 
     Raises:
-        AdtError: If another CLIP made a CONDITIONING, or a prompt cannot be drawn.
+        AdtError: If a CONDITIONING is not from a CLIP of this pack, or a prompt is invalid for the model.
     """
     text = read_prompt(positive, "positive").text
     opposite = read_prompt(negative, "negative").text if negative is not None else ""
@@ -168,12 +172,12 @@ def make_job(
     """Make the job of a run.
 
     Args:
-        model: Model to draw with.
+        model: Model that generates the images.
         draft: Drafter, method and acceptance.
-        sampling: Sampling numbers.
+        sampling: Sampling parameters.
         negative: Negative prompt, or "".
         suffix: Text to append to every prompt.
-        target: The model with source images (default: without).
+        target: Target model that includes the prompt's source images (default: the model without source images).
     """
     recipe = Recipe(
         sampling,
@@ -196,14 +200,14 @@ def make_decoding(
     seeds: Sequence[int] | None = None,
     at_once: int | None = None,
 ) -> Decoding:
-    """Encode prompts and make their decoding, which users can cancel.
+    """Encode prompts, and return the decoding that generates their images. Users can cancel the decoding.
 
     Args:
         model: Model of the job, whose text encoder may have to be loaded.
         job: Recipe and loaded models.
-        prompts: Text of each image.
-        image_indices: Index of each image among the images of its prompt (default: 0).
-        prefix: Codes [images, P] that each image begins with (default: none).
+        prompts: Prompt of each image.
+        image_indices: Index of each image among the images of its prompt, which selects its noise (default: 0).
+        prefix: Codes [images, P] of the first P tokens of each image, which are not generated (default: none).
         seeds: Seed of each image (default: the job's).
         at_once: Images that are decoded at the same time (default: all).
     """
@@ -212,17 +216,17 @@ def make_decoding(
 
 
 def _fitted(target: Target, text: str, suffix: str, way: str, name: str) -> tuple[str, str]:
-    """Return a prompt as it is drawn, and a sentence if it was truncated.
+    """Return a prompt that is short enough for the model, and a sentence if it was truncated.
 
     Args:
-        target: Model to draw with.
+        target: Model that generates the image.
         text: The prompt.
-        suffix: Text that follows the prompt, which is never truncated.
+        suffix: Text to append to the prompt. The suffix is never truncated.
         way: `RAISE` or `TRUNCATE`.
-        name: The prompt in sentences, capitalised.
+        name: Name of the prompt in messages, `_PROMPT` or `_NEGATIVE_PROMPT`.
 
     Raises:
-        AdtError: If the prompt cannot be drawn.
+        AdtError: If the prompt is invalid for the model.
     """
 
     def check(text: str) -> str:
@@ -241,7 +245,7 @@ def _fitted(target: Target, text: str, suffix: str, way: str, name: str) -> tupl
 
 
 def _truncation_note(note: str, name: str) -> str:
-    """Return the sentence for the note on a truncated prompt; `name` is the prompt in sentences, capitalised."""
+    """Return the sentence for the note on a truncated prompt. `name` is `_PROMPT` or `_NEGATIVE_PROMPT`."""
     numbers = parts_of(note)[0].parameters
     if not numbers:
         return f"{name} {note.removesuffix('.')}."
@@ -249,11 +253,11 @@ def _truncation_note(note: str, name: str) -> str:
 
 
 def tell_remarks(decoding: Decoding, model: LoadedModel, positive: list, *notes: str) -> None:
-    """Show remarks on the device, the image size and the prompt under a node that has drawn an image.
+    """Show remarks on the device, the image size and the prompt under a node that has generated an image.
 
     Args:
         decoding: Finished decoding.
-        model: Model that drew the image.
+        model: Model that generated the image.
         positive: CONDITIONING of the prompt.
         *notes: Further remarks; "" for none.
     """
@@ -273,7 +277,7 @@ def loaded_for(
 ) -> AbstractContextManager[torch.device]:
     """Load all weights on their device, with memory for decodings that run side by side; see `runtime.loaded`.
 
-    The minimum is memory for one image per decoding, because a decoding reduces its batch size if memory is short.
+    If memory is short, each decoding reduces its batch size. Memory for one image per decoding is sufficient.
 
     Args:
         decodings: Decodings that run side by side.
@@ -288,7 +292,7 @@ def loaded_for(
 
 
 def preview(target: Target, decoding: Decoding, image: int = 0) -> Image.Image:
-    """Decode an unfinished image, with missing tokens in the mean colour of the finished part.
+    """Decode an unfinished image. The region of missing tokens gets the mean colour of the finished region.
 
     Args:
         target: Model with the codec.

@@ -1,9 +1,11 @@
 """Compact maps, stored in the workflow that ComfyUI writes into saved images.
 
-A saved map is a map's header with `data` instead of the rounds: base64 of zlib of varints, column by column (see
-`pack`). js/saved_map.js reads it. In a workflow, `extra.adt_tree_maps` holds the maps of an image by node:
-`{"12:5": {"parts": [saved map, ...]}}`. Every queued workflow with such a node gets this entry. An empty entry means
-that there is no map.
+A saved map is a dictionary with the header of the map (see `live_map`) and the key `data`, which encodes all rounds of
+the run as text (see `pack`). js/saved_map.js reads saved maps.
+
+A workflow stores maps in its entry `extra.adt_tree_maps`, by the execution id of their node. Example:
+`{"12:5": {"parts": [saved map, ...]}}` has the maps of node 5 in the subgraph of node 12. A node that makes two runs
+side by side has two parts. Every queued workflow with a node of `NODES` gets the entry. It is empty if there is no map.
 """
 
 import base64
@@ -20,18 +22,24 @@ KEY = "adt_tree_maps"
 PROPERTY = "adt_tree_map"
 """Property of a workflow node, in which the page stores the tag of its map."""
 NODES = ("ADTTreeSampler", "ADTTreeCompare")
+# Fields of a share (the part of one image in a round), in the order of the columns.
 _NUMBERS = ("depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
-_KEPT = 32  # finished maps, for results that ComfyUI returns from its cache
+_KEPT = 32  # maximum number of entries in `_finished`
 
-_finished: OrderedDict[str, dict] = OrderedDict()  # digest of a node and its upstream nodes -> its entry
+# Digest of a node and its upstream nodes -> entry with the node's maps, for results from ComfyUI's cache.
+_finished: OrderedDict[str, dict] = OrderedDict()
 
 
 def pack(rounds: list[Round]) -> str:
-    """Encode rounds as text.
+    """Encode rounds as text: base64 of zlib-compressed varints (see `_varint`).
 
-    The columns follow each other as varints: the number of rounds; for each round, its time and its drafting time in
-    units of 0.01 ms, and its number of shares; for each share, the image, the distance of its position from the
-    expected one (zigzag), and `_NUMBERS`; finally, the number of drafts on each of the `depth` levels of each share.
+    A share is the part of one image in a round. The varints are columns, one after another:
+
+    - the number of rounds
+    - three columns with a value per round: its time and its drafting time in units of 0.01 ms, its number of shares
+    - two columns with a value per share: the index of the image, and the encoded position (see `_jumps`)
+    - a column for each of `_NUMBERS`, with a value per share
+    - a column with `depth` values per share: the number of drafts on each level of its tree
     """
     shares = [share for entry in rounds for share in entry.images]
     columns: list[Iterable[int]] = [
@@ -53,7 +61,10 @@ def _levels(share: ImageRound) -> tuple[int, ...]:
 
 
 def _jumps(shares: list[ImageRound]) -> Iterable[int]:
-    """Yield the distance of each position from the end of the image's previous share, zigzag encoded; mostly 0."""
+    """Yield the distance between each share's position and the end of the previous share of the same image.
+
+    Most distances are 0. Zigzag encoding makes all of them non-negative: 0, -1, 1, -2, 2 become 0, 1, 2, 3, 4.
+    """
     expected: dict[int, int] = {}
     for share in shares:
         jump = share.position - expected.get(share.image, 0)
@@ -62,7 +73,10 @@ def _jumps(shares: list[ImageRound]) -> Iterable[int]:
 
 
 def _varint(number: int) -> bytes:
-    """Encode a number in groups of seven bits, the lowest first; the high bit marks that more groups follow."""
+    """Encode a number in bytes of seven bits each, the lowest bits first.
+
+    The high bit of a byte is set if more bytes follow. Example: 300 = 2 * 128 + 44 becomes the bytes 128 + 44 and 2.
+    """
     varint = bytearray()
     while number > 127:
         varint.append(number & 127 | 128)
@@ -71,7 +85,9 @@ def _varint(number: int) -> bytes:
 
 
 def digest(prompt: dict, node: str) -> str | None:
-    """Hash a node together with its upstream nodes, independently of node ids and of the rest of the prompt.
+    """Hash the types and inputs of a node and of its upstream nodes.
+
+    The digest does not depend on the ids of these nodes and not on other nodes of the prompt.
 
     Args:
         prompt: Prompt in ComfyUI's API format, where an input is a value or `[node, output]`.
@@ -101,10 +117,10 @@ def digest(prompt: dict, node: str) -> str | None:
 
 
 def attach(hidden: Any, parts: list[dict]) -> None:
-    """Store a node's finished maps in the workflow that its images are saved with.
+    """Store a node's finished maps in the workflow that ComfyUI writes into saved images.
 
-    A node that runs over a list has one map per run, and its images do not identify their run, so none is stored.
-    `pictures` are not stored either, because they are files of this server.
+    If ComfyUI runs the node several times for a list, no map is stored, because a saved image does not identify the run
+    that made it. The key `pictures` is not stored either, because it refers to temporary files of this server.
 
     Args:
         hidden: Hidden inputs `unique_id`, `prompt` and `extra_pnginfo` of the node.
@@ -125,13 +141,13 @@ def attach(hidden: Any, parts: list[dict]) -> None:
 
 
 def parts_of(hidden: Any) -> list[dict]:
-    """Return the maps that `attach` has stored for a node; keys added to them are saved as well."""
+    """Return the maps that `attach` has stored for a node. Keys that the caller adds to them are also saved."""
     entry = _entry(_maps(workflow_of(hidden)), hidden.unique_id)
     return entry["parts"] if entry is not None else []
 
 
 def without_maps(extra: dict) -> dict:
-    """Return `extra_pnginfo` with an empty map entry, for images that no map of their workflow belongs to."""
+    """Return a copy of `extra_pnginfo` without maps, for images to which no map of the workflow belongs."""
     workflow = _entry(extra, "workflow")
     more = _entry(workflow, "extra")
     if workflow is None or more is None or KEY not in more:
@@ -140,7 +156,7 @@ def without_maps(extra: dict) -> dict:
 
 
 def workflow_of(hidden: Any) -> dict | None:
-    """Return the workflow in a node's `extra_pnginfo`, or None if the client sent none or something else."""
+    """Return the workflow in a node's `extra_pnginfo`, or None if the client sent no valid workflow."""
     return _entry(hidden.extra_pnginfo, "workflow")
 
 
@@ -150,12 +166,15 @@ def _entry(value: Any, name: str) -> dict | None:
 
 
 def _maps(workflow: dict | None) -> dict:
-    """Return the map entry of a workflow, created if missing, or an unused dictionary if there is no workflow."""
+    """Return the map entry of a workflow, and create it if it is missing.
+
+    Without a workflow, the result is a new dictionary that is not stored anywhere.
+    """
     return {} if workflow is None else _dictionary(_dictionary(workflow, "extra"), KEY)
 
 
 def _dictionary(holder: dict, name: str) -> dict:
-    """Return the dictionary at `name`, after replacing a missing or different value by an empty one."""
+    """Return the dictionary at `name`. If there is none, store an empty one first."""
     if not isinstance(holder.get(name), dict):
         holder[name] = {}
     return holder[name]
@@ -181,7 +200,9 @@ def remind(request: dict) -> dict:
 
 
 def homes(request: dict) -> dict[str, str] | None:
-    """Return the home of each map of a prompt: the workflow's id and the node's tag, as in js/node_map.js.
+    """Return the home of each map of a prompt.
+
+    A home is the id of the workflow, a space, and the tag of the node. The page creates the tags, see js/node_map.js.
 
     Args:
         request: Body of `POST /prompt`.
@@ -197,7 +218,7 @@ def homes(request: dict) -> dict[str, str] | None:
 
 
 def _parts(request: dict) -> tuple[dict | None, dict | None, list[str]]:
-    """Return the prompt and the workflow of a request, each None if missing, and the ids of nodes with maps."""
+    """Return the prompt of a request or None, its workflow or None, and the ids of the nodes with maps."""
     prompt = _entry(request, "prompt")
     workflow = _entry(_entry(request.get("extra_data"), "extra_pnginfo"), "workflow")
     nodes = (prompt or {}).items()

@@ -1,4 +1,4 @@
-"""Node schemas with their tooltips, from which the tables of the help pages are made (`help_tables`)."""
+"""Node schemas with tooltips. `help_tables` makes the tables of the help pages from them."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,11 +10,11 @@ from .renamed import RENAMED, Values
 
 CATEGORY = "ADT-Tree"
 IMAGE_TOKENS = ("image tokens", "vqgan", "vq-vae", "图像 token")
-"""Search terms for models of this kind, in any language; ComfyUI's node search matches them literally."""
+"""Search terms for models of image tokens, in English and Chinese. ComfyUI's node search matches terms literally."""
 
 
 class Tooltips(NamedTuple):
-    """Tooltips of a node by the name that users see: the display name, or the id of an input that has none.
+    """Tooltips of a node, by the name that users see. This is the display name, or the id if there is none.
 
     Attributes:
         inputs: Tooltips of inputs that do not define their own.
@@ -26,7 +26,11 @@ class Tooltips(NamedTuple):
 
 
 class _LowerBound(float):
-    """Lower bound of a number that also rejects NaN, which would pass ComfyUI's comparison."""
+    """Lower bound of a float input that also rejects NaN.
+
+    ComfyUI rejects a value if `value < bound`. If the bound is a plain float, this is False for NaN. If the bound is of
+    this class, Python calls `bound.__gt__(value)`, which is True for NaN.
+    """
 
     def __gt__(self, value: float) -> bool:
         return not value >= float(self)
@@ -35,8 +39,8 @@ class _LowerBound(float):
 def schema(node_id: str, display_name: str, *, tooltips: Tooltips, inputs: list, outputs: list, **more) -> io.Schema:
     """Return the schema of a node of this pack.
 
-    An input with a default is optional, so API clients may omit it. The frontend keeps the order of the widgets as long
-    as each has a default.
+    Every input with a default is made optional, so API clients may omit it. All widgets have a default. Therefore all
+    are optional, and the frontend shows them in the order of `inputs`.
 
     Args:
         node_id: Id of the node, which is also the name of its help folder.
@@ -63,7 +67,7 @@ def schema(node_id: str, display_name: str, *, tooltips: Tooltips, inputs: list,
 
 
 def widget(name: str, option: Option, **more: Any) -> io.Input:
-    """Return the input for a setting, by its kind and bounds.
+    """Return the input for a setting: a combo if it has choices, otherwise a number with its bounds.
 
     Args:
         name: Id of the input.

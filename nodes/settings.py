@@ -1,7 +1,7 @@
 """Settings node for drafting. Its inputs are the options of `adt_core.policies`, with their help as tooltips.
 
-The method is a preset, for which js/settings.js shows a label, and the only input that is not advanced. A number of 0
-means automatic: the value depends on the drafter and the device.
+The input `method` is the only one that is not advanced. js/settings.js shows a label for each method. In the number
+inputs, 0 means automatic: the value depends on the drafter and the device.
 """
 
 from functools import partial
@@ -58,8 +58,8 @@ _SETTINGS_TOOLTIPS = Tooltips(
 class ADTTreeSettings(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        # Workflows save values by position. The inputs have the order of the table of options, which only grows at its
-        # end.
+        # Workflows save values by position. The inputs have the order of `options`. New options are appended there, so
+        # that saved values keep their positions.
         return schema(
             "ADTTreeSettings",
             "ADT-Tree Settings",
@@ -78,7 +78,7 @@ class ADTTreeSettings(io.ComfyNode):
     def validate_inputs(
         cls, depth_min: int = 0, depth_max: int = 0, width_min: int = 0, width_max: int = 0
     ) -> bool | str:
-        """Reject a minimum above its maximum before any node runs, and ignore bounds that are 0."""
+        """Before any node runs, reject a minimum that is larger than its maximum. A bound of 0 is not checked."""
         most = options()["depth_max"].high
         lows = {"depth_min": depth_min or 1, "width_min": width_min or 1}
         highs = {"depth_max": depth_max or most, "width_max": width_max or most}

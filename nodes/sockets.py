@@ -38,7 +38,7 @@ class LoadedModel:
         patcher: Manages the memory of the transformer.
         codec: Manages the memory of the image tokeniser.
         text: Manages the memory of the text encoder, if the model has one.
-        own_drafters: Cache for the drafter that is used if none is connected.
+        own_drafters: Cache with at most one drafter, which nodes use if no drafter is connected.
     """
 
     target: Target
@@ -56,8 +56,8 @@ class LoadedDrafter:
     Attributes:
         drafter: The drafter.
         patcher: Manages the memory of its network, if it has one.
-        target: Target that it was loaded for.
-        path: Path or name that it was loaded by.
+        target: Target model that the drafter was loaded for.
+        path: Path of the drafter's files, or name of a drafter without files.
     """
 
     drafter: Drafter
@@ -87,10 +87,10 @@ class BatchResults:
 
     Attributes:
         images: IMAGE [N, H, W, 3].
-        rows: `id`, `prompt`, `file` and the figures of each image.
+        rows: `id`, `prompt`, `file` and the statistics of each image.
         settings: Settings that all images share.
         folder: Folder of the image files.
-        left_out: `id`, `prompt` and a `note` with the reason, for each prompt that was not drawn.
+        left_out: `id`, `prompt` and a `note` with the reason, for each prompt without an image.
     """
 
     images: Tensor
@@ -103,9 +103,11 @@ class BatchResults:
 def checked(function: Callable) -> Callable:
     """Wrap a function to reject unknown keyword arguments and values that do not match its annotations.
 
-    In prompts sent to the API, ComfyUI checks neither the types of literal values at sockets nor links to unknown
-    inputs. `**sampling` in the signature accepts the fields of `Sampling`. Required arguments of a node's `execute`
-    that a prompt omits get the default of the node's schema.
+    ComfyUI does not check everything in API prompts: a socket may get a literal value of any type, and an input that
+    the node does not have may get a link. Arguments are checked as follows:
+
+    - `**sampling` in the signature accepts the fields of `Sampling`.
+    - If a prompt omits a required argument of `execute`, the argument gets its default from the node's schema.
 
     Args:
         function: Function, or the `execute` class method of a node.

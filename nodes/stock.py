@@ -2,7 +2,8 @@
 
 `CLIP Text Encode` turns text into a CONDITIONING that only this pack's samplers can read. `VAE Decode` and `VAE
 Encode`, tiled or not, use the model's image tokeniser. A LATENT holds codebook vectors [B, C, h, w] in float32, so
-stock latent nodes can crop, flip or blend it. Decoding maps every vector to the nearest code.
+ComfyUI's own latent nodes can crop, flip or blend it. B is the number of images, C the number of channels, and h and w
+are the rows and columns of tokens. Decoding maps every vector to the nearest vector of the codebook.
 """
 
 from collections.abc import Iterator
@@ -66,7 +67,11 @@ class PromptTensor(torch.Tensor):
 
 
 class _Stock:
-    """Base of objects for stock nodes, whose AttributeError names the nodes that they work with."""
+    """Base class of the CLIP and VAE objects.
+
+    If a node uses an attribute that the object does not have, the AttributeError names the nodes that the object works
+    with.
+    """
 
     kind = use = ""
 
@@ -75,7 +80,7 @@ class _Stock:
 
 
 def encode(model: LoadedModel, text: str) -> Any:
-    """Encode a text as the conditional row of a prompt.
+    """Encode a text to the token ids of a prompt.
 
     Args:
         model: Model whose tokenizer and text encoder, if it has one, are used.
@@ -103,9 +108,10 @@ class TextEncoder(_Stock):
         self.model = model
 
     def tokenize(self, text: str, *_, **__) -> Prompt:
-        """Check a prompt. An empty text is valid and stands for the unconditional row of guidance.
+        """Check and encode a prompt.
 
-        A text that is too long is valid, too: the sampler refuses or truncates it, by its input `invalid_prompts`.
+        An empty text is valid. As a negative prompt, it means that guidance compares the prompt with no text. A text
+        that is too long is also valid: the sampler rejects or truncates it, depending on its input `invalid_prompts`.
         """
         row = None
         with suppress(PromptTooLongError):
@@ -208,7 +214,10 @@ class ImageTokenizer(_Stock):
         return self.decode(samples)
 
     def encode(self, pixels: Tensor, *_, **__) -> Tensor:
-        """Encode an IMAGE [B, H, W, 3 or 4] in 0..1, after `cropped`, to codebook vectors [B, C, h, w], float32."""
+        """Encode an IMAGE [B, H, W, 3 or 4] in 0..1 to codebook vectors [B, C, h, w] in float32.
+
+        The image is cropped first, so that its sides are multiples of `downsample`.
+        """
         pixels = cropped(pixels, self.downsample, "pixels").movedim(-1, 1) * 2 - 1
         with self._loaded(pixels.shape[2] * pixels.shape[3]) as (codec, device):
             codes = [codec.encode(image.to(device, torch.float32), check=check_cancelled) for image in pixels.split(1)]
@@ -227,11 +236,13 @@ class ImageTokenizer(_Stock):
 
 
 def cropped(image: Tensor, side: int, name: str) -> Tensor:
-    """Crop an IMAGE to multiples of `side`, evenly on both sides as the stock VAEs do, and remove alpha.
+    """Crop an IMAGE so that its height and width are multiples of `side`, and remove the alpha channel.
+
+    Opposite edges lose the same number of pixels, as with ComfyUI's own VAEs.
 
     Args:
         image: IMAGE [B, H, W, 3 or 4].
-        side: Pixels.
+        side: Side of a token in pixels.
         name: Id of the input, for error messages.
 
     Returns:

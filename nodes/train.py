@@ -34,9 +34,9 @@ from .schema import Tooltips, schema, widget
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 
 MEASURED = 10
-"""Minimum number of points of the curve, if the number of steps is given."""
+"""Minimum number of points of the curve, if the user sets the number of steps."""
 _PARTS = 1000
-"""Length of the progress bar."""
+"""Number of steps of the progress bar."""
 _NAMES = {
     "pictures": "training_images",
     "held_out": "validation_prompts",
@@ -45,11 +45,11 @@ _NAMES = {
     "features_gb": "cache_gb",
     "output": "name",
 }
-"""Input, or setting of a training -> what users see."""
+"""Id of an input, or field of the training settings -> name that users see."""
 
 
 def _widget(name: str, options: dict[str, Option], advanced: bool | None = None, **changes: Any) -> io.Input:
-    """Return the input for a setting of a training, whose Option has these changes on the node."""
+    """Return the input for the training setting `name`. `changes` replace fields of its `Option`, such as `default`."""
     return widget(name, options[name]._replace(**changes), display_name=_NAMES[name], advanced=advanced)
 
 
@@ -184,7 +184,10 @@ class ADTTreeTrainDrafter(io.ComfyNode):
 
 
 def _interval(steps: int) -> int:
-    """Return after how many steps a training measures and saves, so that short trainings do so several times."""
+    """Return the number of steps after which a training measures its result and saves the drafter.
+
+    If the user sets few steps, this number is smaller, so that the curve has at least `MEASURED` points.
+    """
     return max(1, min(TrainingOutputArgs.every, (steps or 10**6) // MEASURED))
 
 
@@ -235,8 +238,8 @@ class _NodeWatch(TrainingCallback):
 def _run(plan: training.TrainingPlan, model: LoadedModel, node_id: str) -> tuple[str, list[dict]]:
     """Train, and return a summary and the log.
 
-    ComfyUI runs nodes in inference mode, and weights that it has moved to the device in this mode cannot propagate
-    gradients. Unload all models, which also frees memory, and load the weights again outside inference mode.
+    ComfyUI runs nodes in PyTorch's inference mode. Weights that were moved to the device in this mode cannot propagate
+    gradients. This function therefore unloads all models, and loads the weights again outside inference mode.
     """
     with torch.inference_mode(False), torch.enable_grad():
         mm.unload_all_models()
@@ -248,7 +251,7 @@ def _run(plan: training.TrainingPlan, model: LoadedModel, node_id: str) -> tuple
 
 
 def _given(model: LoadedModel, preset: str | None, **sampling) -> dict[str, Any]:
-    """Return the settings of the training images, by the names of a recipe."""
+    """Return the settings with which the training images are generated, by the field names of a `Recipe`."""
     preset = choose_preset(preset, **sampling)
     if note := ignored(model, preset, **sampling):
         tell(note)
@@ -257,14 +260,18 @@ def _given(model: LoadedModel, preset: str | None, **sampling) -> dict[str, Any]
 
 
 def _check(name: str | None = None, prompts: str = "") -> None:
-    """Check the inputs before a run, except large files."""
+    """Check the inputs before a run. Large files are not read; see `prompts.check`."""
     if name is not None:
         _folder(name)
     check(prompts, "prompts")
 
 
 def _folder(name: str) -> Path:
-    """Return the folder of the drafter of this name, and raise AdtError if the name is invalid or taken."""
+    """Return the folder of the drafter of this name.
+
+    Raises:
+        AdtError: If the name is invalid, or is the name of a drafter without files.
+    """
     folders.check_name(name)
     if name in folders.WITHOUT_FILES:
         raise AdtError(f"name: '{name}' is a drafter that comes with the pack; choose another name.")
@@ -272,7 +279,12 @@ def _folder(name: str) -> Path:
 
 
 def _texts(prompts: list) -> list[str]:
-    """Return the prompts of a list, or of the only text or file name in it."""
+    """Return the training prompts.
+
+    Args:
+        prompts: List of prompts. A list with one element has the name of a prompt file, or a text with one prompt per
+            line.
+    """
     if len(prompts) == 1:
         return [prompt.text for prompt in non_blank(read(str(prompts[0]), "prompts"))]
     return [str(prompt) for prompt in prompts if str(prompt).strip()]
