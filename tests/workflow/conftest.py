@@ -1,7 +1,8 @@
-"""Fixtures with one running ComfyUI for each end of the supported version range, shared by all tests of this folder.
+"""Fixtures with running ComfyUI servers, which all tests of this folder share.
 
-Tests that request it get a second server, with every model that templates name. The default tier runs the tests marked
-``smoke`` on the newest ComfyUI; ``--all`` runs every test on both.
+The tests run on the oldest and the newest supported version of ComfyUI. The fixture ``comfy`` is a server with small
+models. The fixture ``stocked`` is a second server, with every model that the templates name. In the default tier, only
+tests marked ``smoke`` run, on the newest version. With ``--all``, every test runs on both versions.
 """
 
 import shutil
@@ -24,7 +25,7 @@ def pytest_configure(config):
 
 
 def pytest_itemcollected(item):
-    """Mark tests that need a server as ``long``, except those marked ``smoke`` on the newest ComfyUI."""
+    """Mark tests that need a server as ``long``, except ``smoke`` tests on the newest ComfyUI."""
     release = item.callspec.params.get("release") if hasattr(item, "callspec") else None
     if release is not None and (release != NEWEST or not item.get_closest_marker("smoke")):
         item.add_marker("long")
@@ -37,16 +38,16 @@ def release(request):
 
 @pytest.fixture(scope="session")
 def comfy(release, served):
-    """Server that sends previews. If it cannot start, the test fails instead of being skipped."""
+    """Running server that sends previews. If the server can't start, the test fails; it isn't skipped."""
     return served(release, NEWEST_FRONTEND if release == NEWEST else None)
 
 
 @pytest.fixture(scope="session")
 def stocked(release, tmp_path_factory, meter):
-    """Server with a model and a drafter in every place where users have them.
+    """Running server with models and drafters in all folders where users can store them.
 
-    It has a small random copy of every published model under its name, and the bundled model in the user's own folders.
-    Its weights move as they do with a GPU, and it writes no metadata into images.
+    The server has a small random model for every published model, with the published name. It also has copies of the
+    bundled model in the user's folders. Weights are loaded and unloaded as on a GPU. Images contain no metadata.
     """
     from adt_core import load_target
     from tests.drafted import write_drafter
@@ -88,14 +89,14 @@ def object_info(comfy):
 
 @pytest.fixture
 def graph(request):
-    """Prompt whose nodes can be found by type."""
+    """Text-to-image prompt as a `Graph`, which finds nodes by their type."""
     small = request.node.get_closest_marker("small_models")
     return with_small_models(text_to_image()) if small else text_to_image()
 
 
 @pytest.fixture(scope="session")
 def template(object_info):
-    """Return a function that loads a workflow of the pack as a prompt."""
+    """Return a function that loads a workflow of the pack and converts it to a prompt."""
     from test_workflows import prompt_of
 
     return lambda name: prompt_of(name, object_info)

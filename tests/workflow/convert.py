@@ -1,7 +1,8 @@
-"""Conversion of a saved workflow into the prompt that the server runs, and helpers to change such prompts.
+"""Conversion of a saved workflow into a prompt for the server, and helpers to change prompts.
 
-The browser converts with the node definitions of ``/object_info``. Here every assumption is an assertion: a workflow
-that the browser would silently repair, or run with shifted widget values, fails.
+In ComfyUI, the browser does this conversion, with the node definitions of ``/object_info``. The browser silently
+repairs some errors of a workflow, or runs it with widget values in the wrong inputs. This conversion raises an
+AssertionError instead.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def to_prompt(workflow: dict, object_info: dict[str, dict]) -> dict[str, dict]:
 
 
 def _options(definition: dict) -> dict[str, list]:
-    """Return the type and options of each input, in the order in which the browser creates the widgets."""
+    """Return type and options of each input of a node, in the order of the widgets in the browser."""
     sections = definition["input"]
     return {
         name: sections[section][name]
@@ -124,9 +125,10 @@ class Graph:
 
 
 def text_to_image() -> Graph:
-    """Return a prompt whose sampler has a prompt, a negative prompt, a drafter and settings.
+    """Return a text-to-image prompt. Its sampler has a prompt, a negative prompt, a drafter and settings.
 
-    It saves under a new name, because older versions of ComfyUI do not list the files of a cached output.
+    Each call uses a new file name for the image. Otherwise, Save Image could be cached, and older versions of ComfyUI
+    don't list the files of a cached output.
     """
     graph = Graph({"1": {"class_type": "ADTTreeModelLoader", "inputs": {"model": "bundled", "dtype": "auto"}}})
     model, clip, vae = (graph.link("ADTTreeModelLoader", output) for output in range(3))

@@ -1,4 +1,4 @@
-"""Images that a server made, as arrays."""
+"""Reader for the images that a server has saved."""
 
 import io
 
@@ -8,6 +8,6 @@ from PIL import Image
 
 
 def images(comfy: Comfy, outputs: dict, *nodes: str) -> list[np.ndarray]:
-    """Return the images [H, W, 3] that a prompt's outputs name, of the given nodes or of all."""
+    """Return the saved images, [H, W, 3] each, of the given nodes. Without nodes, return the images of all nodes."""
     chosen = {node: outputs[node] for node in nodes or outputs}
     return [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in comfy.files(chosen)]

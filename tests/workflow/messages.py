@@ -1,4 +1,4 @@
-"""Messages that ComfyUI sends to a browser, collected by a WebSocket client (websocket-client, from PyPI)."""
+"""WebSocket client that collects the messages that ComfyUI sends to a browser. It uses websocket-client from PyPI."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import websocket
 
 @dataclass(frozen=True)
 class Message:
-    """One message.
+    """Message from ComfyUI.
 
     Attributes:
-        at: ``time.monotonic()`` of its arrival.
-        type: ComfyUI's name of a JSON message, or its number of a binary one.
-        data: The content: a dict of a JSON message, the bytes after the number of a binary one.
+        at: Time of arrival, from ``time.monotonic()``.
+        type: Name of a JSON message, or number of a binary message.
+        data: Content of the message: a dict for JSON, or the bytes after the number for a binary message.
     """
 
     at: float
@@ -28,24 +28,27 @@ class Message:
 
 
 PREVIEWS = (1, 4)
-"""ComfyUI's numbers for previews in messages."""
+"""Numbers of binary messages that contain a preview."""
 TEXT = 3
-"""ComfyUI's number for a line of text under a node."""
+"""Number of binary messages that contain a line of text for display under a node."""
 
 
 def lines_under(messages: list[Message], node: str) -> list[str]:
-    """Return the lines of text shown under a node. Each message starts with the length of the node's id and the id."""
+    """Return the lines of text that are shown under a node.
+
+    Each message starts with the length of the node's id, followed by the id and the text.
+    """
     begins = len(node).to_bytes(4, "big") + node.encode()
     contents = (message.data for message in messages if message.type == TEXT)
     return [line.removeprefix(begins).decode() for line in contents if line.startswith(begins)]
 
 
 class Listener:
-    """A connected client that keeps every message; a thread receives them.
+    """Connected client that stores every message. A background thread receives the messages.
 
     Args:
-        url: Address of ComfyUI's WebSocket, with the client's id.
-        client: The same id, to pass along when a prompt is queued.
+        url: Address of ComfyUI's WebSocket, including the client's id.
+        client: Id of the client. Requests that queue a prompt need the same id.
     """
 
     def __init__(self, url: str, client: str):
@@ -60,11 +63,11 @@ class Listener:
         return self
 
     def __exit__(self, *_) -> None:
-        self._socket.abort()  # wakes the thread
+        self._socket.abort()  # ends the receiving thread
         self._socket.shutdown()
 
     def wait_for(self, wanted: Callable[[Message], bool], timeout: float = 120) -> Message:
-        """Return the first message, past or future, for which ``wanted`` is true."""
+        """Return the first message for which ``wanted`` is true. Wait for new messages if no stored one matches."""
         deadline = time.monotonic() + timeout
         seen = 0
         with self._news:
@@ -88,7 +91,7 @@ class Listener:
                     self._keep(Message(time.monotonic(), struct.unpack(">I", body[:4])[0], body[4:]))
                 else:
                     return
-        except (OSError, websocket.WebSocketException):  # closed, by either side
+        except (OSError, websocket.WebSocketException):  # the client or the server has closed the connection
             return
 
     def _keep(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Images that the engine makes without ComfyUI, cached because many tests compare with them."""
+"""Images that the engine generates without ComfyUI. They are cached, because many tests compare with them."""
 
 import json
 from functools import cache
@@ -17,7 +17,7 @@ def _models(model: str, network: str) -> tuple:
 
 
 def draw(**asked) -> dict[str, np.ndarray]:
-    """Return the result of :func:`_draw` for these arguments, from a cache if possible."""
+    """Return the result of :func:`_draw`. Results are cached by their arguments."""
     return _drawn(json.dumps(asked, sort_keys=True))
 
 
@@ -36,9 +36,13 @@ def _draw(
     model: str = "bundled",
     network: str = "bundled",
 ) -> dict[str, np.ndarray]:
-    """Return codebook vectors ``samples`` [B, C, h, w] and pixels ``images`` [B, H, W, 3] as uint8.
+    """Generate images.
 
-    Without ``drafting`` the engine decodes plainly.
+    Without ``drafting`` the engine decodes without drafts.
+
+    Returns:
+        "samples": Codebook vectors [B, C, h, w], for B images of h x w tokens.
+        "images": Pixels [B, H, W, 3] uint8.
     """
     target, drafter = _models(model, network)
     with torch.inference_mode():

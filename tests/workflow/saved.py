@@ -1,4 +1,4 @@
-"""Reader of saved maps that does not use the pack's code."""
+"""Reader for saved acceptance maps. It doesn't use the pack's code."""
 
 import base64
 import io
@@ -8,11 +8,11 @@ import zlib
 from PIL import Image
 
 EVENT = "adt_tree.map"
-"""Name of the messages that update a map while its image is drawn."""
+"""Name of the messages that update a map while its image is generated."""
 
 
 def unpack(saved: dict) -> list:
-    """Return the rounds of a saved map, in the format of the live messages."""
+    """Unpack a saved map. Return its rounds in the format of the update messages."""
     numbers = _varints(zlib.decompress(base64.b64decode(saved["data"])))
 
     def column(length: int) -> list[int]:
@@ -49,5 +49,5 @@ def _varints(data: bytes):
 
 
 def maps_in_png(png: bytes) -> dict:
-    """Return the maps in the workflow of a PNG, by node."""
+    """Return the maps in the workflow of a PNG file. Keys are node ids."""
     return json.loads(Image.open(io.BytesIO(png)).text["workflow"])["extra"]["adt_tree_maps"]

@@ -1,6 +1,6 @@
-"""Small random models that replace the bundled ones in tests, an upscaler, and an input picture.
+"""Writers for small random models, an upscaler and an input picture.
 
-The small model draws images of the bundled model's size in a fifth of the time.
+The small model replaces the bundled model in tests. Its images have the same size, but need only a fifth of the time.
 """
 
 from pathlib import Path
@@ -12,15 +12,15 @@ from safetensors.torch import save_file
 
 SMALL = "small"
 TINY = "tiny"
-"""Model with images of 12 x 12 tokens; the drafter of the small model fits it."""
+"""Name of a model with images of 12 x 12 tokens. It can use the drafter of the small model."""
 UPSCALER = "RealESRGAN_x4plus.safetensors"
 LESSONS = "\n".join(f"a {colour} {thing}" for colour in ("red", "green", "blue") for thing in ("house", "ball", "car"))
 QUICK = {"prompts": LESSONS, "pictures": 4, "held_out": 2, "batch": 2, "draw_batch": 3, "minutes": 60.0, "steps": 10}
-"""Inputs of a training that lasts a few seconds."""
+"""Inputs of Train Drafter for a training of a few seconds."""
 
 
 def write_small(models: Path, side: int = 128) -> None:
-    """Write the small model and its drafter, both called ``SMALL``; ``side`` is the size of its images in pixels."""
+    """Write the small model and its drafter. The name of both is ``SMALL``. Images have ``side`` x ``side`` pixels."""
     from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
     target = write_tiny_checkpoint(models / "ar_image" / SMALL, scale=3.0, resolution=side, max_positions=512)
@@ -42,7 +42,7 @@ def with_small_models(graph: Graph) -> Graph:
 
 
 def write_upscaler(folder: Path) -> None:
-    """Write a small upscaler with random weights (SRVGGNet, which stock nodes read) under a published name."""
+    """Write a small upscaler with random weights and a published name. Stock nodes can load it (SRVGGNet)."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(0)
     sizes = {"body.0": (8, 3, 3, 3), "body.2": (8, 8, 3, 3), "body.4": (48, 8, 3, 3)}
@@ -53,7 +53,7 @@ def write_upscaler(folder: Path) -> None:
 
 
 def write_picture(base: Path) -> None:
-    """Write noise as the input picture that ComfyUI's own templates use."""
+    """Write an image of noise, with the name of the input picture in ComfyUI's templates."""
     (base / "input").mkdir(parents=True, exist_ok=True)
     values = torch.randint(256, (512, 512, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     Image.fromarray(values.numpy()).save(base / "input" / "example.png")

@@ -1,4 +1,7 @@
-"""Lists of prompts in a running ComfyUI: loops of stock nodes, and batches that can be stopped and resumed."""
+"""Tests of prompt lists in a running ComfyUI.
+
+A list can be processed by a loop of stock nodes, or by the Batch Sampler, which can be stopped and resumed.
+"""
 
 import csv
 import json
@@ -17,7 +20,7 @@ from test_cancel import interrupt_and_time
 
 CAPTIONS = ROOT / "adt_core" / "bundled" / "captions.json"
 TEXT_BELOW = "(the text below)"
-"""Choice of *file* that takes typed prompts."""
+"""Value of the input *file* that selects the typed prompts."""
 COUNT = 10
 """Number of captions in the batch."""
 SHEET = 4
@@ -26,7 +29,7 @@ SHEET = 4
 
 @pytest.fixture
 def coco(comfy):
-    """Return the name of a file of 10 captions in MS-COCO's layout in the input folder, and the captions by id."""
+    """Write 10 captions in MS-COCO's layout into the input folder. Return the file name and a dict id -> caption."""
     bundled = json.loads(CAPTIONS.read_text(encoding="utf-8"))
     annotations = [
         {**annotation, "id": 7000 + number, "image_id": 3 * number + 100}
@@ -40,14 +43,17 @@ def coco(comfy):
 
 @pytest.fixture
 def batch(template, coco):
-    """Return the batch workflow of the pack for these captions, with small models."""
+    """Return the pack's batch workflow with these captions and small models."""
     graph = with_small_models(template("ADT-Tree batch of prompts with report"))
     return graph.set("ADTTreePrompts", file=coco[0], count=COUNT)
 
 
 @pytest.mark.smoke
 def test_cancelled_batch_resumes_without_losing_images(comfy, batch):
-    """Short version for the default tier: finished images stay, the others follow, and the table lists all."""
+    """Cancel and resume a batch. This is the short version of the next test, for the default tier.
+
+    Finished images must stay, the second run must generate the others, and the table must list all images.
+    """
     captions = [f"{colour} fox" for colour in ("a red", "a blue", "a green", "a grey")]
     name = uuid.uuid4().hex[:8]
     batch.set("ADTTreeModelLoader", model=TINY).set(
@@ -67,7 +73,11 @@ def test_cancelled_batch_resumes_without_losing_images(comfy, batch):
 
 @pytest.mark.small_models
 def test_batch_resumes_after_cancelling_with_other_drafts(comfy, batch, graph, coco):
-    """No image is lost or made twice; they equal the sampler's images; table, figures and sheet are complete."""
+    """Cancel a batch, and resume it with another drafter and batch size.
+
+    No image may be lost or generated twice. All must equal the sampler's images. The table, the summary and the contact
+    sheet must be complete.
+    """
     captions = coco[1]
     seed = 41
 
@@ -107,7 +117,7 @@ def test_batch_resumes_after_cancelling_with_other_drafts(comfy, batch, graph, c
 
 
 def cancel_batch(comfy, prompt: dict, sampler: str) -> int:
-    """Queue a batch, cancel it after its second image, and return the number of tokens of the complete batch."""
+    """Queue a batch and cancel it after its second image. Return the number of tokens of the complete batch."""
     with comfy.socket() as browser:
         prompt_id = comfy.queue(prompt, browser.id)
         first = browser.wait_for(lambda m: m.type == "progress" and m.data["node"] == sampler)
@@ -121,9 +131,9 @@ def check_progress(messages: list[Message], sampler: str, length: int, already: 
 
     Args:
         messages: All messages to the browser.
-        sampler: Id of the node that makes the batch.
-        length: Tokens of an image.
-        already: Images made before the run.
+        sampler: Id of the Batch Sampler node.
+        length: Number of tokens of an image.
+        already: Number of images that were finished before the run.
     """
     steps = [m.data["value"] for m in messages if m.type == "progress" and m.data["node"] == sampler]
     assert steps == sorted(steps) and steps[-1] == COUNT * length
@@ -135,7 +145,7 @@ def check_progress(messages: list[Message], sampler: str, length: int, already: 
 
 
 def check_table(folder: Path, captions: dict[str, str], seed: int, length: int) -> list[dict]:
-    """Check that a batch's table has a row for each caption, in order, and for each image, and return its rows."""
+    """Check the table of a batch and return its rows. It must have a row for each caption, in order, and each image."""
     with (folder / "report.csv").open(newline="", encoding="utf-8-sig") as file:
         table = list(csv.DictReader(file))
     assert tuple(table[0]) == COLUMNS and {line["id"]: line["prompt"] for line in table} == captions
@@ -153,7 +163,7 @@ def check_table(folder: Path, captions: dict[str, str], seed: int, length: int) 
 
 
 def check_sheet(sheet: np.ndarray, shown: np.ndarray) -> None:
-    """Check that the contact sheet has an image at each place, and that the collector outputs the same sheet."""
+    """Check that the contact sheet has a thumbnail of each image, and that the Collector node outputs this sheet."""
     np.testing.assert_array_equal(sheet, shown)
     assert sheet.shape[1] == SHEET * 200 + 8 and all(
         sheet[top : top + 192, left : left + 192].std() > 8 for top, left in places(sheet)
@@ -161,7 +171,10 @@ def check_sheet(sheet: np.ndarray, shown: np.ndarray) -> None:
 
 
 def check_first_and_last(comfy, graph, texts: list[str], seed: int, together: list[np.ndarray]) -> None:
-    """Check that the first and last image of a batch equal those that the sampler draws in a loop over a list."""
+    """Check the first and the last image of a batch.
+
+    They must equal the images of the Sampler node in a loop over a list of prompts.
+    """
     prompts, _ = graph.add("ADTTreePrompts", text=f"{texts[0]}\n\n{texts[-1]}")
     graph.set("CLIPTextEncode", text=[prompts, 0]).set("SaveImage", filename_prefix=[prompts, 2])
     outputs = comfy.run(graph.set("ADTTreeSampler", seed=seed, preset="model default").prompt)
@@ -175,7 +188,7 @@ def check_first_and_last(comfy, graph, texts: list[str], seed: int, together: li
 
 @pytest.mark.small_models
 def test_each_report_lists_truncated_and_skipped_prompts(comfy, batch):
-    """Both lists have the same settings, so they share a folder that the user has named."""
+    """Run two lists with the same settings. Both use one folder, which the user has named, but separate reports."""
     name = uuid.uuid4().hex[:8]
     long = "a red house " * 500
     batch.set("ADTTreeBatchSampler", seed=77, folder=f"My {name}", unfit_prompts="truncate", chunk_size=3)
@@ -210,7 +223,7 @@ def test_each_report_lists_truncated_and_skipped_prompts(comfy, batch):
 
 @pytest.mark.small_models
 def test_unpaired_surrogates_in_a_list_do_not_stop_the_batch(comfy, batch):
-    """They cannot be encoded as UTF-8, so the page and the table show them escaped."""
+    """An unpaired surrogate can't be encoded as UTF-8, so the page and the table show an escape sequence."""
     lines = [{"prompt": "a fox", "id": "\ud83d"}, {"prompt": "a \ud83d", "id": "b\ud800"}]
     (comfy.base / "input" / "halves.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     name = uuid.uuid4().hex[:8]
@@ -243,17 +256,20 @@ def test_relaxed_batch_is_marked_in_its_message_and_table(comfy, batch):
 
 
 def text_under_nodes(comfy, batch, **extra) -> str:
-    """Run a batch, and return all text shown under its nodes."""
+    """Run a batch and return all text that is shown under its nodes."""
     _, messages = comfy.watch(batch.prompt, **extra)
     return " ".join(line for node in batch.prompt for line in lines_under(messages, node))
 
 
 def finished_images(message: bytes) -> int:
-    """Return the number of finished images in a line of text, which follows the length of the node's id and the id."""
+    """Return the number of finished images in a text message.
+
+    The message starts with the length of the node's id, followed by the id and the text.
+    """
     return int(message[4 + int.from_bytes(message[:4], "big") :].split(b" of ")[0])
 
 
 def places(sheet: np.ndarray) -> list[tuple[int, int]]:
-    """Return top and left of the thumbnails, row by row."""
+    """Return (top, left) of each thumbnail in pixels, row by row."""
     row = (sheet.shape[0] - 8) // -(-COUNT // SHEET)
     return [(8 + number // SHEET * row, 8 + number % SHEET * 200) for number in range(COUNT)]

@@ -1,4 +1,4 @@
-"""Cancelling stops any work within half a second and leaves a server that runs the next prompt.
+"""Tests of cancelling: any work must stop within half a second, and the server must run the next prompt.
 
 test_batch.py also cancels on the oldest ComfyUI, without measuring the time.
 """
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.alone
 
 
 def interrupt_and_time(comfy, browser, prompt_id) -> float:
-    """Interrupt a prompt, and return the seconds until the browser receives the message that it has stopped."""
+    """Interrupt a prompt. Return the seconds until the browser receives the message that the prompt has stopped."""
     asked = time.monotonic()
     comfy.post("/interrupt", {})
     stopped = browser.wait_for(
@@ -41,7 +41,7 @@ def test_cancel_while_tokens_are_decoded(comfy, graph):
 
 
 def test_cancel_while_the_prompt_is_read(comfy, graph):
-    """Cancel directly after the sampler has started, before the first token."""
+    """Cancel immediately after the start of the sampler, before the first token."""
     assert_next_prompt_runs(comfy, graph)
     graph.set("ADTTreeSampler", seed=902, batch_size=64)
     with comfy.socket() as browser:
@@ -65,7 +65,7 @@ def test_cancel_while_weights_are_loaded(comfy, graph, loader):
 
 @pytest.mark.small_models
 def test_cancel_while_a_batch_is_made(comfy, graph):
-    """Cancel after the first image, while the others are drawn and saved."""
+    """Cancel after the first image, while the other images are generated and saved."""
     prompts = graph.add("ADTTreePrompts", text="\n".join(f"{number} foxes" for number in range(30)))
     links = {"model": graph.link("ADTTreeModelLoader"), "prompts": prompts}
     node, _ = graph.add("ADTTreeBatchSampler", **links, seed=905)
@@ -104,7 +104,7 @@ def test_cancel_while_a_benchmark_runs_and_resume_it(comfy, graph):
 
 @pytest.mark.parametrize("node", ["VAEEncode", "VAEDecode"])
 def test_cancel_while_pixels_are_coded(comfy, graph, node):
-    """Encode or decode many large images with the codec only."""
+    """Cancel while the codec encodes or decodes many large images."""
     vae = graph.link("ADTTreeModelLoader", 2)
     pixels = graph.add("EmptyImage", width=256, height=256, batch_size=64, color=0x336699)
     latent = graph.add("VAEEncode", pixels=pixels, vae=vae)

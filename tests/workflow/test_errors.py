@@ -1,4 +1,4 @@
-"""Display of node errors in ComfyUI. The tests in ``inside/`` check the messages themselves."""
+"""Tests of how ComfyUI shows node errors. The tests in ``inside/`` check the text of the messages."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class ShownError:
 
 
 def failed(comfy, graph, node: str) -> ShownError:
-    """Run a prompt that must fail in the given node without writing a file, and return the error."""
+    """Run a prompt that must fail in the given node. Check that no file is written, and return the error."""
     before = set((comfy.base / "output").rglob("*"))
     with pytest.raises(Failed) as error:
         comfy.run(graph.prompt)
@@ -35,14 +35,14 @@ def test_invalid_number_is_reported_for_its_input_only(comfy, graph, value):
 
 
 def test_errors_are_shown_with_their_public_name(comfy, graph):
-    """ComfyUI shows users the module of an exception's type. For a custom node that would be a path on their disk."""
+    """ComfyUI shows users the module of an exception's class. For a custom node, this would be a path on their disk."""
     shown = failed(comfy, graph.set("CLIPTextEncode", text="a red house " * 500), "ADTTreeSampler")
     assert shown.text.startswith("Prompt too long: ") and shown.kind == "adt_core.AdtError"
 
 
 @pytest.mark.small_models
 def test_input_name_that_no_log_can_print(comfy, graph):
-    """The name is half of a surrogate pair. ComfyUI's worker would stop if an exception quoted it unescaped."""
+    """The name is an unpaired surrogate. If an error message contained it unescaped, ComfyUI's worker would stop."""
     link = graph.add("EmptyLatentImage", width=64, height=64, batch_size=1)
     shown = failed(comfy, graph.set("ADTTreeSampler", **{"\ud800": link}), "ADTTreeSampler")
     assert r"'\ud800' is no input of this node" in shown.text

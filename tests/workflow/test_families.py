@@ -1,4 +1,4 @@
-"""Maps, batches, continued images, trainings and templates of models of the newest families."""
+"""Tests of Lumina-mGPT 2.0, GLM-Image and Liquid: maps, batches, continued images, training and templates."""
 
 import io
 import math
@@ -21,14 +21,14 @@ from adt_core.app.checkpoints import find_published
 SIZES = {"Lumina-mGPT-2.0": (64, 32), "GLM-Image": (96, 64), "Liquid_V1_7B": (512, 512)}
 """Model -> width and height in pixels of a small image."""
 CELLS = {"Lumina-mGPT-2.0": (4, 8), "GLM-Image": (2, 3), "Liquid_V1_7B": (8, 8)}
-"""Model -> rows and columns of its tokens, without end-of-row tokens and GLM-Image's small image."""
+"""Model -> rows and columns of its tokens, without end-of-row tokens and without GLM-Image's small preview image."""
 TEMPLATES = [name for name, (_, _, model) in TO_INSTALL.items() if model in SIZES]
 
 each_model = pytest.mark.parametrize("name", SIZES)
 
 
 def drawing(name: str) -> Graph:
-    """Return a prompt that draws with a model and its authors' settings, drafted by Jacobi decoding."""
+    """Return a prompt for a model, with the authors' sampling settings and Jacobi drafts."""
     graph = text_to_image()
     width, height = SIZES[name]
     graph.set("ADTTreeModelLoader", model=name).set("ADTTreeDrafterLoader", drafter="jacobi")
@@ -38,13 +38,13 @@ def drawing(name: str) -> Graph:
 
 
 def latents(server, outputs: dict) -> list:
-    """Return the tensors that Save Latent has written, in the order of its nodes."""
+    """Return the tensors that Save Latent nodes have written, in the order of the nodes."""
     return [load(file)["latent_tensor"] for file in server.files(outputs, "latents")]
 
 
 @each_model
 def test_map_has_every_token_and_the_image(stocked, name):
-    """Both the live messages and the history are complete. GLM-Image draws its small image first."""
+    """The update messages and the history must both be complete. GLM-Image generates a small preview image first."""
     graph = drawing(name)
     width, height = SIZES[name]
     outputs, messages = stocked.watch(graph.prompt)
@@ -66,7 +66,7 @@ def test_map_has_every_token_and_the_image(stocked, name):
 
 @each_model
 def test_image_is_continued(stocked, name):
-    """The rows that are kept have the tokens that the model's own encoder assigns."""
+    """The kept rows must have the tokens that the model's encoder assigns to the given image."""
     graph = drawing(name)
     width, height = SIZES[name]
     rows, _ = CELLS[name]
@@ -103,7 +103,7 @@ def test_batch_images_equal_the_samplers(stocked, stocked_info, name):
 
 @pytest.mark.parametrize("name", ["GLM-Image"])
 def test_trained_drafter_does_not_change_images(stocked, name):
-    """The node trains here. tests/unit/test_train_drafter.py trains with the command for each family."""
+    """This test trains with the node. tests/unit/test_train_drafter.py trains every family with the command."""
     graph = drawing(name)
     (plain,) = images(stocked, stocked.run(graph.set("ADTTreeSampler", speed="No drafting").prompt))
     kept = "ADTTreeModelLoader", "ADTTreeImageSize"

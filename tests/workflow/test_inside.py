@@ -1,4 +1,4 @@
-"""Runner of the tests of ``inside/``, which need ComfyUI's own Python but no server."""
+"""Runner for the tests in ``inside/``. They need the Python environment of ComfyUI, but no server."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from comfy_server import NEWEST, environment, source
 
 TESTS = sorted((Path(__file__).parent / "inside").glob("test_*.py"))
 DRAWING = "test_sampler", "test_other_nodes", "test_glm_image", "test_train"
-"""Files whose tests do not depend on the version of ComfyUI."""
+"""Test files that don't depend on the version of ComfyUI."""
 
 
 @pytest.mark.smoke

@@ -1,4 +1,4 @@
-"""Messages that update the acceptance map, and the maps in the history and in saved images."""
+"""Tests of the acceptance map: update messages, and maps in the history and in saved images."""
 
 import io
 import json
@@ -21,24 +21,31 @@ SHARE = (
     "substituted",
     "levels",
 )
-"""Names in the trace of the values that a map stores for an image in a round."""
+"""Values that a map stores for each image in each round. The names are those in the trace."""
 
 
 def read(outputs: dict) -> dict:
-    """Return the trace that the probe node showed."""
+    """Return the trace from the output of the probe node."""
     return json.loads(next(output["text"][0] for output in outputs.values() if "text" in output))
 
 
 @pytest.fixture
 def traced(graph):
-    """Return the text-to-image workflow with ADT-Tree, whose trees vary in shape, and a node that shows the trace."""
+    """Return the text-to-image workflow with a node that shows the trace.
+
+    The method is ADT-Tree, because the shapes of its trees vary.
+    """
     graph.add("ProbeReadTrace", trace=graph.link("ADTTreeSampler", 1))
     return graph.set("ADTTreeSettings", method="adt-tree")
 
 
 @pytest.mark.smoke
 def test_updates_and_history_contain_the_complete_trace(comfy, traced):
-    """Each update has new rounds in order, at most ten per second; the history has all rounds and an image."""
+    """Check the update messages and the history.
+
+    Updates must contain the new rounds in order, and there must be at most ten updates per second. The history must
+    contain all rounds and an image.
+    """
     traced.set("ADTTreeSampler", seed=601)
     outputs, messages = comfy.watch(traced.prompt, extra_pnginfo={"workflow": {"id": "a workflow"}})
     updates = [message for message in messages if message.type == EVENT]
@@ -83,7 +90,7 @@ def test_without_a_client_no_updates_are_sent_and_no_image_is_kept(comfy, graph)
 
 
 def saved_with(comfy, graph, **extra) -> dict:
-    """Run the graph as a page queues it, and return the maps in the image that it saves, by node."""
+    """Run the graph in the same way as the page. Return the maps in the saved image; keys are node ids."""
     workflow = {"id": "a workflow", "nodes": [], **extra}
     outputs, _ = comfy.watch(graph.prompt, extra_pnginfo={"workflow": workflow})
     return maps_in_png(comfy.files({0: outputs[graph.id("SaveImage")]})[0])
@@ -93,7 +100,11 @@ def saved_with(comfy, graph, **extra) -> dict:
     "seed, stale", [(611, {"6": {"parts": ["of another image"]}, "99": {"parts": []}}), (621, None)]
 )
 def test_saved_image_contains_only_its_own_map(comfy, traced, seed, stale):
-    """The map is small, has an image but no reference to files of this server, and replaces queued maps."""
+    """Check the map in a saved image.
+
+    The map must be small. It must contain a thumbnail, but no reference to files of this server. It must replace all
+    maps that the queued workflow contained.
+    """
     sampler = traced.set("ADTTreeSampler", seed=seed).id("ADTTreeSampler")
     maps = saved_with(comfy, traced, extra={"adt_tree_maps": stale})
     assert list(maps) == [sampler]
@@ -104,7 +115,10 @@ def test_saved_image_contains_only_its_own_map(comfy, traced, seed, stale):
 
 
 def test_image_of_a_cached_result_contains_the_map_of_that_result(comfy, traced):
-    """The sampler does not run again, but its inputs are the same, so the map is still valid."""
+    """In the second run, the sampler's result is cached. The saved image must still contain its map.
+
+    After a change of the prompt, the saved image must contain the map of the new run.
+    """
     traced.set("ADTTreeSampler", seed=612)
     first = saved_with(comfy, traced)
     sampler = traced.id("ADTTreeSampler")
@@ -118,7 +132,7 @@ def test_image_of_a_cached_result_contains_the_map_of_that_result(comfy, traced)
 
 @pytest.mark.parametrize("seed, odd", [(631, "x"), (632, {"workflow": "x"})])
 def test_run_needs_no_workflow(comfy, traced, seed, odd):
-    """Save Image requires a valid workflow in these cases; nodes that read the trace do not."""
+    """Run with an invalid workflow in the request. Save Image would fail, but other nodes must work."""
     traced.set("ADTTreeSampler", seed=seed)
     del traced.prompt[traced.id("SaveImage")]
     outputs, _ = comfy.watch(traced.prompt, extra_pnginfo=odd)
@@ -127,7 +141,7 @@ def test_run_needs_no_workflow(comfy, traced, seed, odd):
 
 
 def test_image_is_saved_although_previews_and_thumbnails_fail(comfy, traced):
-    """Simulate too little memory for showing the image."""
+    """Simulate that previews and thumbnails fail, for example because of too little memory."""
     sampler = traced.set("ADTTreeSampler", seed=641).id("ADTTreeSampler")
     comfy.get("/probe/pictures", fail=1)
     try:
@@ -149,7 +163,7 @@ def test_images_of_a_list_contain_no_map(comfy, traced):
 
 
 def test_relaxed_run_is_marked_even_if_no_token_was_replaced(comfy, traced):
-    """Both the map in the history and the map in the PNG are marked."""
+    """The map in the history and the map in the PNG file must both be marked as relaxed."""
     sampler = traced.set("ADTTreeSampler", seed=605, lantern=traced.add("ADTTreeLantern", delta=0.0)).id(
         "ADTTreeSampler"
     )

@@ -1,4 +1,7 @@
-"""Memory of a server: it keeps nothing of the pack after freeing its memory, and does not grow over many runs."""
+"""Tests of a server's memory.
+
+After the user frees the memory, no object of the pack may remain. Over many runs, the memory may not grow.
+"""
 
 import os
 from statistics import median
@@ -9,9 +12,10 @@ from images import images
 from small import TINY
 
 RUNS = int(os.environ.get("ADT_TREE_RUNS", 12))
-"""Runs after which the server must not have grown, half as many beside another model; a thorough check uses 50."""
+"""Number of runs in the test of memory growth. The test with a second model does half of them. For a thorough check,
+set the environment variable ADT_TREE_RUNS to 50."""
 SETTLED = 4
-"""Runs at the start and at the end whose median is compared, because the allocator's memory fluctuates."""
+"""The allocator's memory fluctuates. The test therefore compares the median of the first 4 and of the last 4 runs."""
 
 
 def memory(comfy) -> dict:
@@ -21,7 +25,7 @@ def memory(comfy) -> dict:
 
 @pytest.fixture
 def watched(graph):
-    """Return a workflow that continues an image, with a node that keeps weak references to all objects involved."""
+    """Return a workflow that continues an image, with a probe node that keeps weak references to all its objects."""
     graph.set("ADTTreeModelLoader", model=TINY)
     vae = graph.link("ADTTreeModelLoader", 2)
     picture = graph.add("EmptyImage", width=96, height=96, batch_size=1, color=0x336699)
@@ -52,9 +56,9 @@ def watched_batch(watched):
 
 @pytest.fixture
 def short(graph):
-    """Return a workflow that draws the last row of an image with Jacobi drafts.
+    """Return a workflow that generates only the last row of an image, with Jacobi drafts.
 
-    It allocates the caches of a complete image in a fraction of the time.
+    The workflow is fast, but allocates the same caches as for a complete image.
     """
     picture = graph.add("EmptyImage", width=128, height=128, batch_size=1, color=0x336699)
     latent = graph.add("VAEEncode", pixels=picture, vae=graph.link("ADTTreeModelLoader", 2))
@@ -63,14 +67,14 @@ def short(graph):
 
 
 MADE = {"model", "decoder", "codec", "drafter", "network", "patcher", "trace", "vectors"}
-"""Names in the probe of the objects that an image needs and creates."""
+"""Objects that a run uses or creates, as the probe node names them."""
 CONSTANTS = {
     *("Acceptance", "AdtTreeSettings", "BatchArgs", "CostEstimate", "Download", "DraftMode", "DraftSettings"),
     *("Drafting", "Family", "FixedSettings", "ImageToImageArgs", "InvarianceReport", "Kind", "Lantern"),
     *("Loading", "Message", "Option", "Pairing", "Part", "Preset", "Published", "PublishedSampling", "Recipe"),
     *("Runtime", "Sampling", "Shape", "Tooltips", "Values", "WorkerArgs", "_LowerBound"),
 }
-"""Classes of the pack with instances that live as long as the process: settings, tables, bounds and its runtime."""
+"""Classes of the pack whose instances may exist until the process ends, for example settings and tables."""
 
 
 @pytest.mark.smoke
@@ -87,7 +91,13 @@ def test_freeing_memory_releases_all_objects_of_a_batch(comfy, watched_batch):
 
 
 def check_memory_is_freed(comfy, alive: set[str], classes: set[str]) -> None:
-    """Check that these objects and classes exist, and that freeing the memory releases all of them."""
+    """Check that the objects ``alive`` and instances of ``classes`` exist. Free the memory and check that all are gone.
+
+    Args:
+        comfy: Running server.
+        alive: Names of watched objects.
+        classes: Names of classes.
+    """
     held = memory(comfy)
     assert alive <= set(held["alive"]) and classes <= set(held["classes"]), "ComfyUI keeps outputs"
     assert not {"Decoding", "KVCache"} & set(held["classes"]), "caches are released after their run"
@@ -103,7 +113,7 @@ def remaining_objects(comfy) -> set[str]:
 
 
 def test_unloading_for_other_models_neither_changes_images_nor_leaks(comfy, short):
-    """The model of a stock sampler unloads ours every time, and ours is loaded again."""
+    """The model of a stock sampler makes ComfyUI unload our model in every run. Then our model is loaded again."""
     stock = Graph({"1": {"class_type": "ProbeDiffusionModel", "inputs": {}}})
     embedding = stock.add("ProbeEmbedding")
     sampler = {"seed": 1, "steps": 2, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
@@ -128,7 +138,7 @@ def test_unloading_for_other_models_neither_changes_images_nor_leaks(comfy, shor
 
 @pytest.mark.long
 def test_many_runs_do_not_grow_the_server(comfy, short):
-    """A run needs about 10 MB of caches, so a leak of one run's caches is visible after many runs."""
+    """A run allocates about 10 MB of caches. If the caches leaked, the growth would be visible after many runs."""
     sizes = []
     for seed in range(2 + RUNS + SETTLED):
         comfy.run(short.set("ADTTreeSampler", seed=2000 + seed).prompt, preview_method="auto")

@@ -1,4 +1,8 @@
-"""Models of users: the loader lists them, they draw images, and unloading weights between runs changes no image."""
+"""Tests with models in the user's folders.
+
+The Model Loader must list them, and the Sampler must generate images with them. Unloading weights between runs must not
+change an image.
+"""
 
 import shutil
 import uuid
@@ -23,7 +27,7 @@ START = "ADT-Tree text to image (start here)"
 LLAMAGEN = "ADT-Tree LlamaGen text to image"
 GLM = "ADT-Tree GLM-Image text to image", "ADT-Tree GLM-Image edit a picture"
 FIRST = {START, COMPARED, "ADT-Tree continue a picture", LLAMAGEN, BATCH}
-"""Workflows that together have every node that reads weights, and the family with the most parts."""
+"""Workflows that together contain every node that uses weights. LlamaGen is included as the family with most parts."""
 SIZES = {
     "ADT-Tree Lumina-mGPT text to image": (96, 64),
     "ADT-Tree Lumina-mGPT 2.0 text to image": (64, 32),
@@ -39,13 +43,13 @@ DRAWN = {
     "ADT-Tree same as upstream (Janus-Pro)": (64, 64),
     **SIZES,
 }
-"""Template of a family -> size of its image."""
+"""Template of a family -> width and height of its image in pixels."""
 LUMINA = "Lumina-mGPT-7B-768"
 
 
 @pytest.fixture
 def stocked_template(stocked_info):
-    """Return a function that loads a workflow of the pack as a prompt with a small image size."""
+    """Return a function that loads a workflow of the pack and converts it to a prompt with a small image size."""
 
     def load(name: str) -> Graph:
         graph = prompt_of(name, stocked_info)
@@ -63,13 +67,13 @@ def choices(server, node: str, name: str) -> list[str]:
 
 
 def missing(server) -> dict[str, dict]:
-    """Return the models in the loader's list that are not installed, with their download sizes."""
+    """Return the models in the Model Loader's list that aren't installed, with their download sizes."""
     info = server.get("/object_info/ADTTreeModelLoader")["ADTTreeModelLoader"]
     return info["input"]["optional"]["model"][1]["downloads"]
 
 
 def test_models_of_the_user_are_listed_and_draw(stocked):
-    """Language models, text encoders and codecs in the same folder are not listed."""
+    """The folder also has language models, text encoders and codecs. The loader must not list these."""
     listed = choices(stocked, "ADTTreeModelLoader", "model")
     there = [name for name in listed if name not in missing(stocked)]
     published = {value for node, _, value in TO_INSTALL.values() if node == "ADTTreeModelLoader"}
@@ -92,7 +96,7 @@ def test_models_of_the_user_are_listed_and_draw(stocked):
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_template_runs_after_its_model_is_installed(stocked, stocked_template, name):
-    """It also runs if the value that marks the model as missing is still selected. Drafts do not change the image."""
+    """The template must also run if the selected value still marks the model as missing. Drafts must not matter."""
     graph = stocked_template(name)
     width, height = DRAWN[name]
     graph.set("ADTTreeModelLoader", model=f"{TO_INSTALL[name][2]} (not installed)")
@@ -106,7 +110,7 @@ def test_template_runs_after_its_model_is_installed(stocked, stocked_template, n
 
 
 def test_glm_image_pixels_equal_those_of_diffusers(stocked, stocked_template):
-    """The sampler outputs the tokens as LATENT, so another decoder can use them."""
+    """The LATENT of the sampler contains the tokens. The test decodes them with diffusers and compares the pixels."""
     graph = stocked_template(GLM[0])
     graph.add("SaveLatent", samples=graph.link("ADTTreeSampler"), filename_prefix="glm")
     outputs = stocked.run(graph.prompt)
@@ -139,7 +143,7 @@ def test_glm_image_second_stage_shows_previews_and_stops_within_a_step(stocked, 
 
 
 def test_glm_image_from_text_from_a_picture_and_continued(stocked):
-    """Drafts do not change an image; a source picture and the kept part of another image do."""
+    """Drafts must not change an image. A source picture and a kept part of another image must change it."""
     seen = {}
     for name in ("text", "source", "continued"):
         graph = text_to_image()
@@ -173,7 +177,7 @@ def test_truncated_prompts_are_logged(stocked, stocked_template):
 
 
 def test_auto_uses_the_published_drafter_if_installed(stocked, stocked_template):
-    """If the drafter is damaged, 'jacobi' drafts and a warning is logged; without the drafter 'jacobi' drafts too."""
+    """If the drafter is missing or damaged, 'auto' uses 'jacobi'. For a damaged drafter, a warning is logged."""
     drafter = stocked.base / "models" / "ar_image_drafters" / f"LANTERN-{LUMINA}"
     graph = stocked_template("ADT-Tree Lumina-mGPT text to image")
     alone = Graph({"1": graph.prompt[graph.id("ADTTreeModelLoader")]})
@@ -205,9 +209,10 @@ def unload(server) -> None:
 
 
 def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
-    """Run a graph with this seed of its last sampler, and return the images by node and number.
+    """Run a graph with the given seed in its last sampler. Check that the run loads weights.
 
-    The run must load weights.
+    Returns:
+        Images [H, W, 3]. A key is the node id and the index of the image, for example "9 0".
     """
     for node in graph.prompt.values():
         if node["class_type"] == "SaveImage":
@@ -222,9 +227,10 @@ def run(server, graph: Graph, seed: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", sorted(FIRST))
 def test_unloading_between_runs_changes_nothing(stocked, stocked_template, name):
-    """Nodes before the last sampler don't run again, so the sampler can't rely on weights that they load.
+    """Unload all models between runs. The results of nodes before the last sampler are cached.
 
-    One workflow draws with the bundled models, the others with small ones.
+    These nodes don't run again, so the sampler must load all weights. One workflow uses the bundled models, the others
+    use small models.
     """
     graph = stocked_template(name)
     if name != START:
@@ -232,7 +238,7 @@ def test_unloading_between_runs_changes_nothing(stocked, stocked_template, name)
     if name == BATCH:
         graph.set("ADTTreePrompts", count=3)
     found = []
-    low = 10 * NAMES.index(name)  # similar workflows do not share cached results
+    low = 10 * NAMES.index(name)  # different seeds, so that similar workflows don't share cached results
     for seed in (low, low + 1, low):
         found.append(run(stocked, graph, seed))
         unload(stocked)

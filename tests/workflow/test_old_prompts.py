@@ -1,7 +1,7 @@
-"""API prompts of version 0.1: they run, and draw the same images as the prompts with today's values.
+"""Tests of API prompts from version 0.1: they must run and give the same images as prompts with the current values.
 
-``tests/fixtures/v0_1/comfyui`` has workflows and prompts as version 0.1 saved and sent them, with values that have
-other names today, and an image that it saved.
+``tests/fixtures/v0_1/comfyui`` has workflows and prompts in the form in which version 0.1 saved and sent them. Some
+values have other names in the current version. The folder also has an image that version 0.1 saved.
 """
 
 import copy
@@ -23,7 +23,7 @@ NEW = {
     "compare": {"4": {"preset": "model default"}},
     "subgraph": {"1:4": {"speed": "No drafting", "preset": "model default", "noise": "ADT-Tree"}},
 }
-"""Prompt -> node -> inputs whose values have new names."""
+"""Prompt -> node -> inputs whose values have other names in the current version."""
 
 
 def prompt_of(name: str) -> dict:
@@ -31,7 +31,7 @@ def prompt_of(name: str) -> dict:
 
 
 def without_times(outputs: dict, prompt: dict) -> dict:
-    """Leave out images of maps that show milliseconds, which no run repeats."""
+    """Return the outputs without map images that show milliseconds, because these differ between runs."""
     maps = {key for key, node in prompt.items() if node["inputs"].get("show") == "time"}
     return {key: shown for key, shown in outputs.items() if prompt[key]["inputs"].get("images", [None])[0] not in maps}
 

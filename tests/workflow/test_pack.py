@@ -1,11 +1,11 @@
-"""Loading of the pack in ComfyUI: it is silent and does not change other nodes."""
+"""Tests that ComfyUI loads the pack without output, and that other nodes don't change."""
 
 import pytest
 from comfy_server import PACKS, ROOT, Comfy
 
 
 def test_loading_logs_no_warning(release, tmp_path):
-    """The pack adds no line to the warnings that ComfyUI logs without it."""
+    """With the pack, ComfyUI must log the same warnings as without the pack."""
     with_pack = Comfy(release, tmp_path / "with_pack", {"ADT-Tree": PACKS["ADT-Tree"]}).load_packs()
     without_pack = Comfy(release, tmp_path / "without_pack", {}).load_packs() if with_pack else []
     assert [line for line in with_pack if line not in without_pack] == []
@@ -13,7 +13,7 @@ def test_loading_logs_no_warning(release, tmp_path):
 
 @pytest.mark.parametrize("name", ["ADT Tree (1)", "雪-pack"])
 def test_scripts_are_served_for_any_folder_name(release, name, tmp_path):
-    """ComfyUI itself answers 404 for scripts of such folders."""
+    """For folders with such names, ComfyUI answers requests for scripts with 404. The pack must serve them."""
     with Comfy(release, tmp_path, {name: ROOT}) as server:
         scripts = [path for path in server.get("/extensions") if path.startswith("/extensions/ADT-Tree/")]
         assert len(scripts) == len(list((ROOT / "js").rglob("*.js"))) and all(map(server.get, scripts))

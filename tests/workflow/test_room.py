@@ -1,4 +1,7 @@
-"""Memory of models: switching needs memory for one model only, and pooled caches are freed with the weights."""
+"""Tests of the memory of models.
+
+Switching between models must need the memory of only one model. Pooled KV caches must be freed with the weights.
+"""
 
 from pathlib import Path
 
@@ -9,7 +12,7 @@ from images import images
 from test_errors import failed
 
 LARGE = {"hidden": 1024, "layers": 4, "heads": 16, "intermediate": 3072}
-"""Shape of a model of about 220 MB, which is visible in a server's memory."""
+"""Shape of a model of about 220 MB. This is large enough to measure in a server's memory."""
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +26,7 @@ def checkpoints(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture
 def large(comfy, checkpoints):
-    """Return the names of the large models in the Model Loader, which lists them during a test."""
+    """Return the names of the large models in the Model Loader. They are listed only during a test."""
     links = [comfy.base / "models" / "ar_image" / path.name for path in checkpoints]
     for link, path in zip(links, checkpoints):
         link.parent.mkdir(exist_ok=True)
@@ -86,7 +89,10 @@ def test_running_out_of_memory_while_sampling(comfy, plain):
 
 @pytest.mark.small_models
 def test_pooled_caches_are_freed_with_the_weights(comfy, plain):
-    """They stay from run to run and count as available memory; Unload Models and other models free them first."""
+    """Between runs, pooled caches stay allocated and count as available memory.
+
+    They must be freed first if the user clicks Unload Models or if another model needs memory.
+    """
     keep = {"model": plain.link("ADTTreeModelLoader"), "squeeze": 0}
     comfy.get("/probe/kept")
     comfy.run(plain.set("ADTTreeSampler", seed=1).prompt)

@@ -1,4 +1,7 @@
-"""Text to image in a running ComfyUI: the image equals the engine's, and the page shows progress."""
+"""Tests of text to image in a running ComfyUI.
+
+The image must equal the engine's image, and the page must get progress messages.
+"""
 
 import io
 import json
@@ -19,7 +22,7 @@ UNKNOWN = "This small model knows houses, boats, balloons, mugs and the like, an
 @pytest.mark.smoke
 @pytest.mark.small_models
 def test_image_of_a_small_model_equals_the_engines(comfy, graph):
-    """ComfyUI's sampler drafts with its default settings; the engine decodes plainly."""
+    """The Sampler node drafts with its default settings; the engine decodes without drafts."""
     graph.set("ADTTreeModelLoader", model=TINY).set("ADTTreeSampler", seed=5)
     (image,) = images(comfy, comfy.run(graph.prompt))
     numbers = {name: graph.inputs("ADTTreeSampler")[name] for name in ("seed", "guidance", "temperature")}
@@ -30,7 +33,7 @@ def test_image_of_a_small_model_equals_the_engines(comfy, graph):
 
 
 def test_image_equals_the_engines(comfy, graph):
-    """The prompt has only links, so the sampler uses the model's own settings."""
+    """The sampler's inputs are only links, so it uses the model's default settings."""
     links = {name: graph.inputs("ADTTreeSampler")[name] for name in ("model", "positive")}
     graph.prompt[graph.id("ADTTreeSampler")]["inputs"] = links
     (image,) = images(comfy, comfy.run(graph.prompt))
@@ -49,7 +52,7 @@ def test_saved_png_contains_its_workflow(comfy, graph):
     assert set(workflow.pop("extra")) == {"adt_tree_maps"} and workflow == {"nodes": []}
     prompt = json.loads(saved["prompt"])
     for node in prompt.values():
-        node.pop("is_changed", None)  # ComfyUI's note of the result of fingerprint_inputs
+        node.pop("is_changed", None)  # ComfyUI stores the result of fingerprint_inputs here
     assert prompt == graph.prompt
 
 
@@ -57,7 +60,7 @@ def test_saved_png_contains_its_workflow(comfy, graph):
     "text, lines", [("a cat in 2024", [f"{UNKNOWN}'a cat in 2024'. Unknown words: cat."]), ("a red house", [])]
 )
 def test_unknown_words_are_listed_under_the_sampler(comfy, graph, text, lines):
-    """The list appears after the run and only for the positive prompt."""
+    """The list of unknown words must appear after the run, and only for the positive prompt."""
     graph.set("CLIPTextEncode", text=text).set("ADTTreeSampler", seed=1)
     graph.prompt[graph.id("CLIPTextEncode", 1)]["inputs"]["text"] = "ugly"
     _, messages = comfy.watch(graph.prompt)
@@ -88,7 +91,10 @@ def test_same_seed_gives_the_same_image_after_unloading(comfy, graph):
 
 
 def test_progress_and_previews_are_sent(comfy, graph):
-    """The bar counts all tokens, and previews show the image. The map shows the figures, so the node does not."""
+    """The progress bar must count all tokens, and previews must show the image.
+
+    The map shows the figures of the run, so the node must not show them, too.
+    """
     graph.set("ADTTreeSampler", seed=77, batch_size=2).set("ADTTreeSettings", method="autoregressive")
     _, messages = comfy.watch(graph.prompt)
     sampler = graph.id("ADTTreeSampler")
@@ -99,7 +105,7 @@ def test_progress_and_previews_are_sent(comfy, graph):
     assert 4 < len(values) < 12 * (steps[-1][0] - steps[0][0]) + 4, "about ten per second"
     previews = [m.data for m in messages if m.type in PREVIEWS]
     assert previews, "no preview"
-    assert Image.open(io.BytesIO(previews[0][4:])).format == "JPEG"  # after the number of the image format
+    assert Image.open(io.BytesIO(previews[0][4:])).format == "JPEG"  # 4 bytes are the image type
 
 
 @pytest.mark.small_models

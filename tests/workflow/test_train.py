@@ -1,4 +1,4 @@
-"""Train Drafter on a server: cancelling, resuming, and use of the trained drafter."""
+"""Tests of the node Train Drafter on a server: cancelling, resuming, and using the trained drafter."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from test_cancel import interrupt_and_time
 
 @pytest.mark.small_models
 def test_trained_drafter_is_listed_and_used(stocked, graph):
-    """A run before the training loads the weights in inference mode, and training must work nevertheless."""
+    """Before the training, another run loads the weights in inference mode. The training must work nevertheless."""
     comfy = stocked
     node, _ = graph.add("ADTTreeTrainDrafter", model=graph.link("ADTTreeModelLoader"), name="trained", **QUICK)
     prompt = {key: graph.prompt[key] for key in (node, graph.id("ADTTreeModelLoader"))}

@@ -1,4 +1,7 @@
-"""Workflows of the pack: they fit the nodes, are legible, have a picture, and run unless they need other models."""
+"""Tests of the pack's workflows.
+
+They must fit the node definitions, be legible and have a preview picture. They must run, unless they need other models.
+"""
 
 import copy
 import io
@@ -44,7 +47,7 @@ TO_INSTALL = {
     "ADT-Tree GLM-Image edit a picture": ("ADTTreeModelLoader", "model", "GLM-Image"),
     "ADT-Tree text to image and upscale with a model": ("UpscaleModelLoader", "model_name", UPSCALER),
 }
-"""Workflows that need a model outside the pack: node that loads it, its input, and the value."""
+"""Workflow that needs a model outside the pack -> node that loads the model, input of the node, value of the input."""
 
 
 def read(name: str) -> dict:
@@ -52,7 +55,7 @@ def read(name: str) -> dict:
 
 
 def installed(object_info: dict, name: str) -> dict:
-    """Return the node definitions as they are after installing the model of workflow ``name``."""
+    """Return the node definitions that ComfyUI would have if the model of workflow ``name`` was installed."""
     if name not in TO_INSTALL:
         return object_info
     node, label, value = TO_INSTALL[name]
@@ -63,7 +66,7 @@ def installed(object_info: dict, name: str) -> dict:
 
 
 def prompt_of(name: str, object_info: dict) -> Graph:
-    """Return a workflow as a prompt that saves under a new name."""
+    """Convert a workflow to a prompt that saves its images with a new file name."""
     graph = Graph(to_prompt(read(name), installed(object_info, name)))
     for node in graph.prompt.values():
         if node["class_type"] == "SaveImage":
@@ -74,7 +77,7 @@ def prompt_of(name: str, object_info: dict) -> Graph:
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", NAMES)
 def test_fits_the_nodes(name, object_info):
-    """Workflows for beginners use the nodes' defaults, except for seed and example prompts."""
+    """Workflows for beginners must use the default of each input, except for the seed and example prompts."""
     prompt = to_prompt(read(name), installed(object_info, name))
     ours = {node["class_type"] for node in prompt.values() if node["class_type"].startswith("ADTTree")}
     assert ours and ours == AT_DEFAULTS.get(name, ours)
@@ -89,7 +92,7 @@ def test_fits_the_nodes(name, object_info):
 
 
 def test_batch_template_has_example_prompts():
-    """The bundled model can draw them, so that its user sees what to type."""
+    """The bundled model must be able to draw the example prompts, because they show users what to type."""
     texts = {}
     for folder in ("workflows", "subgraphs"):
         (path,) = (ROOT / folder).glob("ADT-Tree batch *report.json")
@@ -103,7 +106,7 @@ def test_batch_template_has_example_prompts():
 
 @pytest.mark.parametrize("damage", ["shifted", "extra", "cut"])
 def test_converter_rejects_damaged_workflows(object_info, damage):
-    """A damaged workflow fails the converter's checks."""
+    """The converter must raise an error for a damaged workflow."""
     workflow = read(FIRST)
     sampler = next(node for node in workflow["nodes"] if node["type"] == "ADTTreeSampler")
     if damage == "shifted":
@@ -126,7 +129,10 @@ def test_note_names_the_required_model(name):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if TO_INSTALL.get(name, ("",))[0] == "ADTTreeModelLoader"])
 def test_note_explains_the_download(name):
-    """It uses the nodes, not a command. Tests in ``inside/`` and the browser check the loader's message."""
+    """The note must explain a download with the nodes, not with a command.
+
+    Tests in ``inside/`` and tests/browser check the Model Loader's message about the download.
+    """
     row = find_published(TO_INSTALL[name][2])
     (note,) = [n for n in read(name)["nodes"] if n["type"] == "MarkdownNote"]
     for text, how in (
@@ -139,7 +145,7 @@ def test_note_explains_the_download(name):
 @pytest.mark.parametrize("language", LOCALES)
 @pytest.mark.parametrize("name", NAMES)
 def test_titles_and_notes_are_translated(language, name):
-    """Each translation is stored beside its text."""
+    """Each translation must be stored next to the text."""
     workflow = read(name)
     for part in [*workflow["nodes"], *workflow["groups"]]:
         words = part.get(language, {})
@@ -157,7 +163,7 @@ def test_every_family_has_a_template():
 
 
 def test_models_in_one_file_use_comfyuis_download_dialogue():
-    """The dialogue identifies a model by the value of a widget, so it does not support models that are folders."""
+    """ComfyUI's dialogue finds a missing model by a widget value, so it doesn't support models that are folders."""
     found = {}
     for name in NAMES:
         for node in read(name)["nodes"]:
@@ -170,7 +176,7 @@ def test_models_in_one_file_use_comfyuis_download_dialogue():
 
 
 def test_titles_are_unambiguous_without_context():
-    """ComfyUI lists templates in no order and searches only their titles."""
+    """ComfyUI lists templates in an arbitrary order and searches only their titles."""
     (first,) = [name for name in NAMES if "start here" in name]
     for text in ("README.md", "docs/nodes.md"):
         assert first in (ROOT / text).read_text(encoding="utf-8")
@@ -179,23 +185,24 @@ def test_titles_are_unambiguous_without_context():
 
 
 HEADINGS = {"## ": 12.86, "### ": 11.43}
-"""Pixels of a note's headings at a zoom of 1 in Nodes 2.0; the canvas draws them larger. Other text has 10."""
+"""Height of a note's headings in pixels, at a zoom of 1 in Nodes 2.0. In the canvas, headings are larger. Other text
+has 10 pixels."""
 
 INK = "#aaa"
-"""Approximate colour of a note's text in Nodes 2.0; it is white in the canvas."""
+"""Approximate colour of a note's text in Nodes 2.0. In the canvas, the text is white."""
 CONTRAST = 4.5
-"""Smallest contrast of text according to WCAG, level AA."""
+"""Minimum contrast of text according to WCAG, level AA."""
 
 
 def luminance(colour: str) -> float:
-    """Return the relative luminance of a colour such as #abc."""
+    """Return the relative luminance (WCAG) of a colour such as #abc, from 0 to 1."""
     values = np.array([int(2 * digit, 16) for digit in colour[1:]]) / 255
     linear = np.where(values > 0.04045, ((values + 0.055) / 1.055) ** 2.4, values / 12.92)
     return float(linear @ [0.2126, 0.7152, 0.0722])
 
 
 def boxes_of(workflow: dict) -> list[tuple]:
-    """Return left, top, right and bottom of each node including its title, and its type."""
+    """Return (left, top, right, bottom, type) of each node. The box includes the title."""
     return [
         (n["pos"][0], n["pos"][1] - 30, n["pos"][0] + n["size"][0], n["pos"][1] + n["size"][1], n["type"])
         for n in workflow["nodes"]
@@ -214,15 +221,16 @@ def test_nodes_do_not_overlap(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_notes_are_legible_on_a_small_screen(name):
-    """Paragraphs of a note are headings, so that their letters have at least 10 pixels after ComfyUI fits a template.
+    """After ComfyUI opens a template, letters of its notes must have at least 10 pixels and enough contrast.
 
-    ComfyUI fits its nodes into three quarters of the window. The background is dark and the letters are light.
+    ComfyUI zooms so that all nodes fit into three quarters of the window. Paragraphs of a note are therefore written as
+    headings, which are larger. Letters are light on a dark background.
     """
     workflow = read(name)
     lefts, tops, rights, bottoms, _ = zip(*boxes_of(workflow))
     width = max(rights) - min(lefts)
     height = max(bottoms) - min(tops)
-    frame = 20  # which ComfyUI adds around them
+    frame = 20  # margin that ComfyUI adds around the nodes
     zoom = 0.75 * min(1280 / (width + frame), 800 / (height + frame))
     assert zoom > 0.8
     (note,) = (n for n in workflow["nodes"] if n["type"] == "MarkdownNote")
@@ -250,7 +258,7 @@ def test_comfyui_serves_templates_pages_and_translations(comfy):
 
 
 def show(graph: Graph, kind: str, *outputs: int) -> list[str]:
-    """Connect a Preview Image to each of these outputs of a node, and return their ids."""
+    """Connect a Preview Image node to each of these outputs of a node. Return the ids of the new nodes."""
     return [graph.add("PreviewImage", images=graph.link(kind, output))[0] for output in outputs]
 
 
