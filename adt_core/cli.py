@@ -262,6 +262,8 @@ ONE_OF: dict[Command, tuple[str, ...]] = {
 """Options of a command that exclude each other. Exactly one of them must be given."""
 REQUIRED = "output"
 POSITIONAL = ("path", "name")
+_AUTOMATIC_CHOICES = "init", "rule"
+"""Options with a list of values whose default depends on the drafter."""
 _PATH_METAVARS = "PATH", "FILE"
 """Placeholders of options whose value may be a path.
 
@@ -280,7 +282,7 @@ def _add(group: argparse._ActionsContainer, name: str, setting: Option, has_draf
         has_drafter_defaults: Whether the default may depend on the drafter and the device.
     """
     default = MODEL_DEFAULTS.get(name, setting.default)
-    is_automatic = has_drafter_defaults and not setting.choices and default
+    is_automatic = has_drafter_defaults and default and (not setting.choices or name in _AUTOMATIC_CHOICES)
     options: dict[str, Any] = {"help": substitute_inputs(setting.help.rstrip("."), option_flag).replace("%", "%%")}
     if default not in (None, "", ()) and default is not False:
         options["help"] += f" (default: {default}{', or automatic for drafter and device' if is_automatic else ''})"

@@ -42,16 +42,17 @@ TUNED = 8
 """Number of captions on which options are chosen."""
 AT_ONCE = 16
 """Images that are decoded at the same time. The results do not depend on it."""
+PART = 32
+"""Captions whose results are stored together."""
 TEMPERATURES = (0.0, 0.6, 1.0)
 BUDGETS = (24, 31, 63, 12, 6)
 """Numbers of drafts, in the order of their measurement."""
-_LARGE = (7, 8), (8, 5), (8, 8), (10, 4), (10, 8), (16, 3)
 FIXED = {
     6: ((6, 1), (4, 2), (5, 2)),
-    12: ((5, 2), (5, 4), (6, 4), (7, 4)),
-    24: _LARGE,
-    31: _LARGE,
-    63: ((8, 8), (10, 8), (12, 8), (16, 3)),
+    12: ((5, 2), (5, 4), (6, 4)),
+    24: ((7, 8), (8, 5), (8, 8), (10, 4), (10, 8), (16, 3)),
+    31: ((8, 5), (8, 8), (10, 4), (10, 8), (16, 3)),
+    63: ((8, 8), (10, 8), (16, 3)),
 }
 """Depth and width of fixed trees by number of drafts."""
 _BOTH = {"rule": "predicted", "init": "both"}
@@ -66,10 +67,10 @@ def _predicted(beta: float, least: int, most: int, width: int) -> dict[str, Any]
 
 
 ADAPTIVE: dict[int, tuple[dict[str, Any], ...]] = {
-    6: ({"init": "both"}, _predicted(0.8, 3, 6, 3), _predicted(0.8, 3, 6, 2)),
-    12: (_predicted(0.7, 3, 8, 4), _predicted(0.8, 4, 9, 4)),
+    6: ({"init": "both"}, _predicted(0.8, 3, 6, 3)),
+    12: (_predicted(0.7, 3, 8, 4),),
     24: (_STEPS, _predicted(0.7, 5, 12, 8)),
-    31: (_STEPS, _predicted(0.7, 5, 12, 8), _predicted(0.7, 6, 13, 8)),
+    31: (_predicted(0.7, 5, 12, 8), _predicted(0.7, 6, 13, 8)),
     63: (_predicted(0.7, 5, 12, 8), _predicted(0.7, 6, 14, 8)),
 }
 """Options of ADT-Tree by number of drafts."""
@@ -175,8 +176,13 @@ class Runs:
         self._known = {line["key"]: line["counts"] for line in map(json.loads, lines)}
 
     def counts(self, first: int, count: int, temperature: float, method: str, **options: Any) -> Counts:
-        """Return the counts of a method, measured unless they are in the file."""
+        """Return the counts of a method on some captions, measured unless they are in the file."""
         drafting = Drafting(method, **options)
+        starts = range(first, first + count, PART)
+        parts = [self._part(start, min(PART, first + count - start), temperature, drafting) for start in starts]
+        return Counts(*map(np.concatenate, zip(*parts)))
+
+    def _part(self, first: int, count: int, temperature: float, drafting: Drafting) -> Counts:
         key = json.dumps([self.commit, first, count, temperature, drafting.flat()])
         if key not in self._known:
             measured = count_rounds(first, count, temperature, drafting)

@@ -2,7 +2,7 @@
 
 The paper specifies that depth and width are adapted at every step from adjacent states and the acceptance rate,
 starting from the state on the left; alpha >= beta makes the next tree deeper and narrower, alpha < beta shallower and
-wider. The rest is reconstructed, and the constants were tuned on the bundled model (`benchmarks/adt_tree.py`). The rule
+wider. The rest is reconstructed, and the constants were tuned on the bundled model (`benchmarks/sweep.py`). The rule
 `predicted` and the initial shape `both` are additions to the paper.
 """
 

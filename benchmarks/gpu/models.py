@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from adt_core import Decoding, Drafting, Lantern, Sampling, Target, load_drafter, load_target
 from adt_core.app.jobs import new_decoding
-from adt_core.drafters import Drafter
+from adt_core.drafters import Drafter, default_options
 from adt_core.drafters.eagle import EagleDrafter
 from adt_core.drafters.eagle_files import new_config
 from adt_core.engine.job import Job
@@ -31,6 +31,7 @@ from adt_core.models.rows import BatchRows, Roots
 from adt_core.models.target import EncodedPrompt, Prompter
 from adt_core.models.vq import VQConfig, VQModel
 from adt_core.policies import PLAIN
+from adt_core.policies.adt_tree import AdtTree
 from adt_core.policies.recipe import Recipe
 from adt_core.rules.trace import Round
 
@@ -225,7 +226,12 @@ def job_of(target: Target, network: Drafter | None, method: str, **options: floa
     preset = PRESETS[method.removesuffix(RELAXED)]
     lantern = Lantern(100, 0.1) if method.endswith(RELAXED) else None
     drafter = drafters_by_name(network).get(preset.source) if preset.source else None
-    return Job(target, Recipe(Sampling(**{"seed": 1, "guidance": 3.0, **options}), preset.drafting, lantern), drafter)
+    sampling = Sampling(**{"seed": 1, "guidance": 3.0, **options})
+    drafting = preset.drafting
+    if drafting.policy is AdtTree and drafter is not None:  # the preset has the small trees for CPUs
+        defaults = default_options(drafter, device.the_device().type, sampling.guided)
+        drafting = drafting.replace(**{**defaults, "method": ADT_TREE})
+    return Job(target, Recipe(sampling, drafting, lantern), drafter)
 
 
 def tree_job(target: Target, network: Drafter, depth: int, width: int, nodes: int, **options: float) -> Job:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from adt_core import AdtError, Drafting, Sampling
+from adt_core.app.loading import complete
 from adt_core.drafters import drafter_defaults
 from adt_core.models.batch_invariance import NEAR_WINDOW, TILE
 from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Context, DraftMode, Policy, Shape, Slot, options
@@ -272,3 +273,29 @@ def test_default_trees_are_larger_on_a_gpu(drafter):
     assert large.depth >= small.depth and large.width >= small.width
     assert cuda.settings.nodes > 24 >= cpu.settings.nodes and cuda.settings.depth_max < NEAR_WINDOW
     assert 2 * (cuda.settings.nodes + 1) % TILE["cuda"] == 0, "with guidance and the root, tiles are full"
+
+
+@pytest.mark.parametrize("drafter", ["bundled", "jacobi", "bundled+jacobi"])
+def test_default_trees_of_a_network_fill_a_tile_also_without_guidance(drafter):
+    """The Jacobi window has the same defaults with and without guidance."""
+    guided, unguided = (drafter_defaults(drafter, "cuda", guided) for guided in (True, False))
+    nodes = 2 * guided["nodes"] + 1 if drafter == "bundled" else guided["nodes"]
+    assert unguided["nodes"] == nodes
+    assert drafter_defaults(drafter, "cpu", False) == drafter_defaults(drafter, "cpu", True)
+
+
+@pytest.mark.parametrize("guidance, nodes", [(3.0, 31), (1.0, 63), (None, 31)])
+def test_defaults_of_a_recipe_depend_on_guidance(guidance, nodes):
+    drafting = complete({"method": "adt-tree", "guidance": guidance}, "cuda").drafting
+    assert drafting.settings.nodes == nodes
+    assert (drafting.settings.rule, drafting.settings.init) == ("predicted", "both")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_given_options_override_the_defaults(device):
+    given = {"method": "adt-tree", "rule": "paper", "init": "vertical", "nodes": 5, "depth_max": 30}
+    assert given.items() <= {"rule": "paper", **complete(given, device).drafting.flat()}.items()
+
+
+def test_the_jacobi_window_uses_the_papers_rule():
+    assert complete({"method": "adt-tree", "drafter": "jacobi"}, "cpu").drafting.settings.rule == "paper"
