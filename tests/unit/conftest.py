@@ -1,4 +1,7 @@
-"""Small random models: shared ones for tests that only read them, and copies for tests that change them."""
+"""Fixtures with small random models.
+
+Tests that only read a model share it. Tests that change a model get a copy.
+"""
 
 import shutil
 from functools import cache
@@ -13,7 +16,7 @@ from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
-    """Write a tiny ``target`` with sharp distributions and its ``drafter``; return their folder."""
+    """Write a tiny target with sharp distributions, and its drafter. Return the folder that contains both."""
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_checkpoint(folder / "target", scale=3.0)
     write_tiny_drafter(folder / "drafter", folder / "target")
@@ -22,22 +25,25 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def models(tiny):
-    """Load the tiny target and its drafter in float64."""
+    """Load the tiny target and its drafter, both in float64."""
     target = load_target(tiny / "target", dtype=torch.float64)
     return target, load_drafter(tiny / "drafter", target)
 
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory):
-    """Return a function that writes a checkpoint in a layout, with its companion files, and returns its path."""
-    from tests.layouts.families import LAYOUTS  # imports transformers, which takes seconds
+    """Return a function that writes a checkpoint in a layout, with its companion files.
+
+    The function returns the path of the checkpoint.
+    """
+    from tests.layouts.families import LAYOUTS  # imports transformers, which needs seconds
 
     return cache(lambda layout: LAYOUTS[layout](tmp_path_factory.mktemp(layout)))
 
 
 @pytest.fixture
 def copied(written, tmp_path):
-    """Return a function that copies a checkpoint and its companion files to the test's folder."""
+    """Return a function that copies a checkpoint and its companion files to the folder of the test."""
 
     def copy(layout):
         path = written(layout)
@@ -49,7 +55,7 @@ def copied(written, tmp_path):
 
 @pytest.fixture
 def local_hub(monkeypatch):
-    """Start a small Hub without repositories; downloads of this test use it."""
+    """Start a local Hub server without repositories. Downloads of this test use it."""
     with Hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
         for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):

@@ -24,13 +24,13 @@ from model_making.data import example
 
 FILE = Path(__file__).with_suffix("").with_name("accepted_drafts.json")
 IMAGES = (4400, 4401, 4402)
-"""Numbers of the held-out images, of which the first tokens are kept and the others are decoded."""
+"""Indices of the held-out images. The first KEPT tokens of each image are given, the others are decoded."""
 KEPT = 200
-"""Kept tokens, of 256."""
+"""Number of given tokens of each image. An image has 256 tokens."""
 
 
 class Resting(Policy):
-    """Policy with drafts in every third round only; drafters must also process the rounds without drafts."""
+    """Policy with drafts only in every third round. A drafter must also process the tokens of rounds without drafts."""
 
     CHAIN = Shape(4, 1, 4)
 
@@ -72,13 +72,13 @@ CASES = {
     "window, resting": ("jacobi", dict(method="resting")),
     "network and window, resting": ("bundled+jacobi", dict(method="resting")),
 }
-"""Draft mode and settings by name. With three images the batch size is 2, so the third takes the first free slot."""
+"""Name -> draft mode and settings. The third of three images gets the first of two slots that becomes free."""
 QUICK = "network, adt-tree", "window", "window, resting"
 """Cases of the default tier."""
 
 
 def load_beginning():
-    """Return the target in float64, the encoded prompts, and the first codes [3, KEPT] of every image."""
+    """Return the target in float64, the encoded prompts, and the kept codes [3, KEPT] of each image."""
     target = load_target(dtype=torch.float64)
     pixel_arrays, captions, _ = zip(*(example(2, number) for number in IMAGES))
     pixels = torch.stack([torch.tensor(array).permute(2, 0, 1) for array in pixel_arrays]).double() / 127.5 - 1
@@ -94,7 +94,11 @@ def decoding_of(beginning, count: int, **drafts) -> Decoding:
 
 
 def drafted(beginning, name: str) -> tuple[list[str], torch.Tensor]:
-    """Return rounds of each image as ``position: nodes/depth accepted ranks;``, and the codes [images, T]."""
+    """Decode the images with a case and return its rounds.
+
+    Returns:
+        One text per image, with ``position: nodes/depth accepted ranks;`` for each round, and the codes [images, T].
+    """
     source, options = CASES[name]
     count = 3 if "three images" in name else 1
     images = [""] * count
@@ -115,7 +119,7 @@ def beginning():
 
 @pytest.fixture(scope="module")
 def plain(beginning):
-    """Return a function that returns the codes [count, T] of plain decoding."""
+    """Return a function (number of images) -> codes [images, T] of plain decoding."""
     return cache(lambda count: decode(decoding_of(beginning, count, drafting=Drafting(PLAIN))).codes)
 
 
@@ -131,7 +135,7 @@ def test_rounds_equal_the_stored_rounds(beginning, plain, name):
 
 
 def write() -> None:
-    """Decode all cases and overwrite the file."""
+    """Decode all cases and overwrite ``accepted_drafts.json``."""
     beginning = load_beginning()
     every = {name: drafted(beginning, name)[0] for name in CASES}
     FILE.write_text(json.dumps(every, indent=0) + "\n", encoding="utf-8")

@@ -26,7 +26,8 @@ LAYERS = (
     ("lab",),
     ("cli", "terminal", "__main__", "__init__"),
 )
-"""Modules and packages of ``adt_core`` from the lowest layer up. Each may import its own layer and lower layers."""
+"""Modules and packages of ``adt_core`` from the lowest layer to the highest. A module may import its layer and lower
+ones."""
 FORBIDDEN = {
     "nodes",
     "comfy",
@@ -37,7 +38,7 @@ FORBIDDEN = {
     "benchmarks",
     "tests",
 }
-"""Packages that ``adt_core`` never imports."""
+"""Packages that ``adt_core`` must not import."""
 MAX_FILE_LINES = 600
 MAX_CLASS_LINES = 250
 MAX_FUNCTION_LINES = 40
@@ -45,7 +46,7 @@ MAX_FUNCTION_LINES = 40
 
 @cache
 def modules(*folders: str) -> dict[str, ast.Module]:
-    """Return the syntax trees of all Python files in these folders, by path relative to the repository."""
+    """Return the syntax trees of all Python files in these folders. Keys are paths relative to the repository."""
     paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
@@ -64,7 +65,7 @@ NAMES = {dotted(path) for path in CORE}
 
 
 def imports(path: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and full name of every module that a file imports, including imports inside functions."""
+    """Yield (line, full name) for every module that a file imports, including imports inside functions."""
     package = dotted(path).split(".") if path.endswith("__init__.py") else dotted(path).split(".")[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -134,7 +135,7 @@ def names(node: ast.AST) -> set[str]:
 
 
 def test_drafter_classes_are_checked_only_in_drafters():
-    """Code elsewhere uses the attributes of a drafter instead of its class."""
+    """Code elsewhere must use attributes of a drafter instead of its class."""
     drafters = {
         node.name
         for path, tree in CORE.items()
@@ -165,7 +166,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def test_method_names_are_compared_only_in_policies():
-    """Code elsewhere uses the attributes of a policy. Looking a name up in a table is allowed."""
+    """Code elsewhere must use attributes of a policy. Looking a name up in a table is allowed."""
     wrong = []
     for path, tree in (SHIPPED | modules("benchmarks")).items():
         for node in ast.walk(tree):
@@ -188,11 +189,14 @@ MAY_OPEN = {
     "nodes/schema.py": "pages of the pack",
 }
 OTHERS = {"os", "self", "self._window"}
-"""Objects whose ``open`` method does not open a path from outside."""
+"""Objects whose ``open`` method doesn't open a file."""
 
 
 def test_files_and_images_are_opened_in_one_place():
-    """Direct calls would block on pipes, and Pillow would start other programs for some image formats."""
+    """Other code must not open files directly.
+
+    A pipe would block it, and Pillow would start other programs for some image formats.
+    """
     wrong = []
     for path, tree in SHIPPED.items():
         for node in ast.walk(tree):
@@ -204,7 +208,7 @@ def test_files_and_images_are_opened_in_one_place():
 
 
 def test_private_names_of_torch_are_in_one_file():
-    """A new version of torch may remove them, so that file also contains their replacements."""
+    """A new version of torch may remove private names. Replacements for this case are in the same file."""
     private = re.compile(r"torch(\.\w+)*\._[a-z]|torch\.ops\.")
     wrong = [
         f"{path}:{node.lineno} {ast.unparse(node)}"
@@ -246,7 +250,7 @@ def opens_a_text_file(call: ast.Call) -> bool:
 
 
 def test_text_files_are_opened_with_an_encoding():
-    """The default encoding may be ASCII or a Windows code page, which lacks characters of our files."""
+    """The default encoding may be ASCII or a Windows code page. These lack characters that our files contain."""
     wrong = [
         f"{path}:{node.lineno}: {ast.unparse(node)[:80]}"
         for path, tree in (SHIPPED | modules("benchmarks", "model_making", "tests")).items()

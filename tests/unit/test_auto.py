@@ -1,4 +1,4 @@
-"""The policy `auto`: formula, use of the profile and of the image's own rounds, and limit on losses."""
+"""Tests of the policy `auto`: its formula, its estimates from profile and rounds, and its limit on losses."""
 
 import ast
 import inspect
@@ -17,7 +17,8 @@ from tests.drafted import costs
 
 MODES = (CHAIN, BOTH, WINDOW)
 CPU = {"chain": (1.06, 0.2, 0.05), "both": (1.1, 1.2, 0.06), "window": (1.15, 0.4, 0.06)}
-"""Costs as on a CPU, in plain steps: of a round without drafts, of any drafts in addition, and of each draft."""
+"""Costs per draft mode, similar to those of a CPU, in plain steps: cost of a round without drafts, additional cost of
+drafting, additional cost of each draft."""
 
 
 def profile_of(figures) -> CostProfile:
@@ -35,7 +36,7 @@ def made_policy(profile, length=256, modes=MODES, max_depth=256) -> Auto:
 
 
 def new_policy(*given, **options) -> Auto:
-    """Return a policy before its first round."""
+    """Return a policy before its first round, with the arguments of :func:`made_policy`."""
     policy = made_policy(*given, **options)
     policy.begin()
     return policy
@@ -49,19 +50,19 @@ def started_policy(profile, length=256) -> Auto:
 
 
 def chosen(policy: Auto, position=100, image=0) -> Shape:
-    """Return the shape of the next tree."""
+    """Return the shape that the policy chooses for the next tree."""
     (shape,) = policy.choose([Slot(image, position)])
     return shape
 
 
 def add_round(policy: Auto, accepted: int, shape: Shape, position=100, image=0, seconds=0.01) -> None:
-    """Give the policy a round in which this number of drafts was accepted from a tree of this shape."""
+    """Report a round to the policy: a tree of this shape, of which ``accepted`` drafts were accepted."""
     share = ImageRound(image, position, *shape[:2], shape.depth, shape.nodes, accepted, (0,) * accepted)
     policy.on_verified(Round(0, seconds, 0.0, 0, (share,)))
 
 
 def cost_of(profile: CostProfile, shape: Shape) -> float:
-    """Return the cost of a round in plain steps; without drafts, in the cheapest draft mode."""
+    """Return the cost of a round in plain steps. A round without drafts has the cost of the cheapest draft mode."""
     if shape.mode:
         return profile.cost(shape.mode, shape.nodes)
     return min(profile.cost(mode, 0) for mode in profile.costs)
@@ -72,12 +73,12 @@ def decode(policy: Auto, accepts, image=0) -> tuple[float, list[int]]:
 
     Args:
         policy: The policy.
-        accepts: Returns the maximum number of accepted drafts at a position.
-        image: Number of the image.
+        accepts: Function (position) -> maximum number of accepted drafts.
+        image: Index of the image.
 
     Returns:
-        The cost of all rounds by the profile, in plain steps, and the number of drafts of each round. After drafting
-        has stopped, a round costs one plain step.
+        Cost of all rounds by the profile, in plain steps, and number of drafts of each round. After the policy has
+            stopped drafting, a round costs one plain step.
     """
     profile = policy.context.profile
     length = policy.context.remaining
@@ -121,7 +122,7 @@ def test_drafting_pauses_while_nothing_is_accepted_and_is_tried_again_later():
 
 
 def test_a_mode_that_is_worse_than_expected_in_an_image_is_replaced_by_another():
-    """A round that is easy for one mode is easy for others, so modes are compared with each other."""
+    """A region that is easy for one mode is easy for all modes. The policy therefore compares modes with each other."""
     policy = started_policy(costs("chain", "both", once=0.5, each=0.02), length=4096)
     first = chosen(policy).mode
     modes = []
@@ -187,7 +188,7 @@ def test_the_cheapest_mode_is_tried_once_if_no_mode_pays_off():
 
 
 def test_modes_other_than_the_best_take_turns_from_decoding_to_decoding():
-    """So a mode that only seems expensive is measured again."""
+    """In each decoding, the policy tries another mode. It thereby measures a mode again that only seems expensive."""
     found = []
     for decodings in range(1, 5):
         profile = replace(profile_of(CPU | {"both": (1.1, 1e3, 0.06)}), decodings=decodings)
@@ -200,7 +201,7 @@ def test_modes_other_than_the_best_take_turns_from_decoding_to_decoding():
 
 
 def test_a_fresh_profile_needs_no_trial():
-    """On a GPU each new size is captured, which takes longer than the image."""
+    """On a GPU, each new tree size is captured as a CUDA graph. A capture needs more time than an image."""
     assert chosen(started_policy(profile_of(CPU))).nodes > SIZES[0]
 
 
@@ -242,7 +243,7 @@ def test_drafts_that_pay_off_continue_to_the_end_of_the_image():
 
 
 def test_drafting_pauses_in_a_hard_region_and_resumes_after_it():
-    """If plain rounds cost no more with the drafter, and enough time has been saved."""
+    """Drafting resumes if plain rounds cost no more with the drafter, and if enough time has been saved."""
     easy = new_policy(profile_of({"chain": (1.0, 0.2, 0.05)}), length=4096)
     _, sizes = decode(easy, lambda at: 6 if at < 1000 or at > 2000 else 0)
     assert easy.drafts and 0 in sizes[200:] and sizes[-5] > 8
@@ -256,11 +257,11 @@ def rounds_of_two(policy: Auto, accepts, rounds=80) -> tuple[list[list[Shape]], 
 
     Args:
         policy: The policy.
-        accepts: Maximum number of accepted drafts per round of each image.
+        accepts: For each image, the maximum number of accepted drafts per round.
         rounds: Maximum number of rounds.
 
     Returns:
-        The shapes of each round, and the loss of image 1: its cost in plain steps minus its tokens.
+        The shapes of each round, and the loss of image 1: its cost in plain steps minus its number of tokens.
     """
     lost = 0.0
     every = []

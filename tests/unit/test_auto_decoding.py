@@ -1,4 +1,7 @@
-"""The policy `auto` in decodings: it is deterministic, never changes a token, and stops drafting if it does not pay."""
+"""Tests of the policy `auto` in decodings.
+
+The policy must be deterministic, must never change a token, and must stop drafting if drafts cost more than they save.
+"""
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ SOURCES = ("chain", "both", "both chain")
 
 
 def trees(decoding, image=None):
-    """Return the trace entries of each round, of one image or of all."""
+    """Return the trace entries of each round, for one image or for all images."""
     rounds = [[share for share in round.images if image in (None, share.image)] for round in decoding.trace.rounds]
     return [[(share.position, *tuple(vars(share).values())[2:]) for share in shares] for shares in rounds if shares]
 
@@ -57,7 +60,7 @@ def test_traces_contain_the_profile(models):
 
 
 def test_chosen_trees_are_within_the_depth_limit(models, monkeypatch):
-    """The batch-invariant mode of a GPU limits the depth, so larger trees would cost and bring the same."""
+    """On a GPU, the batch-invariant mode limits the depth of trees. A deeper tree would cost more without any gain."""
     monkeypatch.setattr(Request, "near", 5)
     target, network = models
     decoding = run(target, network, PROMPTS, drafting=AUTO, profile=costs("chain", once=0.02, each=0.002))
@@ -81,7 +84,7 @@ def test_an_image_without_a_benefit_from_drafts_is_finished_plainly(models):
 
 @pytest.mark.parametrize("at_once", [3, 1])
 def test_expensive_drafts_are_tried_in_one_round_of_each_image(models, at_once):
-    """The time of this round tells whether the profile is right."""
+    """The measured time of this round shows whether the cost profile is right."""
     target, network = models
     profile = costs(*SOURCES, once=30.0)
     decoding = run(target, network, PROMPTS, drafting=AUTO, at_once=at_once, profile=profile)
@@ -106,7 +109,10 @@ class StopsDrafting(Auto):
 
 @pytest.mark.parametrize("at_once", [None, 2, 1])
 def test_after_drafting_stops_images_advance_in_step_and_the_next_enter_together(models, monkeypatch, at_once):
-    """Drafts have moved images to different positions. Those that are ahead wait, and no round of theirs is lost."""
+    """Drafts have moved images to different positions. After drafting stops, images that are ahead wait for the others.
+
+    No round of an image may be lost.
+    """
     target, network = models
     monkeypatch.setitem(POLICIES, "auto", StopsDrafting)
     monkeypatch.setattr("adt_core.engine.round.WAIT_SHARE", 10.0)

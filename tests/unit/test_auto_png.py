@@ -1,4 +1,7 @@
-"""PNGs of the policy `auto`: an image is reproduced with the same trees, whatever cost profile the machine has."""
+"""Tests of PNGs from the policy `auto`.
+
+An image must be reproducible with the same trees, even if the machine has another cost profile.
+"""
 
 import json
 from pathlib import Path
@@ -16,9 +19,9 @@ from tests.drafted import costs
 
 @pytest.fixture
 def generate(tiny, tmp_path, monkeypatch):
-    """Return a function that runs `generate` with the tiny models, and returns the rounds of the trace.
+    """Return a function that runs `generate` with the tiny models and returns the rounds of the trace.
 
-    The working directory and the cache are empty.
+    The function uses an empty working directory and an empty cache.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path / "cache"))

@@ -1,4 +1,7 @@
-"""Batch folders: images do not depend on the batch, are saved immediately, and are never generated twice."""
+"""Tests of batch folders.
+
+An image must not depend on the batch. It must be saved immediately, and must never be generated twice.
+"""
 
 import json
 from dataclasses import replace
@@ -23,20 +26,20 @@ PROMPTS = ["a cat", "a dog on a mat", "a cow", "seven geese", "an owl"]
 
 @pytest.fixture
 def make(models):
-    """Job with a drafter network."""
+    """Return a job with a drafter network."""
     target, drafter = models
     return Job(target, Recipe(Sampling(seed=3, guidance=2.0), Drafting("adt-tree"), drafter="somewhere/tiny"), drafter)
 
 
 def changed(job: Job, **settings) -> Job:
-    """Return the job with other settings."""
+    """Return a copy of the job with other settings."""
     return replace(job, recipe=replace(job.recipe, **settings))
 
 
 def run(
     make: Job, prompts: list[str], folder, chunk: int, stop: int | None = None, texts: dict | None = None
 ) -> list[str]:
-    """Generate the missing images in chunks, stop after `stop` images, and return their prompts."""
+    """Generate the missing images in chunks. Stop after `stop` images. Return the prompts of the generated images."""
     made = []
     batch = BatchFolder(make, folder, texts or {})
     todo = [prompt for prompt in prompts if batch.find(prompt) is None]
@@ -70,7 +73,7 @@ def test_images_do_not_depend_on_the_batch(make, tmp_path):
 
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_stopped_batch_resumes(make, tmp_path, stop):
-    """Also with other chunks and another drafter, which do not change images."""
+    """Resume with another chunk size and another drafter, which must not change images."""
     first = run(make, PROMPTS, tmp_path, chunk=2, stop=stop)
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert stop <= len(first) == len(kept) < len(PROMPTS)
@@ -136,7 +139,7 @@ def test_the_drafter_changes_the_folder_under_lantern(make, tiny):
 
 
 def test_prompts_with_seeds(make, tmp_path):
-    """A prompt with two seeds has two images, each equal to the one of its seed."""
+    """A prompt with two seeds must have two images. Each must equal the image that its seed gives alone."""
     batch = BatchFolder(make, tmp_path)
     seeds = [3, 8, 2**64 - 1]
     decoding = decode(new_decoding(make, ["a cat"] * 3, seeds=seeds, at_once=2))
@@ -153,7 +156,7 @@ def test_prompts_with_seeds(make, tmp_path):
 
 
 def test_an_image_keeps_its_name(make, tmp_path):
-    """Also in a list in which it has another position."""
+    """An image must keep its name in another list, even if its position in the list differs."""
     batch = BatchFolder(make, tmp_path)
     decoding = decode(new_decoding(make, ["a cat"]))
     first = batch.save(decoding, 0, "a cat", place="1-x")
@@ -222,7 +225,7 @@ def test_decompression_bombs_are_generated_again(make, tmp_path, monkeypatch):
     run(make, PROMPTS[:1], tmp_path, chunk=1)
     batch = BatchFolder(make, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(Image, "MAX_IMAGE_PIXELS", 8)  # so that this image counts as a bomb
+        patch.setattr(Image, "MAX_IMAGE_PIXELS", 8)  # Pillow treats this image as a decompression bomb
         assert batch.find(PROMPTS[0]) is None
     assert batch.find(PROMPTS[0]) is not None
 
@@ -247,7 +250,7 @@ def test_images_are_reproduced_from_their_pngs(make, tiny, tmp_path):
 
 
 def test_settings_for_other_programs(make, tmp_path):
-    """Text chunk "parameters": the prompt, "Negative prompt: ...", and a line that begins with "Steps"."""
+    """Check the text chunk "parameters": prompt, "Negative prompt: ...", and a line that begins with "Steps"."""
     plain = changed(make, negative="a dog: wet, old", drafting=Drafting(method="autoregressive"))
     make = replace(plain, drafter=None)
     run(changed(make, drafter=None), PROMPTS[1:2], tmp_path, chunk=1)
@@ -271,7 +274,7 @@ def test_texts_for_other_programs():
 
 
 def test_names_without_utf8(tmp_path):
-    """A model's folder from another system may have such a name."""
+    """A model's folder that was copied from another system may have a name that isn't UTF-8."""
     settings = {"prompt": "a cat", "model": "caf\udce9/model.pt", "model_name": "caf\udce9"}
     (tmp_path / "a.png").write_bytes(to_png(torch.zeros(3, 8, 8), settings))
     assert read_settings(tmp_path / "a.png") == settings
@@ -288,7 +291,7 @@ def test_relaxed_images_are_marked_for_other_programs():
 
 
 def test_names_of_folders(make, tmp_path):
-    """Folders of version 0.1 have only the key as their name."""
+    """Folders of version 0.1 are named only by their key."""
     unique = job_key(make)
     assert batch_folder(tmp_path, make) == tmp_path / f"{make.target.name}-{unique}"
     assert batch_folder(tmp_path, make, "Cats & dogs/2") == tmp_path / f"Cats-dogs-2-{unique}"

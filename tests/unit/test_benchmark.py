@@ -1,4 +1,4 @@
-"""Benchmark command with a tiny random model: all columns, interruptions, and invalid input."""
+"""Tests of the command `benchmark` with a tiny random model: all columns, interruptions, and invalid input."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ METHODS += ["eagle2+lantern", "merged+lantern", "jacobi+lantern"]
 
 
 QUICK = ["adt-tree", "merged-chain", "auto", "eagle2+lantern"]
-"""Methods in the default tier."""
+"""Methods that are tested in the default tier."""
 
 
 @pytest.fixture
@@ -70,12 +70,12 @@ def test_an_interrupted_benchmark_resumes(run, tmp_path, monkeypatch):
         return make_request(*args, **kwargs)
 
     monkeypatch.setattr(jobs.Request, "of", interrupted)
-    code, _, err = run(methods="eagle2")  # two requests to warm up, two per prompt
+    code, _, err = run(methods="eagle2")  # the warm-up needs two requests, then each prompt needs two
     assert code == 130 and "Interrupted" in err
     lines = (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 2 and json.loads(lines[1])["text"] == "a cat"
     with (tmp_path / "out" / "runs.jsonl").open("a", encoding="utf-8") as file:
-        file.write('{"prompt": 1, "te')  # an incomplete record, as after a power failure
+        file.write('{"prompt": 1, "te')  # incomplete record, as after a power failure
     monkeypatch.setattr(jobs.Request, "of", make_request)
     assert run(methods="eagle2")[0] == 0
     after = (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
@@ -140,7 +140,7 @@ def test_bundled_captions():
 
 
 def test_images_are_reproduced_from_their_pngs(run, tmp_path):
-    """With every drafter, and with LANTERN, under which drafts affect the image."""
+    """Images must be reproducible with every drafter. This includes LANTERN, with which drafts affect the image."""
     methods = ["eagle2-top-k", "jacobi+lantern", "merged+lantern", "adt-tree+lantern"]
     assert run("--count", "1", methods=",".join(methods))[0] == 0
     folders = {path.parent.name: path for path in tmp_path.glob("out/images/*/*.png")}

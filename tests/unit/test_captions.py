@@ -1,4 +1,4 @@
-"""Caption cleaning of DeepFloyd IF and PixArt."""
+"""Tests of caption cleaning as in DeepFloyd IF and PixArt."""
 
 import re
 import sys
@@ -70,7 +70,7 @@ def test_command_to_install_a_library(python, command, monkeypatch):
 
 
 def test_captions_that_resemble_file_names():
-    """Beautiful Soup prints a warning for such texts."""
+    """Beautiful Soup prints a warning for texts that resemble file names."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert clean("images/of/cats") == "images of cats" and clean("a_cat.jpg of a cat") == "of a cat"

@@ -1,7 +1,7 @@
-"""CUDA graphs and their capture streams, with a fake driver instead of CUDA.
+"""Tests of CUDA graphs and their capture streams, with a fake driver instead of CUDA.
 
-Like torch, it returns 32 streams in turn, and frees the workspace of a stream when a graph of the stream is freed.
-Replaying another graph of that stream would then write to freed memory.
+The fake driver cycles through 32 streams, like torch. If one graph of a stream is freed, the driver frees the workspace
+of this stream. Replaying another graph of the same stream would then write to freed memory.
 """
 
 import gc
@@ -37,7 +37,7 @@ class FakeStream:
 
 
 class FakeGraph:
-    """Graph whose replay fails if its workspace was freed."""
+    """Graph whose replay fails if its workspace has been freed."""
 
     alive = weakref.WeakSet()
 
@@ -63,8 +63,8 @@ class FakeDriver:
 
     Attributes:
         streams: Current stream.
-        free: Bytes of free memory at each query.
-        collecting: Whether garbage collection was enabled at the end of each capture.
+        free: Number of free bytes that each query returns.
+        collecting: For each capture, whether garbage collection was enabled at its end.
     """
 
     streams: list[FakeStream] = []
@@ -99,12 +99,12 @@ def driver(runtime, monkeypatch):
 
 @pytest.fixture
 def device():
-    """Device on which no other test has captured."""
+    """Return a device on which no other test has captured a graph."""
     return torch.device("cuda", next(DEVICES))
 
 
 def stream_of(recorder):
-    """Return the stream on which a recorder captures."""
+    """Return the stream on which a recorder captures its graphs."""
     recorder(lambda: None)
     return FakeDriver.streams[-1]
 
@@ -131,7 +131,7 @@ def test_dropping_a_round_does_not_break_others_of_its_recorder(device):
 
 
 def test_a_replay_function_keeps_its_stream(device):
-    """Even after its recorder is freed, no other recorder may get the stream while the graph exists."""
+    """While a graph exists, no other recorder may get its stream, even after the graph's recorder is freed."""
     recorder = CudaRecorder(device)
     kept = recorder(lambda: None)
     taken = FakeDriver.streams[-1]
@@ -162,7 +162,7 @@ def test_there_are_at_most_as_many_recorders_as_streams(device):
 
 @pytest.mark.parametrize("error", [None, RuntimeError("not permitted")], ids=["captured", "failed"])
 def test_garbage_collection_is_disabled_during_a_capture(device, error):
-    """Destroying a CUDA object ends a capture."""
+    """The destruction of a CUDA object would end a capture."""
     recorder = CudaRecorder(device)
     with pytest.raises(RuntimeError) if error else nullcontext():
         recorder((lambda: fail(error)) if error else (lambda: None))
@@ -171,7 +171,7 @@ def test_garbage_collection_is_disabled_during_a_capture(device, error):
 
 @pytest.mark.parametrize("allocator, captures", [("native", 2), ("cudaMallocAsync", 1)])
 def test_captures_end_after_a_failure_that_the_allocator_does_not_survive(device, driver, caplog, allocator, captures):
-    """The allocator of torch recovers from a lack of memory in a capture, but CUDA's does not."""
+    """During a capture, torch's allocator recovers if memory runs out, but CUDA's own allocator doesn't."""
     driver[0] = allocator
     full = torch.cuda.OutOfMemoryError("CUDA out of memory.")
     tries = []
@@ -194,7 +194,7 @@ def test_captures_end_after_a_failure_that_the_allocator_does_not_survive(device
 def test_a_failed_capture_disables_graphs_of_its_model_only(device):
     captured, other = (Graphs(CudaRecorder(device), torch.nn.Module()) for _ in range(2))
     replays = iter([(torch.zeros(1), None)])
-    captured("a round", lambda: next(replays, (torch.ones(1), None)), list)  # a replay gives another result
+    captured("a round", lambda: next(replays, (torch.ones(1), None)), list)  # the replay gives another result
     assert not captured.is_new("another round") and other.is_new("another round")
 
 

@@ -1,4 +1,4 @@
-"""Cards of the workflow templates, each of which shows its workflow."""
+"""Tests of the workflow templates' cards (preview images). Each card must show its workflow."""
 
 import importlib.util
 from itertools import combinations
@@ -32,7 +32,7 @@ def test_cards_look_different():
 
 
 def test_cards_show_their_current_workflow(cards):
-    """After a change of a workflow's prompt or model, run assets/cards.py."""
+    """If this test fails after a change of a workflow's prompt or model, run assets/cards.py."""
     for name, title in cards.CARDS.items():
         current = pixels(cards.card(title, cards.Workflow(name)))
         shipped = pixels(Image.open(ROOT / "workflows" / f"{name}.jpg"))

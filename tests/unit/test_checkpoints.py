@@ -1,4 +1,4 @@
-"""Checkpoints of every family: the output of ``inspect``, and errors for missing or wrong parts."""
+"""Tests with checkpoints of every family: output of ``inspect``, and errors for missing or wrong parts."""
 
 import shutil
 
@@ -28,7 +28,7 @@ from tests.layouts.edits import edit_config, edit_tensors
     ],
 )
 def test_inspect_describes_a_complete_checkpoint(written, layout, grid, pixels, codebook):
-    """Tensors for image understanding are not reported as left over."""
+    """Tensors that only image understanding needs must not be reported as left over."""
     (found,) = inspect(str(written(layout)))
     assert found["family"].startswith(layout.split(",")[0]) and found["codebook"] == codebook
     assert (found["grid"], found["pixels"]) == ([grid, grid], [pixels, pixels])
@@ -94,7 +94,7 @@ def config(change):
 
 
 def stage(change):
-    """Return a function that edits the configuration of GLM-Image's first stage."""
+    """Return a function that changes the configuration of GLM-Image's first stage."""
     return lambda path: edit_config(path / "vision_language_encoder", change)
 
 
@@ -103,7 +103,7 @@ def tensors(change):
 
 
 def swap_codes(config):
-    """Break the rule code = id - 4, on which the tables and drafters of the family rely."""
+    """Break the rule that a code is its token id minus 4. Tables and drafters of the family rely on this rule."""
     names = config["vocabulary_map"]
     names["IMGIMGCZ"], names["IMGIMGDZ"] = names["IMGIMGDZ"], names["IMGIMGCZ"]
 
@@ -216,7 +216,7 @@ WRONG = {
         ),
     },
 }
-"""(layout, problem) -> a change to the files, and the expected error."""
+"""(layout, problem) -> function that changes the files, and the expected error."""
 
 
 @pytest.mark.parametrize("layout, wrong", [(layout, wrong) for layout in WRONG for wrong in WRONG[layout]])
@@ -229,7 +229,7 @@ def test_errors_name_the_problem_of_a_checkpoint(copied, layout, wrong):
 
 
 def test_lumina_requires_its_size_token(copied):
-    """The name of the folder selects an image size of 1024 pixels."""
+    """The name of the folder selects images of 1024 x 1024 pixels, so the loader requires the token for this size."""
     path = copied("lumina")
     with pytest.raises(AdtError, match="reserved08832"):
         load_target(path.rename(path.with_name("Lumina-mGPT-7B-1024")))
@@ -237,9 +237,9 @@ def test_lumina_requires_its_size_token(copied):
 
 @pytest.mark.parametrize("place", ["", "Anole-7b-v0.1-hf", "beside"])
 def test_chameleon_reads_the_image_decoder_from_metas_file(copied, place):
-    """Conversions of Chameleon lack the image decoder, which is in Meta's file.
+    """Conversions of Chameleon lack the image decoder. Meta's published file contains it.
 
-    The file is found in the checkpoint's folder or in the one above, but not in other folders.
+    The loader must find this file in the checkpoint's folder and in its parent folder, but not in other folders.
     """
     path = copied("chameleon")
     reference = load_target(path)

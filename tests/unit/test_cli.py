@@ -1,4 +1,4 @@
-"""Command line: output files, reproduction of images from their PNGs, and errors for invalid input."""
+"""Tests of the command line: output files, reproduction of images from their PNGs, and errors for invalid input."""
 
 import json
 import os
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Folder with a tiny target and its drafter."""
+    """Return a folder with a tiny target and its drafter."""
     folder = tmp_path_factory.mktemp("models")
     target = write_tiny_checkpoint(folder / "target")
     write_tiny_drafter(folder / "drafter", target)
@@ -30,7 +30,7 @@ def models(tmp_path_factory):
 def generate(models, tmp_path, monkeypatch, capsys):
     """Return a function that runs `generate` with the tiny models in an empty folder.
 
-    It returns the exit code, standard output and standard error.
+    The function returns the exit code, standard output and standard error.
     """
     (tmp_path / "run").mkdir()
     monkeypatch.chdir(tmp_path / "run")
@@ -109,7 +109,7 @@ def test_relaxed_images_state_the_share_of_replaced_tokens(generate):
 
 
 def test_prompts_of_a_list_can_be_decoded_together(generate):
-    """Files, tokens and statistics do not depend on the other prompts in a batch."""
+    """Files, tokens and statistics must not depend on the other prompts of a batch."""
     Path("list.txt").write_text("\n".join(["a red house", "x", "a boat at night"]), encoding="utf-8")
     shared = {"prompt": None, "prompts": "list.txt", "batch_size": 2, "dtype": "float64", "seed": 4, "method": "eagle2"}
     for at_once in (None, 3, 1):
@@ -148,7 +148,7 @@ def test_a_png_contains_all_settings(generate):
 
 
 def test_continued_images(generate):
-    """Kept tokens are unchanged, the others depend on the prompt and the seed, and the PNG is reproducible."""
+    """Kept tokens must not change. The others must depend on prompt and seed. The PNG must be reproducible."""
     assert generate(seed=1, tokens="whole.json")[0] == 0
     with Image.open("a.png") as image:
         image.convert("L").resize((100, 64)).save("odd.png")
@@ -186,7 +186,10 @@ def test_inspect(models, capsys):
 
 
 def assert_refused(result, *named, code=1):
-    """Check the exit code, that the message is one line with these words, and that no file was written."""
+    """Check the result of a command with invalid input.
+
+    It must have this exit code and one line of error with these words. It must not write a file.
+    """
     found, out, err = result
     assert found == code, err
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1, err

@@ -1,4 +1,4 @@
-"""Command line in a separate process: Ctrl-C, unwritable streams, and imports."""
+"""Tests of the command line in a separate process: Ctrl-C, unwritable streams, and imports."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def command(*arguments, **settings):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 @pytest.mark.parametrize("stderr", ["2>&- >&- <&-", "2>/dev/full"])
 def test_unwritable_standard_error(tiny, tmp_path, stderr):
-    """Images are written, and messages of libraries do not end up in other open files."""
+    """Images must be written. Messages of libraries must not end up in other open files."""
     files = {"model": tiny / "target", "drafter": tiny / "drafter"}
     files |= {"output": tmp_path / "a.png", "report": tmp_path / "r.json"}
     given = " ".join(f"--{name} {shlex.quote(str(path))}" for name, path in files.items()) + " --device cpu --seed 1"
@@ -57,7 +57,7 @@ def quiet(number):
 os.fsync = quiet
 runpy.run_module("adt_core", run_name="__main__")
 """
-"""Script that runs the command while libraries write to standard error whenever a file is open."""
+"""Script that runs the command. Meanwhile, libraries write to standard error whenever a file is open."""
 
 
 INTERRUPTED = """
@@ -71,7 +71,7 @@ module = sys.argv.pop(1)
 sys.meta_path.insert(0, Finder)
 runpy.run_module("adt_core", run_name="__main__")
 """
-"""Script that runs the command with Ctrl-C during the import of the module in its first argument."""
+"""Script that runs the command. Ctrl-C is sent during the import of the module in the first argument."""
 
 
 @pytest.mark.parametrize("module", ["adt_core.cli", "numpy", "torch"])
@@ -86,7 +86,7 @@ def test_interrupt_during_imports(tmp_path, module):
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_interrupt(tiny, tmp_path):
     (tmp_path / "list.txt").write_text("a red house\n" * 500, encoding="utf-8")
-    # Background jobs of a shell ignore SIGINT, and child processes inherit that.
+    # A shell starts background jobs with SIGINT ignored, and child processes inherit this.
     line = words("generate", model=tiny / "target", drafter=tiny / "drafter", prompts=tmp_path / "list.txt")
     files = ["--output", tmp_path / "out" / "a.png", "--tokens", tmp_path / "out" / "t.json", "--device", "cpu"]
     process = command(*line, *files, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
@@ -104,7 +104,7 @@ def test_interrupt(tiny, tmp_path):
 
 @pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["benchmark"]], ids=" ".join)
 def test_help_does_not_import_torch(arguments):
-    """Importing torch takes several seconds, the help a quarter of a second."""
+    """Importing torch needs several seconds; the help must appear in a quarter of a second."""
     arguments = [sys.executable, "-X", "importtime", "-m", "adt_core", *arguments]
     lines = subprocess.run(arguments, cwd=ROOT, text=True, capture_output=True).stderr.splitlines()
     imported = {line.rpartition("|")[2].strip() for line in lines}

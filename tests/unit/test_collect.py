@@ -1,4 +1,4 @@
-"""Report of a batch: contact sheet, table and statistics."""
+"""Tests of a batch's report: contact sheet, table and statistics."""
 
 import csv
 import io
@@ -67,7 +67,10 @@ def test_skipped_prompts_are_in_the_report(tmp_path):
 
 
 def test_a_report_is_only_replaced_by_the_same_list(tmp_path):
-    """Also by a longer version of the list, but not by another list, or if the list of the report is unknown."""
+    """A report may be replaced by a report of the same list or of a longer version of this list.
+
+    It must not be replaced by a report of another list, or if the report's list is unknown.
+    """
     rows = [row("1", "a.png", 2.0), row("2", "b.png", 1.0)]
 
     def write(rows: list[dict], name: str = "report") -> str:
@@ -107,7 +110,7 @@ def test_a_report_is_only_replaced_by_the_same_list(tmp_path):
     ],
 )
 def test_formulas_are_escaped(tmp_path, prompt, cell):
-    """Some spreadsheets split lines at semicolons and accept full-width signs."""
+    """Some spreadsheet programs split lines at semicolons, and accept full-width signs as the start of a formula."""
     path, *_ = collect.write_report([row("1", "a.png", 1.0) | {"prompt": prompt}], {}, IMAGES[0], tmp_path, "report")
     with path.open(newline="", encoding="utf-8-sig") as file:
         assert [line["prompt"] for line in csv.DictReader(file)] == [cell]
@@ -116,7 +119,7 @@ def test_formulas_are_escaped(tmp_path, prompt, cell):
 
 
 def test_cells_of_other_types(tmp_path):
-    """The seed in an untrusted PNG may be a list that contains strings."""
+    """In an untrusted PNG, the seed may be a list of strings."""
     odd = [row("1", "a.png", 1.0) | {"seed": ["a;=1"]}, row("2", "b.png", 1.0) | {"seed": -1, "note": None}]
     path, *_ = collect.write_report(odd, {}, IMAGES[0], tmp_path, "report")
     with path.open(newline="", encoding="utf-8-sig") as file:
@@ -125,7 +128,7 @@ def test_cells_of_other_types(tmp_path):
 
 
 def test_lone_surrogates_are_escaped(tmp_path):
-    """Ids and skipped prompts may contain them."""
+    """Ids and skipped prompts may contain lone surrogates."""
     left_out = [{"id": "\ud800", "prompt": "a \udfff", "note": "left out"}]
     texts = {"prompt": "\ud800"}
     paths = collect.write_report([row("\ud83d", "a.png", 1.0)], {}, IMAGES[0], tmp_path, "r", texts, left_out)

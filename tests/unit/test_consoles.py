@@ -1,4 +1,4 @@
-"""Consoles whose encoding lacks characters: the command line escapes them."""
+"""Tests of consoles whose encoding lacks characters. The command line must escape such characters."""
 
 import io
 import os
@@ -20,7 +20,7 @@ ENCODINGS = pytest.mark.parametrize("encoding", ["cp1252", "gbk", "ascii"])
 
 @pytest.fixture
 def console(monkeypatch):
-    """Return a function that runs a command line with an encoding, and returns the exit code and both outputs."""
+    """Return a function (command line, encoding) -> exit code, standard output and standard error."""
 
     def run(encoding, *arguments):
         streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True) for _ in range(2)]
@@ -35,7 +35,7 @@ def console(monkeypatch):
 
 @pytest.fixture
 def line(tiny, tmp_path):
-    """Arguments of `generate` with an emoji in the prompt and in the file name."""
+    """Return arguments of `generate`, with an emoji in the prompt and in the file name."""
     files = {"model": tiny / "target", "drafter": tiny / "drafter", "output": tmp_path / f"{EMOJI}.png"}
     return words("generate", prompt=f"a {EMOJI} house", device="cpu", **files)
 
@@ -59,7 +59,7 @@ def test_emoji_in_inspect_and_errors(console, tiny, tmp_path, encoding):
 
 
 def test_other_streams_are_not_changed(monkeypatch):
-    """Standard streams are None under pythonw, and of other types in notebooks."""
+    """Under pythonw, standard streams are None. In notebooks, they are of other types."""
     closed = io.TextIOWrapper(io.BytesIO())
     closed.close()
     for stream in (None, io.StringIO(), closed):

@@ -1,4 +1,4 @@
-"""Input images: kept tokens, conversion to pixels, and source images."""
+"""Tests of input images: kept tokens, conversion to pixels, and source images."""
 
 import struct
 import zlib
@@ -63,14 +63,14 @@ def test_transparency_and_orientation(tmp_path):
     )
     lying = Image.new("RGB", (8, 4))
     exif = lying.getexif()
-    exif[0x0112] = 6  # rotate by 90 degrees
+    exif[0x0112] = 6  # orientation 6: rotate by 90 degrees
     lying.save(tmp_path / "lying.jpg", exif=exif)
     assert open_rgb(tmp_path / "lying.jpg", "x").size == (4, 8)
 
 
 def test_invalid_exif_data(tmp_path):
-    """Pillow reads it, and raises various exceptions when it rotates the image."""
-    entries = [(0x0112, 3, b"\0\x06\0\0"), (0x0100, 2, b"ab\0\0")]  # rotation; a width that is a string
+    """Pillow reads the data, but raises various exceptions when it rotates the image."""
+    entries = [(0x0112, 3, b"\0\x06\0\0"), (0x0100, 2, b"ab\0\0")]  # orientation, and a width that is a string
     content = b"".join(struct.pack(">HHI4s", tag, kind, 1, value) for tag, kind, value in entries)
     Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x02" + content + bytes(4))
     with pytest.raises(AdtError, match="images: '.*a.jpg' can't be read as an image"):
@@ -81,7 +81,7 @@ def test_invalid_exif_data(tmp_path):
 
 
 def grey(tmp_path, name, values):
-    """Return the 8-bit value of a uniform grayscale image that is written and opened."""
+    """Write a uniform grayscale image, open it, and return its 8-bit value."""
     Image.fromarray(values).save(tmp_path / name)
     ((_, (red, *others)),) = open_rgb(tmp_path / name, "images").getcolors()
     assert others == [red, red]
@@ -93,13 +93,13 @@ def grey(tmp_path, name, values):
     "name, kind", [("a.png", "<u2"), ("a.tif", "<u2"), ("a.tif", ">u2"), ("a.tif", "<i4")], ids=str
 )
 def test_16_bit_grayscale_is_scaled(tmp_path, name, kind, value, byte):
-    """Pillow's conversion clips values above 255 to white."""
+    """Pillow's conversion would turn values above 255 into white."""
     assert grey(tmp_path, name, np.full((4, 6), value, kind)) == byte
 
 
 @pytest.mark.parametrize("value, byte", [(0.0, 0), (0.5, 128), (1.0, 255), (1.0005, 255)])
 def test_floating_point_is_scaled(tmp_path, value, byte):
-    """Pillow's conversion makes 0.5 black. Values slightly out of range are accepted as rounding errors."""
+    """Pillow's conversion would turn 0.5 into black. Values slightly out of range are accepted as rounding errors."""
     assert grey(tmp_path, "a.tif", np.full((4, 6), value, np.float32)) == byte
 
 
@@ -129,13 +129,13 @@ def test_values_out_of_range_are_reported(tmp_path, values, found):
     [(0, [20000], (78, 78, 78)), (2, [20000, 40000, 60000], (78, 156, 234)), (4, [20000, 3], (78, 78, 78))],
 )
 def test_pngs_of_16_bits(tmp_path, colour_type, channels, colour):
-    """Grayscale, RGB, and grayscale with alpha, which is dropped as with 8 bits."""
+    """Test grayscale, RGB, and grayscale with alpha. Alpha is dropped, as in images of 8 bits."""
     write_png16(tmp_path / "a.png", colour_type, channels)
     assert open_rgb(tmp_path / "a.png", "x").getcolors() == [(16, colour)]
 
 
 def write_png16(path, colour_type, channels):
-    """Write a PNG of 4 x 4 pixels with 16 bits per channel, of which Pillow supports only grayscale."""
+    """Write a PNG of 4 x 4 pixels with 16 bits per channel. Pillow can write such files only in grayscale."""
 
     def chunk(name, content):
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
@@ -149,7 +149,7 @@ def write_png16(path, colour_type, channels):
 def test_16_bit_images_are_rotated(tmp_path):
     lying = Image.fromarray(np.full((4, 8), 20000, np.uint16))
     exif = lying.getexif()
-    exif[0x0112] = 6  # rotate by 90 degrees
+    exif[0x0112] = 6  # orientation 6: rotate by 90 degrees
     lying.save(tmp_path / "lying.png", exif=exif)
     opened = open_rgb(tmp_path / "lying.png", "x")
     assert opened.size == (4, 8) and opened.getpixel((0, 0)) == (78, 78, 78)
@@ -165,7 +165,7 @@ def test_other_modes_are_converted_as_pillow_does(mode):
 
 
 class BrightnessTarget:
-    """Target with source images. The code of a cell is its brightness, from 0 to 8."""
+    """Stand-in for a target that supports source images. The code of a cell is its brightness, from 0 to 8."""
 
     downsample = 128
     num_codes = 9

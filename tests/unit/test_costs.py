@@ -1,4 +1,4 @@
-"""Costs of rounds: profiles, the model that learns them from decodings, and its file."""
+"""Tests of cost profiles, of the model that learns costs from decodings, and of the cache file."""
 
 import copy
 import json
@@ -31,12 +31,12 @@ OTHER_VALUES = {"name": "another", "images": 3, "decodings": 1}
 MODES = MergedDrafter.modes
 ESTIMATED = CostModel("a device", 1, MODES, on_cpu=True)
 PLAIN = 0.01
-"""Seconds of a plain step of the simulated machine."""
+"""Duration of a plain step on the simulated machine, in seconds."""
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Set a cache folder that does not exist yet, and return it."""
+    """Set a cache folder that doesn't exist yet. Return its path."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("ADT_TREE_CACHE", str(folder))
     return folder
@@ -96,16 +96,16 @@ def test_estimated_costs_of_drafts_are_high_on_a_cpu_and_low_on_a_gpu(mode):
 
 
 TOKENS = {(mode.name, size): 1 + mode.expected_accepted(size) for mode in MODES for size in sizes_of(mode)}
-"""Average tokens of a round, by mode and size."""
+"""(mode, number of drafts) -> average number of tokens of a round."""
 
 
 def best_size(cost) -> tuple[str, int]:
-    """Return the mode and number of drafts with the highest throughput."""
+    """Return (mode, number of drafts) with the highest throughput."""
     return max(TOKENS, key=lambda size: TOKENS[size] / cost(*size))
 
 
 def true_cost(mode: str, drafts: int) -> float:
-    """Return the cost of a round on the simulated machine, in plain steps: a machine unlike the estimates."""
+    """Return the cost of a round on the simulated machine, in plain steps. The estimates don't match this machine."""
     if not drafts:
         return 1.04
     fixed, each = {"chain": (0.1, 0.03), "both chain": (0.9, 0.04), "both": (1.2, 0.05)}[mode]
@@ -113,11 +113,11 @@ def true_cost(mode: str, drafts: int) -> float:
 
 
 def decoding(model: CostModel, number: int = 0, speed: float = 1.0) -> CostModel:
-    """Return the model after `auto` has decoded an image of 256 tokens on the simulated machine.
+    """Return the cost model after `auto` has decoded an image of 256 tokens on the simulated machine.
 
     Args:
-        model: Model before.
-        number: Seed of the image and of the noise in its times.
+        model: Cost model before the decoding.
+        number: Seed of the image, and of the noise in its times.
         speed: Factor on the time of every round.
     """
     drawn = random.Random(number)
@@ -146,7 +146,7 @@ def learned(model: CostModel = ESTIMATED, count: int = 6, first: int = 0, **opti
 
 
 def loss(model: CostModel) -> float:
-    """Return the throughput that a decoding loses because the model's costs are not the machine's, as a share."""
+    """Return the share of throughput that a decoding loses because the model's costs differ from the machine's costs."""
     chosen = best_size(model.profile(SIZES).cost)
     best = best_size(true_cost)
     return 1 - TOKENS[chosen] / true_cost(*chosen) * true_cost(*best) / TOKENS[best]

@@ -1,4 +1,4 @@
-"""Weights with NaN or infinity, or with numbers too large for the dtype in which they are loaded."""
+"""Tests of weights with NaN or infinity, or with numbers that are too large for the dtype of the loaded model."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,8 @@ from tests.layouts.edits import edit_tensors
 from tests.layouts.llamagen import write_hugging_face
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
-pytest.importorskip("transformers.models.t5.modeling_t5")  # while tests are collected: it takes seconds
+# imported before the tests run, because the import needs seconds
+pytest.importorskip("transformers.models.t5.modeling_t5")
 WEIGHTS = "model.safetensors"
 UP = "model.layers.1.mlp.up_proj.weight"
 
@@ -39,7 +40,10 @@ def refused(file: Path, name: str, found: str) -> str:
 @pytest.mark.parametrize("name", [UP, "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"])
 @pytest.mark.parametrize("value, found", [(math.nan, "NaN"), (math.inf, "infinity"), (-math.inf, "infinity")])
 def test_damaged_numbers_of_the_decoder(target, name, value, found):
-    """The last row of the head belongs to a text token, but it also shows that the file is damaged."""
+    """The damaged number is in the last row of the head. This row belongs to a text token, which isn't used.
+
+    It must be reported nevertheless, because it shows that the file is damaged.
+    """
     spoil(target / WEIGHTS, name, value)
     with pytest.raises(AdtError, match=refused(target / WEIGHTS, name, found)):
         load_target(target)
@@ -70,7 +74,7 @@ def test_damaged_numbers_of_a_drafter(target, tmp_path, name):
 
 
 def test_damaged_numbers_of_a_text_encoder(tmp_path):
-    """The error names the encoder's file, and the tensor by its name in it."""
+    """The error must contain the path of the encoder's file, and the name of the tensor in this file."""
     folder = write_hugging_face(tmp_path)
     file = next(tmp_path.rglob(f"flan-t5-xl/{WEIGHTS}"))
     spoil(file, "shared.weight", math.nan)
@@ -162,7 +166,7 @@ def test_empty_tensors_and_integers_are_finite(tmp_path):
 
 
 def test_each_tensor_is_read_once(target, monkeypatch):
-    """Numbers are checked while they are read, so a large file is not read twice."""
+    """Numbers must be checked while they are read, so that a large file isn't read twice."""
     seen = []
     usual = torch.aminmax
     monkeypatch.setattr(torch, "aminmax", lambda tensor: seen.append(tensor.numel()) or usual(tensor))

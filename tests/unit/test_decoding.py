@@ -1,4 +1,7 @@
-"""Round loop on tiny random models: stub drafters that are always, never or sometimes right, memory, and requests."""
+"""Tests of the round loop with tiny random models: stub drafters, memory, and requests.
+
+The stub drafters are always, never or sometimes right.
+"""
 
 import copy
 from types import SimpleNamespace
@@ -20,11 +23,11 @@ FIVE = ("a cat", "three small dogs", "x", "a boat", "no")
 
 
 class StubDrafter(Drafter):
-    """Drafter of a chain with the true continuation, in which some tokens are wrong on purpose.
+    """Drafter that drafts a chain of the true tokens, of which some are replaced by wrong tokens.
 
     Attributes:
         truth: Codes [B, T] of the decoded images.
-        right: Function from a raster position to whether its draft is correct.
+        right: Function (raster position) -> whether the draft is correct.
     """
 
     def __init__(self, truth, right):
@@ -103,7 +106,7 @@ def test_an_error_states_the_required_memory(models, monkeypatch, images, words,
 
 
 def tokens_in_rounds(decoding):
-    """Return the number of tokens of every image, without the first one, which the prefill samples."""
+    """Return the number of tokens of each image, except the first token, because the prefill samples it."""
     counts = [0] * decoding.images
     for share in (share for round in decoding.trace.rounds for share in round.images):
         counts[share.image] += share.accepted + 1
@@ -111,14 +114,14 @@ def tokens_in_rounds(decoding):
 
 
 NO_MEMORY = torch.cuda.OutOfMemoryError("CUDA out of memory"), RuntimeError("could not create a primitive")
-"""Errors of a GPU, and of a CPU during a matrix product."""
+"""Out-of-memory errors: from a GPU, and from a CPU during a matrix product."""
 
 
 @pytest.mark.parametrize("at, error", [(1, 0), (2, 1), (7, 0), (12, 1)])
 def test_the_batch_becomes_smaller_if_memory_runs_out(models, monkeypatch, caplog, at, error):
-    """The error is raised in the prefill, in a round, or when an image enters a slot.
+    """Raise an out-of-memory error in the prefill, in a round, or when an image enters a slot.
 
-    Tokens and figures are the same as with enough memory.
+    Tokens and statistics must be the same as with enough memory.
     """
     target, drafter = models
     reference = run(target, drafter, FIVE, drafting=TREE)
@@ -127,7 +130,7 @@ def test_the_batch_becomes_smaller_if_memory_runs_out(models, monkeypatch, caplo
 
     def fail_for_lack_of_memory(self, ids, *rest, **named):
         calls.append(len(ids))
-        if len(calls) >= at and len(ids) > 4:  # two rows for each image
+        if len(calls) >= at and len(ids) > 4:  # an image has two rows
             raise NO_MEMORY[error]
         return forward(self, ids, *rest, **named)
 
@@ -141,7 +144,7 @@ def test_the_batch_becomes_smaller_if_memory_runs_out(models, monkeypatch, caplo
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 @pytest.mark.parametrize("drafting", [Drafting(PLAIN), TREE], ids=lambda d: d.method)
 def test_memory_runs_out_when_the_last_image_enters(models, monkeypatch, drafting, guidance):
-    """Then more slots are free than images are waiting."""
+    """In this case, more slots are free than images are waiting."""
     target, drafter = models
     options = {"prompts": FIVE, "drafter": drafter, "drafting": drafting, "sampling": Sampling(5, guidance=guidance)}
     reference = run(target, **options)
@@ -161,7 +164,7 @@ def test_memory_runs_out_when_the_last_image_enters(models, monkeypatch, draftin
 
 
 def test_the_trace_is_complete_if_memory_runs_out_in_the_last_round(models, monkeypatch):
-    """The round is repeated, and counts once."""
+    """The failed round is repeated, and must count only once."""
     target, drafter = models
     options = {"prompts": ("a cat", "x"), "drafter": drafter, "drafting": TREE}
     reference = run(target, **options)
@@ -187,13 +190,13 @@ def test_too_little_memory_for_one_image_is_an_error(models, monkeypatch):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(type(target.decoder), "forward", full)
-    with pytest.raises(torch.cuda.OutOfMemoryError):  # ComfyUI and the command line report it
+    with pytest.raises(torch.cuda.OutOfMemoryError):  # ComfyUI and the command line report this error
         run(target)
 
 
 @pytest.mark.parametrize("drafting", [Drafting(PLAIN), Drafting("auto")], ids=lambda d: d.method)
 def test_float64_requires_twice_the_memory_of_float32(tiny, drafting):
-    """Except for the codec, which is always in float32."""
+    """The exception is the codec, which is always in float32."""
 
     def slots_bytes(dtype):
         target = load_target(tiny / "target", dtype=dtype)
@@ -221,7 +224,10 @@ def test_inference_mode_is_off_between_rounds(models):
 
 
 def test_the_cost_profile_is_chosen_when_decoding_starts(models, monkeypatch):
-    """ComfyUI moves the weights to the GPU after a node has created the decoding; here they change their dtype."""
+    """ComfyUI moves weights to the GPU after a node has created the decoding.
+
+    In this test, the weights change their dtype instead.
+    """
     target = copy.deepcopy(models[0])
     names = []
 

@@ -1,4 +1,7 @@
-"""Workers on Ray: results equal the results of a single process, also if a worker or a machine is lost."""
+"""Tests of workers on Ray.
+
+The results must equal those of a single process, even if a worker or a machine is lost.
+"""
 
 import json
 import os
@@ -27,9 +30,9 @@ def ray():
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Working directory with a list of prompts, from which workers can import the package.
+    """Return a working directory with a list of prompts. Workers can import the package from it.
 
-    All use one thread, because the number of threads changes the last bits of pixels.
+    All processes use one thread, because the number of threads changes the last bits of pixels.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -42,12 +45,12 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def cluster(ray):
-    """Cluster of one machine with two cores, to which tests add machines."""
+    """Start a Ray cluster of one machine with two cores. Tests add more machines."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
-        patch.setenv("RAY_worker_niceness", "0")  # else tests that run in parallel would slow the workers down
+        patch.setenv("RAY_worker_niceness", "0")  # otherwise, other tests in parallel would slow the workers down
         found = Cluster(
             initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": distributed.OBJECT_STORE}
         )
@@ -57,7 +60,7 @@ def cluster(ray):
 
 @pytest.fixture
 def run(tiny, capsys):
-    """Return a function that runs a command and returns its exit code, standard output and standard error."""
+    """Return a function that runs a command. It returns the exit code, standard output and standard error."""
     usual = {"model": tiny / "target", "drafter": tiny / "drafter", "prompts": "list.txt"}
     usual |= {"device": "cpu", "dtype": "float64"}
     return lambda command, output, **given: (
@@ -67,8 +70,11 @@ def run(tiny, capsys):
 
 
 def fragile(module, maker, folder):
-    """Return a factory of workers, one of which is killed after drawing the prompt LOST and before returning it."""
-    name = module.__name__  # workers import the unpatched module
+    """Return a factory of workers.
+
+    One of the workers is killed after it has generated the image of prompt LOST, before it returns the image.
+    """
+    name = module.__name__  # workers import the module without patches
 
     def build(*arguments):
         import importlib
@@ -93,7 +99,7 @@ def fragile(module, maker, folder):
 
 
 def tries(folder):
-    """Return how often each prompt was decoded, and the number of processes."""
+    """Return how often each prompt was decoded, and the number of processes that decoded prompts."""
     lines = [line.split() for line in (folder / "begun").read_text(encoding="utf-8").splitlines()]
     return Counter(int(number) for number, _ in lines), len({process for _, process in lines})
 
@@ -103,7 +109,7 @@ def load(path):
 
 
 def without_times(decodings):
-    """Return the rounds of traces without their timings."""
+    """Return the rounds of traces without their times."""
     return [
         [d["prompt"], d["acceptance"], [{**round, "seconds": 0, "drafting": 0} for round in d["rounds"]]]
         for d in decodings
@@ -146,7 +152,7 @@ COUNTED = "tokens tau target_forwards agreement acceptance substitution_rate pic
 
 
 def assert_same_results(prompts):
-    """Compare the results of a benchmark in one process with the results of two workers."""
+    """Check that a benchmark in one process and a benchmark with two workers have the same results."""
     single = load("single/results.json")
     spread = load("spread/results.json")
     assert [record["text"] for record in spread["records"]] == prompts and spread["settings"]["workers"] == 2
@@ -188,7 +194,7 @@ def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monk
 
 @pytest.mark.long
 def test_the_worker_of_a_lost_machine_restarts_where_another_has_finished(run, cluster, monkeypatch):
-    """All cores are in use until no prompts are left."""
+    """All cores are in use until no prompt is left, so the worker can restart only on a core that has finished."""
     machine = cluster.add_node(num_cpus=1, object_store_memory=distributed.OBJECT_STORE)
     write = generation.write
     written = []
@@ -203,7 +209,7 @@ def test_the_worker_of_a_lost_machine_restarts_where_another_has_finished(run, c
     assert run("generate", "single/a.png", tokens="single.json")[0] == 0
     monkeypatch.setattr(generation, "write", lose_the_machine)
     code, _, err = run("generate", "spread/a.png", workers=3, ray_address=cluster.address, tokens="spread.json")
-    cluster.wait_for_nodes(timeout=100)  # until the loss is noticed: the tests that follow count on two cores
+    cluster.wait_for_nodes(timeout=100)  # wait until Ray notices the loss, because later tests need two free cores
     assert code == 0, err
     assert sorted(written) == [f"a-{number:04}.png" for number in range(1, len(PROMPTS) + 1)]
     assert load("single.json") == load("spread.json")

@@ -1,4 +1,4 @@
-"""Report on how a model runs on this machine: it names methods that differ, and contains no paths."""
+"""Tests of the report on how a model runs on a machine. It must list methods that differ, and must contain no paths."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,7 @@
-"""Downloads of published models: complete, verified, resumable, and without replacing existing files.
+"""Tests of downloads of published models.
 
-The client is the real huggingface_hub in a separate process; the Hub is a small server (tests/hub.py).
+A download must be complete, verified and resumable, and must not replace existing files. The client is the real
+huggingface_hub in a separate process. The server is a local stand-in for the Hub (tests/hub.py).
 """
 
 import os
@@ -42,7 +43,7 @@ def hub(local_hub):
 
 @pytest.fixture
 def get(tmp_path):
-    """Return a function that downloads parts to `models` and returns the reported states."""
+    """Return a function that downloads parts of a model to `models`. It returns the progress reports."""
 
     def run(*parts, check=lambda: None):
         states: list[DownloadProgress] = []
@@ -67,7 +68,7 @@ WHOLE = {
 
 
 def models_of(tmp_path):
-    """Return the files that a list of models includes."""
+    """Return the content of each file that belongs to an installed model. Keys are paths."""
     found = files_of(tmp_path / "models")
     return {name: content for name, content in found.items() if not name.startswith(STAGING)}
 
@@ -138,7 +139,7 @@ def cancel_after(condition):
 
 
 def test_cancel_works_at_once_and_the_next_run_resumes(hub, get, tmp_path):
-    """Also while the network is silent. Nothing is listed as a model before it is complete."""
+    """Cancelling must also work while the network is silent. An incomplete model must not be listed."""
     hub.stalled = threading.Event()
     large = ("model.safetensors", "second.safetensors", "codec.pt")
     half = {name: len(WHOLE.get(f"model/{name}", WEIGHTS[:9000])) / 2 for name in large}
@@ -220,7 +221,7 @@ def test_proxies_are_used(hub, get, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo") or not Path("/dev/shm").is_dir(), reason="needs Linux")
 def test_too_little_disk_space_is_reported_before_the_download(hub, get, tmp_path):
-    """The Hub of this test publishes a size that is larger than any disk."""
+    """The Hub of this test publishes a file size that exceeds the size of any disk."""
     real = hub.repositories["someone/model"]["model.safetensors"]
 
     class Endless(bytes):
