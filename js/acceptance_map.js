@@ -1,4 +1,9 @@
-/** Acceptance map on the ADT-Tree Sampler and Compare: passes messages of the server to the widgets of the nodes. */
+/**
+ * Acceptance map on the nodes ADT-Tree Sampler and Compare. This file adds a map (a NodeMap) to each of these nodes. It
+ * passes each message of the server to the map that the message is for.
+ *
+ * Terms: a run is one decoding of a batch of images. The home of a map is its workflow and its node, see node_map.js.
+ */
 
 import {
   callAfter,
@@ -21,13 +26,16 @@ import { setLanguage, texts } from "./texts.js";
 const SAMPLERS = new Set(["ADTTreeSampler", "ADTTreeCompare"]);
 const EXTRA = "adt_tree_maps"; // key in `extra` of a workflow in an image file, see nodes/saved_map.py
 
-/** The workflow that is being loaded, see `NodeMap.restore`, or null. */
+/** Data about the workflow that is being loaded (see `NodeMap.restore`), or null. */
 let loading = null;
 
-/** The prompt that is running: the id of its last run, and the workflow that was open when it began. */
+/** About the prompt that is running: the id of its latest run, and the workflow that was open when the prompt began. */
 const running = { id: null, workflow: undefined };
 
-/** The home of the map that a message is for. If this tab did not queue the prompt, the open workflow decides. */
+/**
+ * The home of the map that a message is for, or undefined. If this tab did not queue the prompt, its homes are unknown.
+ * Then the node is searched in the open workflow.
+ */
 function homeOf(prompt, node, workflow) {
   const homes = homesOf(prompt);
   if (homes) return homes[node];
@@ -43,7 +51,7 @@ function receive(message) {
   running.id = message.id;
   const run = seen(message.id) ?? new Run(message);
   run.append(message.first, message.rounds);
-  remember(run); // for the node after "undo", and for its workflow when it is opened again
+  remember(run); // so that the map can show the run after "undo", or after its workflow is opened again
   mapAt(homeOf(message.prompt, message.node, message.workflow))?.receive(run, message.part);
 }
 
@@ -51,7 +59,8 @@ function receive(message) {
 function finish(message) {
   const saved = parts(message.output);
   if (!saved.length) return;
-  const own = saved.find(({ id }) => id === running.id); // ComfyUI's cache may return a result of another workflow
+  // The latest run of this prompt has a known workflow. A result from ComfyUI's cache may be from another workflow.
+  const own = saved.find(({ id }) => id === running.id);
   const home = homeOf(message.prompt_id, message.display_node ?? message.node, own ? own.workflow : running.workflow);
   const reference = { prompt: message.prompt_id, node: String(message.node) };
   const map = mapAt(home);
@@ -69,9 +78,10 @@ function stop() {
   for (const map of maps.values()) map.stop();
 }
 
-// Before ComfyUI connects: it reports messages without listeners as errors, and a run may continue during a reload.
+// Listen before ComfyUI connects to the server. A run may continue while the page is reloaded, and ComfyUI reports
+// messages without listeners as errors.
 listen({
-  "adt_tree.queued": ({ prompt, homes }) => noteHomes(prompt, homes), // another workflow may be open at the end
+  "adt_tree.queued": ({ prompt, homes }) => noteHomes(prompt, homes), // the user may open another workflow meanwhile
   "adt_tree.map": receive,
   executed: finish,
   b_preview_with_metadata: ({ jobId, displayNodeId, nodeId, blob }) =>
@@ -100,7 +110,7 @@ function addStyles() {
 
 function addMap(node) {
   const map = new NodeMap(node);
-  callAfter(node, "onAdded", () => maps.set(node, map)); // only then: "copy" creates a node that it never adds
+  callAfter(node, "onAdded", () => maps.set(node, map)); // not earlier: "copy" creates nodes that it never adds
   callAfter(node, "onConfigure", () => {
     map.fit();
     map.restore(loading);
@@ -129,7 +139,7 @@ registerExtension({
   beforeConfigureGraph(/** @type {any} */ workflow) {
     const travelled = workflow.extra?.[EXTRA];
     const isInFile = travelled !== undefined;
-    if (isInFile) delete workflow.extra[EXTRA]; // ComfyUI would keep the maps in every state for "undo"
+    if (isInFile) delete workflow.extra[EXTRA]; // otherwise ComfyUI would store the maps in every "undo" state
     let done;
     const ready = new Promise((resolve) => {
       done = resolve;

@@ -1,17 +1,19 @@
 /**
- * Which image of a batch a file shows. All files of a batch have the same workflow and map, so the colours of the image
- * are compared with the mark that the map has of each image, see nodes/marks.py. Older maps have no marks but
- * thumbnails, from which the marks are computed here.
+ * Identification of the image of a batch that an image file shows. All files of a batch contain the same workflow and
+ * map. The map has a mark of each image: the mean colours of 8 by 8 regions, see nodes/marks.py. This file compares the
+ * marks with the colours of the image file. Older maps have thumbnails instead of marks, so that the marks are computed
+ * from the thumbnails.
  */
 
 const SIDE = 8; // regions along each side of an image
-const MAX_DISTANCE = 8; // mean difference of colours, of 255, as an image may have after it was enlarged
-const MARGIN = 2; // minimum ratio between the distances of the second nearest mark and of the nearest one
-const MAX_PIXELS = 2048; // length of the longer side at which an image is read
-const THUMBNAIL = { side: 192, quality: 0.6 };
+const MAX_DISTANCE = 8; // maximum mean difference of colours (0..255) to the nearest mark; scaled images differ, too
+const MARGIN = 2; // minimum ratio of the second smallest distance to the smallest distance
+const MAX_PIXELS = 2048; // maximum length of the longer side; larger images are scaled down
+const THUMBNAIL = { side: 192, quality: 0.6 }; // longer side in pixels, and JPEG quality
 
 /**
- * The number of the image that a file shows, or null if it is not certain. Its thumbnail is added to the map.
+ * The index of the image that a file shows, or null if it is not certain. If the map has no thumbnail of this image,
+ * one is added.
  *
  * @param {Blob | null} file
  * @param {import("./saved_map.js").SavedMap} saved checked saved map
@@ -53,7 +55,7 @@ function pixels(bitmap, largest) {
   return { canvas, data: context.getImageData(0, 0, canvas.width, canvas.height) };
 }
 
-/** Mean colours of the regions of an image, row by row, three numbers each. @param {ImageData} image */
+/** Mean colours of the regions of an image, row by row: red, green and blue of each. @param {ImageData} image */
 export function mark({ data, width, height }) {
   const found = [];
   for (let row = 0; row < SIDE; row++) {
@@ -64,7 +66,7 @@ export function mark({ data, width, height }) {
   return found;
 }
 
-/** First pixel of a region, and the one after its last. @returns {[number, number]} */
+/** The first pixel of a region along one side, and the pixel after its last one. @returns {[number, number]} */
 function span(place, side) {
   return [Math.floor((place * side) / SIDE), Math.ceil(((place + 1) * side) / SIDE)];
 }
@@ -80,10 +82,11 @@ function mean(data, width, [top, bottom], [left, right]) {
 }
 
 /**
- * The number of the mark nearest to another one; null if none is near, or the second nearest is about as near.
+ * The index of the mark that is nearest to a wanted mark. null if no mark is near enough, or if the second nearest mark
+ * is almost as near.
  *
- * @param {(number[] | null)[]} marks
- * @param {number[]} wanted
+ * @param {(number[] | null)[]} marks mark of each image, or null if it is unknown
+ * @param {number[]} wanted mark of the file
  */
 export function nearest(marks, wanted) {
   const distances = marks.map((one) => distance(one, wanted));

@@ -1,17 +1,21 @@
-/** Text above a map: the server's message, what made the image, and how the node's values differ from that now. */
+/**
+ * Text above a map: the server's message, the seed and method that made the image, and the values of the node that have
+ * changed since the run.
+ */
 
 import { make, setText } from "./elements.js";
 import { caption } from "./sentences.js";
 import { texts } from "./texts.js";
 
 /**
- * Difference between the node and what made its image; `restore` sets the node back to it.
+ * Value of the node that has changed since the run: `now` is the current value, `was` the value in the run. `restore`
+ * sets the node back to `was`.
  *
  * @typedef {{name: string | symbol, now: string, was?: string, restore?: () => void}} Difference
  */
 
 export class Caption {
-  #key = ""; // shown texts
+  #key = ""; // the texts that are shown, to find out whether they have changed
 
   constructor() {
     this.line = make("div", { className: "adt-line", role: "status" });
@@ -32,7 +36,7 @@ export class Caption {
   /**
    * @param {object | null} run
    * @param {Difference[]} differences
-   * @param {string} off why the node does not run, or ""
+   * @param {string} off sentence on why the node does not run, or ""
    */
   show(run, differences, off) {
     const text = run ? caption(run, differences, off) : "";

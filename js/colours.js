@@ -1,16 +1,16 @@
 /**
  * Colour scale of the map, as in nodes/colours.py: a curve from dark blue over green to light yellow in OKLab
- * (B. Ottosson, 2020), in steps of equal length. Lightness increases along the scale, so that colour-blind users and
- * greyscale prints keep the order.
+ * (B. Ottosson, 2020), in steps of equal length. Lightness increases along the scale. Colour-blind users, and readers
+ * of greyscale prints, can distinguish low and high values.
  */
 
 const CURVE = [
   [0.3, 0.02, -0.13],
   [0.6, -0.16, -0.02],
   [0.93, -0.03, 0.15],
-]; // quadratic Bezier: L, a, b
-const FINE = 2048;
-const SIZE = 256;
+]; // control points of a quadratic Bezier curve, each [L, a, b]
+const FINE = 2048; // number of short segments with which the length of the curve is measured
+const SIZE = 256; // number of colours of the scale
 
 function onCurve(t) {
   const [p, q, r] = CURVE;
@@ -51,7 +51,7 @@ function makeScale() {
 /** 256 colours [red, green, blue], dark to light. */
 export const SCALE = makeScale();
 
-/** The colour at a position of the scale, 0..1. Values outside have the colour of the nearer end. */
+/** The colour at a position of the scale, 0..1. Positions outside have the colour of the nearer end. */
 export function colourOf(share) {
   return SCALE[Math.round(Math.min(Math.max(share, 0), 1) * (SIZE - 1))];
 }

@@ -1,7 +1,9 @@
 /**
- * Interface to ComfyUI's page. All other files use `app`, `api`, LiteGraph and the page's own elements through this one.
+ * Interface to ComfyUI's page. Only this file uses `app`, `api`, LiteGraph and the page's own elements. All other files
+ * call the functions of this file.
  *
- * The page has two modes: the canvas, which draws nodes, and Nodes 2.0, which makes an element of each.
+ * The page has two modes. In the classic mode, it draws all nodes on a canvas. In the mode "Nodes 2.0", each node is an
+ * HTML element.
  */
 
 import { api } from "../../scripts/api.js";
@@ -14,8 +16,8 @@ import { app } from "../../scripts/app.js";
 /** @typedef {NonNullable<GraphNode["widgets"]>[number] & Record<string, any>} Widget */
 
 const OUR_NODES = "ADTTree"; // prefix of the types of this pack's nodes
-const IMAGE_PREVIEW = "$$canvas-image-preview"; // name of ComfyUI's widget with a preview
-const TEXT_PREVIEW = "$$node-text-preview"; // name of ComfyUI's widget with a line of progress
+const IMAGE_PREVIEW = "$$canvas-image-preview"; // name of the widget in which ComfyUI shows a preview
+const TEXT_PREVIEW = "$$node-text-preview"; // name of the widget in which ComfyUI shows a line of progress
 
 // ---- page ----------------------------------------------------------------------------------
 
@@ -68,10 +70,10 @@ export async function fetchHistory(prompt) {
 }
 
 /**
- * Set the colours of sockets and links in both modes. A theme without a type would remove its colour, so that the
- * colours are read-only.
+ * Set the colours of sockets and links in both modes. The colours are read-only, because a change of ComfyUI's theme
+ * would remove the colours of types that the theme does not know.
  *
- * @param {Record<string, string>} colours by type
+ * @param {Record<string, string>} colours CSS colours by type of socket
  */
 export function setTypeColours(colours) {
   const { LGraphCanvas } = /** @type {any} */ (window);
@@ -81,7 +83,8 @@ export function setTypeColours(colours) {
     }
   }
   const variables = Object.entries(colours).map(([type, colour]) => `--color-datatype-${type}: ${colour};`);
-  const style = document.createElement("style"); // a change of the theme removes variables that the root element has
+  // A style element, because a change of the theme removes variables from the root element.
+  const style = document.createElement("style");
   style.textContent = `:root { ${variables.join(" ")} }`;
   document.head.append(style);
 }
@@ -93,14 +96,16 @@ export function isZoomedOut() {
   return Boolean(app.canvas?.low_quality);
 }
 
-/** Context of the canvas, in the coordinates of the node that is being drawn. */
+/** Drawing context of the canvas. Its origin is the node that is being drawn. */
 export function canvasContext() {
   return app.canvas.ctx;
 }
 
 /**
- * Pass zooming by wheel and panning with the middle button from an element to the canvas. In Nodes 2.0 such events reach
- * the canvas without help, but a press on a control must not drag the node.
+ * Let the user zoom the canvas with the wheel and move it with the middle button, while the pointer is over an element.
+ *
+ * In the classic mode, this function passes the events of the element to the canvas. In Nodes 2.0, the canvas gets them
+ * already. There, the function stops presses of other buttons, so that a press on a control does not drag the node.
  *
  * @param {HTMLElement} element
  */
@@ -122,7 +127,7 @@ export function forwardWheelAndPan(element) {
   }
 }
 
-/** Whether a wheel event is over a part of an element that can be scrolled. */
+/** Whether a wheel event is over a part of the element that is higher than its visible area. */
 function scrolls({ target }) {
   const box = target.closest("[data-capture-wheel]");
   return box !== null && box.scrollHeight > box.clientHeight;
@@ -138,12 +143,12 @@ export function showNodes(nodes) {
   app.canvas.deselectAll();
   app.canvas.selectItems(nodes);
   const fit = () => app.extensionManager.command.execute("Comfy.Canvas.FitView");
-  requestAnimationFrame(() => requestAnimationFrame(fit)); // nodes have their places only after they were drawn
+  requestAnimationFrame(() => requestAnimationFrame(fit)); // new nodes have a position only after they were drawn
 }
 
 // ---- workflow ------------------------------------------------------------------------------
 
-/** The graph of the open workflow, which newer pages call rootGraph. @returns {Graph} */
+/** The graph of the open workflow. Older versions of ComfyUI have no `rootGraph`. @returns {Graph} */
 function rootGraph() {
   return app.rootGraph ?? app.graph;
 }
@@ -153,7 +158,7 @@ export function openWorkflow() {
   return rootGraph()?.id;
 }
 
-/** The graph in a subgraph's node, or undefined for other nodes. @returns {Graph | undefined} */
+/** The inner graph of a node that is a subgraph, or undefined for other nodes. @returns {Graph | undefined} */
 export function subgraphOf(node) {
   return node.subgraph;
 }
@@ -176,7 +181,7 @@ export function nodeAt(id) {
   return graph?.getNodeById(last) ?? null;
 }
 
-/** The execution ids of a node: one, or several if its subgraph is used several times. @returns {string[]} */
+/** The execution ids of a node. It has several if its subgraph is used several times. @returns {string[]} */
 export function executionIds(node, graph = rootGraph(), path = "") {
   return graph.nodes.flatMap((one) => {
     const subgraph = subgraphOf(one);
@@ -192,15 +197,18 @@ export function isOpen(node) {
   return graph?.getNodeById(node.id) === node && (graph === root || root.subgraphs?.get(graph.id) === graph);
 }
 
-/** Let ComfyUI look for changes of the workflow, which it otherwise does before a click has changed a setting. */
+/**
+ * Let ComfyUI check whether the workflow has changed, for "undo". Call this after a click has changed a setting,
+ * because ComfyUI's own check is before that.
+ */
 export function noticeChanges() {
   app.canvas.emitBeforeChange();
   app.canvas.emitAfterChange();
 }
 
 /**
- * The saved nodes with which ComfyUI compares the workflow to find changes of the user, subgraphs included. Empty while
- * a workflow is being opened, when ComfyUI still has another one.
+ * The nodes, also in subgraphs, of the stored state with which ComfyUI compares the workflow to find changes of the
+ * user. The list is empty while a workflow is being opened, because the stored state then is of another workflow.
  */
 export function comparedNodes() {
   const { workflow } = /** @type {any} */ (app.extensionManager ?? {});
@@ -224,7 +232,7 @@ export function isOurs(node) {
   return Boolean(node?.comfyClass?.startsWith(OUR_NODES));
 }
 
-/** Call a function after a method of an object, which may not exist yet, with the same arguments. */
+/** Replace a method of an object by one that calls the old method, if any, and then `after` with the same arguments. */
 export function callAfter(object, name, after) {
   const before = object[name];
   object[name] = function (...args) {
@@ -234,7 +242,7 @@ export function callAfter(object, name, after) {
   };
 }
 
-/** Hide ComfyUI's live preview, which a node draws in its background, while a condition holds. */
+/** Hide ComfyUI's live preview, which a node draws in its background, while `isHidden()` is true. */
 export function hideLivePreview(node, isHidden) {
   const { onDrawBackground } = node;
   node.onDrawBackground = function (...args) {
@@ -249,18 +257,18 @@ export function removePreview(node) {
   node.preview = undefined;
 }
 
-/** Make a node at least so large, and large enough for its widgets. */
+/** Enlarge a node so that it has at least the given size in pixels, and all its widgets fit. Never make it smaller. */
 export function fitNode(node, [width, height] = [0, 0]) {
   const [w, h] = node.computeSize();
   node.setSize([Math.max(node.size[0], w, width), Math.max(node.size[1], h, height)]);
 }
 
-/** Make a node at least as high as its widgets need. */
+/** Make a node higher if its widgets need more height. */
 export function fitHeight(node) {
   node.setSize([node.size[0], Math.max(node.size[1], node.computeSize()[1])]);
 }
 
-/** Make a node only as high as its widgets need. */
+/** Make a node exactly as high as its widgets need. */
 export function shrinkNode(node) {
   node.setSize([node.size[0], node.computeSize()[1]]);
 }
@@ -270,18 +278,18 @@ export function setHeight(node, height) {
   node.setSize([node.size[0], height]);
 }
 
-/** The type of a node in the server's definitions: the options of an input, such as its limits. */
+/** The options of a node's input in the server's definition, such as its limits, or undefined. */
 export function inputOptions(node, name) {
   return optionsIn(node?.constructor?.nodeData, name);
 }
 
-/** The options of an input in the server's definition of a node. */
+/** The options of an input in the server's definition of a type of node, or undefined. */
 export function optionsIn(definition, name) {
   const { required, optional } = definition?.input ?? {};
   return (required?.[name] ?? optional?.[name])?.[1];
 }
 
-/** Whether a node runs as it is: it belongs to no subgraph's edge, is no reroute, and is neither muted nor bypassed. */
+/** Whether the server runs this node itself: it is no subgraph, no reroute, and is neither muted nor bypassed. */
 export function runsItself(node) {
   return !(node.subgraph || node.isVirtualNode || node.mode);
 }
@@ -302,13 +310,13 @@ export function removeWidget(node, widget) {
   if (widget) node.removeWidget(widget);
 }
 
-/** Hide or show a widget. An element's widget appears in Nodes 2.0 only after `refreshWidgets`. */
+/** Hide or show a widget. In Nodes 2.0, a widget with an element appears only after `refreshWidgets`. */
 export function setHidden(widget, isHidden) {
   widget.hidden = isHidden; // for the canvas
   widget.options.hidden = isHidden; // for Nodes 2.0
 }
 
-/** Let Nodes 2.0 read a node's list of widgets again, which it does only after a change of the list. */
+/** Let Nodes 2.0 read a node's list of widgets again. It does so only if the list changes. */
 export function refreshWidgets(node, widget) {
   const place = node.widgets.indexOf(widget);
   node.widgets.splice(place, 1);
@@ -321,14 +329,14 @@ export function isEditable(widget) {
   return !widget.hidden && !widget.disabled && widget.options?.hidden !== true;
 }
 
-/** Set the value of a widget as the user would. */
+/** Set the value of a widget, and call its callback as if the user had set the value. */
 export function setValue(node, widget, value) {
   widget.value = value;
   widget.callback?.(value, app.canvas, node);
   redrawNode(node);
 }
 
-/** Let Nodes 2.0 read the label of a widget's value again, which it does only if the value changes. */
+/** Let Nodes 2.0 read the label of a widget's value again. It does so only if the value changes. */
 export function refreshLabel(node, widget) {
   const { value } = widget;
   widget.value = "";
@@ -336,20 +344,20 @@ export function refreshLabel(node, widget) {
   redrawNode(node);
 }
 
-/** Set the function that returns the label of a combo widget's value. */
+/** Set the function that returns the displayed label of each value of a combo widget. */
 export function setLabels(widget, label) {
   widget.options.getOptionLabel = label;
 }
 
-/** The values that a combo widget offers, or null if it is no combo widget. */
+/** The values of a combo widget, or null for other widgets. */
 export function choicesOf(widget) {
   const values = widget.options?.values;
   return Array.isArray(values) ? values : null;
 }
 
 /**
- * Send a widget's value only while it counts, and else its default, so that a change of it does not invalidate ComfyUI's
- * cache.
+ * Send the value of a widget to the server only while `counts()` is true, that is, while the value has an effect.
+ * Otherwise send the default. Then a change of the value does not make ComfyUI run the node again.
  */
 export function sendWhile(widget, counts) {
   const usual = widget.value;
@@ -363,7 +371,7 @@ export function savedNames(node) {
     .map(({ name }) => name);
 }
 
-/** Hide the advanced inputs of a node until the user asks for them, without a gap in their place. */
+/** Hide the advanced inputs of a node until the user opens them. Hidden inputs leave no gap on the node. */
 export function foldAdvanced(node) {
   for (const widget of node.widgets) widget.advanced = widget.options?.advanced; // the canvas reads this one
   const { getLayoutWidgets } = node;
@@ -380,7 +388,7 @@ export function foldAdvanced(node) {
  * @param {string} name
  * @param {string} type
  * @param {HTMLElement} element
- * @param {object} options heights and others of `addDOMWidget`
+ * @param {object} options options of ComfyUI's `addDOMWidget`, such as minimum heights
  * @returns {Widget}
  */
 export function addElement(node, name, type, element, options) {
@@ -394,16 +402,16 @@ export function addElement(node, name, type, element, options) {
   };
   // `hideInPanel`: a panel that lists a node's widgets would take the element out of the node.
   const widget = /** @type {any} */ (node.addDOMWidget(name, type, element, all));
-  widget.serialize = false; // the option keeps it out of the prompt, this one out of the workflow
+  widget.serialize = false; // the option `serialize` excludes it from the prompt, this property from the workflow
   return widget;
 }
 
-/** Call a function when ComfyUI draws a box instead of a widget's element, because the canvas is zoomed out. */
+/** Set a function to call when the canvas is zoomed out and ComfyUI draws a box instead of the widget's element. */
 export function onPlaceholder(widget, draw) {
   widget.options.onDraw = draw;
 }
 
-/** The box of an element's widget in its node, in pixels of the canvas. */
+/** Position and size of a widget's element, relative to its node, in pixels of the unzoomed canvas. */
 export function boxOf(node, widget) {
   const { margin } = widget;
   return {
@@ -428,7 +436,7 @@ export function textBoxes(node) {
 
 // ComfyUI has deprecated `link` of an input, so links are read through the node.
 
-/** The slot of an input; -1 if there is none of this name. */
+/** The index of an input among the inputs of its node; -1 if there is no input of this name. */
 export function slotOf(node, name) {
   return node.inputs?.findIndex((input) => input.name === name) ?? -1;
 }
@@ -439,18 +447,21 @@ export function isLinked(node, name) {
   return slot >= 0 && node.isInputConnected(slot);
 }
 
-/** The nodes that are linked to these inputs of a node, or to all of them; null for a link from outside a subgraph. */
+/**
+ * The nodes that are linked to the inputs with these names, or to all inputs without `names`. For a link from outside
+ * the subgraph, the list has null.
+ */
 export function sourcesOf(node, names = null) {
   const slots = [...(node.inputs ?? []).keys()].filter((slot) => !names || names.includes(node.inputs[slot].name));
   return slots.filter((slot) => node.isInputConnected(slot)).map((slot) => node.getInputNode(slot));
 }
 
-/** The node that is linked to an input in the same graph, or undefined. */
+/** The node of the same graph that is linked to an input, or undefined. */
 export function originOf(node, name) {
   return isLinked(node, name) ? node.graph.getNodeById(node.getInputLink(slotOf(node, name))?.origin_id) : undefined;
 }
 
-/** Link an input of a node to the output to which an input of another node is linked, if it is. */
+/** Copy the link of the input `name` of the node `from`, if it has one, to the input `own` of another node. */
 export function copyLink(from, name, node, own = name) {
   const slot = slotOf(node, own);
   if (slot >= 0) originOf(from, name)?.connect(from.getInputLink(slotOf(from, name)).origin_slot, node, slot);

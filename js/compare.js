@@ -1,6 +1,6 @@
 /**
- * Comparison of a run with another one: side by side, overlaid with a divider that the user drags, or as the difference
- * of their images.
+ * Controls to compare the run of a map with another run. The images are shown side by side, or overlaid with a divider
+ * that the user drags, or as their difference.
  */
 
 import { subtracted } from "./difference.js";
@@ -11,12 +11,12 @@ const GAP = 8; // pixels between the labels of two overlaid runs
 const STEP = 0.02; // share of the image's width by which an arrow key moves the divider
 
 export class Compare {
-  /** Id of the other run; "" for none. */
+  /** Id of the other run, "" for none. */
   other = "";
-  /** Share of the image's width, from the left, that shows the own run. */
+  /** Position of the divider as a share of the image's width. The part on its left shows the map's own run. */
   share = 0.5;
   #offered = null; // labels of the choices
-  #box = null; // of the image, while both runs are overlaid
+  #box = null; // position and size of the image while both runs are overlaid, otherwise null
 
   /**
    * @param {() => { id: string, label: string }[]} choices runs to compare with
@@ -66,7 +66,7 @@ export class Compare {
     this.listeners.turned();
   }
 
-  /** Offer the runs that exist now. */
+  /** Update the list of runs to compare with. */
   offer() {
     const choices = [{ id: "", label: texts.compareWith }, ...this.choices()];
     const labels = choices.map(({ label }) => label).join("\n");
@@ -106,12 +106,12 @@ export class Compare {
     ];
   }
 
-  /** Whether both runs have the same box. */
+  /** Whether both runs are drawn at the same place. */
   get isTogether() {
     return this.settings.over || this.settings.difference;
   }
 
-  /** The panes to draw for the panes of both runs. */
+  /** The panes to draw: the panes of both runs, or only one pane with their difference. */
   panes(panes) {
     return this.settings.difference && panes.length > 1 ? [subtracted(panes)] : panes;
   }
@@ -121,7 +121,7 @@ export class Compare {
     this.listeners.moved();
   }
 
-  /** Move the divider to the pointer. The canvas may scale the widget, so client pixels are not its own pixels. */
+  /** Move the divider to the pointer. ComfyUI's canvas may scale the widget, so client pixels are converted. */
   #drag({ clientX }) {
     const stage = this.line.parentElement;
     const { left, width } = stage.getBoundingClientRect();

@@ -4,7 +4,10 @@ import { texts } from "./texts.js";
 
 const computed = new WeakMap(); // bitmap A -> { b, canvas, identical } of the last B
 
-/** |A - B| in the size of A, and whether it is zero; null while a bitmap is missing. */
+/**
+ * The difference |A - B| of two bitmaps: `canvas` shows it in the size of A, and `identical` is true if it is 0 for all
+ * pixels. null while a bitmap is missing.
+ */
 export function difference(a, b) {
   if (!a || !b) return null;
   const last = computed.get(a);
@@ -15,13 +18,13 @@ export function difference(a, b) {
   context.globalCompositeOperation = "difference";
   context.drawImage(b, 0, 0, canvas.width, canvas.height);
   const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
-  const identical = data.every((level, i) => level === 0 || i % 4 === 3); // the fourth is alpha
+  const identical = data.every((level, i) => level === 0 || i % 4 === 3); // every fourth value is alpha
   const result = { b, canvas, identical };
   computed.set(a, result);
   return result;
 }
 
-/** One pane that shows the difference of two, without a map; see `draw` in map_view.js. */
+/** One pane that shows the difference of the images of two panes, without a map; see `draw` in map_view.js. */
 export function subtracted([a, b]) {
   const found = difference(a.bitmap, b.bitmap);
   return {

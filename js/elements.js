@@ -1,4 +1,4 @@
-/** Create an element: `className` and `dataset` become properties, all else attributes. */
+/** Create an element. `className` and `dataset` are set as properties, all other names as attributes. */
 export function make(tag, properties = {}, ...children) {
   const { className, dataset, ...attributes } = properties;
   const element = document.createElement(tag);
@@ -9,7 +9,7 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Set the text of an element only if it differs, because every change costs the page a layout. */
+/** Set the text of an element if it differs. An assignment of an equal text would cost the page a layout. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

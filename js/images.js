@@ -1,11 +1,11 @@
 /**
- * Images under the maps, as bitmaps that a canvas can draw: live previews, then the server's files of the finished
- * images, or the thumbnails in a map.
+ * Images under the maps, as bitmaps that a canvas can draw. During a run, they are the live previews. After the run,
+ * they are the server's files of the finished images. If there are no files, they are the thumbnails in the saved map.
  */
 
 import { imageAddress } from "./comfy.js";
 
-const bitmaps = new WeakMap(); // run -> Map: number of an image (its preview) or address -> bitmap
+const bitmaps = new WeakMap(); // run -> Map of bitmaps; the key is the image's index for a preview, else the address
 
 function bitmapsOf(run) {
   if (!bitmaps.has(run)) bitmaps.set(run, new Map());
@@ -20,7 +20,7 @@ export function bitmapOf(run, image, redraw) {
   return bitmapsOf(run).get(image) ?? (run.thumbnails[image] ? fetched(run, run.thumbnails[image], redraw) : null);
 }
 
-/** The image at an address; null until it is complete, and if it no longer exists. */
+/** The image at an address. null while it is being fetched, and if the server has no such file. */
 function fetched(run, address, redraw) {
   const known = bitmapsOf(run);
   if (!known.has(address)) {
@@ -35,9 +35,9 @@ function fetched(run, address, redraw) {
 }
 
 /**
- * Use a live preview, which shows the first image of each run's batch.
+ * Store a live preview of the server. The preview shows the first image of each run, from left to right.
  *
- * @param {object[]} runs runs of the preview from the left, as far as they have begun
+ * @param {object[]} runs the runs that have begun, in the order of the preview
  * @param {number} count number of runs in the preview
  */
 export async function showPreviews(runs, count, blob, redraw) {
@@ -49,7 +49,7 @@ export async function showPreviews(runs, count, blob, redraw) {
   redraw();
 }
 
-/** Show the previews of a live run for its finished run, too, until the files have arrived. */
+/** Copy the previews of a live run to its finished run, which shows them until its files have been fetched. */
 export function inheritPreviews(run, live) {
   if (live && bitmaps.has(live)) bitmaps.set(run, new Map(bitmaps.get(live)));
 }

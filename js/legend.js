@@ -5,17 +5,17 @@ import { make } from "./elements.js";
 import { scaleOf } from "./map_model.js";
 import { texts } from "./texts.js";
 
-const MAX_SWATCHES = 9; // for more integers, the legend is a gradient
+const MAX_SWATCHES = 9; // maximum number of boxes; if there are more integers, the legend is a gradient
 const STOPS = 17; // colours of a gradient
-const DARK = 0.45; // position on the scale up to which text is white
+const DARK = 0.45; // position on the scale; on darker colours, text is white
 
 /** Colours of a gradient, dark to light. */
 export const RAMP = Array.from({ length: STOPS }, (_, i) => cssColour(i / (STOPS - 1)));
 
 /**
- * Labels for the dark and the light end of a figure's scale.
+ * Labels for the dark and the light end of the colour scale.
  *
- * @param {string} figure
+ * @param {string} figure name of the shown quantity, a key of `FIGURES`
  * @param {number[]} range values at both ends
  * @param {boolean} brief whether to omit the unit
  */
@@ -26,13 +26,13 @@ export function ends(figure, range, brief = false) {
 }
 
 export class Legend {
-  #drawn = ""; // shown labels
+  #drawn = ""; // the labels that are shown, to find out whether they have changed
 
   constructor() {
     this.element = make("div", { className: "adt-map-legend" });
   }
 
-  /** @param {boolean} pending whether tokens are missing; the label of their colour replaces the unit */
+  /** @param {boolean} pending whether tokens are not generated yet; the legend then shows their colour, not the unit */
   show(figure, [low, high], pending = false) {
     const [, legend] = texts.figures[figure];
     const [dark, light] = ends(figure, [low, high], pending);

@@ -1,15 +1,15 @@
 /** Translation of the server's messages, see adt_core/messages.py. */
 
 /**
- * Part of a message: its English text, and the key of its template with the values of the names in braces.
+ * Part of a message: its English text, the key of its template, and the values for the names in braces in the template.
  *
  * @typedef {{text: string, key?: string | null, parameters?: Record<string, string | number>}} Part
  */
 
 /** @type {Record<string, string>} */
-let templates = {}; // by key, as in locales/.../main.json; none for English
+let templates = {}; // key -> translated template, from locales/.../main.json; empty for English
 
-/** Use these templates from now on. */
+/** Set the translated templates. */
 export function setTemplates(translated) {
   templates = translated;
 }

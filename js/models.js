@@ -1,4 +1,7 @@
-/** List of models in the Model Loader: the size of a model that is not installed, and whether it fits the GPU. */
+/**
+ * Labels in the Model Loader's list of models. The label of a model that is not installed has the size of the download
+ * and whether the model fits into the memory of the GPU.
+ */
 
 import { findWidget, listen, nodesOf, optionsIn, refreshLabel, registerExtension, setLabels } from "./comfy.js";
 import { downloadLabel } from "./texts.js";

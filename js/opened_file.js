@@ -1,10 +1,14 @@
-/** File from which a workflow is being opened. ComfyUI passes only the workflow to extensions. */
+/** File from which the user opens a workflow. ComfyUI passes only the workflow to extensions, not the file. */
 
-const MAX_AGE = 10_000; // milliseconds between the choice of a file and its workflow
+const MAX_AGE = 10_000; // maximum milliseconds between the choice of a file and the loading of its workflow
 
 let latest = null; // { file: Blob or address, time }
 
-/** The file that the user has just dropped or chosen, or null. A second call returns null. @returns {Promise<Blob | null>} */
+/**
+ * The file that the user has just dropped or chosen, or null. A second call returns null.
+ *
+ * @returns {Promise<Blob | null>}
+ */
 export async function openedFile() {
   const found = latest;
   latest = null;
@@ -17,7 +21,7 @@ export async function openedFile() {
   }
 }
 
-/** The address of an image of this page that was dragged onto it, or null. Images of other sites are not fetched. */
+/** The address of an image of this site that was dragged onto the page, or null. Images of other sites are ignored. */
 function draggedAddress(transfer) {
   const [address] = (transfer?.getData("text/uri-list") ?? "").split(/\r?\n/);
   return address && URL.canParse(address) && new URL(address).origin === location.origin ? address : null;

@@ -1,6 +1,7 @@
 /**
- * Inputs that a preset overrides: disabled unless the preset is "custom". All but the guidance are also hidden, because
- * they would move a sampler's map off a small screen; the guidance shows the user where these inputs are.
+ * Inputs that a preset overrides. They are disabled unless the preset is "custom". All of them except guidance are also
+ * hidden, because on a small screen they would leave no space for a sampler's map. Guidance stays visible, so the user
+ * sees where these inputs are.
  */
 
 import {
@@ -26,7 +27,7 @@ const defaults = new WeakMap(); // widget -> its default value
 
 const overriddenOf = (node) => widgetsOf(node).filter(({ name }) => OVERRIDDEN.includes(name));
 
-/** Whether an input is used: it is linked, or the preset is linked or "custom". */
+/** Whether the value of an input is used: the input is linked, or the preset is linked or "custom". */
 function counts(node, name) {
   return isLinked(node, name) || isLinked(node, "preset") || findWidget(node, "preset").value === CUSTOM;
 }
@@ -41,7 +42,10 @@ export function disableOverridden(node) {
   redrawNode(node);
 }
 
-/** In a workflow that was saved before its node had presets, the preset is "custom" if the user had changed an input. */
+/**
+ * Set the preset of a node in a workflow that an older version without presets saved. The preset is "custom" if the
+ * user had changed one of the inputs.
+ */
 function migrate(node, saved) {
   if (!Array.isArray(saved?.widgets_values) || savedNames(node).indexOf("preset") < saved.widgets_values.length) return;
   const isChanged = overriddenOf(node).some((widget) => widget.value !== defaults.get(widget));
