@@ -195,7 +195,7 @@ def _words(phrase: str, item: SceneItem | None = None, *expected: ObjectSpec | s
 
 
 def _caption_parts(scene: Scene, rng: np.random.Generator) -> tuple[list[list[CaptionWord]], list[list[CaptionWord]]]:
-    """Choose what a caption names. Return phrases for the chosen objects and for the chosen background parts."""
+    """Choose the named contents. Return phrases for the chosen objects and for the chosen background parts."""
     is_complete = rng.random() < 0.25
 
     def is_named(probability: float) -> bool:

@@ -2,7 +2,7 @@
 
 A :class:`Scene` lists the objects and the background of an image. :func:`sample_scene` samples a scene,
 :func:`describe` writes a caption for it in the style of MS-COCO, and ``model_making.render.render`` paints it. These
-functions use no random numbers except those of their ``numpy.random.Generator`` argument. The seed of the generator
+functions take all random numbers from their ``numpy.random.Generator`` argument. The seed of the generator
 therefore determines the data set.
 """
 

@@ -1,6 +1,6 @@
 """Tests that Liquid equals transformers' Gemma in logits.
 
-test_upstreams_noise.py compares Liquid's images with those of the published script.
+test_upstreams_noise.py compares complete images with images of the published script.
 """
 
 import pytest

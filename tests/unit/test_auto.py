@@ -17,8 +17,8 @@ from tests.drafted import costs
 
 MODES = (CHAIN, BOTH, WINDOW)
 CPU = {"chain": (1.06, 0.2, 0.05), "both": (1.1, 1.2, 0.06), "window": (1.15, 0.4, 0.06)}
-"""Costs per draft mode, similar to those of a CPU, in plain steps: cost of a round without drafts, additional cost of
-drafting, additional cost of each draft."""
+"""Costs per draft mode, similar to the costs on a CPU, in plain steps: cost of a round without drafts, additional cost
+of drafting, additional cost of each draft."""
 
 
 def profile_of(figures) -> CostProfile:

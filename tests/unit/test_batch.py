@@ -139,7 +139,7 @@ def test_the_drafter_changes_the_folder_under_lantern(make, tiny):
 
 
 def test_prompts_with_seeds(make, tmp_path):
-    """A prompt with two seeds must have two images. Each must equal the image that its seed gives alone."""
+    """A prompt with two seeds must have two images. Each must equal the image that its seed gives in a list of one."""
     batch = BatchFolder(make, tmp_path)
     seeds = [3, 8, 2**64 - 1]
     decoding = decode(new_decoding(make, ["a cat"] * 3, seeds=seeds, at_once=2))

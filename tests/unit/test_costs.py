@@ -146,7 +146,7 @@ def learned(model: CostModel = ESTIMATED, count: int = 6, first: int = 0, **opti
 
 
 def loss(model: CostModel) -> float:
-    """Return the share of throughput that a decoding loses because the model's costs differ from the machine's costs."""
+    """Return the share of throughput that a decoding loses because the model's costs differ from the real costs."""
     chosen = best_size(model.profile(SIZES).cost)
     best = best_size(true_cost)
     return 1 - TOKENS[chosen] / true_cost(*chosen) * true_cost(*best) / TOKENS[best]

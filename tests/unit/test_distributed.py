@@ -1,6 +1,6 @@
 """Tests of workers on Ray.
 
-The results must equal those of a single process, even if a worker or a machine is lost.
+The results must equal the results of a single process, even if a worker or a machine is lost.
 """
 
 import json

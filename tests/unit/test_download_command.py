@@ -1,4 +1,4 @@
-"""Names of published models, and the command `python adt.py download`."""
+"""Tests of the names of published models, and of the command `python adt.py download`."""
 
 import json
 import random
@@ -100,7 +100,7 @@ def test_default_folder_is_in_comfyui(monkeypatch, tmp_path):
 
 
 def test_portable_python(tmp_path):
-    """Without the current folder on the module path, in a folder with a space and Chinese characters."""
+    """Run in a folder whose path has a space and Chinese characters, without the current folder on the module path."""
     pack = tmp_path / "my pack 雪"
     shutil.copytree(ROOT / "adt_core", pack / "adt_core", ignore=shutil.ignore_patterns("bundled", "__pycache__"))
     shutil.copy2(ROOT / "adt.py", pack)

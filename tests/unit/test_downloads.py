@@ -1,4 +1,4 @@
-"""Error messages for models that are missing, incomplete or unsupported."""
+"""Tests of error messages for models that are missing, incomplete or unsupported."""
 
 import json
 import re
@@ -26,7 +26,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 499
 
 
 def error_of(path) -> str:
-    """Return the error of loading, which `inspect` repeats."""
+    """Return the error of loading. Check that `inspect` reports the same error."""
     with pytest.raises(AdtError) as raised:
         load_target(path)
     with pytest.raises(AdtError) as inspected:
@@ -40,7 +40,7 @@ def error_of(path) -> str:
 
 @pytest.mark.parametrize("row", TO_GET, ids=lambda row: row.name)
 def test_missing_published_models(row, tmp_path, capsys):
-    """The message contains command, size and licences."""
+    """The message must contain the download command, the size and the licences."""
     message = error_of(tmp_path / row.name)
     assert f"`{command(f'download {row.name} --to', tmp_path)}`" in message
     assert f"({row.size}; licence: {row.licences})" in message and len(message) < 1000
@@ -102,7 +102,7 @@ def test_lumina_without_a_size_in_its_name(tmp_path, name):
 
 @pytest.mark.parametrize("size", [512, 768, 1024])
 def test_lumina_in_the_cache_of_hugging_face(tmp_path, size):
-    """For the folder models--..., its snapshots, and one snapshot."""
+    """Test three paths: the folder models--..., its folder of snapshots, and one snapshot."""
     cache = tmp_path / f"models--Alpha-VLLM--Lumina-mGPT-7B-{size}"
     write_lumina(cache / "snapshots" / "768abc", size_tokens=33)
     (cache / "snapshots" / "vqgan.ckpt").rename(tmp_path / "vqgan.ckpt")
@@ -128,7 +128,10 @@ def test_several_snapshots(tmp_path):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_git_lfs_pointers(tmp_path, name):
-    """In a clone, git downloads the file. Elsewhere it cannot, even if the surrounding ComfyUI is a clone."""
+    """In a git clone, the message must suggest that git downloads the file.
+
+    In other folders git can't, even if they are inside a clone of ComfyUI.
+    """
     folder = write_tiny_checkpoint(tmp_path / "target")
     (folder / name).write_text(POINTER, encoding="utf-8")
     (tmp_path / ".git").mkdir()
@@ -188,7 +191,7 @@ def test_a_drafter_chosen_as_model(tiny):
 
 
 def error_for_a_drafter(path) -> str:
-    """Return the error of loading. `inspect` can describe drafters."""
+    """Return the error of loading a drafter as a model. Check that `inspect` describes the drafter."""
     with pytest.raises(AdtError) as raised:
         load_target(path)
     assert inspect(str(path))[0]["role"] == "drafter"
@@ -216,7 +219,7 @@ def test_shards_without_an_index_or_a_configuration(tmp_path):
 
 @pytest.mark.parametrize("stated", [100, 3000])
 def test_a_configuration_with_too_few_positions(tmp_path, stated):
-    """Rotary tables are computed beyond the stated number, as in the authors' code."""
+    """The loader computes rotary tables for more positions than the configuration states, like the authors' code."""
     folders = [
         write_lumina(tmp_path / name / "Lumina-768", max_positions=n) for name, n in (("a", stated), ("b", 5000))
     ]

@@ -1,4 +1,7 @@
-"""Alternatives such as {red|blue} in prompts: one by seed, all combinations, or no expansion."""
+"""Tests of alternatives such as {red|blue} in prompts.
+
+The user can choose one alternative by seed, all combinations, or no expansion.
+"""
 
 import random
 import time
@@ -53,7 +56,10 @@ def test_combinations_become_prompts_with_numbered_ids():
 
 
 def test_random_choices_depend_only_on_the_seed_and_the_position():
-    """Equal lines differ, other lines have no effect, and no global random generator is used."""
+    """Equal lines must get different choices.
+
+    Other lines must have no effect, and global random generators must not be used.
+    """
     line = "{a|b|c|d|e|f} {a|b|c|d|e|f}"
     states = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].copy()
     first = texts("\n".join([line] * 20), RANDOM, 3)

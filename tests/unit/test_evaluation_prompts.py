@@ -78,7 +78,7 @@ def test_report_thresholds_returns_missed_thresholds(capsys):
 
 
 def all_nodes(graph: object) -> Iterator[dict]:
-    """Yield all nodes of a workflow, including nodes of subgraphs."""
+    """Yield all nodes of a workflow, including the nodes of its subgraphs."""
     if isinstance(graph, dict):
         if "widgets_values" in graph:
             yield graph

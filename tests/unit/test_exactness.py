@@ -1,4 +1,7 @@
-"""Trial of batch invariance: each kind of violation is detected, and the fastest sufficient fallback is chosen."""
+"""Tests of the invariance check, which runs before the batch-invariant mode is used.
+
+The check must detect each kind of violation and choose the fastest fallback that is sufficient.
+"""
 
 import json
 
@@ -30,12 +33,12 @@ def half():
 
 @pytest.fixture(autouse=True)
 def new_machine(runtime, monkeypatch, tmp_path):
-    """Emulate an empty cache folder and a new process."""
+    """Emulate a new process with an empty cache folder."""
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
 
 
 def decoding_of(target, guidance: float = 2.0, drafter=None) -> Decoding:
-    """Return a decoding of the last 12 tokens of an image."""
+    """Return a decoding that generates the last 12 tokens of an image."""
     drafting = Drafting("eagle2", depth=8, width=3, nodes=16) if drafter else Drafting(PLAIN)
     sampling = Sampling(seed=3, guidance=guidance)
     rows = [target.encode_prompt("a red house")]
@@ -94,7 +97,7 @@ def test_features_that_depend_on_padding_are_detected(target, monkeypatch):
 
     def shifted(rows):
         step = prefill(rows)
-        step.positions += (rows.pads > 0)[:, None]  # of the image whose prompt is the shorter one
+        step.positions += (rows.pads > 0)[:, None]  # only of the image with the shorter prompt
         return step
 
     monkeypatch.setattr(BatchRows, "prefill", shifted)
@@ -110,7 +113,12 @@ def test_the_trial_uses_the_first_layers_of_the_loaded_weights(target):
 
 
 def break_products(monkeypatch, is_wrong) -> None:
-    """Change one bit of products in the rows for which `is_wrong(row index, rows of a product)` is true."""
+    """Change one bit in some rows of products.
+
+    Args:
+        monkeypatch: The fixture.
+        is_wrong: Function (row index, number of rows of the product) -> whether the row changes.
+    """
     product = layers.product
 
     def by_place(x, weight, scale=None, plus=None, tile=0):
@@ -121,7 +129,7 @@ def break_products(monkeypatch, is_wrong) -> None:
 
 
 def decode_both(target) -> tuple[Decoding, Decoding]:
-    """Decode an image with drafts and plainly, and check that the tokens are equal."""
+    """Decode an image with drafts and without. Check that the tokens are equal, and return both decodings."""
     drafted, plain = (
         decode(decoding_of(target, drafter=drafter)) for drafter in (load_drafter("jacobi", target), None)
     )
@@ -130,12 +138,15 @@ def decode_both(target) -> tuple[Decoding, Decoding]:
 
 
 def all_but_first_row(index, tile):
-    """Rows after the first one of each product."""
+    """Select the rows after the first row of each product."""
     return index % max(tile, 1) > 0
 
 
 def test_smaller_products_replace_products_that_are_not_batch_invariant(target, monkeypatch, caplog):
-    """Plain decoding uses them too, so that a drafted image equals the plain one."""
+    """Plain decoding must use the smaller products, too.
+
+    Otherwise, a drafted image would differ from the plain image.
+    """
     break_products(monkeypatch, all_but_first_row)
     drafted, _ = decode_both(target)
     assert drafted.exact.fallback == FallbackConfig(tile=1, far=True) and drafted.trace.report()["tau"] > 1
@@ -148,7 +159,7 @@ def test_smaller_products_replace_products_that_are_not_batch_invariant(target, 
 
 @pytest.fixture
 def far_keys(monkeypatch):
-    """Emulate a GPU's kernel for far keys, whose output is multiplied by a function of the number of queries."""
+    """Emulate a GPU kernel for far keys. Its output is multiplied by a function of the number of queries."""
 
     def attention(factor=lambda queries: 1.0):
         def kernel(q, keys, values, mask):
@@ -188,7 +199,7 @@ def test_products_and_attention_can_both_be_replaced(half, far_keys, monkeypatch
 
 
 def test_an_influence_of_other_prompts_is_reported_without_a_fallback(half, monkeypatch, caplog):
-    """No fallback would help. The drafted image still equals the plain one."""
+    """No fallback would help. The drafted image must still equal the plain image."""
     prefill = BatchRows.prefill
 
     def shifted(rows):
@@ -214,7 +225,7 @@ def test_drafting_is_off_if_no_fallback_helps(target, monkeypatch, caplog):
 
 @pytest.mark.parametrize("dtype, exact", [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)])
 def test_a_device_without_the_mode_is_reported_if_it_is_needed(monkeypatch, caplog, dtype, exact):
-    """Drafting stays on, because such a device, for example Apple's GPUs, may be batch-invariant anyway."""
+    """Drafting stays on. A device without the mode, for example an Apple GPU, may be batch-invariant nevertheless."""
     monkeypatch.setattr("adt_core.models.batch_invariance.TILE", {})
     target = load_target(dtype=dtype, exact=exact)
     drafted = decode(decoding_of(target, drafter=load_drafter("jacobi", target)))
@@ -228,7 +239,7 @@ def test_no_remark_without_differences(target):
 
 
 def test_a_report_is_reused_until_the_weights_or_precision_settings_change(target, monkeypatch, tmp_path):
-    """Also by the next process. A damaged file is ignored."""
+    """The next process must also use the report. A damaged report must be ignored."""
     request = decoding_of(target).request
     trials = []
     found = invariance.InvarianceReport(invariance.FallbackConfig(1), True, (CHAIN, TREE), "This device is slow.")

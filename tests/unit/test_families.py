@@ -1,4 +1,4 @@
-"""Prompts, sizes and images of every family."""
+"""Tests of the prompts, sizes and images of every family."""
 
 from functools import cache
 
@@ -17,7 +17,7 @@ from tests.layouts.tokens import spelled
 
 @pytest.fixture(scope="module")
 def models(written, tmp_path_factory):
-    """Family -> the target in float64, and a folder with a drafter for it."""
+    """Return a dict: family -> (target in float64, folder with a drafter for the target)."""
 
     @cache
     def load(family):
@@ -31,7 +31,7 @@ def models(written, tmp_path_factory):
 
 
 def test_janus_prompt_is_the_published_conversation(models):
-    """The unconditional row keeps the first and the last token, with padding between them."""
+    """The unconditional row must keep the first and the last token. Padding replaces the tokens between them."""
     target, _ = models("janus")
     prompt = target.encode_prompt("  a cat\n")
     ids = target.prompter.vocabulary
@@ -51,7 +51,7 @@ def test_emu3_prompt_contains_the_grid(models):
 
 
 def test_lumina_prompt_contains_the_size(models):
-    """Height and width are in steps of 32 pixels; the unconditional row consists of the last three tokens."""
+    """Height and width are in steps of 32 pixels. The unconditional row has the last three tokens of the prompt."""
     target, _ = models("lumina")
     prompt = target.encode_prompt("a cat")
     ids = target.prompter.vocabulary
@@ -103,7 +103,7 @@ def test_unsupported_sizes(models, family, size, reason):
 
 
 def test_emu3_supports_a_wide_image_with_as_many_pixels(models):
-    """16:9, rounded as in the published example."""
+    """The size is 16:9, rounded as in the published example."""
     assert models("emu3")[0].sized(960, 544).grid == (68, 120)
 
 
@@ -130,7 +130,7 @@ def test_rows_end_correctly_under_relaxed_acceptance(models, family, drafter):
 
 
 def test_kept_tokens_are_counted_in_codes(models):
-    """28 tokens of Lumina are 24 codes; 26 codes belong to a larger image."""
+    """28 tokens of Lumina are 24 codes and 4 end-of-row tokens. 26 codes belong to a larger image."""
     target, _ = models("lumina")
     assert run(target, prefix=torch.zeros(2, 24, dtype=torch.long)).grid_codes().eq(0).all()
     with pytest.raises(AdtError, match=r"prefix has the shape \[2, 26\]; it must be \[2 images, at most 24 codes\]"):
@@ -161,7 +161,7 @@ def test_loading_does_not_change_the_global_random_state(written, family):
 
 @pytest.mark.parametrize("family", ["chameleon", "janus", "emu3"])
 def test_a_model_in_one_file(written, tmp_path, family):
-    """Configuration and tokenizer are tensors of bytes in the file."""
+    """The file contains configuration and tokenizer as tensors of bytes."""
     folder = written(family)
     file = write_one_file(folder, folder / "tokenizer.json", tmp_path / "one.safetensors")
     one = load_target(file)

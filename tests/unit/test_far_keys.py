@@ -1,7 +1,7 @@
-"""Batch-invariant attention of a GPU: far keys go through torch's memory-efficient kernel, which CPUs don't have.
+"""Tests of batch-invariant attention on a GPU, in which far keys use torch's memory-efficient kernel.
 
-A function for the CPU replaces it here. It adds keys block by block in the kernel's order, and checks the alignment of
-masks as the kernel does.
+CPUs don't have this kernel, so a function for the CPU replaces it. The function adds keys block by block in the
+kernel's order, and checks the alignment of masks like the kernel.
 """
 
 import pytest
@@ -17,13 +17,13 @@ from tests.layouts.emu3 import write_emu3
 from tests.tiny import write_tiny_checkpoint
 
 LONG = "a cat beside a dog that looks at a bird in a tree by the lake under the mountains"
-"""Prompt that is padded to another multiple of 64 than a short one."""
+"""Prompt that is padded to another multiple of 64 than a short prompt."""
 
 
 def by_blocks(q, keys, values, mask):
-    """Attend to far keys as :func:`adt_core.models.kernels.far_attention` does.
+    """Attend to far keys. This function replaces :func:`adt_core.models.kernels.far_attention`.
 
-    Products are in float64, because a CPU's float32 products depend on the number of queries, unlike the kernel's.
+    Products are in float64: in float32, products on a CPU depend on the number of queries. The kernel's products don't.
     """
     block = 64 if q.shape[-1] <= 64 else 128
     assert mask.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in mask.stride()[:-1]), "mask is not aligned"
@@ -52,13 +52,13 @@ def as_on_a_gpu(monkeypatch):
 
 @pytest.fixture(scope="module")
 def emu3(tmp_path_factory):
-    """Model with grouped-query attention."""
+    """Return a model with grouped-query attention."""
     return load_target(write_emu3(tmp_path_factory.mktemp("emu3")), dtype=torch.bfloat16).sized(48, 40)
 
 
 @pytest.mark.parametrize("kept", [0, 3, 10])
 def test_masks_of_grouped_heads_are_aligned(emu3, kept):
-    """For any number of cache positions, and after any prefix."""
+    """The masks must be aligned for any number of cache positions, and after any prefix."""
     how = {"prompts": ("a cat", LONG), "sampling": Sampling(seed=3, guidance=3.0)}
     plain = run(emu3, **how).codes
     cells = emu3.cells(plain).flatten(1)[:, :kept]
@@ -67,7 +67,7 @@ def test_masks_of_grouped_heads_are_aligned(emu3, kept):
 
 
 def test_a_kernel_may_return_queries_before_heads_in_memory(emu3, monkeypatch):
-    """GPU kernels of torch do so."""
+    """GPU kernels of torch store queries before heads."""
     how = {"prompts": ("a cat",), "sampling": Sampling(seed=3, guidance=3.0)}
     expected = run(emu3, **how).codes
     usual = F.scaled_dot_product_attention
@@ -79,14 +79,17 @@ def test_a_kernel_may_return_queries_before_heads_in_memory(emu3, monkeypatch):
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """Model with heads of 128 elements, as in 7B models: the kernel adds 128 keys at a time."""
+    """Return a model with heads of 128 elements, as in 7B models.
+
+    With such heads, the kernel adds 128 keys at a time.
+    """
     folder = tmp_path_factory.mktemp("wide")
     path = write_tiny_checkpoint(folder / "target", scale=3.0, hidden=256, heads=2, resolution=96, max_positions=600)
     return load_target(path, dtype=torch.bfloat16)
 
 
 def test_a_kernel_that_depends_on_cache_positions_is_detected(runtime, wide, monkeypatch, tmp_path):
-    """The longer prompt of the trial moves the image to other cache positions."""
+    """In the invariance check, the longer prompt moves the image to other cache positions."""
 
     def by_place(q, keys, values, mask):
         out, log_sum = by_blocks(q, keys, values, mask)

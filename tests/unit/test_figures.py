@@ -1,4 +1,4 @@
-"""The documents show the stored figures with their origin."""
+"""Tests that the documents contain the stored figures and their origin."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Atomic writes and appends, also with killed and concurrent processes, and their error messages."""
+"""Tests of atomic writes and appends, also with killed and concurrent processes, and of their error messages."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def file(tmp_path):
-    """Existing file."""
+    """Return the path of an existing file."""
     write(tmp_path / "o.json", b"one")
     return tmp_path / "o.json"
 

@@ -1,4 +1,7 @@
-"""NaN and overflow in the transformer and the codec raise an error; in the drafter they don't change the image."""
+"""Tests of NaN and overflow.
+
+In the transformer and the codec, they must raise an error. In the drafter, they must not change the image.
+"""
 
 import pytest
 import torch
@@ -18,7 +21,7 @@ DRAFTED = {
 
 @pytest.fixture
 def loaded(tiny):
-    """Return a function that loads a target in a dtype, and its drafters by name."""
+    """Return a function that loads a target in a dtype. It returns the target and a dict of its drafters."""
 
     def load(dtype):
         target = load_target(tiny / "target", dtype=dtype)
@@ -50,7 +53,7 @@ def test_an_overflow_in_float16_names_dtypes_with_a_larger_range(loaded, name):
 
 
 def test_a_replayed_round_raises_the_error_too(runtime, loaded, monkeypatch):
-    """A weight becomes NaN between two images, after rounds have been captured."""
+    """A weight becomes NaN between two images, after rounds have been captured as graphs."""
     target, drafters = loaded(torch.float64)
     tape = Tape()
     monkeypatch.setattr(Request, "replayed", True)
@@ -64,7 +67,7 @@ def test_a_replayed_round_raises_the_error_too(runtime, loaded, monkeypatch):
 
 
 def test_a_drafter_that_returns_nan_does_not_change_the_image(loaded):
-    """Its drafts are bad, but the image is the image of plain decoding."""
+    """The drafts are bad, but the image must equal the image of plain decoding."""
     target, drafters = loaded(torch.float64)
     expected = decode(target, drafters, "plain").codes
     drafters["network"].fc.data[0, 0] = torch.nan

@@ -1,4 +1,7 @@
-"""Full disk at any write: one error message, finished results are kept, and the same command resumes."""
+"""Tests of a disk that is full at any write.
+
+There must be one error message. Finished results must be kept, and the same command must resume.
+"""
 
 import os
 import subprocess
@@ -26,12 +29,12 @@ COMMANDS = {
     "train-drafter": "--prompts p.txt --steps 2 --every 1 --batch 1 --held-out 1 --output o",
 }
 WRITES = {"generate": 2 + 3, "benchmark": 1 + 2 * 2 + 3, "train-drafter": 2 + 2 + 2 * 4}
-"""Minimum number of writes of each command."""
+"""Minimum number of writes of each command that the test interrupts."""
 
 
 @pytest.fixture
 def run(tiny, tmp_path, monkeypatch, capsys) -> Callable:
-    """Return a function that runs a command with the tiny target, and returns its exit code and error output."""
+    """Return a function that runs a command with the tiny target. It returns the exit code and the error output."""
     monkeypatch.chdir(tmp_path)
     Path("p.txt").write_text("a cat\na dog\n", encoding="utf-8")
 

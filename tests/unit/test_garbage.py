@@ -1,4 +1,7 @@
-"""Checkpoints that would load and then generate garbage or fail: an error refuses each of them."""
+"""Tests of checkpoints that could be loaded, but would then fail or generate garbage.
+
+An error must refuse each of them.
+"""
 
 import json
 
@@ -58,7 +61,7 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_with_separate_scales(tmp_path, name):
-    """Without its scales, the model would generate entirely different codes."""
+    """If the scales were ignored, the model would generate entirely different codes."""
     save_file({"model.layers.0.mlp.up_proj.weight": torch.zeros(2, 2), name: torch.ones(1)}, tmp_path / WEIGHTS)
     with pytest.raises(
         AdtError, match=r"is quantised \(it has the tensor .*\), which this version can't read; use the"
@@ -85,7 +88,7 @@ def test_scales_in_every_part_of_a_model(tmp_path, tiny):
 
 @pytest.mark.parametrize("kind", ["F4", "F6_E2M3", "F8_E8M0", "C64", "I8"])
 def test_dtypes_that_are_not_weights(target, kind):
-    """They must neither load silently, such as float8_e8m0, nor raise unexpected errors."""
+    """Dtypes such as float8_e8m0 must neither load silently nor raise an unexpected error."""
     name = "model.layers.0.mlp.up_proj.weight"
     tensors = {key: (value.shape, value.numpy().tobytes()) for key, value in load_file(target / WEIGHTS).items()}
     header = {}
@@ -108,7 +111,7 @@ def test_fp8_with_scales_of_any_name(target, scale):
     tensors = load_file(target / WEIGHTS)
     tensors[name] = tensors[name].to(torch.float8_e4m3fn)
     save_file(tensors, target / WEIGHTS)
-    load_target(target)  # fp8 without scales has the numbers themselves
+    load_target(target)  # fp8 without scales: the numbers are the weights
     save_file({**tensors, f"{name.removesuffix('weight')}{scale}": torch.ones(1)}, target / WEIGHTS)
     with pytest.raises(AdtError, match=f"{name} is stored in F8_E4M3 with a separate scale, which this version can't"):
         load_target(target)
@@ -162,7 +165,7 @@ def test_swapped_channels_of_a_codec(target, fields, message):
 
 
 def test_a_file_is_rarely_opened_again(monkeypatch, tiny):
-    """Opening a file with 200,000 tensors in its header takes a second."""
+    """To open a file with 200,000 tensors in its header takes a second, so the loader must not do this often."""
     opened = []
     usual = files.safe_open
     monkeypatch.setattr(files, "safe_open", lambda *given: opened.append(given) or usual(*given))

@@ -1,4 +1,7 @@
-"""Files of GLM-Image's second stage: parts that do not fit together are reported before large files are read."""
+"""Tests of the files of GLM-Image's second stage.
+
+Parts that don't fit together must be reported before large files are read.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""Rehearsals of the GPU benchmark without a GPU: every part completes, and a failed part does not stop the others."""
+"""Rehearsals of the GPU benchmark without a GPU.
+
+Every part must complete, and a failed part must not stop the others.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def figures(row: dict) -> list[float]:
 
 @pytest.mark.parametrize("name", command.PARTS)
 def test_last_case_of_each_part(name, tmp_path):
-    """Runs in this process: starting eight processes would take longer than the cases."""
+    """The case runs in this process, because eight new processes would need more time than the cases."""
     module, _ = command.PARTS[name]
     worker.run(module, tmp_path / "found.jsonl", first=-1, rehearse=True)
     entries = command.read_entries(tmp_path / "found.jsonl")
@@ -77,7 +80,7 @@ def test_without_cuda_the_command_prints_one_line(tmp_path, monkeypatch, capsys)
 
 @pytest.fixture
 def parts(tmp_path, monkeypatch):
-    """Return a function that runs parts, each given by the body of its first case."""
+    """Return a function that runs parts of a benchmark. Each part is given by the code of its first case."""
 
     def run(minutes: float, **bodies: str) -> dict:
         for name, body in bodies.items():
@@ -112,7 +115,7 @@ def test_worker_is_killed_at_a_limit(tmp_path, seconds, silence):
 
 @pytest.mark.long
 def test_results_are_written_while_a_part_runs(parts, tmp_path, monkeypatch):
-    """The run may be interrupted at any time."""
+    """Results must be written immediately, because the run may be interrupted at any time."""
     seen = []
     monkeypatch.setattr(command, "write_json", lambda _, results: seen.append(len(results["parts"]["slow"]["rows"])))
     parts(1, slow="time.sleep(3)")
@@ -152,7 +155,7 @@ def test_activity_summarises_a_profiler_trace():
     seen = activity(
         [
             event("kernel", "gemm", 0, 10),
-            event("kernel", "norm", 5, 10),  # overlaps the first
+            event("kernel", "norm", 5, 10),  # overlaps the first event
             event("gpu_memcpy", "copy", 20, 5),
             event("cuda_runtime", "cudaGraphLaunch", 0, 1),
             event("cuda_runtime", "cudaDeviceSynchronize", 1, 1),
@@ -165,7 +168,7 @@ def test_activity_summarises_a_profiler_trace():
 
 
 def test_differences_separate_a_level_from_the_rest():
-    # A plain round takes 1, the forward of the tree 1.1, a level 0.05, and everything else 0.02.
+    # Seconds: a plain round 1, the forward pass of a tree 1.1, one level of drafts 0.05, everything else 0.02.
     seconds = {f"{FORWARD}{DRAFTS + 1}": 1.1, PLAIN_ROUND: 1.0}
     seconds |= {tree: 1.1 + 0.05 * levels + 0.02 for tree, levels in zip(TREES, (3, 6))}
     taken = {(piece, "eager"): [value] * 3 for piece, value in seconds.items()}
@@ -178,7 +181,7 @@ def test_flips_count_tokens_up_to_the_first_difference():
     expected = torch.zeros(3, 10, dtype=torch.long)
     codes = expected.clone()
     codes[1, 4:] = 1
-    codes[2, 9] = -1  # not decoded
+    codes[2, 9] = -1  # this token wasn't decoded
     assert flips(codes, expected) == pytest.approx(1 / (10 + 5 + 9))
     found = agreement(codes, expected)
     assert (found["equal images"], found["first"]) == (2, 4)

@@ -1,7 +1,7 @@
-"""Replayed rounds, with a recorder for the CPU instead of CUDA graphs.
+"""Tests of replayed rounds, with a recorder for the CPU instead of CUDA graphs.
 
-Images are the same, a round is one launch and one synchronisation, memory keeps its address, and errors of the driver
-switch graphs off.
+Images must be the same. A round must be one launch and one synchronisation. Memory must keep its address. Errors of the
+driver must switch graphs off.
 """
 
 import logging
@@ -30,7 +30,7 @@ PROMPTS = ("a cat", "three small dogs", "fog")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Folders of a target and its drafter."""
+    """Return the folders of a target and of its drafter."""
     folder = write_tiny_checkpoint(tmp_path_factory.mktemp("target"), resolution=64, max_positions=300)
     return folder, write_drafter(tmp_path_factory.mktemp("drafter"), load_target(folder))
 
@@ -47,7 +47,7 @@ def drafters(folders, target):
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch, target):
-    """Return a function that makes rounds have fixed sizes and be captured by a recorder."""
+    """Return a function that gives rounds fixed sizes, as on a GPU, and lets a recorder capture them."""
 
     def begin(recorder):
         monkeypatch.setattr(Request, "replayed", True)
@@ -67,7 +67,10 @@ def tape(as_on_a_gpu):
 
 
 def test_costs_are_learned_without_captures_of_their_own(target, drafters, tape, tmp_path, monkeypatch):
-    """Rounds that capture a graph are not read. From the second image on, one mode more is captured and read."""
+    """Times of rounds that capture a graph must not be used.
+
+    From the second image on, rounds of one more mode are captured, and their times are used.
+    """
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
     captured = []
     for _ in range(3):
@@ -83,7 +86,10 @@ def test_costs_are_learned_without_captures_of_their_own(target, drafters, tape,
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("lantern", [Lantern(delta=0.3), Lantern(factor=3.0, max_substitution=0.2)])
 def test_relaxed_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, lantern, temperature):
-    """With LANTERN the image depends on the trees. These have one depth and width, so they are the same with graphs."""
+    """With LANTERN, the image depends on the trees.
+
+    All trees have the same depth and width, so graphs don't change them.
+    """
     settings = {
         "drafting": Drafting("eagle2", depth=3, width=2, nodes=6),
         "lantern": lantern,
@@ -101,7 +107,7 @@ def test_relaxed_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, 
     ["adt-tree", "merged"] + [pytest.param(name, marks=pytest.mark.long) for name in ("eagle2", "static", "jacobi")],
 )
 def test_trees_and_accepted_drafts_are_the_same_with_graphs(target, drafters, as_on_a_gpu, name):
-    """Except at the end of an image: positions after it are cut off, or stay in the tree as invalid nodes."""
+    """The end of an image is an exception: positions after the end are cut off, or are invalid nodes of the tree."""
     source, options = METHODS[name]
 
     def entries():
@@ -115,7 +121,10 @@ def test_trees_and_accepted_drafts_are_the_same_with_graphs(target, drafters, as
 
 
 def test_plain_rounds_do_not_access_the_drafters_memory(target, drafters, as_on_a_gpu, monkeypatch):
-    """There are plain rounds before the first drafts, and after drafting has ended, when its memory is freed."""
+    """Plain rounds run before the first drafts, and after drafting has ended.
+
+    After the end, the drafter's memory is freed.
+    """
     ended = []
 
     def stop(slots):
@@ -149,7 +158,7 @@ def test_plain_rounds_do_not_access_the_drafters_memory(target, drafters, as_on_
     ],
 )
 def test_a_steady_round_is_one_launch_and_one_synchronisation(target, drafters, tape, monkeypatch, name, images):
-    """In addition to the replay there is one copy of the control tensor, and sometimes copies of new noise."""
+    """In addition to the replay, the control tensor is copied in each round. In some rounds, new noise is copied."""
     source, options = METHODS[name] if name else (None, {"method": "autoregressive"})
     steady = []
 
@@ -174,7 +183,10 @@ def test_a_steady_round_is_one_launch_and_one_synchronisation(target, drafters, 
 
 
 def test_captured_rounds_are_reused_by_the_next_decoding(target, drafters, tape):
-    """With other prompts and another seed. The drafter's state is reset, so repeating an image gives the same trees."""
+    """The next decoding has other prompts and another seed.
+
+    The drafter's state must be reset, so that repeating an image gives the same trees.
+    """
     settings = {"drafting": Drafting("eagle2", depth=12, width=3, nodes=16)}
     first = run(target, drafters["network+jacobi"], PROMPTS[:1], sampling=Sampling(seed=1), **settings)
     run(target, drafters["network+jacobi"], PROMPTS[1:2], sampling=Sampling(seed=2), **settings)
@@ -205,7 +217,7 @@ def test_other_settings_are_captured_separately(target, drafters, tape, change):
 
 
 def test_weights_that_have_moved_are_captured_again(target, drafters, tape):
-    """ComfyUI may move a model between two runs, and graphs refer to addresses."""
+    """ComfyUI may move a model between two runs. Graphs contain the old addresses of the weights."""
     how = {"prompts": PROMPTS[:1], "drafting": Drafting("eagle2")}
     expected = run(target, drafters["network"], **how)
     captured = tape.captured
@@ -248,7 +260,7 @@ def test_the_pool_is_released_before_the_batch_becomes_smaller(target, drafters,
             raise failures.pop()
         return run_round(*arguments)
 
-    run(target, None, PROMPTS[:1])  # leaves slots in the pool, too
+    run(target, None, PROMPTS[:1])  # also leaves slots in the pool
     monkeypatch.setattr("adt_core.engine.decoding.run_round", out_of_memory_once)
     found = run(target, drafters["network"], **how)
     assert not failures and found.at_once == 3 and not caplog.records
@@ -291,7 +303,7 @@ class FailsToCapture(Tape):
 
 
 class CapturesNothing(Tape):
-    """Emulates kernels that are launched on another device."""
+    """Recorder that captures nothing, as if kernels were launched on another device."""
 
     def __call__(self, run):
         run()
@@ -322,7 +334,7 @@ def test_a_failed_or_wrong_capture_is_logged_once(target, drafters, as_on_a_gpu,
 
 
 class FailsOnce(Tape):
-    """Runs out of memory at the third replay, with the error message of the CUDA driver."""
+    """Recorder that runs out of memory at the third replay, with the error message of the CUDA driver."""
 
     def __call__(self, run):
         replay = super().__call__(run)
@@ -361,7 +373,7 @@ def test_no_graphs_on_a_cpu_or_if_disabled(target, tape, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", METHODS)
 def test_real_graphs(folders, name, monkeypatch, caplog):
-    """On a GPU, a captured round gives the same image as an eager one. float64 avoids near ties."""
+    """On a GPU, a captured round must give the same image as an eager round. float64 avoids near ties."""
     source, options = METHODS[name]
     target = load_target(folders[0], "cuda", torch.float64)
     drafters = drafters_by_name(load_drafter(folders[1], target))
@@ -375,7 +387,10 @@ def test_real_graphs(folders, name, monkeypatch, caplog):
 
 
 def test_the_number_of_attended_positions_doubles():
-    """So few rounds are captured, even of an image of Emu3, which has more than 8,000 tokens."""
+    """The number of attended positions doubles, so few rounds are captured.
+
+    An image of Emu3 has more than 8,000 tokens.
+    """
     read = set()
     for position in range(8190):
         rows = SimpleNamespace(cache_offset=128, columns=range(8400))

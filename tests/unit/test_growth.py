@@ -1,4 +1,7 @@
-"""Growth of trees of a drafter network: the network is not called for levels that cannot enter the tree."""
+"""Tests of the growth of trees from a drafter network.
+
+The network must not be called for levels that can't become part of the tree.
+"""
 
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -27,7 +30,16 @@ def shapes_of(shapes: list[Shape]) -> Shapes:
 
 
 def grow(shapes: list[Shape], table: torch.Tensor, context: Context) -> tuple[DraftTree, int]:
-    """Grow trees from a table of log-probabilities by level and code, and return them and the number of calls."""
+    """Grow trees from a table of log-probabilities.
+
+    Args:
+        shapes: Shape of each image's tree.
+        table: [levels, code, next code] log-probabilities.
+        context: Context of the drafter.
+
+    Returns:
+        The trees, and the number of calls of the network.
+    """
     sizes = shapes_of(shapes)
     growth = Growth(sizes, context)
     pool = CandidatePool()
@@ -50,13 +62,13 @@ def grow(shapes: list[Shape], table: torch.Tensor, context: Context) -> tuple[Dr
 
 
 def valid_nodes(tree: DraftTree) -> list:
-    """Return code, parent, depth, rank and score of each image's valid nodes."""
+    """Return (code, parent, depth, rank, score) of each valid node, for each image."""
     every = torch.stack([tree.tokens, tree.parents, tree.depths, tree.ranks, tree.scores], -1)
     return [image[valid].tolist() for image, valid in zip(every, tree.valid)]
 
 
 def log_probabilities(seed: int, scale: float) -> torch.Tensor:
-    """Return the log-probabilities [levels, code, next code] of a random language."""
+    """Return random log-probabilities [levels, code, next code]."""
     return (scale * torch.randn(8, CODES, CODES, generator=torch.Generator().manual_seed(seed))).log_softmax(-1)
 
 
@@ -72,7 +84,7 @@ def never_stop(growth: Growth, best: torch.Tensor, pool: CandidatePool) -> torch
     expand_above=st.sampled_from([0.0, 0.2]),
 )
 def test_trees_do_not_depend_on_the_early_stop(shapes, seed, scale, keep_above, expand_above):
-    """Also if probabilities are equal (scale 0), or nearly 1 (scale 40)."""
+    """Scale 0 gives equal probabilities; scale 40 gives probabilities near 1."""
     table = log_probabilities(seed, scale)
     how = context(keep_above=keep_above, expand_above=expand_above)
     tree, calls = grow(shapes, table, how)
@@ -88,7 +100,10 @@ def test_growth_stops_when_no_deeper_candidate_can_enter_the_tree():
 
 
 def test_growth_stops_at_the_depth_of_the_last_image_that_can_grow():
-    """The second image has few nodes; the first one ends at its depth. Neither keeps the network running."""
+    """The second image has few nodes, and the first image ends at its depth.
+
+    After that, the network must not be called.
+    """
     table = log_probabilities(0, 0.0)
     assert grow([Shape(2, 5, 12), Shape(8, 5, 5)], table, context())[1] == 1
 

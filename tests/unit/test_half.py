@@ -1,4 +1,4 @@
-"""Half precision: kernels that the batch-invariant mode requires, tiled products, and conversion on CPUs."""
+"""Tests of half precision: kernels that the batch-invariant mode requires, tiled products, and conversion on CPUs."""
 
 from unittest import mock
 
@@ -20,7 +20,7 @@ def test_the_trace_contains_the_batch_invariant_mode(tiny, monkeypatch):
 
 
 def test_a_check_that_runs_out_of_memory_is_repeated(runtime, monkeypatch):
-    """Otherwise all keys would be added in float64 for the rest of the process."""
+    """If the check weren't repeated, all keys would be added in float64 until the process ends."""
     full = torch.cuda.OutOfMemoryError("CUDA out of memory.")
     monkeypatch.setattr(batch_invariance, "far_attention", mock.Mock(side_effect=[full, None]))
     model = torch.device("cpu"), torch.bfloat16, 64
@@ -30,7 +30,7 @@ def test_a_check_that_runs_out_of_memory_is_repeated(runtime, monkeypatch):
 
 
 def test_the_kernel_is_checked_for_the_models_dtype(tiny, monkeypatch):
-    """Older GPUs have it in float16 but not in bfloat16."""
+    """Older GPUs have this kernel in float16, but not in bfloat16."""
     checked = []
     monkeypatch.setattr("adt_core.engine.request.near_window", lambda *model: checked.append(model))
     target = load_target(tiny / "target", dtype=torch.float16)
@@ -65,7 +65,7 @@ def test_rows_are_multiplied_at_once_if_bitwise_equal_to_tiles(runtime, even):
 
 
 class RecordedDtypes(TorchDispatchMode):
-    """Records the dtypes of factors and of converted tensors."""
+    """Recorder of the dtypes of factors and of converted tensors."""
 
     def __init__(self):
         super().__init__()
@@ -99,7 +99,7 @@ def test_a_quantised_weight_is_converted_once_for_all_rows(runtime, monkeypatch,
 @pytest.mark.parametrize("fast", [torch.bfloat16, torch.float16], ids=str)
 @torch.inference_mode()
 def test_dtypes_that_a_cpu_does_not_multiply_are_converted(monkeypatch, dtype, fast):
-    """A CPU may multiply in bfloat16 but not in float16."""
+    """Some CPUs can multiply in bfloat16, but not in float16."""
     monkeypatch.setattr(layers, "supports_half_matmul", lambda checked: checked == fast)
     with RecordedDtypes() as seen:
         layers.product(torch.randn(4, 64).to(dtype), torch.randn(64, 96).to(dtype))

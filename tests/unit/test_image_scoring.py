@@ -32,13 +32,13 @@ SEED = 4
 
 
 def render_scene(*items: SceneItem, **background: str) -> np.ndarray:
-    """Render objects on a background, by default on snow: [128, 128, 3] uint8."""
+    """Render objects on a background (by default snow). Return the image [128, 128, 3] uint8."""
     scene = Scene(items, **(background or {"ground": "snow", "sky": "clear"}))
     return np.array(render(scene, np.random.default_rng(8)))
 
 
 def detected(image: np.ndarray) -> list[tuple[str, str | None, str]]:
-    """Return kind, colour and place of the detected objects, sorted."""
+    """Return (kind, colour, place) of each detected object, in sorted order."""
     return sorted(((found.kind, found.colour, found.place) for found in detect_objects(image)), key=str)
 
 
@@ -110,7 +110,10 @@ def test_scores_cover_only_named_attributes():
 
 
 def altered_attributes(scene: Scene) -> list[tuple[Scene, str | None]]:
-    """Return copies of a scene with one altered word, and the label of the altered attribute; None is the first."""
+    """Return copies of a scene in which one word is changed, with the label of the changed attribute.
+
+    The label is None if the word describes the first object.
+    """
     first = scene.items[0]
     altered: list[tuple[Scene, str | None]] = []
     if first.colour:

@@ -1,4 +1,4 @@
-"""Jacobi drafter: convergence, calibration, branches, and updates from rejected drafts."""
+"""Tests of the Jacobi drafter: convergence, calibration, branches, and updates from rejected drafts."""
 
 import copy
 import math
@@ -32,7 +32,10 @@ def target(models):
 
 
 def test_a_model_that_ignores_context_is_predicted_after_one_round(target):
-    """After the first round the window has exactly the tokens that such a target emits, so all drafts are accepted."""
+    """Such a target emits fixed tokens.
+
+    After the first round, the window has exactly these tokens, so all drafts are accepted.
+    """
     target = copy.deepcopy(target)
     with torch.no_grad():
         for layer in target.decoder.layers:
@@ -59,14 +62,20 @@ def test_branches_leave_the_spine_once_and_the_most_probable_ones_are_kept():
 
 
 def temperature(calibration, one):
-    """Return the temperature of a class for each of three images, from the distance of the logits 1 and 0."""
+    """Return the temperature of a class for each of three images.
+
+    It is computed from the difference between the logits 1 and 0.
+    """
     scores = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(3, 1, 2)
     _, log_p = calibration.expect(torch.full((3, 1), one), torch.zeros(3, 1, 2, dtype=torch.long), scores)
     return (1 / (log_p[:, 0, 0] - log_p[:, 0, 1])).tolist()
 
 
 def test_each_class_learns_from_its_positions_up_to_the_first_miss():
-    """The first image has two correct drafts and a miss, the second image one miss, and the third no drafts."""
+    """The first image has two correct drafts and then a miss.
+
+    The second image has one miss. The third has no drafts.
+    """
     calibration = Calibration(3, torch.zeros((), dtype=torch.float64))
     tokens = torch.tensor([[9, 1, 2, 3], [9, 4, 5, 6], [9, 4, 5, 6]])
     following = torch.tensor([[1, 2, 7], [8, 0, 0], [4, 0, 0]])
@@ -105,7 +114,10 @@ WINDOW = Shape(4, 2, 5)
 
 @pytest.fixture
 def window(target):
-    """Proposer at temperature 0 with the root 7 at position 5 and the draft 3 at all later positions."""
+    """Return a proposer at temperature 0.
+
+    Its root is code 7 at position 5, and code 3 is drafted for all later positions.
+    """
     rows = BatchRows([[1, 2]], 64, target.decoder.embedding)
     context = Context(target, Sampling(temperature=0, guidance=1), DraftSettings(), WINDOW)
     proposer = JacobiProposer(context, rows, None, 2)
@@ -125,8 +137,8 @@ def roots(code, position):
 def verified(target, tokens, parents):
     """Return a verified tree.
 
-    Node 1 is accepted, and the target emits 2 after it. It emits 20 + n after a node n of the greatest depth, and the
-    old draft after other nodes.
+    Node 1 is accepted, and the target emits 2 after node 1. After a node n of the greatest depth, the target emits 20 +
+    n. After other nodes, it emits the old draft.
     """
     tree = tree_of(tokens, parents)
     emitted = torch.where(tree.depths == tree.height, 20 + torch.arange(tree.size), GUESS)
@@ -138,16 +150,16 @@ def verified(target, tokens, parents):
 
 
 def next_window(window):
-    """Return the window after code 2 at position 7, from position 8 on."""
+    """Return the window from position 8 on, after code 2 has been decided at position 7."""
     return window.open_window(roots(2, 7), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
 
 
 @pytest.mark.parametrize(
     "tokens, parents, nodes, staleness",
     [
-        # Node 2 differs from the decided token, so positions after it have a change 1 and 2 positions before them.
+        # Node 2 differs from the decided token. Nodes after it follow a change that is 1 or 2 positions before.
         ([7, 1, 9, 3], [0, 0, 1, 2], (2, 3), [1, 2]),
-        # Nodes 4 and 5 are on a path without any change, although they have higher indices.
+        # The path of nodes 4 and 5 has no change, so these nodes are used although their indices are higher.
         ([7, 1, 9, 3, 2, 3], [0, 0, 1, 2, 1, 4], (4, 5), [0, 0]),
         # Both paths have a change at the same depth, so the earlier nodes are used.
         ([7, 1, 9, 3, 8, 3], [0, 0, 1, 2, 1, 4], (2, 3), [1, 2]),
@@ -157,7 +169,7 @@ def next_window(window):
 def test_a_position_is_drafted_again_from_the_node_whose_path_has_changed_least(
     target, window, tokens, parents, nodes, staleness
 ):
-    """Code 1 at position 6 and code 2 at position 7 are decided; positions 8 and 9 are drafted again."""
+    """Code 1 at position 6 and code 2 at position 7 are decided. Positions 8 and 9 are drafted again."""
     at, node = window.refresh(verified(target, tokens, parents))
     assert at.tolist() == [[target.length, 6, 7, 8, 9]] and tuple(node[0, 3:].tolist()) == nodes
     opened = next_window(window)
@@ -166,7 +178,7 @@ def test_a_position_is_drafted_again_from_the_node_whose_path_has_changed_least(
 
 
 def test_unread_positions_are_drafted_from_the_furthest_logits(target, window):
-    """The logits after node 4 are for position 10. A later, shorter tree does not replace them."""
+    """The logits after node 4 are for position 10. A later tree that is shorter must not replace these logits."""
     window.refresh(verified(target, [7, 1, 2, 3, 3], [0, 0, 1, 2, 3]))
     assert next_window(window).tokens.tolist() == [[2, GUESS, GUESS, 24, 24]]
     window.refresh(replace(verified(target, [2, 3, 9], [0, 0, 1]), roots=roots(2, 7)))
@@ -182,8 +194,9 @@ def test_after_a_change_two_estimates_and_the_position_before_are_combined(
 ):
     """Nodes 2 and 3 both differ from the decided token.
 
-    Code 10 has the logits `first` and `second` after them, code 11 has 0.8 after both, and code 12 has `before` at the
-    position before. A code that the second estimate excludes keeps the logit of the first.
+    After nodes 2 and 3, code 10 has the logits `first` and `second`, and code 11 has 0.8 twice. At the previous
+    position, code 12 has the logit `before`. If the second estimate excludes a code, the code keeps the logit of the
+    first estimate.
     """
     seen = verified(target, [7, 1, 9, 8, 3], [0, 0, 1, 1, 2])
     seen.perturbed[0, 1:4] = 0

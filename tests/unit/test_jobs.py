@@ -1,4 +1,4 @@
-"""Jobs: the loop over a decoding, the division of prompts into parts, and the settings in a PNG."""
+"""Tests of jobs: the loop over a decoding, the division of prompts into parts, and the settings in a PNG."""
 
 from dataclasses import replace
 

@@ -1,4 +1,7 @@
-"""Weights files whose content does not match their name: they are read by content, or an error names the problem."""
+"""Tests of weights files whose content doesn't match their name.
+
+The loader must read them by their content, or raise an error that names the problem.
+"""
 
 import argparse
 import json
@@ -33,7 +36,7 @@ def drafter(tmp_path, target):
 
 
 def error_of(path: Path) -> str:
-    """Return the error of loading, which ``inspect`` repeats."""
+    """Return the error of loading. Check that ``inspect`` reports the same error."""
     with pytest.raises(AdtError) as raised:
         load_target(path)
     with pytest.raises(AdtError) as inspected:
@@ -46,7 +49,7 @@ def error_of(path: Path) -> str:
 
 
 def training(tensors: dict, **arguments: object) -> dict:
-    """Return the content of a file that LlamaGen's training saves."""
+    """Return the content of a file that LlamaGen's training script saves."""
     moments = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2)}}, "param_groups": [{"lr": 1e-4}]}
     namespace = argparse.Namespace(gpt_model="GPT-XL", image_size=256, ema=False, data_path=None, **arguments)
     return {"model": tensors, "optimizer": moments, "steps": 50_000, "args": namespace}
@@ -62,7 +65,7 @@ def test_a_training_checkpoint_is_read(tmp_path, is_zip):
 
 
 class Harmful:
-    """Writes a file where pickle runs its code."""
+    """Object whose unpickling would write a file."""
 
     def __init__(self, file: Path):
         self.file = file
@@ -85,7 +88,7 @@ def test_a_training_checkpoint_runs_no_code(tmp_path, place):
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_classes_that_others_allow_in_pickles_stay_allowed(tmp_path, allowed):
-    """ComfyUI and other node packs may have allowed the same class permanently."""
+    """ComfyUI and other node packs may have permanently allowed the same class."""
     torch.save(training({"a": torch.zeros(1)}), tmp_path / "a.pt")
     with torch.serialization.safe_globals([argparse.Namespace] if allowed else []):
         Checkpoint(tmp_path / "a.pt")
@@ -118,7 +121,7 @@ def test_prefixes_of_training_are_stripped(target, drafter, prefix):
 
 
 def test_a_compiled_part_of_a_model(target):
-    """torch.compile of one layer puts its name in the middle."""
+    """If one layer is compiled with torch.compile, the tensor names have an additional part in the middle."""
     tensors = load_file(target / WEIGHTS)
     save_file({name.replace("layers.0.", "layers.0._orig_mod."): tensors[name] for name in tensors}, target / WEIGHTS)
     assert inspect(str(target))[0]["missing"] == []
@@ -171,7 +174,7 @@ def test_dfloat11(target, how):
 
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "of before torch 1.6"])
 def test_a_pickle_named_safetensors_is_named(target, is_zip):
-    """A pickle is not opened under this name; the error suggests another name."""
+    """A pickle must not be opened under this name. The error must suggest another name."""
     before = load_target(target).decoder.head
     torch.save(load_file(target / WEIGHTS), target / "other", _use_new_zipfile_serialization=is_zip)
     (target / "other").replace(target / WEIGHTS)
@@ -209,7 +212,7 @@ def test_other_content_is_reported_by_the_files_name(tmp_path, content):
 
 
 def authors(tensors: dict) -> dict:
-    """Return a drafter's tensors in the layout of EAGLE-3's authors."""
+    """Return a drafter's tensors in the layout that the authors of EAGLE-3 use."""
     layer = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items() if "layers.0." in name}
     width = len(tensors["fc.weight"])
     others = {"fc.weight": torch.zeros(width, 3 * width), "norm.weight": torch.ones(width), "d2t": torch.arange(4)}
@@ -217,7 +220,10 @@ def authors(tensors: dict) -> dict:
 
 
 def vllms(tensors: dict) -> dict:
-    """Return a drafter's tensors in vLLM's layout: the layer as in EAGLE-1, and one more norm."""
+    """Return a drafter's tensors in vLLM's layout.
+
+    The layer is the same as in EAGLE-1, with one additional norm.
+    """
     return tensors | {"layers.0.hidden_norm.weight": torch.ones(len(tensors["fc.weight"]))}
 
 
@@ -240,7 +246,7 @@ def test_a_drafter_of_eagle_3(target, drafter, layout):
 
 
 def break_link(file: Path) -> str:
-    """Replace a file or folder by a link without a target; return the error that is expected."""
+    """Replace a file or folder by a link without a target. Return the expected error."""
     shutil.rmtree(file) if file.is_dir() else file.unlink()
     target = file.parent / "blobs" / "0123"
     file.symlink_to(target)

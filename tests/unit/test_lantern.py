@@ -1,4 +1,4 @@
-"""Relaxed acceptance, with vocabularies that are small enough to enumerate."""
+"""Tests of relaxed acceptance, with vocabularies that are small enough to enumerate all tokens."""
 
 import itertools
 
@@ -17,19 +17,19 @@ UNLIMITED = torch.tensor([10**6])
 
 
 def star(children: list[int]) -> DraftTree:
-    """Return a tree of a root and its children."""
+    """Return a tree in which all nodes are children of the root."""
     return tree_of([0, *children], [0] * (len(children) + 1))
 
 
 def relaxed(tree: DraftTree, y: int, z: torch.Tensor, neighbours: Neighbours, lantern: Lantern, greedy: bool = False):
-    """Call :func:`relaxed_agreement` with `y` emitted after every node and no limit on substitutes."""
+    """Call :func:`relaxed_agreement`. Token `y` is emitted after every node, and substitutes are unlimited."""
     emitted = torch.full((1, tree.size), y)
     width = tree.size - 1
     return relaxed_agreement(tree, emitted, z, neighbours, lantern, greedy=greedy, width=width, allowed=UNLIMITED)
 
 
 def output_distribution(p: torch.Tensor, children: list[int], neighbours: Neighbours, lantern: Lantern) -> torch.Tensor:
-    """Return the distribution of the token after the root, by enumerating the exact sample y."""
+    """Return the distribution of the token after the root. It is computed by enumerating all exact samples y."""
     distribution = torch.zeros_like(p)
     for y, mass in enumerate(p):
         tree = star(children)
@@ -62,9 +62,9 @@ def test_at_most_delta_moves_with_any_number_of_siblings(seed, codes, width, k, 
 
 @given(seed=st.integers(0, 9999), codes=st.integers(3, 9), k=st.integers(1, 8), delta=st.floats(0, 1))
 def test_a_single_child_is_accepted_with_the_published_probability(seed, codes, k, delta):
-    """It is p(x) + p(A(x)), LANTERN's relaxed probability.
+    """The probability is p(x) + p(A(x)), LANTERN's relaxed probability.
 
-    A(x) is the longest prefix of x's neighbours with a total probability of at most delta.
+    A(x) is the longest prefix of x's neighbours whose total probability is at most delta.
     """
     p, (x,), neighbours = random_case(seed, codes, 1, k)
     prefix = list(itertools.takewhile(lambda mass: mass <= delta, p[neighbours.indices[x]].cumsum(0).tolist()))
@@ -94,7 +94,7 @@ def test_exact_matches_have_priority_then_the_nearest_substitute():
     def passed(y: int) -> list[list[bool]]:
         return [flags[0].tolist() for flags in relaxed(star([0, 2]), y, z, neighbours, Lantern(3, 1.0))]
 
-    assert passed(1) == [[True, False, True], [False, False, True]]  # code 1 is nearer to 2 than to 0
+    assert passed(1) == [[True, False, True], [False, False, True]]  # code 1 is nearer to code 2 than to code 0
     assert passed(0) == [[True, True, False], [False, False, False]]
 
 
@@ -105,8 +105,8 @@ def test_the_greedy_rule_adds_the_neighbours_probability_to_the_drafts():
     def passes(x: int, delta: float) -> bool:
         return bool(relaxed(star([x]), 3, z, neighbours, Lantern(3, delta), greedy=True)[1][0, 1])
 
-    assert passes(0, 0.3)  # .20 + .25 > .40
-    assert not passes(0, 0.2)  # its nearest neighbour has .25
+    assert passes(0, 0.3)  # 0.20 + 0.25 > 0.40
+    assert not passes(0, 0.2)  # the nearest neighbour has probability 0.25
     assert passes(1, 0.3) and not passes(2, 0.2)
 
 

@@ -1,4 +1,4 @@
-"""Decoder layers: their kernels, the number of operations, and the state after a forward."""
+"""Tests of decoder layers: their kernels, the number of operations, and the state after a forward pass."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 
 def forwards(network, check=None, tokens=5):
-    """Run a prefill of two prompts of unequal length and a forward of some tokens; return both outputs."""
+    """Run a prefill of two prompts of unequal length, and a forward pass of some tokens. Return both outputs."""
     like = network.embedding
     rows = BatchRows([[1, 2, 3, 4], [5, 6]], 16, like)
     more = {} if check is None else {"check": check}
@@ -40,7 +40,7 @@ def forwards(network, check=None, tokens=5):
 
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory):
-    """Folder with a target of 4 query heads and 2 key heads, and its drafter."""
+    """Return the folder of a target with 4 query heads and 2 key heads, and of its drafter."""
     folder = tmp_path_factory.mktemp("grouped")
     write_tiny_checkpoint(folder / "target", kv_heads=2)
     write_tiny_drafter(folder / "drafter", folder / "target")
@@ -69,9 +69,9 @@ def test_cudnn_is_off_during_a_forward_and_afterwards_as_it_was(models, before):
 
 
 def test_grouped_heads_become_queries_of_one_head(grouped, monkeypatch):
-    """The fast kernels of torch support no grouped heads with a mask.
+    """torch's fast kernels don't support grouped heads with a mask.
 
-    They get as many query heads as key heads, and one mask for all layers.
+    The queries of a group are therefore passed as additional queries of one head. All layers must use the same mask.
     """
     calls = []
     attention = F.scaled_dot_product_attention
@@ -91,7 +91,7 @@ def test_grouped_heads_become_queries_of_one_head(grouped, monkeypatch):
 
 
 class Operations(TorchDispatchMode):
-    """Return the names of operations that compute or copy."""
+    """Recorder of the names of operations that compute or copy."""
 
     def __init__(self):
         super().__init__()
@@ -109,7 +109,7 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize("tokens", [1, 7])
 @torch.inference_mode()
 def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
-    """On a GPU each operation is a launch, whose duration is similar to the computation of a small model's layer."""
+    """On a GPU, each operation is a launch. Its duration is similar to the computation of a small model's layer."""
     monkeypatch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
     decoder = models[0].decoder
     rows = BatchRows([[1, 2], [3]], 16, decoder.embedding)
@@ -128,10 +128,10 @@ def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
 @pytest.mark.parametrize("near, most", [(None, 19), (4, 23)], ids=["all keys near", "far keys"])
 @torch.inference_mode()
 def test_a_batch_invariant_layer_has_few_more_operations(tiny, monkeypatch, near, most):
-    """It adds the padding of a tile and a second part of attention; the first part is torch's kernel."""
+    """The mode adds the padding of a tile, and a second part of attention. The first part uses torch's kernel."""
     monkeypatch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
     monkeypatch.setitem(batch_invariance.TILE, "cpu", 8)
-    monkeypatch.setattr(layers, "supports_half_matmul", lambda dtype: True)  # as a GPU has
+    monkeypatch.setattr(layers, "supports_half_matmul", lambda dtype: True)  # as on a GPU
     decoder = load_target(tiny / "target", dtype=torch.bfloat16).decoder
     rows = BatchRows([[1, 2], [3]], 16, decoder.embedding)
     cache = KVCache(decoder.config, 2, 16, decoder.embedding)
@@ -149,7 +149,8 @@ def test_a_batch_invariant_layer_has_few_more_operations(tiny, monkeypatch, near
 
 def test_rotations_as_matrices_are_the_same(models, grouped, monkeypatch):
     for decoder in (models[0].decoder, load_target(grouped / "target", dtype=torch.float64).decoder):
-        monkeypatch.setattr(decoder, "config", replace(decoder.config, num_layers=3))  # used by several layers only
+        # the matrices are used only with several layers
+        monkeypatch.setattr(decoder, "config", replace(decoder.config, num_layers=3))
         expected = forwards(decoder)
         with monkeypatch.context() as patch, torch.inference_mode():
             patch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
@@ -159,7 +160,7 @@ def test_rotations_as_matrices_are_the_same(models, grouped, monkeypatch):
 
 
 def test_training_and_inference_compute_the_same(models):
-    """With gradients, nothing is overwritten."""
+    """With gradients, no tensor may be overwritten."""
     target, drafter = models
     for network in (target.decoder, drafter):
         with torch.inference_mode():
@@ -182,7 +183,7 @@ def test_given_inputs_are_not_overwritten(models):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 @torch.inference_mode()
 def test_norm_and_head_are_stored_in_the_dtype_of_their_computation(tmp_path, dtype):
-    """Tested with Janus, whose head has a hidden layer: no parameter is converted in a forward."""
+    """The test uses Janus, whose head has a hidden layer. A forward pass must not convert parameters."""
     decoder = load_target(write_janus(tmp_path / "janus"), dtype=dtype).decoder
     wide = torch.promote_types(dtype, torch.float32)
     assert {name: decoder.get_parameter(name).dtype for name in layers.WIDE} == dict.fromkeys(layers.WIDE, wide)

@@ -1,4 +1,4 @@
-"""Policies with a constant shape, the rules of ADT-Tree, and the choice of a method and its options."""
+"""Tests of policies with a constant shape, of ADT-Tree's rules, and of the choice of a method and its options."""
 
 from types import SimpleNamespace
 
@@ -44,7 +44,7 @@ def size(policy: Policy, position: int, image: int = 0) -> tuple[int, int]:
 
 
 def add_round(policy: Policy, position: int, accepted: int, depth: int, image: int = 0) -> None:
-    """Give the policy a round with the root at `position` and a tree of this depth."""
+    """Report a round to the policy, with the root at `position` and a tree of this depth."""
     share = ImageRound(image, position, depth, 1, depth, depth, accepted, (0,) * accepted)
     policy.on_verified(Round(0, 0.01, 0.001, 1, (share,)))
 
@@ -72,7 +72,7 @@ def test_trees_become_deeper_and_narrower_after_success_and_the_reverse_after_fa
 def test_alpha_is_relative_to_the_depth_of_the_verified_tree():
     p = adt_tree()
     size(p, 0)
-    add_round(p, 0, accepted=1, depth=2)  # 1 / 2, although depth 4 was chosen
+    add_round(p, 0, accepted=1, depth=2)  # alpha = 1 / 2, because the tree has depth 2, although the policy chose 4
     assert size(p, 2)[0] == 5
 
 
@@ -112,7 +112,7 @@ def test_both_is_the_mean_of_left_and_above():
     for position in (5, 6, 7, 8):
         size(p, position)
         add_round(p, position, accepted=0, depth=4)  # cell 6: (4, 3), then one level less each
-    assert size(p, 9) == (4, 4)  # left: (1, 5), above: (6, 2); halves are rounded up
+    assert size(p, 9) == (4, 4)  # left neighbour: (1, 5); neighbour above: (6, 2); halves are rounded up
 
 
 def test_predicted_depth_is_the_expected_number_of_accepted_drafts_divided_by_beta():
@@ -151,7 +151,7 @@ def test_predicted_shapes_ignore_time_and_stay_within_the_bounds():
 
 
 def test_the_papers_rule_is_not_recorded():
-    """Names of folders and records of version 0.2, which had no other rule, are still found."""
+    """Version 0.2 had only the rule of the paper and didn't record it. Its folders and records must still be found."""
     assert "rule" not in Drafting("adt-tree").flat()
     predicted = Drafting("adt-tree", rule="predicted")
     assert predicted.flat()["rule"] == "predicted" and Drafting(**predicted.flat()) == predicted
@@ -219,7 +219,7 @@ def test_plain_decoding_drafts_nothing():
 
 @pytest.mark.parametrize("method", POLICIES)
 def test_no_shape_is_larger_than_the_largest(method):
-    """Memory is allocated for the largest one."""
+    """Memory is allocated for the largest shape."""
     p = policy(method)
     settings = Drafting(method).settings
     largest = POLICIES[method].largest(settings)
@@ -253,7 +253,7 @@ def test_a_drafting_is_determined_by_its_options():
 
 
 def test_the_table_has_every_option_of_every_method():
-    """With its default and a help text."""
+    """Each option must have its default and a help text."""
     for method in POLICIES:
         settings = Drafting(method).flat()
         assert settings.pop("method") == method

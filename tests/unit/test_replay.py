@@ -1,4 +1,4 @@
-"""Replayed images have the rounds and the calls of the network of a usual decoding."""
+"""Tests of replayed images. They must have the same rounds and network calls as in a usual decoding."""
 
 import pytest
 
