@@ -1,9 +1,11 @@
 /**
- * Data of one run of a sampler: its decoding rounds and the tokens that they produced, from the messages of
- * nodes/live_map.py. Independent of the page.
+ * Data of one run of a sampler, from the messages of nodes/live_map.py. This file does not use the page.
+ *
+ * A round is one pass of the model. A share is the part of one image in a round: its draft tree and accepted tokens. A
+ * cell is a place in the grid of an image's tokens. Cells are numbered row by row, from 0.
  */
 
-/** Figures by which tokens are coloured: whether their values are integers, and the minimum. */
+/** Figures (quantities) by which tokens are coloured. `whole`: the values are integers. `least`: the minimum. */
 export const FIGURES = {
   acceptance: { whole: true, least: 1 },
   depth: { whole: true, least: 0 },
@@ -11,18 +13,22 @@ export const FIGURES = {
   time: { whole: false, least: 0 },
 };
 
-/** Time of a token since the start. Replaces the figures that are constant if nothing is drafted. */
+/** Figure "moment": seconds from the start to a token. It replaces figures that are constant if nothing is drafted. */
 const MOMENT = { whole: false, least: 0 };
 
 export function scaleOf(figure) {
   return FIGURES[figure] ?? MOMENT;
 }
 
-/** Values of `roundOf` besides numbers of rounds: not generated, and generated with the prompt. */
+/** Values of `roundOf` for a token that is not generated yet, and for a token that the pass of the prompt generated. */
 const NONE = -1;
 const PREFILL = -2;
 
-/** Grid of tokens that follow one another row by row. With `ends`, each row ends in a token without a cell. */
+/**
+ * Grid of consecutive tokens, row by row. `first` is the position of its first token in the token sequence. If `ends`
+ * is 1, each row is followed by an end-of-row token, which has no cell. Example: in a grid of 2 rows and 3 columns with
+ * `first` 0 and `ends` 1, position 3 is the end of the first row, and position 4 has cell 3.
+ */
 class Grid {
   constructor([rows, columns], first, ends, images) {
     this.rows = rows;
@@ -41,14 +47,14 @@ class Grid {
     return isOutside || column === this.columns ? null : this.cellsBefore(position);
   }
 
-  /** Number of cells before a token, which is its own cell if it has one. */
+  /** The number of cells before a token. If the token has a cell, this is the number of its cell. */
   cellsBefore(position) {
     const at = Math.min(Math.max(position, this.first), this.end) - this.first;
     const row = Math.floor(at / (this.columns + this.ends));
     return row * this.columns + Math.min(at - row * (this.columns + this.ends), this.columns);
   }
 
-  /** Note that a round produced the tokens from `begin` to before `end`, as far as they are in this grid. */
+  /** Store that a round generated the tokens from `begin` to `end` - 1. Tokens outside this grid are ignored. */
   enter(image, round, begin, end) {
     this.roundOf[image].fill(round, this.cellsBefore(begin), this.cellsBefore(end));
   }
@@ -64,26 +70,26 @@ export class Run {
     this.seed = header.seed;
     this.comparable = header.comparable; // equal for runs whose times can be compared
     this.prefill = header.prefill; // milliseconds
-    this.start = header.start ?? 0; // number of tokens that an image to continue has
-    this.lantern = header.relaxed ?? false; // older maps show it only by their substituted tokens
+    this.start = header.start ?? 0; // number of tokens per image that were kept from another image, not generated
+    this.lantern = header.relaxed ?? false; // whether LANTERN was on; older maps do not have this field
     this.inputs = header.inputs ?? {}; // values of the node when it was queued
-    this.texts = header.texts ?? {}; // texts of its prompts, by node and input
+    this.texts = header.texts ?? {}; // texts of its prompts: node id -> input id -> text
     this.files = header.pictures ?? []; // parameters of `/view` for the finished images
     this.thumbnails = header.thumbnails ?? []; // data URLs
     this.abreast = header.parts ?? 1; // number of runs that the node makes side by side
-    this.count = header.images;
+    this.count = header.images; // number of images
     this.grid = String(header.grid);
     this.#setGrids(header);
-    this.rounds = []; // { ms, drafting, shares: Map image -> share }
+    this.rounds = []; // { ms, drafting (milliseconds), shares: Map image -> share }
     this.done = 0; // generated tokens of all images
-    this.kept = this.count * this.start;
+    this.kept = this.count * this.start; // tokens of all images that were not generated
     this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, substituted: 0, drafted: 0 }; // sums over the rounds
     this.state = "running"; // then "done" or "stopped"
     /** @type {import("./runs.js").Reference | undefined} */
     this.reference = undefined; // of a finished run
   }
 
-  /** A smaller image may precede the image in the token sequence, as in GLM-Image. */
+  /** Create the grids. In GLM-Image, the tokens of a smaller image precede the tokens of the image. */
   #setGrids({ grid, small, ends, images }) {
     const first = small ? new Grid(small, 0, 0, images) : null;
     const last = new Grid(grid, first?.end ?? 0, ends ?? 0, images);
@@ -101,10 +107,11 @@ export class Run {
   }
 
   /**
-   * Add rounds, of which those that are known already are ignored. Rounds that are never added, because the page was
-   * loaded later, stay unknown.
+   * Add rounds. Rounds that were added before are ignored. If the page was loaded during the run, the earlier rounds
+   * are missing, and their tokens stay unknown.
    *
-   * @param {number} first number of the first of them
+   * @param {number} first index in the run of the first of these rounds
+   * @param {any[][]} rounds in the format of nodes/live_map.py
    */
   append(first, rounds) {
     rounds.forEach(([ms, drafting, ...shares], i) => {
@@ -136,7 +143,7 @@ export class Run {
     return this.shown.cellAt(position);
   }
 
-  /** The cells that are not generated yet: those after the last generated one. Empty if the run is finished. */
+  /** The cells after the last generated token of an image. The list is empty if the run is finished. */
   pending(image) {
     if (this.state === "done") return [];
     const known = this.roundOf[image].findLastIndex((round) => round !== NONE) + 1;
@@ -144,7 +151,7 @@ export class Run {
     return Array.from({ length: this.cells - first }, (_, i) => first + i);
   }
 
-  /** Show the grid that is being generated before round `until`; the image's own grid after the run. */
+  /** Choose the grid to show: the grid that is being generated before round `until`, or the image's grid at the end. */
   look(image, until) {
     const first = this.grids[0];
     const last = this.grids.at(-1);
@@ -165,7 +172,7 @@ export class Run {
     return this.shown.cells;
   }
 
-  /** Number of the round that produced each cell of an image, or NONE or PREFILL. */
+  /** For each image, the index of the round that generated the token of each cell, or NONE or PREFILL. */
   get roundOf() {
     return this.shown.roundOf;
   }
@@ -175,32 +182,32 @@ export class Run {
     return this.method === "autoregressive";
   }
 
-  /** Share of passes with drafts, over all images; null while no pass is known. */
+  /** Share of passes in which drafts were verified, over all images. null if no pass is known. */
   get drafted() {
     return this.known.shares ? this.known.drafted / this.known.shares : null;
   }
 
-  /** Whether acceptance was relaxed (LANTERN), so that the image may differ from the seed's exact one. */
+  /** Whether acceptance was relaxed (LANTERN). The image may then differ from the exact image of the seed. */
   get relaxed() {
     return this.lantern || this.known.substituted > 0;
   }
 
-  /** Share of tokens that were replaced by similar ones. */
+  /** Share of the tokens that LANTERN replaced by similar tokens. */
   get replaced() {
     return this.known.emitted ? this.known.substituted / this.known.emitted : 0;
   }
 
-  /** The figure that is shown if this one is chosen. */
+  /** The figure that is shown if the user chooses `figure`. Without drafts, this is "moment", except for "time". */
   figureShown(figure) {
     return (this.plain || this.drafted === 0) && figure !== "time" ? "moment" : figure;
   }
 
-  /** Numbers of the rounds that produced tokens of an image. */
+  /** Indices of the rounds that generated tokens of an image. */
   roundsOf(image) {
     return [...this.rounds.keys()].filter((index) => this.rounds[index]?.shares.has(image));
   }
 
-  /** End of each round, in milliseconds since the start. */
+  /** The end of each round, in milliseconds since the start of the run. */
   get clock() {
     if (this.times?.length !== this.rounds.length) {
       let time = this.prefill;
@@ -212,7 +219,7 @@ export class Run {
     return this.times;
   }
 
-  /** The round at a time in milliseconds since the start; after the last round, their number. */
+  /** The index of the round at a time in milliseconds since the start. After the last round, the number of rounds. */
   roundAt(ms) {
     const index = this.clock.findIndex((end) => end > ms);
     return index < 0 ? this.rounds.length : index;
@@ -223,7 +230,7 @@ export class Run {
     return this.count * this.tokens - this.kept;
   }
 
-  /** All data of a token of an image, or null while it is not generated. */
+  /** All data of the token in a cell of an image, or null if the token is not generated yet. */
   token(image, cell) {
     const index = this.roundOf[image]?.[cell] ?? NONE;
     if (index === NONE) return null;
@@ -257,7 +264,7 @@ export class Run {
     return { ...tree, round: null, alpha: 0, ms, acceptance: 1, time: ms, moment: ms / 1000 };
   }
 
-  /** First and last cell of the tokens of the same round. */
+  /** First and last cell of the tokens that were generated in the same round as the token of a cell. */
   together(image, cell) {
     const rounds = this.roundOf[image];
     let first = cell;
@@ -267,7 +274,7 @@ export class Run {
     return [first, last];
   }
 
-  /** A figure of all tokens of an image, Float32Array; NaN if not generated before round `until`. */
+  /** A Float32Array with a figure of each cell of an image; NaN for tokens not generated before round `until`. */
   values(figure, image, until = Infinity) {
     const values = new Float32Array(this.cells).fill(NaN);
     const ofRound = new Map();
@@ -284,7 +291,7 @@ export class Run {
     return (this.prefill + this.known.ms) / 1000;
   }
 
-  /** Progress and speed: `rate` in tokens per second, `tau` in tokens per pass. */
+  /** `done` and `total` in tokens, `rate` in tokens per second, `tau` in tokens of an image per pass. */
   figures() {
     const { emitted, shares } = this.known;
     const { done, seconds } = this;
@@ -293,11 +300,11 @@ export class Run {
   }
 
   /**
-   * The ratio of this run's speed to the speed of another run with the same work. null unless both ran in turns or within one
-   * prompt, because at different times the load of the machine may differ.
+   * The speed of this run divided by the speed of another run of the same size. null unless both ran in turns or in the
+   * same prompt, because otherwise the load of the machine may have changed between the runs.
    *
    * @param {Run | null} other
-   * @returns {{ratio: number, turns: boolean} | null}
+   * @returns {{ratio: number, turns: boolean} | null} `turns` is true if both ran in turns
    */
   against(other) {
     const same = (...names) => names.every((name) => this[name] === other[name]);
@@ -313,7 +320,10 @@ function named(share) {
   return { image, position, depthAsked, widthAsked, depth, width, nodes, accepted, substituted, levels };
 }
 
-/** Ends of the colour scale for one or two maps. For times the 98th percentile, because the first token is slow. */
+/**
+ * The values at the dark and the light end of the colour scale for one or two maps. The light end is the maximum. For
+ * the figure "time", it is the 98th percentile, because the first token is much slower than the others.
+ */
 export function range(figure, ...maps) {
   const values = maps.flatMap((map) => Array.from(map)).filter((value) => !Number.isNaN(value));
   values.sort((a, b) => a - b);

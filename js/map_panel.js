@@ -1,4 +1,8 @@
-/** Element of a node's map: controls, canvas and texts. Its owner, a NodeMap, stores the runs. */
+/**
+ * HTML element of a node's map: controls, canvas and texts. Its owner is a NodeMap, which stores the runs.
+ *
+ * A run is one decoding of a batch of images, see map_model.js. A figure is a quantity by which tokens are coloured.
+ */
 
 import { Caption } from "./caption.js";
 import { Compare } from "./compare.js";
@@ -13,15 +17,18 @@ import { caption, describe, numbers, sentence, summary, titleOf, tokenNumbers } 
 import { texts } from "./texts.js";
 import { placeTip } from "./tooltip.js";
 
-const MAX_PIXELS = 4; // device pixels per CSS pixel, however far the canvas is zoomed in
+const MAX_PIXELS = 4; // maximum number of device pixels per CSS pixel, for a page or canvas that is zoomed in
 const MAX_ZOOM = 16;
 const UNZOOMED = { scale: 1, x: 0.5, y: 0.5 };
-const MAX_CLICK = 4; // pixels that a pointer may move in a click
+const MAX_CLICK = 4; // pixels; if the pointer moves further while it is pressed, it drags the map
 
 /**
- * Interface of a node to its panel: `choices` and `choose` offer runs to compare with, `differences` and `off` are for the
- * caption, `changed` is called after a change of a setting, `grow` makes the node higher, and `drawn` is called after each
- * drawing.
+ * Functions of a node's map that its panel calls:
+ *
+ * - `choices` lists the runs that the user can compare with, and `choose` returns one of them.
+ * - `differences` and `off` return contents of the caption, see caption.js.
+ * - `changed` stores the settings after a change, and `grow` makes the node higher.
+ * - `drawn` is called after each drawing.
  *
  * @typedef {{
  *   choices: () => { id: string, label: string }[],
@@ -44,12 +51,12 @@ export class MapPanel {
     this.settings = { figure: "acceptance", over: false, difference: false, ...settings };
     this.run = null;
     this.image = 0;
-    this.pinned = null; // token cursor of keyboard and click: { pane, cell }
+    this.pinned = null; // token that the user has selected by keyboard or click: { pane, cell }
     this.hovered = null; // token under the pointer: { pane, cell }
     this.view = UNZOOMED; // part of the grid that is shown
     this.panes = []; // boxes of the grids, see map_view.js
-    this.frame = 0; // request of the next frame
-    this.detailsHeight = 0; // pixels of the details, while they are open
+    this.frame = 0; // id of the requested animation frame, 0 for none
+    this.detailsHeight = 0; // additional height in pixels of the details while they are open
     this.redraw = this.redraw.bind(this);
     this.#buildMap();
     this.#buildControls();
@@ -158,7 +165,7 @@ export class MapPanel {
     this.owner.changed();
   }
 
-  /** The runs that are shown: the node's own, and the one it is compared with if it has the same grid. */
+  /** The runs that are shown: the node's own run, and the run to compare with if both have the same grid. */
   get runs() {
     if (!this.run) return [];
     const other = this.compare.other ? this.owner.choose(this.compare.other) : null;
@@ -306,7 +313,10 @@ export class MapPanel {
     this.owner.drawn();
   }
 
-  /** What to draw: the runs, the round up to which each is shown, the figure, its values and the range of its scale. */
+  /**
+   * The data to draw: `runs`; `untils`, the round before which each run is shown; `figure`; `maps`, its values for each
+   * run; and `ends`, the values at both ends of the colour scale.
+   */
   #shown() {
     const { runs } = this;
     const figures = runs.map((run) => run.figureShown(this.settings.figure));
@@ -316,7 +326,7 @@ export class MapPanel {
     runs.forEach((run, i) => {
       run.look(this.#imageOf(run), untils[i]);
     });
-    // Plain decoding beside drafts has no values for the figure, and shows only its image.
+    // If a run with drafts is compared with plain decoding, plain decoding has no values of the figure. Show its image.
     const none = (run) => new Float32Array(run.cells).fill(NaN);
     const values = (run, i, until) =>
       figures[i] === figure ? run.values(figure, this.#imageOf(run), until) : none(run);
@@ -325,7 +335,7 @@ export class MapPanel {
     return { runs, untils, figure, maps, ends };
   }
 
-  /** The round of each run at the time of the replay; Infinity without a replay. */
+  /** For each run, the index of the round that the replay shows; Infinity without a replay. */
   #untils(runs) {
     const { round } = this.replay;
     if (round === null || round === undefined) return runs.map(() => Infinity);
@@ -333,7 +343,7 @@ export class MapPanel {
     return runs.map((run, i) => (i ? run.roundAt(time) : round));
   }
 
-  /** The image that is shown of a run. The run to compare with may have fewer images. */
+  /** The index of the image of a run that is shown. The run to compare with may have fewer images than the own run. */
   #imageOf(run) {
     return Math.min(this.image, run.count - 1);
   }
@@ -351,7 +361,7 @@ export class MapPanel {
     draw(context, { width, height }, compare.panes(panes));
   }
 
-  /** The context of the canvas, whose bitmap is as large as it appears on ComfyUI's zoomed canvas. */
+  /** The drawing context. The bitmap gets as many pixels as the canvas has on the screen when ComfyUI is zoomed in. */
   #context(width, height) {
     const { canvas } = this;
     const zoom = Math.max(1, canvas.getBoundingClientRect().width / (canvas.clientWidth || 1));
@@ -387,7 +397,7 @@ export class MapPanel {
     });
   }
 
-  /** The cells that are generated only in round `until` or later. */
+  /** The cells of the tokens that are generated in round `until` or later. */
   #later(run, image, until) {
     if (until === Infinity) return [];
     return [...run.roundOf[image].keys()].filter((cell) => run.roundOf[image][cell] >= until);
@@ -439,14 +449,14 @@ export class MapPanel {
     placeTip(this.tip, this.stage, this.panes[pane] ?? this.panes[0], run, together, cell);
   }
 
-  /** Show what made the image, and how the node's values differ from that. */
+  /** Show the seed and method that made the image, and the values of the node that have changed since the run. */
   refreshCaption() {
     const { run, owner } = this;
     this.caption.show(run, run && run.state !== "running" ? owner.differences(run) : [], owner.off);
     this.element.classList.toggle("adt-map-off", owner.off !== "");
   }
 
-  /** Show the sentence after the run, and the table below it if the user has opened it. */
+  /** After a run, show a sentence about it. If the user has opened the details, also update the table. */
   #writeDetails(run, tokens) {
     this.details.hidden = !run || run.state === "running";
     if (this.details.hidden) return;
@@ -461,7 +471,7 @@ export class MapPanel {
     this.table.replaceChildren(...rows.map(row));
   }
 
-  /** Make the node higher by the details while they are open, so that the map keeps its size. */
+  /** Make the node higher while the details are open, so that the map keeps its size. */
   #resizeForDetails() {
     this.draw();
     const { open } = this.details;

@@ -1,12 +1,16 @@
-/** Drawing of maps on a canvas: the image, the token grid over it, and the cursor. The functions have no state. */
+/**
+ * Drawing of maps on a canvas: the image, the token grid over it, and the cursor.
+ *
+ * A pane is the drawing of one run. A cell is the place of a token in the grid.
+ */
 
 import { SCALE } from "./colours.js";
 
 // In CSS pixels:
 const GAP = 8; // between two grids
 const LABEL = 16; // height of a label above a grid
-const MIN_GRID_CELL = 5; // width of a token below which grid lines would hide the colours
-const MIN_NUMBER_CELL = 13; // width of a token below which a number would not be legible
+const MIN_GRID_CELL = 5; // minimum width of a cell for grid lines; on smaller cells, they would hide the colours
+const MIN_NUMBER_CELL = 13; // minimum width of a cell for a number
 
 const LINE = 0.75; // width of a grid line
 
@@ -15,8 +19,8 @@ const ACCEPTED = "#2fbf71";
 const REJECTED = "#ff8a3d";
 
 /**
- * Place of a grid in CSS pixels. Of a zoomed grid, `clip` is the visible part; `label`, the place of its name if not
- * above the left edge.
+ * Position and size of a grid in CSS pixels. `clip` is the visible part of a zoomed grid. `label` is the position of
+ * the run's name; without it, the name is above the left edge. `enlarged` is true for a zoomed grid.
  *
  * @typedef {{x: number, y: number, width: number, height: number, clip?: Box, enlarged?: boolean,
  *   label?: {x: number, align: string}}} Box
@@ -25,7 +29,7 @@ const REJECTED = "#ff8a3d";
 /**
  * The boxes of `count` grids, as large as possible and centred.
  *
- * @param {boolean} over whether all have the same box instead of being side by side
+ * @param {boolean} over true to put all grids at the same place, false to put them side by side
  * @returns {Box[]}
  */
 export function layout(width, height, rows, columns, count, over = false) {
@@ -44,10 +48,10 @@ export function layout(width, height, rows, columns, count, over = false) {
 }
 
 /**
- * The box of a complete grid of which a box shows a part.
+ * The box of the complete zoomed grid, which is larger than the box through which the user sees a part of it.
  *
- * @param {Box} box
- * @param {{scale: number, x: number, y: number}} view zoom, and the point of the grid, 0..1, in the middle of the box
+ * @param {Box} box box through which the grid is seen
+ * @param {{scale: number, x: number, y: number}} view zoom factor, and the point of the grid (0..1) in the box's centre
  * @returns {Box}
  */
 export function zoomed(box, view) {
@@ -63,14 +67,14 @@ export function zoomed(box, view) {
   };
 }
 
-/** The nearest view that shows nothing outside the grid. */
+/** The view nearest to the given one in which the box shows nothing outside the grid. */
 export function within({ scale, x, y }) {
   const low = 0.5 / scale;
   const high = 1 - low;
   return { scale, x: Math.min(Math.max(x, low), high), y: Math.min(Math.max(y, low), high) };
 }
 
-/** The pane and the cell at a point, or null. @param {Box[]} panes zoomed grids */
+/** The index of the pane and the cell at a point, or null. @param {Box[]} panes boxes of the zoomed grids */
 export function hit(panes, rows, columns, x, y) {
   for (const [pane, box] of panes.entries()) {
     const { clip } = box;
@@ -86,7 +90,10 @@ const PIXELS = new Uint32Array(new Uint8Array(SCALE.flatMap((rgb) => [...rgb, 25
 const COVER = 0xff1d1816; // the background as RGBA
 const cells = new OffscreenCanvas(1, 1);
 
-/** A map as an image with one pixel per token; missing tokens are transparent. The next call overwrites it. */
+/**
+ * A map as an image with one pixel per token. Missing tokens are transparent. All calls of this function and `cover`
+ * return the same canvas, so draw the image before the next call.
+ */
 export function paint(values, rows, columns, [low, high]) {
   const pixels = new Uint32Array(rows * columns);
   const last = SCALE.length - 1;
@@ -98,7 +105,7 @@ export function paint(values, rows, columns, [low, high]) {
   return toImage(pixels, rows, columns);
 }
 
-/** An image with one pixel per token that covers the hidden ones. The next call overwrites it. */
+/** An image with one pixel per token: hidden tokens have the colour of the background, the others are transparent. */
 function cover(hidden, rows, columns) {
   const pixels = new Uint32Array(rows * columns);
   for (const cell of hidden) pixels[cell] = COVER;
@@ -117,8 +124,11 @@ function toImage(pixels, rows, columns) {
  *
  * @param {CanvasRenderingContext2D | OffscreenCanvasRenderingContext2D} context scaled to CSS pixels
  * @param {{width: number, height: number}} size in CSS pixels
- * @param {object[]} panes { box, rows, columns, values, range, ink, bitmap, opacity, label, cursor, together, hidden, tree }:
- *   `bitmap`, the image or null; `hidden`, cells that are not generated yet, or null; `tree`, see `draftTree` in replay.js
+ * @param {object[]} panes one per run:
+ *   { box, rows, columns, values, range, ink, bitmap, opacity, label, cursor, together, hidden, tree }.
+ *   `values` has the figure of each cell, and `range` the ends of the colour scale. `bitmap` is the image or null.
+ *   `cursor` is a cell or null, and `together` the first and last cell of its round. `hidden` lists the cells that are
+ *   not generated yet, or is null. For `tree`, see `draftTree` in replay.js.
  */
 export function draw(context, size, panes) {
   context.clearRect(0, 0, size.width, size.height);
@@ -161,14 +171,14 @@ function drawLabel(context, size, { label, ink, box: { clip } }) {
   context.restore();
 }
 
-/** Draw the image over its grid. Only an unzoomed one is cached: a zoomed one would be large, and it moves. */
+/** Draw the image in the box of its grid. A resized copy is cached, but not of a zoomed image, which would be large. */
 function drawBitmap(context, { bitmap, box }) {
   context.imageSmoothingQuality = "high";
   const image = box.enlarged ? bitmap : scaled(bitmap, box, context.getTransform().a);
   context.drawImage(image, box.x, box.y, box.width, box.height);
 }
 
-/** Draw a level of a draft tree: a frame, struck out if no draft was accepted, and the number of drafts. */
+/** Draw a level of a draft tree: a frame and the number of drafts, and a diagonal line if no draft was accepted. */
 function drawLevel(context, { box, columns, rows }, { cell, drafts, accepted }) {
   const w = box.width / columns;
   const h = box.height / rows;
@@ -195,7 +205,7 @@ function drawLevel(context, { box, columns, rows }, { cell, drafts, accepted }) 
   context.stroke();
 }
 
-const resized = new WeakMap(); // image -> its last resized copy, because resizing takes longer than all other drawing
+const resized = new WeakMap(); // image -> its last resized copy, because resizing is the slowest part of drawing
 
 /** An image in the size of a box. @param {number} pixels device pixels per CSS pixel */
 function scaled(bitmap, box, pixels) {
@@ -221,7 +231,7 @@ function drawGrid(context, { box, rows, columns }) {
   }
 }
 
-/** Draw a frame around the token of the cursor, and thinner ones around the tokens of the same round. */
+/** Draw a frame around the token at the cursor, and a thinner frame around each token of the same round. */
 function drawCursor(context, { box, columns, rows, cursor, together }) {
   const w = box.width / columns;
   const h = box.height / rows;
