@@ -1,4 +1,8 @@
-/** Map of one node: its runs, their widget, and the saved property of the node. */
+/**
+ * Map of one node: it stores the node's runs, the widget that shows them, and the property that is saved with the node.
+ *
+ * A run is one decoding of a batch of images, see map_model.js.
+ */
 
 import { imageInFile } from "./batch_image.js";
 import {
@@ -35,10 +39,10 @@ import { PROMPT, texts } from "./texts.js";
 import { ZoomedOutMap } from "./zoomed_out.js";
 
 const WIDGET = "acceptance_map";
-const PROPERTY = "adt_tree_map"; // of the node: settings of the panel, tag of the node, and references to its runs
-const WILDCARDS = /[{}]|\/\*|\/\//; // when it queues, ComfyUI chooses from {red|blue} and removes comments
-const BESIDE = "beside"; // id of run B among the runs to compare with
-const PREVIOUS = "previous"; // id of the previous run among them
+const PROPERTY = "adt_tree_map"; // property of the node: settings of the panel, tag of the node, references to its runs
+const WILDCARDS = /[{}]|\/\*|\/\//; // when ComfyUI queues a prompt, it chooses from {red|blue} and removes comments
+const BESIDE = "beside"; // id of run B in the list of runs to compare with
+const PREVIOUS = "previous"; // id of the previous run in this list
 
 // In pixels:
 const MIN_WIDTH = 340;
@@ -51,13 +55,13 @@ const SECOND_RUN_HEIGHT = 30; // additional text of a second run
 export const maps = new Map();
 
 export class NodeMap {
-  #saved = null; // references of the saved workflow, while their runs are being fetched
+  #saved = null; // references to runs in the saved workflow while these runs are being fetched, otherwise null
 
   constructor(node) {
     this.node = node;
-    this.tag = newTag(); // identifies the node in all states of its workflow
-    this.parts = []; // runs that the node makes side by side: one, or A and B
-    this.previous = null; // the run before
+    this.tag = newTag(); // random text that identifies the node, also after "undo" or a reload of its workflow
+    this.parts = []; // the shown runs: one run of the sampler, or the runs A and B of Compare
+    this.previous = null; // the run before the shown one
     this.panel = new MapPanel(this, { opacity: preference("opacity") / 100 });
     const { element } = this.panel;
     forwardWheelAndPan(element);
@@ -79,11 +83,11 @@ export class NodeMap {
     setHidden(this.widget, !on);
     refreshWidgets(this.node, this.widget);
     if (!on) return;
-    removePreview(this.node); // which ComfyUI has added while the map was hidden
+    removePreview(this.node); // ComfyUI has added it while the map was hidden
     this.fit();
   }
 
-  /** Enlarge the node for the widget, if it was saved without it or has its first run. */
+  /** Enlarge the node if the widget does not fit, for example at the first run. */
   fit() {
     fitNode(this.node, [MIN_WIDTH, 0]);
   }
@@ -108,7 +112,7 @@ export class NodeMap {
     return this.parts[0] ?? null;
   }
 
-  /** Where its runs belong. The id of the workflow distinguishes copies of a workflow, whose nodes have the same tags. */
+  /** The home of the map: the ids of its workflow and its node. Nodes in copies of a workflow have the same tags. */
   get home() {
     return `${openWorkflow()} ${this.tag}`;
   }
@@ -122,7 +126,7 @@ export class NodeMap {
     this.panel.show(this.run);
   }
 
-  /** Show the finished maps. ComfyUI sends them again whenever it reuses the node's output. */
+  /** Show finished maps, unless they are shown already. ComfyUI sends them again if it reuses the node's output. */
   async finish(saved, reference) {
     const isShown = saved.every((map, part) => map.id === this.parts[part]?.id && this.parts[part].state === "done");
     if (isShown) return;
@@ -140,7 +144,7 @@ export class NodeMap {
     this.panel.show(this.run);
   }
 
-  /** Note that the run stopped before its end. */
+  /** Mark the live runs as stopped before their end. */
   stop() {
     const running = this.parts.filter(({ state }) => state === "running");
     for (const run of running) run.state = "stopped";
@@ -149,8 +153,8 @@ export class NodeMap {
 
   /** Update after a change of the workflow, also by "undo". */
   graphChanged() {
-    this.keepOutOfUndo(); // a run that "undo" restored may have enlarged the node
-    this.panel.redraw(); // the node's values may differ from those that made the map
+    this.keepOutOfUndo(); // "undo" may have restored a run, which enlarges the node
+    this.panel.redraw(); // the caption lists the values of the node that have changed since the run
   }
 
   preview(blob) {
@@ -174,10 +178,12 @@ export class NodeMap {
   /**
    * Restore the settings and runs of the node.
    *
-   * @param {any} loading the workflow that is being loaded, or null if the node is a copy: `travelled`, the maps
-   *   in the workflow by execution id, or null; `file`, a promise of its image file or of null; `ready`, a promise of the
-   *   loaded workflow; `budget` for its maps. Only maps in the workflow are shown if there are any, else those that the
-   *   node refers to or has shown since in this browser tab.
+   * If the workflow contains maps, because it was opened from an image file, the node shows only its map of these.
+   * Otherwise it shows the runs that its property refers to, or later runs that it has shown in this browser tab.
+   *
+   * @param {any} loading data about the workflow that is being loaded, or null if the node is a copy.
+   *   `travelled`: the maps in the workflow by execution id, or null. `file`: a promise of the image file, or of null.
+   *   `ready`: a promise that is resolved when the workflow is loaded. `budget`: the memory that its maps may use.
    */
   async restore(loading) {
     const { settings, tag, runs } = checkProperty(this.node.properties[PROPERTY], this.panel.settings, FIGURES);
@@ -188,7 +194,7 @@ export class NodeMap {
     this.changed();
     this.panel.refresh();
     await loading?.ready;
-    const { home } = this; // the user may open another workflow while the history is read
+    const { home } = this; // store the home, because the user may open another workflow during the next call
     const found = loading?.travelled ? await this.#unpack(loading) : await recall(latest(home, runs));
     this.#saved = null;
     if (this.run !== before || !found.length || !isOpen(this.node)) return; // a new run has begun
@@ -212,16 +218,19 @@ export class NodeMap {
       const shown = image === null ? {} : { image };
       return await Promise.all(saved.map((map, part) => load(map, { part, ...shown }, budget)));
     } catch {
-      return []; // damaged or foreign: show no map instead of a wrong one
+      return []; // the maps are damaged or not from this pack, so show none
     }
   }
 
-  /** Whether the map has an image below it. */
+  /** Whether the image of the run is available, so that the map is drawn over it. */
   imageShown() {
     return this.run !== null && bitmapOf(this.run, this.panel.image, this.panel.redraw) !== null;
   }
 
-  /** Store the node's runs and size in the state with which ComfyUI compares the workflow, so that a run is no change. */
+  /**
+   * Copy the node's runs and size to the state with which ComfyUI compares the workflow. Then ComfyUI does not regard a
+   * new run as a change by the user that "undo" reverts.
+   */
   keepOutOfUndo() {
     const saved = comparedNodes().find(({ properties }) => properties?.[PROPERTY]?.tag === this.tag);
     if (!saved) return;
@@ -238,7 +247,7 @@ export class NodeMap {
     this.node.properties[PROPERTY] = { ...this.panel.settings, tag: this.tag, runs };
   }
 
-  /** Values of the node, and texts of its prompts, that differ from those that made a run; see caption.js. */
+  /** The values of the node and the texts of its prompts that have changed since a run; see caption.js. */
   differences(run) {
     const own = changedWidgets(this.node, run.inputs).filter(({ widget }) => isEditable(widget));
     return [
@@ -262,13 +271,13 @@ export class NodeMap {
     return { name, now: String(widget.value), was, restore };
   }
 
-  /** Why the node does not run, or "". */
+  /** A sentence on why the node does not run (muted or bypassed), or "". */
   get off() {
     return texts.off[this.node.mode] ?? "";
   }
 
   drawn() {
-    this.zoomedOut?.invalidate(); // the panel draws before the widget exists
+    this.zoomedOut?.invalidate(); // `zoomedOut` does not exist yet when the panel draws for the first time
   }
 
   choices() {
@@ -292,13 +301,13 @@ function newTag() {
   return Math.random().toString(36).slice(2, 12);
 }
 
-/** The value of a queued input, which is text, in the type of a widget's value. */
+/** Convert the text of a queued value to the type of a widget's value. */
 function parse(text, type) {
   if (type === "number") return Number(text);
   return type === "boolean" ? text === "true" : text;
 }
 
-/** The widgets of a node whose values differ from the queued ones, without linked inputs. */
+/** The widgets of a node whose values differ from the values in the run. Linked inputs are ignored. */
 function changedWidgets(node, saved) {
   const queued = Object.fromEntries(Object.entries(saved).map(([name, value]) => [name, current(node, name, value)]));
   return widgetsOf(node)
@@ -306,17 +315,17 @@ function changedWidgets(node, saved) {
     .map((widget) => ({ node, widget, was: queued[widget.name] }));
 }
 
-/** Whether a queued value, which is text, is equal to the value of a widget. */
+/** Whether the text of a queued value is equal to the value of a widget. */
 function isSame(queued, value) {
   return queued === String(value) || (queued !== "" && Number(queued) === Number(value));
 }
 
-/** Whether ComfyUI queues the text of a widget as it is. */
+/** Whether ComfyUI queues the text of a widget unchanged. */
 function isVerbatim({ widget }) {
   return !WILDCARDS.test(widget.value);
 }
 
-/** Whether other nodes with other texts are linked to a sampler's prompts now. */
+/** Whether the sampler's prompt inputs are linked to other nodes than in the run, and these nodes have other texts. */
 function isRelinked(sampler, prompts) {
   const sources = promptNodes(sampler);
   if (!sources?.size) return false;
@@ -328,7 +337,7 @@ function isRelinked(sampler, prompts) {
   return prompts.some(({ node, values }) => !sources.has(node) && ![...sources].some((one) => hasTexts(one, values)));
 }
 
-/** The nodes that make a node's prompts; null if the links do not show them, as at the edge of a subgraph. */
+/** The nodes upstream of a node's prompts. null if the links do not show all of them, for example in a subgraph. */
 function promptNodes(node, names = ["positive", "negative"], found = new Set()) {
   for (const source of sourcesOf(node, names)) {
     if (!source || !runsItself(source)) return null;

@@ -1,8 +1,9 @@
 /**
- * Line of text that the server shows under a running node, in the user's language. ComfyUI's own line is cut off on the
- * canvas, covers the node below in Nodes 2.0, and is removed at different times in different versions. This one replaces
- * it: above the map of a node that has one, otherwise at the bottom of the node, with a fixed height. It is removed when
- * the node runs again.
+ * Line of text of the server under a running node, in the user's language.
+ *
+ * This line replaces ComfyUI's own line of progress. ComfyUI's line is cut off on the canvas, covers the node below in
+ * Nodes 2.0, and is removed at different times in different versions. This pack's line is above the map if the node has
+ * one, and otherwise at the bottom of the node, with a fixed height. It is removed when the node runs again.
  */
 
 import {
@@ -30,14 +31,14 @@ const HEIGHT = 32; // pixels, for two lines
 const MARGIN = 6; // pixels
 
 /**
- * Line of text under a node.
+ * Line of text under a node. `text` is the English text, `parts` are the parts to translate. If `is_lasting` is true,
+ * the line is also shown after the run.
  *
- * @typedef {{text: string, parts: import("./messages.js").Part[], is_lasting: boolean}} Line `text` is in English,
- *   `is_lasting` whether the line is shown after the run
+ * @typedef {{text: string, parts: import("./messages.js").Part[], is_lasting: boolean}} Line
  */
 
 /** @type {Map<string, Line>} */
-const announced = new Map(); // execution id -> line that the server is about to show
+const announced = new Map(); // execution id -> line of this pack, which the server sends before ComfyUI's message
 /** @type {Map<string, Line>} */
 const lines = new Map(); // execution id -> last line under the node
 let workflow; // the workflow that was open when the last run began
@@ -68,7 +69,7 @@ function addLine(node) {
   return widget;
 }
 
-/** Nodes 2.0 divides the free height of a node between its text boxes and the line: keep it for the text boxes. */
+/** Keep the height of a node's text boxes. Otherwise Nodes 2.0 would give half of their height to the line. */
 function holdTextBoxes(node) {
   const boxes = textBoxes(node);
   for (const box of boxes) box.style.minHeight = `${box.offsetHeight - (HEIGHT + MARGIN) / boxes.length}px`;
@@ -84,7 +85,7 @@ function removeLine(node) {
   redrawNode(node);
 }
 
-/** The line with this text: the server's, or a plain text, as from other packs. @returns {Line} */
+/** The line of this pack with this text. If there is none, as for other packs, a plain line. @returns {Line} */
 function lineOf(id, text) {
   const line = announced.get(id);
   return line?.text === text ? line : { text, parts: [{ text }], is_lasting: true };
@@ -112,13 +113,13 @@ function clearProgress() {
   clear((_, line) => !line.is_lasting);
 }
 
-/** Show the lines again on nodes that ComfyUI has created again, as by "undo". */
+/** Show the lines again after ComfyUI has created the nodes again, for example after "undo". */
 function restore() {
   if (openWorkflow() !== workflow) return;
   for (const [id, { parts }] of lines) write(nodeAt(id), translate(parts));
 }
 
-// Before ComfyUI connects: it reports messages without listeners as errors.
+// Listen before ComfyUI connects to the server, because ComfyUI reports messages without listeners as errors.
 listen({ "adt_tree.line": ({ node, ...line }) => announced.set(String(node), line) });
 
 registerExtension({
@@ -131,7 +132,7 @@ registerExtension({
         workflow = openWorkflow();
       },
       execution_cached: ({ nodes }) => clear((id) => !nodes.includes(id)), // nodes that do not run keep their line
-      progress_text: receive, // ComfyUI has shown the English text before
+      progress_text: receive, // ComfyUI has added its own line with the English text already
       execution_success: clearProgress,
       execution_error: clearProgress,
       execution_interrupted: clearProgress,

@@ -1,7 +1,7 @@
 /** Speed in the nine regions of an image, measured in tokens per pass. */
 
 const THIRDS = 3; // regions along each side
-const MIN_RATIO = 1.25; // of the fastest to the slowest region, below which the differences are noise
+const MIN_RATIO = 1.25; // minimum ratio of the fastest to the slowest region; smaller differences may be noise
 
 /**
  * @returns {{region: number, rounds: number, mean: number, low: number, high: number, most: number}[]} for each region
@@ -19,7 +19,7 @@ export function regions(run, image) {
   return found.flatMap((rounds, region) => (rounds.size ? [{ region, ...spread([...rounds.values()]) }] : []));
 }
 
-/** The fastest and the slowest region, { fastest, slowest }; null if all are about as fast, or nothing is known. */
+/** The fastest and the slowest region as { fastest, slowest }. null if their speeds are similar or nothing is known. */
 export function contrast(run, image) {
   const sorted = regions(run, image).sort((a, b) => b.mean - a.mean);
   const fastest = sorted[0];

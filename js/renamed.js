@@ -1,4 +1,4 @@
-/** Values of combo inputs that were renamed: old workflows show the new names. nodes/renamed.py lists them. */
+/** Replaces renamed values of combo inputs in old workflows by their new names. nodes/renamed.py lists the names. */
 
 import {
   callAfter,
@@ -23,7 +23,7 @@ function rename(node) {
   }
 }
 
-/** Rename values in the node of a subgraph, which stores values of inner inputs. */
+/** Rename values in a node that is a subgraph. It stores values of inputs of its inner nodes. */
 function renameShown(host) {
   const inner = nodesOf(subgraphOf(host)).flatMap((node) => widgetsOf(node).map(({ name }) => ({ node, name })));
   for (const widget of widgetsOf(host)) {

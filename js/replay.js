@@ -1,17 +1,17 @@
-/** Controls under a map to watch a finished run again, pass by pass. */
+/** Controls under a map to replay a finished run, pass by pass. A round is one pass of the model. */
 
 import { make } from "./elements.js";
 import { texts } from "./texts.js";
 
-const MAX_DURATION = 12_000; // milliseconds of a replay
-const MAX_PASS = 80; // milliseconds of one pass
+const MAX_DURATION = 12_000; // maximum milliseconds of a replay
+const MAX_PASS = 80; // maximum milliseconds for which one pass is shown
 
 export class Replay {
-  #rounds = []; // numbers of the rounds that produced tokens of the image
-  #shown = null; // number of finished rounds; null shows the finished image
-  #frame = 0; // request of the next frame, 0 while not playing
+  #rounds = []; // indices of the rounds that generated tokens of the image
+  #shown = null; // number of rounds whose tokens are shown; null for the finished image
+  #frame = 0; // id of the requested animation frame, 0 if the replay is paused
 
-  /** @param {() => void} redraw called when another pass is to be shown */
+  /** @param {() => void} redraw called when the replay shows another pass */
   constructor(redraw) {
     this.redraw = redraw;
     this.button = make("button", { type: "button", className: "adt-map-play" });
@@ -26,7 +26,7 @@ export class Replay {
     this.label = make("div", { className: "adt-map-replayed" }); // over the map
   }
 
-  /** Replay this run from now on, and end the replay of another one. */
+  /** Set the run and the image to replay. If they change, the current replay ends. */
   follow(run, image) {
     if (run !== this.run || image !== this.image) {
       this.stop();
@@ -41,7 +41,7 @@ export class Replay {
     this.#update();
   }
 
-  /** The number of the round that is shown; null while the finished image is shown. */
+  /** The index in the run of the round that is shown. null if the finished image is shown. */
   get round() {
     return this.#shown === null ? null : this.#rounds[this.#shown];
   }
@@ -93,7 +93,8 @@ export class Replay {
 }
 
 /**
- * The draft tree of a round as cells: the number of drafts on each level, at the position that they are drafts for.
+ * The draft tree of a round. For each level of the tree, the result has the cell of the token that the level's drafts
+ * propose, their number, and whether one of them was accepted.
  *
  * @returns {{cell: number, drafts: number, accepted: boolean}[]}
  */

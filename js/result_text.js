@@ -1,4 +1,4 @@
-/** Text that a node returns, such as the report of a check, on the node itself. */
+/** Text box on a node that shows the text that the node returns, such as the report of ADT-Tree Check. */
 
 import {
   addElement,
@@ -14,7 +14,7 @@ import { make } from "./elements.js";
 
 const NODES = new Set(["ADTTreeCheck", "ADTTreeBenchmark"]);
 const WIDGET = "result_text";
-const WIDTH = 600; // minimum width in pixels of a node with a text
+const WIDTH = 600; // minimum width in pixels of a node that shows a text
 const HEIGHT = 340; // minimum height in pixels of the text
 
 function add(node) {

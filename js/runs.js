@@ -1,7 +1,9 @@
 /**
- * Store of finished runs by id: in memory for this page, in the session storage for this browser tab, and for older runs
- * in ComfyUI's history. Also stores which runs each node has shown, because "undo" and a reload restore
- * earlier states of a workflow, which name runs that newer ones have replaced.
+ * Store of finished runs by id. It has three levels: the memory of this page, the session storage of this browser tab,
+ * and ComfyUI's history for older runs.
+ *
+ * This file also stores which runs each node has shown. "Undo" and a reload restore an earlier state of the workflow.
+ * The nodes of this state refer to old runs, but should show their newest runs.
  *
  * The `home` of a map is the id of its workflow and the tag of its node, see node_map.js.
  */
@@ -10,15 +12,18 @@ import { fetchHistory } from "./comfy.js";
 import { Run } from "./map_model.js";
 import { unpack } from "./saved_map.js";
 
-const IN_MEMORY = 32; // runs, and homes
-const IN_STORAGE = 12; // runs, of a few tens of kilobytes each
+// Limits:
+const IN_MEMORY = 32; // runs in memory, and homes in the session storage
+const IN_STORAGE = 12; // runs in the session storage, of a few tens of kilobytes each
 const PROMPTS = 64; // queued prompts whose homes are stored
-const PER_NODE = 8; // groups of runs that a node has shown
+const PER_NODE = 8; // groups of runs per home; a group has the runs that a node has shown at the same time
+
 const STORAGE = "adt_tree.maps"; // key of the session storage, see `stored`
 
 /**
- * Where a run is found again: output of a node in a prompt of the history, or without a prompt only in the storage.
- * `part` is 1 for B of two runs; `image`, the image of the batch that is shown first.
+ * Reference to a run, with which the run is found again. `prompt` and `node` name the output in ComfyUI's history.
+ * Without them, the run is only in the session storage. `part` is 1 for run B of two runs, otherwise 0. `image` is the
+ * index of the image to show.
  *
  * @typedef {{id: string, part?: number, prompt?: string, node?: string, image?: number}} Reference
  */
@@ -26,7 +31,7 @@ const STORAGE = "adt_tree.maps"; // key of the session storage, see `stored`
 const known = new Map(); // id -> run, oldest first
 const knownHomes = new Map(); // prompt -> homes by execution id, or null
 
-/** Keep a run in memory, for other nodes and for a workflow that is opened again. */
+/** Store a run in memory, for other nodes and for the time when its workflow is opened again. */
 export function remember(run) {
   known.delete(run.id);
   known.set(run.id, run);
@@ -43,7 +48,7 @@ export function seen(id) {
  *
  * @param {import("./saved_map.js").SavedMap} saved
  * @param {Omit<Reference, "id">} reference
- * @param {import("./saved_map.js").Budget} [budget] for all maps of a file
+ * @param {import("./saved_map.js").Budget} [budget] memory that all maps of a file may use together
  */
 export async function load(saved, reference, budget) {
   const run = Run.stored(saved, await unpack(saved, budget));
@@ -57,7 +62,13 @@ export async function load(saved, reference, budget) {
   return run;
 }
 
-/** Store the finished maps that the node of a home shows, even if its workflow is not open, and return their runs. */
+/**
+ * Store the finished maps of a home, and return their runs. The workflow of the home need not be open.
+ *
+ * @param {string} home
+ * @param {import("./saved_map.js").SavedMap[]} saved one map per run
+ * @param {{prompt?: string, node?: string}} reference output in ComfyUI's history that contains the maps
+ */
 export async function keep(home, saved, reference) {
   const runs = await Promise.all(saved.map((map, part) => load(map, { ...reference, part })));
   noteShown(
@@ -68,7 +79,7 @@ export async function keep(home, saved, reference) {
 }
 
 /**
- * The runs of these references, without those that no longer exist.
+ * The runs of these references. Runs that do not exist any more are left out.
  *
  * @param {Reference[]} references
  */
@@ -87,7 +98,7 @@ async function find(reference) {
   return saved?.id === reference.id ? load(saved, reference) : null;
 }
 
-/** The maps in a node's output, by part. A node that ran over a list has several of each, of which it shows the last. */
+/** The maps in a node's output, by part. If the node ran several times for a list, the maps of its last run. */
 export function parts(output) {
   const found = [];
   for (const map of output?.adt_tree_map ?? []) found[map.part ?? 0] = map;
@@ -105,26 +116,31 @@ export function noteHomes(prompt, homes) {
   });
 }
 
-/** The homes of a prompt; null if this tab did not queue it. Cached, because every message needs them. */
+/** The homes of a prompt, or null if this tab did not queue the prompt. Cached, because every message needs them. */
 export function homesOf(prompt) {
   if (!knownHomes.has(prompt)) knownHomes.set(prompt, stored().queued[prompt] ?? null);
   return knownHomes.get(prompt);
 }
 
-/** Store the runs that the node of a home shows now. */
+/** Store which runs the node of a home shows. */
 export function noteShown(home, references) {
   if (!references.length) return;
   store(({ shown }) => {
     const before = (shown[home] ?? []).filter(([first]) => first.id !== references[0].id);
-    delete shown[home]; // so that it becomes the newest
+    delete shown[home]; // the next line adds it again as the newest key
     shown[home] = [...before, references].slice(-PER_NODE);
     dropOldest(shown, IN_MEMORY);
   });
 }
 
 /**
- * The runs that a node should show, given the ones that its workflow names: the last runs that it showed in this tab and
- * the run before, or the named runs if this tab does not know them.
+ * The references to the runs that a node should show.
+ *
+ * If the node has shown the runs of `references` in this tab, the result has the runs that it showed last, and the run
+ * before them. Otherwise, the result is `references`.
+ *
+ * @param {string} home
+ * @param {Reference[]} references the runs that are saved in the node's workflow
  */
 export function latest(home, references) {
   const shown = stored().shown[home];
@@ -138,7 +154,10 @@ function dropOldest(entries, count) {
   for (const key of Object.keys(entries).slice(0, -count)) delete entries[key];
 }
 
-/** maps: id -> { saved, reference }. shown: home -> [references, ...]. queued: prompt -> homes by execution id. */
+/**
+ * The content of the session storage: `maps`, id of a run -> { saved map, reference }; `shown`, home -> groups of
+ * references, the newest last; `queued`, id of a prompt -> homes by execution id.
+ */
 function stored() {
   const none = { maps: {}, shown: {}, queued: {} };
   try {
@@ -154,6 +173,6 @@ function store(change) {
   try {
     sessionStorage.setItem(STORAGE, JSON.stringify(all));
   } catch {
-    sessionStorage.removeItem(STORAGE); // it is full; after a reload, the maps are read from ComfyUI's history
+    sessionStorage.removeItem(STORAGE); // the storage is full; after a reload, the maps are read from ComfyUI's history
   }
 }

@@ -1,6 +1,6 @@
 /**
- * Sampler nodes: inputs for the kept share of an image are shown only while an image is linked. The context menu adds a
- * comparison with plain decoding, or a batch with the same settings.
+ * Additions to the sampler nodes. The inputs keep_top and keep_left are visible only while an image is linked. Two
+ * entries of the context menu add nodes: a comparison with plain decoding, or a batch with the same settings.
  */
 
 import {
@@ -36,14 +36,14 @@ const GAP = 60; // pixels between nodes
 const sharesOf = (node) => widgetsOf(node).filter(({ name }) => SHARES.includes(name));
 const countsShare = (node, name) => isLinked(node, name) || isLinked(node, "latent_image");
 
-/** Show the shares if an image to continue is linked, and hide them otherwise. */
+/** Show the inputs for the kept share if an image to continue is linked, and hide them otherwise. */
 function updateShares(node) {
   for (const widget of sharesOf(node)) setHidden(widget, !countsShare(node, widget.name));
   fitNode(node);
   redrawNode(node);
 }
 
-/** A workflow that was saved before the input `speed` existed drafted as "Auto" does. */
+/** Set the input `speed` to "Auto" in a workflow that an older version without this input saved. */
 function migrate(node, saved) {
   if (!Array.isArray(saved?.widgets_values)) return;
   if (savedNames(node).indexOf("speed") >= saved.widgets_values.length) findWidget(node, "speed").value = "Auto";
@@ -74,11 +74,12 @@ function compareWithPlain(sampler) {
   showNodes([compare, preview]);
 }
 
-/** Copy the text of a sampler's prompt to an input, with the link if the text node has one. */
+/** Copy the text of a sampler's prompt to an input of another node. If the text itself is linked, copy the link. */
 function copyText(sampler, name, node, own) {
   const origin = originOf(sampler, name);
   const text = /** @type {string | undefined} */ (origin && findWidget(origin, "text")?.value);
-  if (text) findWidget(node, own).value = own === "text" ? text.replace(/\s*\n\s*/g, " ") : text; // a list has one per line
+  // The input "text" of ADT-Tree Prompts has one prompt per line.
+  if (text) findWidget(node, own).value = own === "text" ? text.replace(/\s*\n\s*/g, " ") : text;
   if (origin) copyLink(origin, "text", node, own);
 }
 

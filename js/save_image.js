@@ -1,4 +1,4 @@
-/** Image file of a map, with its scale and captions below. */
+/** Image file that shows a map, and below it the colour scale and captions. */
 
 import { ends, RAMP } from "./legend.js";
 import { draw, layout } from "./map_view.js";
@@ -14,9 +14,9 @@ const BAR = 10; // height of the scale
  * Download a map as an image file.
  *
  * @param {string} name name of the file
- * @param {{rows: number, columns: number, count: number}} grids
- * @param {(boxes: object[]) => object[]} panesIn the panes to draw in these boxes, see map_view.js
- * @param {{figure: string, range: number[]}} scale meaning of the colours
+ * @param {{rows: number, columns: number, count: number}} grids number and size of the grids of tokens
+ * @param {(boxes: object[]) => object[]} panesIn function that returns the panes to draw in boxes, see map_view.js
+ * @param {{figure: string, range: number[]}} scale quantity that the colours show, and its values at the scale's ends
  * @param {string[]} lines texts below the scale
  */
 export async function saveImage(name, { rows, columns, count }, panesIn, { figure, range }, lines) {

@@ -1,9 +1,11 @@
 /**
- * Reader of saved maps, which nodes/saved_map.py packs: those in ComfyUI's history, and those in the workflow of an image
- * file. Anybody may have written such a file, so all values are checked before they are used.
+ * Reader of saved maps, which nodes/saved_map.py packs. Saved maps are in ComfyUI's history and in the workflow of
+ * image files. An image file may be from anybody, so all values are checked before they are used.
+ *
+ * A round is one pass of the model. A share is the part of one image in a round.
  */
 
-/** Columns of numbers of a share besides its image and position, and the indices of two of them. */
+/** Number of columns of a share besides its image and position, and the indices of two of these columns. */
 const NUMBERS = 7;
 const ACCEPTED = 5;
 const DEPTH = 2;
@@ -11,22 +13,22 @@ const DEPTH = 2;
 const TEXTS = ["id", "node", "method", "seed", "comparable"]; // fields of a map
 
 // Limits:
-const CELLS = 2 ** 20; // of all images of a run
-const IMAGES = 2 ** 12; // of a run
-const LARGEST = 2 ** 40; // number in a map
-const LETTERS = 2 ** 10; // of a text
-const PROMPT = 2 ** 14; // letters of a prompt's text
-const REFERENCES = 8; // to runs, of a node
-const THUMBNAIL = 2 ** 16; // letters of a data URL
-const OWN_BYTES = 2 ** 25; // of the numbers of a map from this server
-const FILE_BYTES = 2 ** 21; // of the numbers of all maps of a file
+const CELLS = 2 ** 20; // tokens of all images of a run
+const IMAGES = 2 ** 12; // images of a run
+const LARGEST = 2 ** 40; // value of a number in a map
+const LETTERS = 2 ** 10; // characters of a text, and entries of an object
+const PROMPT = 2 ** 14; // characters of a prompt's text
+const REFERENCES = 8; // references of a node to runs
+const THUMBNAIL = 2 ** 16; // characters of a thumbnail's data URL
+const OWN_BYTES = 2 ** 25; // bytes of the unpacked numbers of a map from this server
+const FILE_BYTES = 2 ** 21; // bytes of the unpacked numbers of all maps of a file
 
 /**
  * @typedef {{data: string, images: number, grid: number[], ends?: number, small?: number[] | null, start?: number,
  *   thumbnails?: string[], marks?: (string | null)[]} & Record<string, any>} SavedMap
  */
 
-/** Memory that the maps of a file may still use. */
+/** Memory in bytes that the maps of a file may still use. */
 export class Budget {
   constructor(left = FILE_BYTES) {
     this.left = left;
@@ -39,11 +41,11 @@ export class Budget {
 }
 
 /**
- * Check a saved map of a file. The result has only the fields that the page reads, with limited sizes, and thumbnails
- * that are data URLs, so that nothing is fetched from the network. Throws if it is no map.
+ * Check a saved map of a file. The result has only the fields that the page reads, with limited sizes. All thumbnails
+ * are data URLs, so that nothing is fetched from the network. Throws if the value is not a map.
  *
- * @param {any} saved
- * @param {Budget} budget for all maps of the file
+ * @param {any} saved value from the file
+ * @param {Budget} budget memory that all maps of the file may use together
  * @returns {SavedMap}
  */
 export function checkMap(saved, budget) {
@@ -73,7 +75,7 @@ export function checkMap(saved, budget) {
   };
 }
 
-/** Number of tokens of the smaller image before an image. */
+/** Number of tokens of the smaller image that precedes the image, see `Run` in map_model.js. */
 function tokensBefore(small) {
   return small ? small[0] * small[1] : 0;
 }
@@ -87,7 +89,7 @@ function text(value) {
   return String(value).slice(0, LETTERS);
 }
 
-/** The texts within the limit. A truncated one would never be equal to the text in its node. */
+/** The texts within the limit. Longer texts are left out, because a truncated text would differ from its node's text. */
 function completeTexts(values) {
   return Object.fromEntries(entries(values).filter(([, value]) => typeof value === "string" && value.length <= PROMPT));
 }
@@ -105,7 +107,8 @@ function isThumbnail(address) {
 }
 
 /**
- * The rounds of a saved map, in the format of the live messages. Throws if they are damaged or do not fit the images.
+ * The rounds of a saved map, in the format of the live messages. Throws if the data is damaged or does not match the
+ * number and size of the images.
  *
  * @param {SavedMap} saved
  */
@@ -135,7 +138,11 @@ function sum(numbers) {
   return numbers.reduce((total, number) => total + number, 0);
 }
 
-/** A function that decodes the position of each share, and throws if tokens are outside the image. @param {SavedMap} saved */
+/**
+ * A function that decodes the position of each share. It throws if tokens are outside the image.
+ *
+ * @param {SavedMap} saved
+ */
 function positions({ images, grid, ends, small, start }) {
   const tokens = tokensBefore(small) + grid[0] * (grid[1] + (ends ? 1 : 0));
   const known = new Map(); // image -> { expected: start of its next share, emitted: tokens so far }
@@ -159,7 +166,7 @@ async function inflate(data, budget) {
   return new Uint8Array(await new Blob(chunks).arrayBuffer());
 }
 
-/** A function that reads columns of varints, after a check that the data is long enough for them. */
+/** A function that reads columns of varints (see nodes/saved_map.py). It throws if the data is too short. */
 function reader(bytes) {
   let at = 0;
   const next = () => {
@@ -175,7 +182,7 @@ function reader(bytes) {
 }
 
 /**
- * Check a node's property of its map, which anybody may have written.
+ * Check the property of a node that stores settings and runs of its map. The workflow may be from anybody.
  *
  * @returns {{settings: object, tag: string | undefined, runs: object[]}} settings of the types in `usual`, the tag of the
  *   node, and references to runs

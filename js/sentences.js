@@ -3,15 +3,15 @@
 import { contrast, regions } from "./regions.js";
 import { methodName, texts } from "./texts.js";
 
-const FEW = 0.1; // share of passes with drafts, below which a run counts as undrafted
+const FEW = 0.1; // minimum share of passes with drafts; a run with fewer counts as a run without drafts
 
-/** The method of a run; if relaxed, with the share of replaced tokens. */
+/** The method of a run. For relaxed acceptance (LANTERN), it includes the share of replaced tokens. */
 export function nameOf(run) {
   const name = methodName(run.method);
   return run.relaxed ? texts.relaxed(name, (100 * run.replaced).toFixed(1)) : name;
 }
 
-/** A shorter name for lists. */
+/** A shorter form of `nameOf`, for lists. */
 export function shortName(run) {
   const name = methodName(run.method);
   return run.relaxed ? texts.relaxedShort(name, (100 * run.replaced).toFixed(1)) : name;
@@ -22,7 +22,7 @@ export function titleOf(run, other) {
   return run.seed === other.seed ? shortName(run) : texts.seed(shortName(run), run.seed);
 }
 
-/** One line with the measurements of a run, compared with B beside it if both were measured alike. */
+/** One line with the measurements of a run. If `other` was measured under the same conditions, it has the speed-up. */
 export function summary(run, other = null) {
   const { done, total, rate, tau, seconds } = run.figures();
   const parts = [drafting(run, tau), texts.rate(rate.toFixed(rate < 10 ? 1 : 0))];
@@ -45,17 +45,17 @@ function isUndrafted(run) {
 }
 
 /**
- * What made the map, how the node's values differ from that now, and why the node does not run.
+ * Sentences above a map: method and seed of the run, the values of the node that have changed since the run, and `off`.
  *
  * @param {{name: string | symbol, now: string}[]} differences
- * @param {string} off
+ * @param {string} off sentence on why the node does not run, or ""
  */
 export function caption(run, differences = [], off = "") {
   const own = texts.of(nameOf(run), run.seed);
   return [own, ...(differences.length ? [texts.now(differences)] : []), ...(off ? [off] : [])].join(" ");
 }
 
-/** One sentence about the fastest and the slowest region of an image; "" if all are about as fast. */
+/** One sentence about the fastest and the slowest region of an image. "" if their speeds are similar. */
 export function sentence(run, image) {
   if (isUndrafted(run)) return texts.unpaid(run.drafted > 0, run.count);
   const found = contrast(run, image);
@@ -99,7 +99,7 @@ function about(token) {
   return [count, texts.guessed(token.nodes, token.accepted), `${token.ms.toFixed(1)} ms`];
 }
 
-/** Table of a token's round, [[name, value]]; with two runs, each cell has both values. */
+/** Table about the round of a token, [[name, value]]. With two runs, each value has the form "A | B". */
 export function tokenNumbers(tokens, cell) {
   const each = (show) => tokens.map((token) => (token ? show(token) : "–")).join(" | ");
   return [

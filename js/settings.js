@@ -1,4 +1,4 @@
-/** Settings node: a list of methods by their displayed names, with the other inputs folded. */
+/** Settings node: the list of methods has display names, and the other inputs are hidden until the user opens them. */
 
 import { findWidget, foldAdvanced, registerExtension, setLabels } from "./comfy.js";
 import { methodName } from "./texts.js";

@@ -1,10 +1,10 @@
-/** Workflow templates in the user's language: their nodes have titles and notes in all languages. */
+/** Translation of workflow templates. The nodes of a template contain titles and notes in all languages. */
 
 import { language, registerExtension } from "./comfy.js";
 
 const LANGUAGES = ["zh"]; // besides English
 
-/** Use the texts of a language if a workflow has them, and remove the texts of all languages. */
+/** Replace the English texts of a workflow by texts in a language, if it has any. Then remove all translations. */
 export function localise(workflow, locale) {
   for (const node of workflow.nodes ?? []) {
     const { title, note } = (LANGUAGES.includes(locale) && node[locale]) || {};

@@ -1,12 +1,12 @@
 /**
- * Map on a canvas that is zoomed out so far that ComfyUI shows no elements: an image that is drawn once, because an
- * element would cost a layout in every frame while the user pans.
+ * Map on a canvas that is zoomed out so far that ComfyUI hides HTML elements. This file draws the map once as an image,
+ * and then only copies the image to the canvas. An HTML element would need a layout in every frame while the user pans.
  */
 
 import { boxOf, canvasContext, isZoomedOut, onPlaceholder, redrawNode } from "./comfy.js";
 import { draw, layout } from "./map_view.js";
 
-const SCALE = 0.6; // zoom of the canvas below which ComfyUI shows no elements
+const SCALE = 0.6; // zoom of the canvas; at a smaller zoom, ComfyUI hides elements
 
 export class ZoomedOutMap {
   #image = null; // { width, height, canvas }; null after the panel has changed
