@@ -59,14 +59,22 @@ from .sockets import (
 
 FOLDER = "adt_tree_batches"
 SAME, STEPPED = "same", "increment"
-"""Values of the input `seed_of_each`: all prompts have the same seed, or each prompt has the next seed."""
+"""Values of the input `seed_of_each`.
+
+`SAME`: all prompts use the seed. `STEPPED`: the first prompt uses the seed, the second prompt uses seed + 1, and so on.
+"""
 CHUNK = 4
 """Default number of images that are decoded together."""
 _SHOWN_EVERY, _SHOWN = 1.0, 64
-"""Seconds between updates of the finished images on the node, and the maximum number of images in an update."""
+"""The node shows finished images during the run. These are the seconds between two updates of the shown images, and the
+maximum number of images in an update."""
 
 
 def _invalid_prompts_input() -> io.Combo.Input:
+    """Return the input for prompts that are empty or too long.
+
+    Its display name is `invalid_prompts`. Its id is `unfit_prompts`, because saved API prompts use this id.
+    """
     modes = list(INVALID_MODES)
     return io.Combo.Input("unfit_prompts", display_name="invalid_prompts", options=modes, default=RAISE, optional=True)
 
@@ -206,7 +214,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
         unknown = domain_warning(model.target, [item.prompt for item in items])
         if remarks := join((news(items, left_out), lost, missed, unknown)):
             where = message("batch.folder", folder=f"output/{FOLDER}/{folder.name}")
-            tell(join((where, remarks)))  # a node shows one line at a time
+            tell(join((where, remarks)))  # joined, because a node shows only one line at a time
         rows = [_row(item, picture, job.recipe.lantern is not None) for item, picture in zip(items, made)]
         settings = {name: value for name, value in job.settings("").items() if name != "prompt"}
         results = BatchResults(_images(made), rows, settings, folder, [item._asdict() for item in left_out])
@@ -258,7 +266,7 @@ def _job(
     preset: str | None = None,
     **sampling,
 ) -> tuple[Job, LoadedDrafter | None]:
-    """Return the job of the batch, and the drafter with its weights or None for plain decoding."""
+    """Return the job of the batch, and its drafter. The drafter is None for plain decoding."""
     preset = choose_preset(preset, **sampling)
     numbers = choose_sampling(model, preset, **sampling)
     draft = choose_drafting(model, drafter, settings, lantern, speed, numbers)
@@ -271,15 +279,16 @@ def _job(
 
 
 def metadata(hidden: Any) -> dict[str, str]:
-    """Return the text chunks that ComfyUI writes into PNG files, without acceptance maps.
+    """Return the text chunks for the PNG files of a batch.
 
-    The maps in the workflow belong to the images of other nodes.
+    ComfyUI's Save Image node writes the same text chunks, except that acceptance maps are removed here. The maps in the
+    workflow belong to images of other nodes.
 
     Args:
         hidden: Hidden inputs `prompt` and `extra_pnginfo` of the node.
 
     Returns:
-        JSON texts by keyword, empty if the server disables metadata.
+        JSON texts by keyword. The dictionary is empty if the server disables metadata.
     """
     if args.disable_metadata:
         return {}
@@ -305,9 +314,9 @@ def _make(
     """Generate the images that are not in the folder yet.
 
     Returns:
-        The images of all items in their order, and a remark on the device or "".
+        The image of each item, in the order of `items`, and the remark of the device's batch-invariance check, or "".
     """
-    # item[:2] is (prompt, seed). Of several items with the same prompt and seed, the first remains.
+    # item[:2] is (prompt, seed). If several items have the same prompt and seed, only the first item is kept.
     distinct = list({item[:2]: item for item in reversed(items)}.values())[::-1]
     before = {}
     for item in distinct:
@@ -334,7 +343,7 @@ def _draw(
     The progress bar and the images on the node also include `before`, the images of earlier runs.
 
     Returns:
-        The new images by (prompt, seed), and a remark on the device or "".
+        The new images by (prompt, seed), and the remark of the device's batch-invariance check, or "".
     """
     made = dict[tuple, SavedImage]()
     remark = ""
@@ -376,7 +385,8 @@ def _relaxed(job: Job, pictures: list[SavedImage]) -> str:
 def _images(pictures: list[SavedImage]) -> Tensor:
     """Return the pixels of the saved files as an IMAGE [B, H, W, 3].
 
-    The files have 8 bits per channel. New images are rounded to 8 bits, too, so a repeated batch gives equal values.
+    The files have 8 bits per channel. The pixels of new images are rounded to 8 bits, too. Therefore a repeated batch,
+    which reads all images from files, gives equal values.
     """
     images = torch.empty(len(pictures), *pictures[0].pixels.shape, device=mm.intermediate_device())
     for image, picture in zip(images, pictures):
@@ -398,9 +408,9 @@ def read_items(
     Args:
         prompts: Prompts of the list.
         ids: One id per prompt. None numbers the prompts from 1.
-        seeds: One seed per prompt. None, or a seed of `NO_SEED`, selects the job's seed.
+        seeds: One seed per prompt. If this is None or a seed is `NO_SEED`, `seed_of_each` determines the seed.
         job: Job of the batch.
-        seed_of_each: `SAME` uses the job's seed for every prompt. `STEPPED` adds the prompt's index in the list.
+        seed_of_each: `SAME` uses the job's seed, `STEPPED` the job's seed plus the prompt's index in the list.
         unfit_prompts: Value of the input `invalid_prompts`, for prompts that are empty or too long.
 
     Raises:

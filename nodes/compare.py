@@ -78,7 +78,7 @@ _COMPARE_TOOLTIPS = Tooltips(
 
 
 class ADTTreeCompare(io.ComfyNode):
-    HAS_INTERMEDIATE_OUTPUT = True  # as in the sampler
+    HAS_INTERMEDIATE_OUTPUT = True  # ComfyUI also sends the map of a cached result; older versions ignore this
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -147,17 +147,19 @@ class ADTTreeCompare(io.ComfyNode):
             vae = ImageTokenizer(model.codec, model.target.downsample)
             a, b = (vae.decode(model.target.codec.lookup(decoding.grid_codes())) for decoding in both)
         shown = finished(maps, cls.hidden, *(partial(_picture, image) for image in (a, b)))
-        if shown is not None:  # the queue shows the first image of a run; the difference may be black
+        # ComfyUI's queue shows the first image of a run as its thumbnail. Without this list, the thumbnail could be the
+        # image of the difference, which may be black.
+        if shown is not None:
             shown["images"] = [picture for part in shown["adt_tree_map"] for picture in part["pictures"][:1]]
         tell_remarks(both[0], model, positive, texts.note, ignored(model, preset, **sampling))
         return io.NodeOutput(a, b, (a - b).abs(), _report(*both), ui=shown)
 
 
 def _take_turns(both: list[Decoding], model: LoadedModel, hidden: io.Hidden) -> list[LiveMap]:
-    """Decode both to the end, with progress and a live map for each, and return the maps.
+    """Run both decodings to the end, show progress and a live map for each, and return the maps.
 
-    In each turn, the decoding that has fewer tokens runs one round. A change in the machine's load therefore affects
-    both decodings alike.
+    In each turn, the decoding with fewer finished tokens runs one round. Both decodings therefore run at the same time,
+    and a change in the machine's load affects both.
     """
     total = both[0].total_tokens
     progress = Progress(2 * total, hidden.unique_id, lambda: _side_by_side(model, both))

@@ -22,7 +22,8 @@ COLUMNS = tuple(
 )
 """Columns of the CSV file. The JSON file has more statistics of each image."""
 _IDENTITY = "id", "prompt", "file"
-"""Keys of a row. Two rows with equal values of these keys, also in two reports, are rows of the same image."""
+"""Keys that identify the image of a row. Two rows with equal values for these keys describe the same image, even if the
+rows are in different reports."""
 ENDINGS = "csv", "json", "png"
 """Extensions of a report's files."""
 LONGEST_SIDE = 8192
@@ -38,12 +39,13 @@ def summary(rows: Sequence[dict], left_out: int = 0) -> dict:
     """Summarise the statistics of all images.
 
     Args:
-        rows: One row per prompt, with `id`, `prompt`, `file` and the statistics of the image. Rows with the same file
-            count once.
+        rows: One row per prompt, with `id`, `prompt`, `file` and the statistics of the image.
         left_out: Number of prompts for which no image was generated.
 
     Returns:
-        Counts, `seconds` of decoding, and means of `tau`, `mean_depth` and `substitution_rate` over the images.
+        `images` is the number of rows. `distinct_images` is the number of files, because several rows can have the same
+        file. The other values count each file once: sums of `seconds` and `tokens`, and means of `tau` (tokens per
+        target pass), `mean_depth` (levels of the draft trees) and `substitution_rate` (share of replaced tokens).
     """
     images = list({row["file"]: row for row in rows}.values())
     seconds, tokens = (sum(image[name] for image in images) for name in ("seconds", "tokens"))
@@ -59,7 +61,7 @@ def summary(rows: Sequence[dict], left_out: int = 0) -> dict:
 
 
 def own_name(folder: Path, name: str, rows: Sequence[dict]) -> str:
-    """Return the name of a list's report, with a number appended if the report of another list has the name.
+    """Return the name for the report of a list. Append a number if the report of another list has this name.
 
     A report belongs to this list if the list contains all images of the report. If a user adds prompts to a list, the
     new report therefore replaces the old one.
@@ -67,7 +69,7 @@ def own_name(folder: Path, name: str, rows: Sequence[dict]) -> str:
     Args:
         folder: Folder of the batch.
         name: Name that the user chose.
-        rows: Rows of the list.
+        rows: Rows of the list; see `summary`.
     """
     mine = {tuple(row[key] for key in _IDENTITY) for row in rows}
     names = chain([name], (f"{name}-{number}" for number in count(2)))
@@ -75,9 +77,10 @@ def own_name(folder: Path, name: str, rows: Sequence[dict]) -> str:
 
 
 def _may_replace(folder: Path, name: str, mine: set[tuple]) -> bool:
-    """Return whether a report of this name may be written.
+    """Return whether the report of a list may have this name.
 
-    This is the case if there is no such report, or if `mine` contains all images of the existing report.
+    The result is True if no report has this name, or if `mine`, the images of the list, contains all images of the
+    existing report.
     """
     if not any(os.path.lexists(folder / f"{name}.{ending}") for ending in ENDINGS):
         return True

@@ -12,14 +12,16 @@ import comfy.model_management as mm
 
 @contextmanager
 def decorating(what: str) -> Iterator[None]:
-    """Log errors of the `with` block instead of raising them. ComfyUI's interruption is raised.
+    """Log errors of the `with` block instead of raising them.
+
+    The exception with which ComfyUI cancels a run is still raised.
 
     Args:
         what: Name of the addition, for the log.
     """
     try:
         yield
-    except mm.InterruptProcessingException:  # an Exception in older versions of ComfyUI
+    except mm.InterruptProcessingException:  # in older versions of ComfyUI, this is a subclass of Exception
         raise
     except Exception:
         logging.warning("ADT-Tree: %s is left out, since it could not be made.", what, exc_info=True)

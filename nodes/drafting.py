@@ -60,11 +60,11 @@ def choose_drafting(
     """Combine the connected inputs with defaults for the model and the device.
 
     Args:
-        model: Model to draw with.
+        model: Model that generates the images.
         drafter: Connected drafter, if any.
         settings: Options by name, from the Settings node.
-        lantern: Connected LANTERN, if any.
-        speed: Choice at the input `speed`. Its method overrides the method of `settings`.
+        lantern: Relaxed acceptance from a connected LANTERN node, if any.
+        speed: Value of the input `speed`. If it determines a method, this overrides the method of `settings`.
         sampling: How tokens are sampled. The default number of drafts depends on the guidance.
 
     Raises:
@@ -109,9 +109,13 @@ def own_drafter(model: LoadedModel) -> LoadedDrafter:
 def own_path(model: LoadedModel) -> str:
     """Return the path or name of the drafter to use if none is connected.
 
-    This is the published drafter of the model. If this drafter is not installed or does not fit, it is the first
-    network in the drafter folders that fits the model. If there is no such network, it is `jacobi`. The node shows a
-    message if the published drafter is installed but is damaged or does not fit.
+    The first of these drafters is used:
+
+    1. the published drafter of the model, if it is installed and fits the model
+    2. the first network in the drafter folders that fits the model
+    3. `jacobi`, which needs no files
+
+    The node shows a message if the published drafter is installed but is damaged or does not fit.
     """
     published = folders.drafter_for(model.path)
     networks = (path for path in (published, *folders.drafters().values()) if path not in (folders.AUTO, *DRAFTERS))

@@ -64,10 +64,11 @@ def offered() -> list[str]:
 
 
 def renamed() -> dict[str, str]:
-    """Return name in a saved workflow -> name in the list, for published models whose two names differ.
+    """Return the table that renames published models in saved workflows: saved name -> name in the list.
 
-    There are two differences. A workflow of an older version may have the suffix `NOT_INSTALLED`. If the model is in a
-    folder of its publisher, the list has the name "publisher/model", and the workflow may have only "model".
+    The two names can differ for two reasons. An older version of this pack may have saved the name with the suffix
+    `NOT_INSTALLED`. Or the workflow has the name "model", but the model is installed in a folder of its publisher, so
+    its name in the list is "publisher/model".
     """
     there = {name_of(Path(name)).lower(): name for name in reversed(models())}
     values = {row.name: there.get(row.name.lower(), row.name) for row in published() if row.downloads}
@@ -207,7 +208,7 @@ def fingerprint(path: str) -> str:
     Args:
         path: Path of a checkpoint, or name of a drafter without files.
     """
-    if path == AUTO:  # it depends on the contents of the folders
+    if path == AUTO:  # the automatic choice depends on the contents of all folders
         return repr([*models(), *((name, fingerprint(path)) for name, path in drafters().items() if path != AUTO)])
     if path == BUNDLED or path in DRAFTERS:
         return path
@@ -279,9 +280,15 @@ def _mtime(path: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
-    """Return whether a folder has a `config.json`, its subfolders, and its files with complete target models.
+    """List a folder.
 
-    `mtime` is the modification time of the folder. As a part of the cache key, it lets a changed folder be read again.
+    Args:
+        folder: Path of the folder.
+        mtime: Modification time of the folder. It is a part of the cache key, so a changed folder is read again.
+
+    Returns:
+        Whether the folder contains a `config.json`, the paths of its subfolders, and the paths of its files that are
+        complete target models.
     """
     try:
         with os.scandir(folder) as entries:
@@ -295,6 +302,7 @@ def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...], tuple[str,
 
 @lru_cache(maxsize=256)
 def _read_config(path: str, mtime: int) -> dict:
+    """Return the contents of a `config.json`, or {} if it cannot be read. For `mtime`, see `_listing`."""
     try:
         config = parse_json(read_text(Path(path), _LARGEST_CONFIG))
     except (OSError, ValueError):

@@ -120,7 +120,7 @@ def _transformer(name: str) -> str | None:
 
 
 def _file(name: str, key: str, value: str) -> Path | None:
-    """Return the file chosen at the input `name`, or None if the part is beside the transformer."""
+    """Return the file that is chosen at the input `name`, or None if the value is `BESIDE`."""
     return None if value == BESIDE else Path(folders.resolve(folders.files(key), value, name, key))
 
 
@@ -232,9 +232,10 @@ def _decode(decoder: GlmDecoder, tokens: Tensor, prompt: str, sources: list[Sour
 
 
 def _preview(decoder: GlmDecoder, latents: Tensor) -> Image.Image:
-    """Decode a preview of the final image from the latents that a diffusion step predicts for it.
+    """Decode a preview of the final image.
 
-    The latents are downscaled first, because decoding them in full size would last as long as a diffusion step.
+    `latents` is the prediction of a diffusion step for the final latents. They are downscaled first, because decoding
+    them in full size would take as long as a diffusion step.
     """
     scale = min(1.0, _SHOWN / max(latents.shape[2:]))
     fewer = torch.nn.functional.interpolate(latents, scale_factor=scale, mode="area")

@@ -25,7 +25,11 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 class Lettering:
-    """Text renderer with font fallback. `size` is the font size in pixels."""
+    """Text renderer with font fallback.
+
+    Args:
+        size: Font size in pixels.
+    """
 
     def __init__(self, size: int):
         self._fonts = _fonts(size)
@@ -62,9 +66,9 @@ class Lettering:
         return wrapped
 
     def _fitting(self, text: str, width: float, ending: str) -> int:
-        """Return how many characters of `text` fit into `width` pixels.
+        """Return how many characters of `text` fit into `width` pixels, at least 1.
 
-        If not all fit, the characters are followed by `ending`, whose width counts, too. The result is at least 1.
+        If `text` is too long, `ending` will be drawn after these characters. Its width is then included.
         """
         if self.length(text) <= width:
             return len(text)

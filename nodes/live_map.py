@@ -29,8 +29,8 @@ EVENT = "adt_tree.map"
 SHARE = ("image", "position", "depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
 """Fields of a share in live messages. A share of the finished map also has the number of drafts on each tree level,
 because the replay of a finished run shows them."""
-_PICTURE = 512  # maximum length of a kept image's longer side, in pixels
-_THUMBNAIL = 192  # the same for a thumbnail in the saved map
+_PICTURE = 512  # maximum length in pixels of the longer side of an image that is shown under the map
+_THUMBNAIL = 192  # maximum length in pixels of the longer side of a thumbnail in the saved map
 _THUMBNAILS = 16_000  # maximum number of characters of all thumbnails of a map
 
 
@@ -69,7 +69,7 @@ class LiveMap:
         now = time.monotonic()
         if tab is None or now < self._next:
             return
-        self._next = math.inf  # remains if sending fails, so that it is not tried again
+        self._next = math.inf  # if sending fails, this value stays, so that no further message is sent
         with decorating("the live map"):
             rounds = [_pack(round) for round in self._trace.rounds[self._sent :]]
             PromptServer.instance.send_sync(EVENT, {**self._header(), "first": self._sent, "rounds": rounds}, tab)
@@ -155,7 +155,7 @@ def _values(hidden: Any) -> dict[str, str]:
 
 
 def _texts(hidden: Any) -> dict[str, dict[str, str]]:
-    """Return the texts that the user typed for the prompts: node id -> input id -> text.
+    """Return the texts that the user has typed for the prompt and the negative prompt: node id -> input id -> text.
 
     The search starts at the inputs `positive` and `negative` and follows all links upstream, except links to `clip`.
     """
@@ -189,7 +189,7 @@ def _keep(picture: Image.Image) -> dict:
     """Write an image into ComfyUI's temporary folder, and return the parameters of its `/view` address."""
     folder = Path(folder_paths.get_temp_directory())
     folder.mkdir(parents=True, exist_ok=True)
-    picture = picture.copy()  # a preview may still be on its way to the browser
+    picture = picture.copy()  # `thumbnail` changes the image, which may be a preview that the server has yet to send
     picture.thumbnail((_PICTURE, _PICTURE))
     name = f"adt_tree_map_{secrets.token_hex(8)}.png"
     picture.save(folder / name, compress_level=1)

@@ -25,13 +25,14 @@ _WEIGHTS = {"int8 weights": "int8", "fp8 weights": "fp8"}
 def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
     """Return the dtype to compute in if the user chooses `auto`.
 
-    The small bundled model, and every model on the CPU, computes in float32. Other models compute in bfloat16. On a
-    card without bfloat16, a model computes in float32 if it fits into memory in this dtype, because its activations may
-    overflow float16.
+    The small bundled model, and every model on the CPU, computes in float32. Other models compute in bfloat16.
+
+    On a card without bfloat16, float32 is preferred, because activations may overflow float16. The result is float16
+    only if the card supports it, the weights are not quantised, and the model does not fit into memory in float32.
 
     Args:
         path: Path of the model.
-        weights: "int8" or "fp8" if the weight matrices are quantised, or None if they have the dtype of the result.
+        weights: "int8" or "fp8" if the weight matrices are quantised, otherwise None.
     """
     device = mm.get_torch_device()
     if path == BUNDLED or device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Marks with which the browser page identifies which image of a batch an image file shows.
+"""Marks, with which the browser page finds out which image of a batch an image file shows.
 
 The node Save Image writes the same workflow, and thus the same acceptance map, into all files of a batch. Only the
 pixels of the files differ. A map of several images therefore has one mark per image: the mean colours of 8 by 8 regions

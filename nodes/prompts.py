@@ -32,8 +32,8 @@ LONGEST_TEXT, LONGEST_NAME = 10**6, 200
 NO_SEED = -1
 """Placeholder for the seed of a prompt for which the file has no seed."""
 QUICK = 128 * 2**10
-"""Maximum size in bytes of a file that is read during validation. Reading lasts about 0.3 s, and ComfyUI's server
-answers no other request meanwhile."""
+"""Maximum size in bytes of a file that is read during validation. To read a file of this size takes about 0.3 s, and
+ComfyUI's server answers no other request during this time."""
 
 
 _PROMPTS_TOOLTIPS = Tooltips(

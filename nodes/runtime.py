@@ -26,19 +26,19 @@ from .decoration import decorating
 _LINE_EVENT = "adt_tree.line"
 """Event with the parts of a line of text under a node."""
 _FREE_RAM = 128 * 2**30
-"""Amount of free RAM in bytes. ComfyUI's cache drops results of earlier prompts until this amount is free. Most
-machines have less, so the cache drops all such results."""
+"""Amount of RAM in bytes. ComfyUI's cache drops results of earlier prompts until this amount is free. Most machines
+have less RAM, so the cache drops all such results."""
 
 check_cancelled = mm.throw_exception_if_processing_interrupted
-"""Raise ComfyUI's exception, in newer versions a BaseException, if the user has cancelled the run. The engine calls
-this function as `check` and does not catch the exception."""
+"""Raise ComfyUI's InterruptProcessingException if the user has cancelled the run. The engine calls this function as
+`check` and does not catch the exception, which is a BaseException in newer versions of ComfyUI."""
 
 
 def refusal(make: Callable, **values) -> bool | str:
     """Return the result of `validate_inputs`: True, or the message of the AdtError that `make` raises.
 
-    ComfyUI checks the bounds of numbers and marks the input that is wrong. A message from `validate_inputs` marks all
-    inputs in the signature of `validate_inputs`.
+    `make` need not check the bounds of single numbers. ComfyUI checks them, and marks only the input that is wrong. For
+    a message from `validate_inputs`, ComfyUI marks all inputs in the signature of `validate_inputs`.
 
     Args:
         make: Function that raises AdtError for invalid values.
@@ -258,9 +258,9 @@ def _check_complete(patchers: Sequence[ModelPatcher]) -> None:
 class Progress:
     """Progress bar, preview and line of text of one run, at a limited rate.
 
-    A preview needs a pass through the image codec. Previews therefore use at most 2 % of the run's time. The first one
-    is made after one second, and none is made if the run will finish within a second at its current rate. At the end, a
-    preview of the complete image is made, which the attribute `last` keeps.
+    Each preview needs a pass through the image codec, so the number of previews is limited. They use at most 2 % of the
+    run's time. The first preview is made after one second. No preview is made if the run will finish within a second at
+    its current rate. At the end of the run, a preview of the complete image is made and stored in the attribute `last`.
 
     Args:
         total: Value of `done` at the end of the run.
@@ -287,7 +287,7 @@ class Progress:
         """Report progress, and show a line of text if there is one.
 
         Args:
-            done: Part of the total.
+            done: Finished part of `total`, in the same unit.
             text: Message or plain text.
 
         Raises:
@@ -295,7 +295,7 @@ class Progress:
         """
         now = time.monotonic()
         if self._start is None:
-            self._start = done  # the rate is measured from here, because a continued run does not begin at 0
+            self._start = done  # for the rate: a run that continues an image does not begin at 0
         if now < self._next_bar and done < self.total:
             return
         self._next_bar = now + self._BAR

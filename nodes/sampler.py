@@ -196,7 +196,7 @@ def _decode(decoding: Decoding, model: LoadedModel, hidden: io.Hidden) -> dict |
     with drawing(decoding) as running:
         for _ in running:
             live_map.update()
-            progress.update(decoding.done_tokens)  # no line of text, because the map shows it
+            progress.update(decoding.done_tokens)  # without a line of text, because the map shows the progress as text
     last = progress.last
     picture = lambda image: last if image == 0 and last else preview(model.target, decoding, image)  # noqa: E731
     return finished([live_map], hidden, picture)

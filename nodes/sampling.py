@@ -82,7 +82,7 @@ def choose_sampling(model: LoadedModel, preset: str, **given: Any) -> Sampling:
     Args:
         model: Model, whose published parameters the preset `OWN` selects.
         preset: Chosen preset.
-        **given: Sampling inputs of the API prompt. With the preset `CUSTOM`, missing inputs get their defaults.
+        **given: Sampling inputs of the API prompt. With the preset `CUSTOM`, a missing input gets its default value.
     """
     own = BUNDLED_SAMPLING if preset == CUSTOM else model.target.published
     numbers = {name: getattr(own, name) for name in NUMBERS}
@@ -139,7 +139,7 @@ def read_texts(
     """Read the prompt and the negative prompt.
 
     Args:
-        model: Model to draw with.
+        model: Model that generates the image.
         positive: CONDITIONING of the prompt, with its source images.
         negative: CONDITIONING of the negative prompt, or None.
         preset: Chosen preset, which may append a suffix to the prompt.
@@ -209,7 +209,7 @@ def make_decoding(
         image_indices: Index of each image among the images of its prompt, which selects its noise (default: 0).
         prefix: Codes [images, P] of the first P tokens of each image, which are not generated (default: none).
         seeds: Seed of each image (default: the job's).
-        at_once: Images that are decoded at the same time (default: all).
+        at_once: Maximum number of images that are decoded at the same time (default: all).
     """
     with text_encoder(model):
         return new_decoding(job, prompts, image_indices, at_once, prefix, check_cancelled, seeds)

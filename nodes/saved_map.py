@@ -22,7 +22,7 @@ KEY = "adt_tree_maps"
 PROPERTY = "adt_tree_map"
 """Property of a workflow node, in which the page stores the tag of its map."""
 NODES = ("ADTTreeSampler", "ADTTreeCompare")
-# Fields of a share (the part of one image in a round), in the order of the columns.
+# Fields of a share (the part of one image in a round), in the order of their columns in the data; see `pack`.
 _NUMBERS = ("depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
 _KEPT = 32  # maximum number of entries in `_finished`
 
@@ -57,13 +57,15 @@ def pack(rounds: list[Round]) -> str:
 
 
 def _levels(share: ImageRound) -> tuple[int, ...]:
+    """Return the number of drafts on each of the `depth` levels of a share's tree, 0 for levels that are unknown."""
     return (*share.levels, *[0] * share.depth)[: share.depth]
 
 
 def _jumps(shares: list[ImageRound]) -> Iterable[int]:
-    """Yield the distance between each share's position and the end of the previous share of the same image.
+    """Yield the encoded position of each share.
 
-    Most distances are 0. Zigzag encoding makes all of them non-negative: 0, -1, 1, -2, 2 become 0, 1, 2, 3, 4.
+    The position is encoded as a distance: the position minus the end of the previous share of the same image. Most
+    distances are 0. Zigzag encoding makes all distances non-negative: 0, -1, 1, -2, 2 become 0, 1, 2, 3, 4.
     """
     expected: dict[int, int] = {}
     for share in shares:
@@ -87,7 +89,7 @@ def _varint(number: int) -> bytes:
 def digest(prompt: dict, node: str) -> str | None:
     """Hash the types and inputs of a node and of its upstream nodes.
 
-    The digest does not depend on the ids of these nodes and not on other nodes of the prompt.
+    The digest depends neither on the ids of these nodes nor on other nodes of the prompt.
 
     Args:
         prompt: Prompt in ComfyUI's API format, where an input is a value or `[node, output]`.
@@ -181,7 +183,9 @@ def _dictionary(holder: dict, name: str) -> dict:
 
 
 def remind(request: dict) -> dict:
-    """Add to a queued workflow the maps of nodes whose results ComfyUI may return from its cache.
+    """Add maps to a queued workflow, for nodes whose results ComfyUI may return from its cache.
+
+    A node does not run if its result is in the cache, so it cannot call `attach`.
 
     Args:
         request: Body of `POST /prompt`, changed in place.
@@ -218,7 +222,10 @@ def homes(request: dict) -> dict[str, str] | None:
 
 
 def _parts(request: dict) -> tuple[dict | None, dict | None, list[str]]:
-    """Return the prompt of a request or None, its workflow or None, and the ids of the nodes with maps."""
+    """Return the prompt of a request, its workflow, and the ids of the nodes that can have a map.
+
+    The prompt or the workflow is None if the request does not contain it.
+    """
     prompt = _entry(request, "prompt")
     workflow = _entry(_entry(request.get("extra_data"), "extra_pnginfo"), "workflow")
     nodes = (prompt or {}).items()

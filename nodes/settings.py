@@ -86,7 +86,7 @@ class ADTTreeSettings(io.ComfyNode):
 
     @classmethod
     def execute(cls, method: str = DEFAULT, rule: str = PAPER, **values) -> io.NodeOutput:
-        # Prompts of version 0.2 have no `rule`. They keep the paper's, which may not be the drafter's default.
+        # Prompts of version 0.2 have no `rule`. They use the paper's rule, even if the drafter has another default.
         given = {name: value for name, value in values.items() if value != 0}
         return io.NodeOutput({"method": method, "rule": rule, **given})
 

@@ -1,4 +1,4 @@
-"""Image size node for the families that draw more than one size."""
+"""Image size node, for model families that can generate images of several sizes."""
 
 from dataclasses import replace
 

@@ -99,7 +99,7 @@ def text_encoder(model: LoadedModel) -> AbstractContextManager:
 
 
 class TextEncoder(_Stock):
-    """CLIP for `CLIP Text Encode`. In most families it has no weights, because the model reads the tokens."""
+    """CLIP for `CLIP Text Encode`. In most model families it has no weights, because the model embeds the tokens."""
 
     kind = "CLIP"
     use = "the CLIP Text Encode (Prompt) node"

@@ -45,7 +45,7 @@ _NAMES = {
     "features_gb": "cache_gb",
     "output": "name",
 }
-"""Id of an input, or field of the training settings -> name that users see."""
+"""Display names: id of an input or name of a field of the training settings -> name that users see."""
 
 
 def _widget(name: str, options: dict[str, Option], advanced: bool | None = None, **changes: Any) -> io.Input:
@@ -282,8 +282,8 @@ def _texts(prompts: list) -> list[str]:
     """Return the training prompts.
 
     Args:
-        prompts: List of prompts. A list with one element has the name of a prompt file, or a text with one prompt per
-            line.
+        prompts: Values of the input `prompts`. Several values are one prompt each. A single value is the name of a
+            prompt file, or a text with one prompt per line.
     """
     if len(prompts) == 1:
         return [prompt.text for prompt in non_blank(read(str(prompts[0]), "prompts"))]
