@@ -3,9 +3,9 @@ import { readdirSync, readFileSync } from "node:fs";
 import test from "node:test";
 
 const FOLDER = new URL("../../js/", import.meta.url);
-const ADAPTER = "comfy.js";
+const ADAPTER = "comfy.js"; // the only file that may use internals of ComfyUI's page
 
-/** Patterns of code that only the adapter may contain. */
+/** Kind of internals of ComfyUI's page -> pattern of code that uses them. */
 const INTERNALS = {
   "modules of the page": /["'][^"']*\/scripts\//,
   "app or api": /\b(app|api|comfyAPI)\s*[?!]?\.|\bwindow\.(app|comfyAPI)\b/,
@@ -18,6 +18,7 @@ const INTERNALS = {
   "elements of the page": /\.lg-node|data-node-id|\$\$/,
 };
 
+/** The source text of a file without comments. */
 function code(file) {
   const text = readFileSync(new URL(file, FOLDER), "utf8");
   return text.replace(/\/\*[\s\S]*?\*\//g, "").replace(/(^|\s)\/\/.*$/gm, "$1");

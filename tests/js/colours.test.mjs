@@ -2,13 +2,13 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { colourOf, SCALE } from "../../js/colours.js";
 
-/** Relative luminance (WCAG), which colour-blind users see, too. */
+/** Relative luminance of an sRGB colour (WCAG). Colour-blind users can distinguish colours by their luminance. */
 function luminance(rgb) {
   const [r, g, b] = rgb.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
-/** sRGB -> OKLab. */
+/** OKLab coordinates [L, a, b] of an sRGB colour, 0..255. */
 function oklab(rgb) {
   const [r, g, b] = rgb.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
   const l = Math.cbrt(0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b);

@@ -16,7 +16,14 @@ const HEADER = {
   grid: [2, 4],
   prefill: 50,
 };
-// [ms, drafting, [image, position, depth asked, width asked, depth, width, nodes, accepted, substituted, drafts on each level]]
+/**
+ * Rounds of a run, in the format of nodes/live_map.py: [milliseconds, drafting milliseconds, share, ...]. A share is
+ * the part of one image in a round: [image, position, depth asked, width asked, depth, width, nodes, accepted,
+ * substituted, [drafts on each level]].
+ *
+ * The grid has 2 by 4 tokens. The pass of the prompt generates token 0. A round generates one token more than it
+ * accepts. The first round generates the tokens 1 to 3, the second round token 4, and the third round the tokens 5 to 7.
+ */
 const ROUNDS = [
   [20, 5, [0, 0, 3, 2, 3, 4, 6, 2, 0, [1, 4, 1]]],
   [10, 0, [0, 3, 0, 1, 0, 0, 0, 0, 0, []]],
@@ -24,6 +31,7 @@ const ROUNDS = [
 ];
 const N = NaN;
 
+/** A run with these rounds, and with changes to `HEADER`. */
 function made(header = {}, rounds = ROUNDS) {
   const run = new Run({ ...HEADER, ...header });
   run.append(0, rounds);
@@ -38,7 +46,7 @@ test("each token has the figures of its round, and the first token the figures o
   assert.deepEqual([...run.values("time", 0)].map(Math.round), [50, 7, 7, 7, 10, 8, 8, 8]);
 });
 
-test("rounds may be appended in any pieces, and repeatedly", () => {
+test("rounds may be appended in several messages, and rounds that are sent again are ignored", () => {
   const run = new Run(HEADER);
   run.append(0, ROUNDS.slice(0, 1));
   assert.deepEqual([...run.values("acceptance", 0)], [1, 3, 3, 3, N, N, N, N]);
@@ -50,14 +58,14 @@ test("rounds may be appended in any pieces, and repeatedly", () => {
   assert.equal(run.done, run.total);
 });
 
-test("rounds that were missed stay unknown", () => {
+test("the tokens of rounds that were never received stay unknown", () => {
   const run = new Run(HEADER);
   run.append(2, ROUNDS.slice(2));
   assert.deepEqual([...run.values("acceptance", 0)], [N, N, N, N, N, 3, 3, 3]);
   assert.equal(run.token(0, 1), null);
 });
 
-test("with a smaller image first, the map shows the one that is being generated, and at the end the image", () => {
+test("if a smaller image precedes the image, the map shows the one that is generated, and the image at the end", () => {
   const header = { small: [2, 2], grid: [1, 4] };
   const run = made(header, ROUNDS.slice(0, 1));
   const shown = (until, one = run) => {
@@ -81,7 +89,7 @@ test("images of a batch progress independently", () => {
   const share = (image, position, accepted) => [image, position, 3, 1, 3, 1, 3, accepted, 0, [1, 1, 1]];
   const run = made({ images: 2 }, [
     [10, 1, share(0, 0, 3)],
-    [10, 1, share(0, 4, 2), share(1, 0, 1)], // started later
+    [10, 1, share(0, 4, 2), share(1, 0, 1)], // image 1 starts in this round
     [10, 1, share(1, 2, 0)],
     [10, 1, share(1, 3, 3)],
   ]);
@@ -195,7 +203,8 @@ test("a replay shows the tokens of earlier rounds and the draft tree of the curr
 });
 
 test("a sentence names the fastest and the slowest region, if they differ", () => {
-  // 6 by 6 tokens: the upper third in rounds of 5 and 6, the rest one by one
+  // 6 by 6 tokens. The prompt's pass generates token 0. Two rounds generate 5 and 6 tokens, which completes the upper
+  // third. All other rounds generate one token.
   const rounds = [
     [10, 0, [0, 0, 5, 1, 5, 1, 5, 4, 0, [1, 1, 1, 1, 1]]],
     [10, 0, [0, 5, 6, 1, 6, 1, 6, 5, 0, [1, 1, 1, 1, 1, 1]]],

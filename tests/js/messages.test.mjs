@@ -5,7 +5,7 @@ import { setTemplates, translate } from "../../js/messages.js";
 
 const CHINESE = JSON.parse(readFileSync(new URL("../../locales/zh/main.json", import.meta.url), "utf8"));
 
-/** Translate to Chinese. */
+/** The text of a message in Chinese. */
 function chinese(parts) {
   setTemplates(CHINESE.adtTree.messages);
   const text = translate(parts);

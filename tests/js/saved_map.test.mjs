@@ -17,24 +17,25 @@ const MAP = {
   part: 0,
   parts: 1,
 };
+/** A saved map with these numbers as its data. Numbers below 128 are varints of one byte. */
 const saved = (numbers, images = 2) => ({ ...MAP, images, data: deflateSync(Buffer.from(numbers)).toString("base64") });
 
 test("a saved map is unpacked into the rounds of the live messages", async () => {
   const columns = [
-    [2], // rounds
-    [0xd0, 0x0f, 100], // 20 ms and 1 ms, in hundredths
-    [0, 50],
-    [2, 1], // shares
-    [0, 1, 0], // images
-    [0, 6, 1], // image 1 starts at 3; image 0 begins one token earlier than expected
+    [2], // number of rounds
+    [0xd0, 0x0f, 100], // times of the rounds in 0.01 ms: 2000 (a varint of two bytes) and 100
+    [0, 50], // drafting times of the rounds in 0.01 ms
+    [2, 1], // number of shares of each round; the columns below have one value per share
+    [0, 1, 0], // image
+    [0, 6, 1], // encoded distance: 0, 3 and -1; image 1 starts at position 3, and the last share one token early
     [4, 1, 3], // depth asked
-    [2, 1, 1],
+    [2, 1, 1], // width asked
     [2, 0, 1], // depth
-    [3, 0, 1],
+    [3, 0, 1], // width
     [4, 0, 1], // nodes
     [1, 0, 1], // accepted
-    [0, 0, 1],
-    [3, 1, 1], // drafts on each level
+    [0, 0, 1], // substituted
+    [3, 1, 1], // drafts on each level: 3 and 1 of the first share, none of the second share, 1 of the third share
   ];
   assert.deepEqual(await unpack(saved(columns.flat())), [
     [20, 0, [0, 0, 4, 2, 2, 3, 4, 1, 0, [3, 1]], [1, 3, 1, 1, 0, 0, 0, 0, 0, []]],
@@ -43,7 +44,7 @@ test("a saved map is unpacked into the rounds of the live messages", async () =>
 });
 
 test("the tokens of a smaller image precede the image", async () => {
-  const share = [0, 16, 1, 1, 1, 1, 1, 1, 0]; // after the eighth token
+  const share = [0, 16, 1, 1, 1, 1, 1, 1, 0]; // the encoded distance 16 is position 8, which is outside 2 by 4 tokens
   await assert.rejects(unpack(oneRound([share], [1])), RangeError);
   assert.equal((await unpack({ ...oneRound([share], [1]), small: [2, 2] }))[0][2][1], 8);
   assert.deepEqual(checkMap({ ...MAP, small: [2, 2], start: 9 }, new Budget()).small, [2, 2]);
@@ -58,7 +59,10 @@ test("damaged numbers are rejected without using much memory", async () => {
   await assert.rejects(unpack(saved(Buffer.alloc(2 ** 26))), /too many numbers/);
 });
 
-/** A map of one round whose shares have these numbers: [image, jump, depth asked, width asked, depth, width, nodes, accepted, substituted]. */
+/**
+ * A saved map of one round. A share is [image, encoded distance, depth asked, width asked, depth, width, nodes,
+ * accepted, substituted]. `levels` are the numbers of drafts on the levels of all shares.
+ */
 const oneRound = (shares, levels = []) =>
   saved([
     1,
@@ -68,6 +72,7 @@ const oneRound = (shares, levels = []) =>
     ...Array.from({ length: 9 }, (_, i) => shares.flatMap((share) => varint(share[i]))).flat(),
     ...levels,
   ]);
+/** The bytes of a varint, see nodes/saved_map.py. Example: 300 = 2 * 128 + 44 gives [128 + 44, 2]. */
 const varint = (number) => (number > 127 ? [(number % 128) + 128, ...varint(Math.floor(number / 128))] : [number]);
 
 test("more shares, depths or positions than a map can have are rejected", async () => {
