@@ -63,11 +63,8 @@ export async function load(saved, reference, budget) {
 }
 
 /**
- * Store the finished maps of a home, and return their runs. The workflow of the home need not be open.
- *
- * @param {string} home
- * @param {import("./saved_map.js").SavedMap[]} saved one map per run
- * @param {{prompt?: string, node?: string}} reference output in ComfyUI's history that contains the maps
+ * Store the finished maps of a home, and return their runs. The workflow of the home need not be open. `saved` has one
+ * map per run. `reference` names the output in ComfyUI's history that contains the maps.
  */
 export async function keep(home, saved, reference) {
   const runs = await Promise.all(saved.map((map, part) => load(map, { ...reference, part })));
@@ -136,11 +133,8 @@ export function noteShown(home, references) {
 /**
  * The references to the runs that a node should show.
  *
- * If the node has shown the runs of `references` in this tab, the result has the runs that it showed last, and the run
- * before them. Otherwise, the result is `references`.
- *
- * @param {string} home
- * @param {Reference[]} references the runs that are saved in the node's workflow
+ * `references` are those in the node's workflow. If the node has shown their runs in this tab, or if there are none,
+ * the result has the runs that the node of `home` showed last, and the run before them. Otherwise it is `references`.
  */
 export function latest(home, references) {
   const shown = stored().shown[home];

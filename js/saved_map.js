@@ -89,7 +89,7 @@ function text(value) {
   return String(value).slice(0, LETTERS);
 }
 
-/** The texts within the limit. Longer texts are left out, because a truncated text would differ from its node's text. */
+/** The texts within the limit. Longer texts are left out: a truncated text would differ from the text in its node. */
 function completeTexts(values) {
   return Object.fromEntries(entries(values).filter(([, value]) => typeof value === "string" && value.length <= PROMPT));
 }

@@ -1,6 +1,6 @@
 /** Texts of the map, the Settings node and the context menus, in the languages of `locales`. */
 
-/** Name of a difference in a prompt's text, see caption.js. */
+/** Name of a `Difference` (see caption.js) in the text of a prompt. Other differences have the name of their input. */
 export const PROMPT = Symbol("prompt");
 
 const sentenceCase = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
@@ -215,7 +215,7 @@ const CHINESE = {
 /** Texts in the user's language. */
 export let texts = ENGLISH;
 
-/** Set the language, such as "zh". Languages without texts here use English. */
+/** Set the language, such as "zh". For a language without texts in this file, English is used. */
 export function setLanguage(locale) {
   texts = locale === "zh" ? CHINESE : ENGLISH;
 }
@@ -226,7 +226,7 @@ export function methodName(method) {
   return tree ? texts.staticTree(tree) : (texts.methods[method] ?? method);
 }
 
-/** The text after the name of a model that is not installed. @param {"" | "int8" | "no"} fits */
+/** The text after the name of a model that is not installed. @param {"" | "int8" | "no"} fits see downloading.py */
 export function downloadLabel(size, fits) {
   return texts.download[fits](size);
 }

@@ -3,13 +3,13 @@
 const GAP = 6; // pixels between the tooltip and the tokens that it describes
 
 /**
- * Place a tooltip below the rows of the tokens that it describes, or above them if there is not enough space below.
+ * Place a tooltip below the rows of the tokens that it describes. If there is not enough space, place it above them.
  *
- * @param {HTMLElement} tip
- * @param {HTMLElement} stage element that must contain it
- * @param {{x: number, y: number, width: number, height: number}} box of the grid
- * @param {{rows: number, columns: number}} grid
- * @param {[number, number]} together first and last cell of the tokens
+ * @param {HTMLElement} tip the tooltip
+ * @param {HTMLElement} stage element that must contain the tooltip
+ * @param {{x: number, y: number, width: number, height: number}} box position and size of the grid in pixels
+ * @param {{rows: number, columns: number}} grid number of rows and columns of tokens
+ * @param {[number, number]} together first and last cell of the tokens, numbered row by row
  * @param {number} cell cell under the cursor
  */
 export function placeTip(tip, stage, box, { rows, columns }, together, cell) {

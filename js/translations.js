@@ -1,6 +1,6 @@
 /**
- * Texts of this pack's `locales` folder in the user's language. ComfyUI translates the names of nodes and inputs; this
- * file adds the values of combo inputs and the messages of the server.
+ * Translation with the texts of this pack's `locales` folder. ComfyUI itself translates the names of nodes and inputs.
+ * This file translates the values of combo inputs and the messages of the server.
  */
 
 import { fetchTranslations, isOurs, language, registerExtension, setLabels, widgetsOf } from "./comfy.js";
@@ -19,7 +19,7 @@ registerExtension({
     setTemplates(texts?.adtTree?.messages ?? {});
   },
 
-  /** Only the shown text changes, so that workflows have the same values in all languages. */
+  /** Translate the displayed labels, not the values. Workflows then have the same values in all languages. */
   nodeCreated(node) {
     if (!isOurs(node)) return;
     for (const widget of widgetsOf(node)) {

@@ -338,12 +338,9 @@ def _draw(
     chunk_size: int,
     node_id: str,
 ) -> tuple[dict[tuple, SavedImage], str]:
-    """Generate and save the missing images.
+    """Generate and save the missing images. Return them by (prompt, seed), with the device's remark or "".
 
     The progress bar and the images on the node also include `before`, the images of earlier runs.
-
-    Returns:
-        The new images by (prompt, seed), and the remark of the device's batch-invariance check, or "".
     """
     made = dict[tuple, SavedImage]()
     remark = ""
@@ -405,13 +402,8 @@ def read_items(
 ) -> tuple[list[BatchItem], list[LeftOut]]:
     """Return the images to generate, and the prompts for which no image is generated.
 
-    Args:
-        prompts: Prompts of the list.
-        ids: One id per prompt. None numbers the prompts from 1.
-        seeds: One seed per prompt. If this is None or a seed is `NO_SEED`, `seed_of_each` determines the seed.
-        job: Job of the batch.
-        seed_of_each: `SAME` uses the job's seed, `STEPPED` the job's seed plus the prompt's index in the list.
-        unfit_prompts: Value of the input `invalid_prompts`, for prompts that are empty or too long.
+    Prompts without an id are numbered from 1. If a prompt has no seed (`NO_SEED`), it gets the job's seed. With
+    `STEPPED`, the prompt's index in the list is added to the job's seed.
 
     Raises:
         AdtError: If an input is invalid, or all prompts are left out.
