@@ -1,4 +1,4 @@
-"""ComfyUI nodes of the pack: sockets, schemas and memory management. All tensor maths is in `adt_core`."""
+"""ComfyUI nodes of the pack: sockets, schemas and memory management. Models and decoding are in `adt_core`."""
 
 from comfy_api.v0_0_2 import ComfyExtension, io
 from server import PromptServer

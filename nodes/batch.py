@@ -457,6 +457,7 @@ def _duplicates(items: list[BatchItem]) -> str:
 
 
 def _check_lengths(prompts: list, **lists: list) -> None:
+    """Raise AdtError if there are no prompts, or if a list does not have one value per prompt."""
     if not prompts:
         raise AdtError("prompts: none arrived, and at least one was expected; look at the node that gives them.")
     for name, values in lists.items():
@@ -468,6 +469,7 @@ def _check_lengths(prompts: list, **lists: list) -> None:
 
 
 def _seed(id: str, seed: Any) -> int:
+    """Return the seed of the prompt with this id, and raise AdtError if it is not an integer in the valid range."""
     if type(seed) is not int or not NO_SEED <= seed < 2**64:
         raise AdtError(f"seeds: the seed for the id '{id}' is {shown(seed)}; an integer of at least 0 was expected.")
     return seed

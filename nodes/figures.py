@@ -68,9 +68,9 @@ class ADTTreeMapImage(io.ComfyNode):
 
 
 def _ends(values: torch.Tensor, show: str) -> tuple[float, float]:
-    """Return the values at the dark and the light end of the colour scale, as in the sampler's map.
+    """Return the values at the dark and the light end of the colour scale, as in the map on the sampler node.
 
-    For time, the slowest 2 % of the tokens are ignored, because the first token of a run is always slow.
+    For the value "time", the slowest 2 % of the tokens are ignored, because the first token of a run is always slow.
     """
     low = 1.0 if show == "acceptance" else 0.0
     top = float(values.flatten().quantile(0.98) if show == "time" else values.max())
@@ -109,6 +109,7 @@ class ADTTreeFigures(io.ComfyNode):
 
 
 def _lines(report: dict) -> str:
+    """Return the statistics of a run as text. `report` is the result of `Trace.report`."""
     lines = [
         f"{report['method']}{relaxed(report)}, seed {report['seed']}, {report['dtype']} on {report['device']}",
         f"{report['tokens']} tokens in {report['seconds']:.2f} s: {report['tokens_per_second']:.1f} a second",

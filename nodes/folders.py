@@ -239,6 +239,7 @@ def _choices(roots: list[str], wanted: Callable[[str], bool], *names: str) -> di
     paths = {name: name for name in names}
     for root in roots:
         for path in filter(wanted, _checkpoints(root, _DEPTH)):
+            # For GLM-Image, `path` is the subfolder with the first stage. The list has the name of the parent folder.
             folder = os.path.dirname(path) if os.path.basename(path) == STAGE else path
             name = os.path.relpath(folder, root) if folder != root else os.path.basename(root)
             paths.setdefault(Path(name).as_posix(), path)

@@ -45,7 +45,7 @@ def read_latent(
 
 
 def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
-    """Return the codes of a LATENT's images.
+    """Return the codes of a LATENT's images. A code is the index of the codebook vector that is nearest to a vector.
 
     Args:
         latent: LATENT of B images.

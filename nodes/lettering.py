@@ -55,7 +55,9 @@ class Lettering:
             The lines.
         """
         wrapped: list[str] = []
-        rest = " ".join(text.split())[: lines * width + 1]  # no letter is narrower than a pixel
+        # A letter is at least one pixel wide, so at most `lines * width` letters fit. The next letter is kept, so that a
+        # text that does not fit ends in three dots.
+        rest = " ".join(text.split())[: lines * width + 1]
         while rest and len(wrapped) < lines:
             last = len(wrapped) == lines - 1
             fits = self._fitting(rest, width, "..." if last else "")

@@ -27,8 +27,8 @@ from .saved_map import attach, pack, workflow_of
 
 EVENT = "adt_tree.map"
 SHARE = ("image", "position", "depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
-"""Fields of a share in live messages. A share of the finished map also has the number of drafts on each tree level,
-because the replay of a finished run shows them."""
+"""Fields of a share in live messages; see `ImageRound`. A share of the finished map also has the number of drafts on
+each tree level, because the replay of a finished run shows them."""
 _PICTURE = 512  # maximum length in pixels of the longer side of an image that is shown under the map
 _THUMBNAIL = 192  # maximum length in pixels of the longer side of a thumbnail in the saved map
 _THUMBNAILS = 16_000  # maximum number of characters of all thumbnails of a map
@@ -107,6 +107,7 @@ class LiveMap:
                 break
 
     def _header(self) -> dict:
+        """Return the fields that messages and finished maps have in common. `Run` in js/map_model.js describes them."""
         trace = self._trace
         settings = self._trace.settings
         precision = settings["weights"] or settings["dtype"]

@@ -299,7 +299,8 @@ def preview(target: Target, decoding: Decoding, image: int = 0) -> Image.Image:
         decoding: Running or finished decoding.
         image: Index of the image.
     """
-    codes = decoding.grid_codes()[image]
+    codes = decoding.grid_codes()[image]  # negative for missing tokens
+    # In GLM-Image, the tokens of a smaller image precede the image. Show the smaller image until the image begins.
     if decoding.trace.lead_length and (codes < 0).all():
         codes = decoding.target.small(decoding.codes)[image]
     missing = codes < 0

@@ -30,7 +30,7 @@ _CONNECT_CLIP = "connect a CLIP Text Encode node whose CLIP comes from an ADT-Tr
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens of this pack's CLIP. The samplers use the text, because each model has its own tokenizer.
+    """Tokens that this pack's CLIP returns. The samplers use only the text, because each model has its own tokenizer.
 
     Attributes:
         text: The prompt.
@@ -48,9 +48,10 @@ class Prompt:
 
 
 class PromptTensor(torch.Tensor):
-    """Token ids as the tensor of a CONDITIONING, which can be inspected and copied but rejects arithmetic.
+    """Tensor of a CONDITIONING that contains token ids instead of embeddings.
 
-    Other samplers, and nodes that blend embeddings, therefore fail with a helpful message.
+    Nodes can inspect and copy the tensor. Arithmetic raises AdtError, so other samplers, and nodes that blend
+    embeddings, fail with a helpful message.
     """
 
     _ALLOWED = {"__get__", "__repr__", "numel", "element_size", "size", "dim", "clone", "detach", "to", "cpu", "tolist"}
