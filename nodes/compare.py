@@ -139,8 +139,7 @@ class ADTTreeCompare(io.ComfyNode):
         both, trial = ([make_decoding(model, job, [texts.text]) for job in jobs] for _ in range(2))
         drafting = next((draft.loaded for draft in drafts if draft.loaded is not None), None)
         with loaded_for(both, model, drafting):
-            # The decodings in `trial` are warmed up before `both` are timed. Their tokens are discarded.
-            for decoding in trial:
+            for decoding in trial:  # not timed; warms up the device, and its tokens are discarded
                 warm_up(decoding)
             maps = _take_turns(both, model, cls.hidden)
             for decoding in both:
