@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 import adt_core
+from adt_core.drafters import default_options
 
 
 @cache
@@ -38,20 +39,21 @@ def _draw(
 ) -> dict[str, np.ndarray]:
     """Generate images.
 
-    Without ``drafting`` the engine decodes without drafts.
+    Without ``drafting`` the engine decodes without drafts. Options that it lacks have the drafter's defaults.
 
     Returns:
         "samples": Codebook vectors [B, C, h, w], for B images of h x w tokens.
         "images": Pixels [B, H, W, 3] uint8.
     """
     target, drafter = _models(model, network)
+    options = {**default_options(drafter, "cpu"), **drafting} if drafting else {"method": "autoregressive"}
     with torch.inference_mode():
         decoding = adt_core.Decoding(
             target,
             [target.encode_prompt(prompt)] * count,
             negatives=[target.encode_prompt(negative)] * count if negative else None,
             sampling=adt_core.Sampling(**sampling or {}),
-            drafting=adt_core.Drafting.of(drafting or {"method": "autoregressive"}),
+            drafting=adt_core.Drafting.of(options),
             drafter=drafter,
             lantern=adt_core.Lantern(**lantern) if lantern else None,
             image_indices=list(range(count)),
