@@ -1,4 +1,4 @@
-"""Labels in any language: characters without a font are replaced by a box or a name."""
+"""Tests of labels in any language. A character without a font must be replaced by a box or by its name."""
 
 import numpy as np
 import pytest
@@ -6,16 +6,19 @@ from adt_tree_pack.nodes import contact_sheet, lettering
 from PIL import Image, ImageDraw, ImageFont
 
 SIZES = iter(size + 0.5 for size in range(12, 100))
-"""Font sizes, each used once, because fonts are cached by size. Contact sheets have integer sizes only."""
+"""Font sizes. Fonts are cached by size, so each size is used only once. Contact sheets use only integer sizes."""
 
 
 def with_fonts(monkeypatch, size, *fonts):
-    """Return the lettering on a machine with these fonts and Pillow's built-in font, which has English letters only."""
+    """Return the lettering on a machine that has only these fonts and Pillow's built-in font.
+
+    The built-in font has only English letters.
+    """
     remaining = iter(fonts)
     truetype = ImageFont.truetype
 
     def find(name, size, **how):
-        if not isinstance(name, str):  # Pillow's built-in font, which is in memory
+        if not isinstance(name, str):  # Pillow's built-in font is in memory, so it has no file name
             return truetype(name, size, **how)
         if (font := next(remaining, None)) is None:
             raise OSError("no such font")
@@ -64,7 +67,8 @@ def test_a_character_is_drawn_with_the_first_font_that_contains_it(monkeypatch):
     small = ImageFont.load_default(size)
     large = ImageFont.load_default(3 * size)
     getmask = small.getmask
-    small.getmask = lambda text, *how: getmask(text.replace("B", "\U0010fffe"), *how)  # as a missing character
+    # draws "B" like a missing character
+    small.getmask = lambda text, *how: getmask(text.replace("B", "\U0010fffe"), *how)
     letters = with_fonts(monkeypatch, size, small, large)
     assert letters.readable("aB") == "aB"
     assert letters.length("aB") == small.getlength("a") + large.getlength("B")
@@ -95,5 +99,5 @@ def test_a_line_has_as_many_characters_as_fit(plain, width, ending, lines):
     ],
 )
 def test_lines_are_broken_between_words(plain, monkeypatch, text, expected):
-    monkeypatch.setattr(plain, "length", len)  # every character has width 1
+    monkeypatch.setattr(plain, "length", len)  # every character has a width of 1
     assert plain.wrap(text, 6, 2) == expected

@@ -1,4 +1,4 @@
-"""LlamaGen: both layouts, captions and their encoder, files of several stages, and drafters that do not fit."""
+"""Tests of LlamaGen: both layouts, captions and their encoder, files of several stages, and drafters that don't fit."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Folder with both layouts and both drafters."""
+    """Return a folder with both layouts and both drafters."""
     home = tmp_path_factory.mktemp("llamagen")
     layout.write_upstream(home / "upstream")
     layout.write_hugging_face(home / "hugging-face")
@@ -66,7 +66,7 @@ def test_the_unconditional_row_hides_as_many_tokens_as_the_caption(target):
 
 
 def test_a_long_caption_is_truncated_as_in_training(target):
-    """The first 119 tokens and the end token remain, and a note reports it."""
+    """The first 119 tokens and the end token must remain, and a note must report the truncation."""
     cut = target.encode_prompt("fox " * 40)
     complete = target.encode_prompt(("fox " * 40)[:119])
     assert cut.note == (
@@ -118,7 +118,7 @@ def test_drafters_of_another_stage_or_family(folder, target, tmp_path):
 
 
 def test_a_drafter_with_a_sparse_configuration(folder, target, tmp_path):
-    """Missing fields have the values of the target."""
+    """If a field is missing, the drafter must have the value of the target."""
     shutil.copytree(folder / "network", tmp_path / "terse")
     (tmp_path / "terse" / "config.json").write_text(json.dumps({"rms_norm_eps": 1e-6}), encoding="utf-8")
     assert load_drafter(tmp_path / "terse", target).config == load_drafter(folder / "network", target).config

@@ -1,4 +1,7 @@
-"""Checkpoints of real size: ``inspect`` reads only headers, and loading makes no second copy of the weights."""
+"""Tests with checkpoints of real size.
+
+``inspect`` must read only headers. Loading must not make a second copy of the weights.
+"""
 
 import json
 import struct
@@ -33,7 +36,7 @@ ANOLE = dict(
 
 
 def write_sparse(folder: Path, shape: dict, shards: int) -> int:
-    """Write a checkpoint in Anole's layout as sparse files of zeros, and return the size of its weights in bytes."""
+    """Write a checkpoint in Anole's layout as sparse files of zeros. Return the size of its weights in bytes."""
     folder.mkdir()
     others = {
         "model_type": "chameleon",
@@ -73,7 +76,7 @@ def anoles_vocabulary() -> dict[str, int]:
 
 
 def anoles_tensors(shape: dict) -> dict[str, tuple[int, ...]]:
-    """Sizes of the tensors of a model of this shape, by name."""
+    """Return the size of each tensor of a model with this shape. Keys are tensor names."""
     h = shape["hidden_size"]
     wide = shape["intermediate_size"]
     heads = shape["num_attention_heads"]
@@ -95,7 +98,7 @@ def anoles_tensors(shape: dict) -> dict[str, tuple[int, ...]]:
 
 
 def write_sparse_file(file: Path, sizes: dict[str, tuple[int, ...]]) -> int:
-    """Write a sparse safetensors file of zeros, and return the size of its tensors in bytes."""
+    """Write a sparse safetensors file of zeros. Return the size of its tensors in bytes."""
     end = 0
     header = {}
     for name, size in sizes.items():
@@ -114,7 +117,7 @@ def test_inspect_does_not_read_seven_billion_parameters(tmp_path):
     total = write_sparse(tmp_path / "Anole-7b-v0.1-hf", ANOLE, shards=3)
     started = time.process_time()
     (found,) = inspect(str(tmp_path / "Anole-7b-v0.1-hf"))
-    assert time.process_time() - started < 10  # seconds; reading takes minutes
+    assert time.process_time() - started < 10  # seconds; reading the weights would need minutes
     facts = {"family": "chameleon", "grid": [32, 32], "pixels": [512, 512], "dtype": "BF16"}
     assert {name: found[name] for name in facts} == facts
     assert found["missing"] == found["left_over"] == found["wrong_shape"] == found["to_do"] == []
@@ -124,7 +127,7 @@ def test_inspect_does_not_read_seven_billion_parameters(tmp_path):
 
 
 def test_inspect_states_the_memory_that_a_decoding_requires(tiny):
-    """The stated memory is for the weights and one image with `auto` on a GPU, including CUDA graphs."""
+    """The stated memory must include the weights and one image with `auto` on a GPU, with CUDA graphs."""
     target = load_target(tiny / "target", dtype=torch.bfloat16)
     row = [EncodedPrompt([0] * 64)]
     drafting = {"drafting": Drafting("auto"), "drafter": JacobiDrafter()}
@@ -137,7 +140,10 @@ def test_inspect_states_the_memory_that_a_decoding_requires(tiny):
 
 
 def move_as_comfyui_does(module):
-    """Set ``param.data`` outside of inference mode, as ModelPatcher does, here to another dtype instead of a device."""
+    """Set ``param.data`` outside of inference mode, like ComfyUI's ModelPatcher.
+
+    Change the dtype instead of the device.
+    """
     for parameter in module.parameters():
         assert not parameter.is_inference()
         parameter.data = parameter.data.to(torch.float64)
@@ -146,7 +152,7 @@ def move_as_comfyui_does(module):
 
 @pytest.mark.parametrize("family", ["chameleon", pytest.param("llamagen", marks=pytest.mark.long)])
 def test_weights_loaded_in_inference_mode_can_be_moved_outside_of_it(tiny, tmp_path, family):
-    """Tested with the transformer, the codec, LlamaGen's text encoder, and a drafter."""
+    """The test covers the transformer, the codec, LlamaGen's text encoder, and a drafter."""
     with torch.inference_mode():
         folder = tiny / "target" if family == "chameleon" else write_upstream(tmp_path / "llamagen")
         target = load_target(folder)
@@ -154,7 +160,7 @@ def test_weights_loaded_in_inference_mode_can_be_moved_outside_of_it(tiny, tmp_p
     for module in (target.decoder, target.codec, target.text_encoder, drafter):
         if module is not None:
             move_as_comfyui_does(module)
-    length = len(target.encode_prompt("a cat"))  # reads weights outside of inference mode, too
+    length = len(target.encode_prompt("a cat"))  # also reads weights outside of inference mode
     assert length > 0 and target.decoder.embedding[0].isfinite().all()
     drafting = Drafting("adt-tree") if drafter else Drafting(method="autoregressive")
     codes = run(target, drafter, drafting=drafting).codes
@@ -167,7 +173,7 @@ LOADED = "import sys, adt_core; adt_core.load_target(sys.argv[1]); print('torch.
 
 @pytest.mark.long
 def test_loading_does_not_import_the_compiler(tmp_path):
-    """Importing it takes two seconds, and loading does not use it."""
+    """The import of the compiler needs two seconds, and loading doesn't use it."""
     command = [sys.executable, "-c", LOADED, str(write_tiny_checkpoint(tmp_path / "target"))]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\n"
 
@@ -192,7 +198,7 @@ print(sum(part.numel() * part.element_size() for part in parts), memory("VmRSS")
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from Linux's accounting")
 @pytest.mark.parametrize("weights", ["", "int8"], ids=["as stored", "int8"])
 def test_peak_memory_of_loading(tmp_path, weights):
-    """Loading 1.6 GB in three shards needs at most one shard in addition to the weights.
+    """Loading 1.6 GB in three shards may need the memory of the weights and of one shard.
 
     A second copy, or a float32 copy of a quantised matrix, would need more.
     """

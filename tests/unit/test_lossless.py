@@ -1,6 +1,7 @@
-"""Lossless decoding: with any drafter and batch, each image equals plain decoding of this image in a batch of 1.
+"""Tests of lossless decoding.
 
-The tests cover a matrix of settings in which every combination of two values of two axes occurs (pairwise testing).
+With any drafter and batch, each image must equal the image of plain decoding with a batch size of 1. The tests run a
+matrix of settings that contains every pair of values of two axes (pairwise testing).
 """
 
 from functools import cache
@@ -57,14 +58,14 @@ AXES = {
     "lantern": {"": None, "lantern": Lantern(10, 0.0)},
     "launch": dict.fromkeys(("launched", "replayed")),
 }
-"""Values by axis and name. Above 4, Lumina-mGPT 2.0 has a different guidance for every token. float32 is tested with
-tolerances in tests/property, because the order of near ties may change."""
+"""Axis -> name of a value -> value. Lumina-mGPT 2.0 has a different guidance for every token if guidance is above 4.
+float32 is tested with tolerances in tests/property, because rounding may change the order of near ties."""
 NAMES = {axis: list(values) for axis, values in AXES.items()}
 HALF = [name for name in NAMES["numbers"] if "float16" in name]
 
 
 def is_possible(one, other):
-    """Return whether two values can be combined. Each is an axis and the name of a value."""
+    """Return whether two values can be combined. Each argument is an axis and the name of a value."""
     row = dict((one, other))
     if row.get("method", "").startswith("static"):
         return row.get("drafter") in (None, "network")
@@ -74,12 +75,13 @@ def is_possible(one, other):
 EXCLUDED = [pair for pair in all_pairs(NAMES) if not is_possible(*pair)]
 ROWS = pairwise(NAMES, EXCLUDED)
 QUICK = each_once([row for row in ROWS if row["family"] != "liquid" or row["numbers"] == "float64"])
-"""Rows of the default tier, in which every value of every axis occurs. Liquid is slow with its large vocabulary."""
+"""Rows of the default tier. Together they contain every value of every axis. Liquid has few rows, because it is slow
+with its large vocabulary."""
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """Return a function that loads a target of a family in a precision, and its drafters by name."""
+    """Return a function that loads a target of a family in a precision, with a dict of its drafters."""
     written = cache(lambda family: write_both(family, tmp_path_factory.mktemp(family)))
 
     @cache
@@ -93,7 +95,10 @@ def loaded(tmp_path_factory):
 
 @pytest.fixture
 def launched(runtime, monkeypatch):
-    """Return a function that sets whether rounds have fixed sizes, and their recorder. On a GPU CUDA captures them."""
+    """Return a function that selects whether rounds have fixed sizes, and the recorder of rounds.
+
+    On a GPU, CUDA records the rounds.
+    """
 
     def choose(fixed, recorder):
         if DEVICE == "cuda":
@@ -105,7 +110,7 @@ def launched(runtime, monkeypatch):
 
 
 def decode_separately(target, prompts, prefix, negative, **how):
-    """Return the codes [3, T] of images by plain decoding with a batch size of 1."""
+    """Return the codes [3, T] of three images, from plain decoding with a batch size of 1."""
     negatives = negative and [target.encode_prompt(negative)]
     images = [
         run(target, None, (prompt,), prefix=prefix[i : i + 1], negatives=negatives, image_indices=[i], **how).codes
@@ -115,7 +120,7 @@ def decode_separately(target, prompts, prefix, negative, **how):
 
 
 def prefix_of(target, kept, codes):
-    """Return the cells [3, P] that are kept: of these images, or random ones."""
+    """Return the kept cells [3, P]: from the codes of these images, or random codes."""
     cells = torch.cat([target.small(codes).flatten(1), target.cells(codes).flatten(1)], 1)
     own = cells[:, : AXES["kept"][kept]]
     other = torch.randint(target.num_codes, own.shape, generator=torch.Generator().manual_seed(3))
@@ -130,7 +135,7 @@ def captures(target, tape):
 
 
 def decode_row(row, loaded, launched):
-    """Decode a row of the matrix. Return the expected codes [3, T] and the decoding."""
+    """Decode a row of the matrix. Return the expected codes [3, T], and the decoding."""
     value = {axis: AXES[axis][name] for axis, name in row.items()}
     target, drafters = loaded(row["family"], row["numbers"])
     sampling = Sampling(3, value["temperature"], guidance=value["guidance"], **value["filter"])

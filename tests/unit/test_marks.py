@@ -1,4 +1,7 @@
-"""Marks of the images of a batch: they differ between images, and do not change when an image is enlarged."""
+"""Tests of the marks of a batch's images.
+
+A mark must differ between images, and must not change if an image is enlarged.
+"""
 
 import base64
 
@@ -25,7 +28,7 @@ def test_a_mark_is_the_mean_colours_of_the_file():
 
 
 def test_a_map_gets_a_mark_of_each_decoded_image():
-    """Images may be decoded in any order, and have several maps. The map of a single image has no mark."""
+    """Images may be decoded in any order, and may have several maps. The map of a single image must have no mark."""
     saved = {"images": 3}
     other = {"images": 3}
     single = {"images": 1}
@@ -40,7 +43,10 @@ def test_a_map_gets_a_mark_of_each_decoded_image():
 
 
 def test_the_number_of_waiting_maps_is_limited():
-    """The oldest maps are dropped, both of images that are never decoded and of one image in many nodes."""
+    """The oldest maps must be dropped.
+
+    This includes maps of images that are never decoded, and maps of one image in many nodes.
+    """
     maps = [{"images": 3} for _ in range(300)]
     for number, saved in enumerate(maps):
         marks.expect(VECTORS + 10 + number, saved)

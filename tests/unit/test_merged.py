@@ -1,4 +1,7 @@
-"""Drafter network combined with the Jacobi window: the network reads exactly the accepted tokens."""
+"""Tests of a drafter network combined with the Jacobi window.
+
+The network must read exactly the accepted tokens.
+"""
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ PROMPTS = ("a cat", "three small dogs", "x")
 
 
 class EveryNth(POLICIES["eagle2"]):
-    """Policy that uses the network only in every n-th round, where n is the option `width`."""
+    """Policy that uses the network only in every n-th round. The option `width` is n."""
 
     rounds = 0
 
@@ -27,7 +30,7 @@ class EveryNth(POLICIES["eagle2"]):
 
 
 class Compared(EagleProposer):
-    """Proposer with a second one, `twin`, that reads only the accepted path and has the same images."""
+    """Proposer with a second proposer `twin` for the same images. The twin reads only the accepted path."""
 
     by_image = (*EagleProposer.by_image, "twin")
     by_row = (*EagleProposer.by_row, "expected")
@@ -57,7 +60,12 @@ class Compared(EagleProposer):
 
 @pytest.fixture
 def checked(monkeypatch):
-    """Compare every network with its twin. Return the number of different step lengths of the images, by round."""
+    """Compare every network with its twin.
+
+    Returns:
+        A list with one number per round: the number of different step lengths of the images. For example, if three
+        images advance by 2, 2 and 5 tokens, the number is 2.
+    """
     steps = []
     on_verified = MergedProposer.on_verified
 
@@ -73,9 +81,9 @@ def checked(monkeypatch):
 
 @pytest.mark.parametrize("every", [1, 2, 5, 30])
 def test_the_network_reads_exactly_the_accepted_tokens(models, checked, monkeypatch, every):
-    """A network that reads only the accepted paths makes the same prediction for each new root.
+    """After each round, the network must make the same prediction as a network that reads only the accepted path.
 
-    After rounds without the network, it reads their tokens before the next round with it.
+    Before a round with the network, the network must read the tokens of all rounds without it.
     """
     target, network = models
     monkeypatch.setitem(POLICIES, "every n-th", EveryNth)
@@ -183,7 +191,7 @@ def test_replaced_candidates_make_later_positions_stale():
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]]
     assert window.staleness.tolist() == [[1, 1, 2, NEVER, 2]]
     assert window.from_network.tolist() == [[True, False, False, False, False]]
-    # the same token: nothing changes
+    # replace by the same token: nothing may change
     window.replace(torch.tensor([[False, False, True]]), torch.tensor([[[8, 8], [8, 8], [3, 1]]]), torch.zeros(1, 3, 2))
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]] and window.staleness.tolist() == [[1, 1, 2, NEVER, 2]]
     assert staleness_after(torch.tensor([0, 1, 7, NEVER]), torch.tensor([3, 3, 3, 3])).tolist() == [3, 1, 3, NEVER]

@@ -1,4 +1,4 @@
-"""Messages are English texts with keys and parameters, and every language has a translation of each."""
+"""Tests of messages. Each is an English text with a key and parameters, and needs a translation into every language."""
 
 import json
 import pickle

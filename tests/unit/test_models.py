@@ -1,4 +1,4 @@
-"""Table of families: recognition of checkpoints, and lists that are generated from the table."""
+"""Tests of the table of families: recognition of checkpoints, and lists that are generated from the table."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_single_files_that_are_models(name, expected):
 
 
 def test_a_new_family_is_one_row(monkeypatch):
-    """If several families recognise a checkpoint, the last one in the table is used."""
+    """If several families recognise a checkpoint, the last of them in the table must be used."""
     row = Published("New-1B", (Download("somebody/New-1B", 2, "MIT", "New-1B"),), "256", (2.0, 1.0))
     new = load.FAMILIES[0]._replace(name="new", recognises=lambda config, names: "new" in config, published=(row,))
     assert not checkpoints.is_target_config({"new": 1})
@@ -61,5 +61,5 @@ def test_every_family_has_a_title_and_search_words():
 
 @pytest.mark.parametrize("table", ["models_table", "sampling_table"])
 def test_the_docs_contain_the_tables_of_families(table):
-    """After a change, copy the result of this function of ``model_tables`` to docs/models.md."""
+    """After a change of the table, copy the result of this function of ``model_tables`` to docs/models.md."""
     assert getattr(model_tables, table)() in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")

@@ -1,4 +1,7 @@
-"""Keyed noise depends only on its key, and the ring buffer has the same values."""
+"""Tests of keyed noise.
+
+The noise must depend only on its key, and the ring buffer must contain the same values.
+"""
 
 import random
 
@@ -21,7 +24,7 @@ LIKE = torch.empty(0)
 
 
 def test_noise_format_is_frozen():
-    """A change of the values changes the image of every seed; raise NOISE_VERSION with it."""
+    """A change of these values changes the image of every seed. If you change them, increase NOISE_VERSION."""
     expected = [-1.49545161, -0.35113712, -0.78590678, 0.55867546]
     assert np.allclose(keyed_gumbel(0, 0, range(1), 4)[0], expected, atol=1e-6)
 
@@ -52,7 +55,7 @@ def new_noise(indices, ahead, seed=SEED, check=None) -> Noise:
 
 
 def has_rows(noise: Noise, roots, expected: torch.Tensor, ahead=None) -> bool:
-    """Return whether all rows that may be read are there, from the roots on, also at the end of the image."""
+    """Return whether the ring buffer has all rows that may be read from the roots on, also at the end of the image."""
     ahead = noise.ahead if ahead is None else ahead
     positions = torch.tensor(roots)[:, None] + torch.arange(ahead + 1)
     rows = expected[torch.arange(len(roots))[:, None], positions.clamp_max(LENGTH - 1)]
@@ -140,7 +143,10 @@ def test_missing_rows_are_finite_and_positions_after_the_image_get_its_last_row(
 
 
 def test_memory_for_emu3_at_720_pixels_is_far_below_the_complete_noise():
-    """90 rows of 90 codes and an end token, 32,768 codes and that token, and twice the maximum depth of a tree."""
+    """Images have 90 rows of 90 codes and an end token.
+
+    The vocabulary has 32,768 codes and the end token. The buffer has twice the maximum depth of a tree.
+    """
     length = 90 * 91
     codes = 32769
     ahead = 2 * 257

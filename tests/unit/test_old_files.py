@@ -1,7 +1,7 @@
-"""Files of version 0.1 can be read: images, batches, benchmarks, trainings and cost profiles.
+"""Tests that files of version 0.1 can be read: images, batches, benchmarks, trainings and cost profiles.
 
-``tests/fixtures/v0_1`` holds them. They were written with the tiny models, by these paths: ``target``, ``drafter``. The
-prompt is "a cat" unless a test says another.
+The files are in ``tests/fixtures/v0_1``. They were written with the tiny models, in the folders ``target`` and
+``drafter``. The prompt is "a cat", unless a test has another prompt.
 """
 
 import json
@@ -27,7 +27,7 @@ OLD = Path(__file__).parents[1] / "fixtures" / "v0_1"
 
 @pytest.fixture
 def work(tiny, tmp_path, monkeypatch):
-    """Working directory with the models, to which the files have relative paths, and an empty cache."""
+    """Return a working directory with the models. The files contain relative paths to them. The cache is empty."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path / "cache"))
     for name in ("target", "drafter"):
@@ -37,7 +37,7 @@ def work(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["plain", "auto", "relaxed", "continued"])
 def test_images_are_reproduced(work, name):
-    """The new PNG contains all settings of the old one, and later ones such as noise and source images."""
+    """The new PNG must contain all settings of the old PNG, and later settings such as noise and source images."""
     before = read_settings(OLD / f"{name}.png")
     named = ["--model", "target", "--drafter", before["drafter"], "--device", "cpu"]
     assert cli.main(["generate", "--from-png", str(OLD / f"{name}.png"), *named, "--output", "again.png"]) == 0
@@ -58,7 +58,7 @@ def test_the_images_of_a_batch_are_found(work, name, more):
 
 
 def test_a_benchmark_resumes(work, monkeypatch):
-    """If commit, versions and machine are equal, its settings are equal."""
+    """The benchmark resumes if its settings are equal. For this, commit, versions and machine must be equal."""
     shutil.copytree(OLD / "benchmark", "benchmark")
     then = PRESETS["merged"].drafting.replace(depth=16, width=3)
     monkeypatch.setitem(PRESETS, "merged", PRESETS["merged"]._replace(drafting=then))
@@ -93,7 +93,7 @@ def test_cost_profiles_are_found(work, path):
 
 
 def test_names_of_cost_profiles_have_not_changed(work):
-    """Except for the machine, the version of torch, and the tile size of the batch-invariant mode."""
+    """The name may only depend on the machine, the version of torch, and the tile size of the batch-invariant mode."""
     names = {
         json.loads(path.read_text(encoding="utf-8"))["name"].split("; ", 1)[1] for path in OLD.glob("costs-*.json")
     }

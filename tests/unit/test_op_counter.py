@@ -1,4 +1,4 @@
-"""Counts of kernel launches and of operations for which the host waits."""
+"""Tests of the counter for kernel launches and for operations after which the host waits."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ CPU = torch.device("cpu")
 
 
 class OnDevice(torch.Tensor):
-    """Tensor that reports a CUDA device while its data is on the CPU."""
+    """Tensor that reports a CUDA device, although its data is on the CPU."""
 
     @staticmethod
     def __new__(cls, numbers):
@@ -38,7 +38,7 @@ READS = {
 @pytest.mark.parametrize("inference", [True, False], ids=["inference mode", "without"])
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_host_reads_count_as_one_wait(read, inference):
-    """Rounds run in inference mode, in which torch dispatches other operations."""
+    """Rounds run in inference mode. In this mode, torch dispatches other operations."""
     with torch.inference_mode(inference):
         seen = OnDevice(torch.ones(2))
         with OpCounter() as counter:

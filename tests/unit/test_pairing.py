@@ -1,6 +1,8 @@
-"""Command check-drafter: it finds the pairing that a drafter was constructed with and saves it, and drafting uses it.
+"""Tests of the command check-drafter.
 
-No published drafter is available to tests.
+The pairing of a drafter states which token and feature form an input. The command must find the pairing for which the
+drafter was constructed, and save it. Drafting must use the saved pairing. No published drafter is available to these
+tests.
 """
 
 import json
@@ -20,23 +22,23 @@ PAIRINGS = [Pairing(late, codes) for late in (False, True) for codes in (False, 
 
 
 def zero_layers(tensors):
-    """Set the output projections to zero, so that layers do not change the residual stream."""
+    """Set the output projections to zero. The layers then don't change the residual stream."""
     for name in tensors:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensors[name].zero_()
 
 
 def codes_in(folder):
-    """Return the ids of the image tokens in the vocabulary."""
+    """Return the token ids of the image codes in the vocabulary."""
     first = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocabulary_map"]["IMGIMGAZ"]
     return slice(first, first + CODES)
 
 
 @pytest.fixture(scope="module")
 def counter(tmp_path_factory):
-    """Target that counts: the code after c is c + 1.
+    """Return a target that counts: after code c, it predicts code c + 1.
 
-    Its layers are zero, and its head has the embeddings of the previous codes.
+    Its layers are zero. Row c + 1 of its head is the embedding of code c.
     """
     folder = write_tiny_checkpoint(tmp_path_factory.mktemp("counter") / "target", codes=CODES)
     codes = codes_in(folder)
@@ -51,9 +53,9 @@ def counter(tmp_path_factory):
 
 
 def plant(counter, folder, pairing):
-    """Write a drafter that predicts the next feature if it reads inputs with this pairing.
+    """Write a drafter that predicts the next feature only if its inputs have this pairing.
 
-    It looks the feature up in its embedding, and its layers are zero.
+    The drafter finds the feature in its embedding. Its layers are zero.
     """
     write_tiny_drafter(folder, counter)
 
@@ -103,7 +105,7 @@ def test_the_pairing_is_found_saved_and_used(counter, tmp_path, capsys, planted)
 
 
 def counted(target, drafter, drafting):
-    """Decode an image, check that it counts, and return the decoding."""
+    """Decode an image, check that its codes count, and return the decoding."""
     how = {"sampling": Sampling(temperature=0, guidance=1), "drafting": drafting}
     decoding = run(target, drafter, ("count",), **how)
     assert decoding.codes[0].diff().remainder(CODES).eq(1).all()

@@ -1,4 +1,4 @@
-"""Paths with `~`, and paths that are not UTF-8."""
+"""Tests of paths with `~`, and of paths that aren't UTF-8."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def can_hold(folder):
 
 @pytest.fixture
 def odd(tmp_path):
-    """Folder whose name is not UTF-8."""
+    """Return a folder whose name isn't UTF-8."""
     if not can_hold(tmp_path):
         pytest.skip("this system's names are all Unicode")
     return tmp_path / CAFE
@@ -40,7 +40,7 @@ def odd(tmp_path):
 
 
 def path_options():
-    """Yield command, option and required options, for every option with a path."""
+    """Yield (command, option, required options) for every option with a path."""
     least = {"generate": ["--output", "o.png"], "benchmark": ["--output", "o"], "train-drafter": ["--output", "o"]}
     one = {"generate": ["--prompt", "x"], "train-drafter": ["--prompts", "x"]}
     for command, groups in cli.COMMANDS.items():
@@ -54,7 +54,7 @@ def path_options():
 
 @pytest.mark.parametrize("command, key, rest", list(path_options()))
 def test_tilde_in_paths(monkeypatch, tmp_path, command, key, rest):
-    """Shells expand it only at the beginning of a word, and Windows does not."""
+    """Shells expand `~` only at the beginning of a word. Windows doesn't expand it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     monkeypatch.setattr("adt_core.app.png_settings.read_values", lambda *_: {})

@@ -1,4 +1,4 @@
-"""Images with kept tokens: dependence on the settings, statistics, and the start of the Jacobi window."""
+"""Tests of images with kept tokens: dependence on the settings, statistics, and the start of the Jacobi window."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def decode(models, drafting=None, prefix=None, prompts=("a cat", "three small do
 
 
 def random_codes(images, count, seed=3):
-    """Return random codes [images, count], which are improbable for the model."""
+    """Return random codes [images, count]. They are improbable for the model."""
     return torch.randint(40, (images, count), generator=torch.Generator().manual_seed(seed))
 
 
@@ -33,7 +33,7 @@ def test_decoded_tokens_depend_on_seed_prompt_and_prefix(models):
 
 
 def test_a_window_starts_from_the_logits_of_the_first_decoded_token(models):
-    """These are the target's logits after the kept tokens."""
+    """The window must start from the target's logits after the kept tokens."""
     target, _ = models
 
     class Watched(JacobiProposer):
@@ -58,7 +58,7 @@ def test_a_window_starts_from_the_logits_of_the_first_decoded_token(models):
             [target.encode_prompt("x")],
             drafting=Drafting("eagle2", depth=target.columns, width=target.num_codes, nodes=target.columns),
             drafter=WatchedDrafter(),
-            sampling=Sampling(guidance=1, temperature=0),  # no noise in the guesses
+            sampling=Sampling(guidance=1, temperature=0),  # the guesses have no noise
             prefix=random_codes(1, start),
         )
         next(iter(decoding))
@@ -89,7 +89,7 @@ def test_a_completely_kept_image(models):
 
 
 def test_the_limit_of_substitutions_counts_decoded_tokens(models):
-    """Kept tokens do not count: with a limit of 0.1, ten decoded tokens allow one substitution."""
+    """Kept tokens must not count. With a limit of 0.1, ten decoded tokens allow one substitution."""
     lantern = Lantern(neighbours=39, delta=1.0, max_substitution=0.1)
     for seed in range(4):
         decoding = decode(

@@ -1,4 +1,4 @@
-"""Consistency of versions, requirements and documents, and the commands that dev.py runs."""
+"""Tests that versions, requirements and documents are consistent, and tests of the commands that dev.py runs."""
 
 import importlib.util
 import json
@@ -42,7 +42,10 @@ def test_version():
 
 
 def test_the_public_names():
-    """The docstring describes every public name, and the page on the command line lists the main ones."""
+    """The docstring of the package must describe every public name.
+
+    The page on the command line must list the most important ones.
+    """
     documented = set(re.findall(r"`(\w+)`", adt_core.__doc__)) - {"encode_prompt"}
     assert documented == set(adt_core.__all__) and all(hasattr(adt_core, name) for name in documented)
     (page,) = re.findall(
@@ -86,7 +89,7 @@ def test_the_nodes_folder_does_not_shadow_comfyuis_nodes():
 def ran(dev, tmp_path, monkeypatch):
     """Record the commands of dev.py instead of running them.
 
-    Commands that contain the word ``ran.fail`` fail, and pytest writes the counts ``ran.counts``.
+    Commands that contain the word ``ran.fail`` fail. A command of pytest writes the counts ``ran.counts``.
     """
 
     class Commands(list):
@@ -112,7 +115,7 @@ def ran(dev, tmp_path, monkeypatch):
 
 
 def test_the_environment_is_set_up_once(dev, ran, tmp_path):
-    """Later runs only install packages if the requirements have changed."""
+    """Later runs must install packages only if the requirements have changed."""
     first = tmp_path / "first.txt"
     more = tmp_path / "more.txt"
     first.write_text("numpy\n", encoding="utf-8")
@@ -140,7 +143,7 @@ def test_a_failed_set_up_is_repeated(dev, ran, step, capsys):
 
 @pytest.fixture
 def steps(dev, ran, monkeypatch):
-    """Commands of ``dev.py test`` with a complete environment on a machine without npm."""
+    """Return the commands of ``dev.py test``, with a complete environment on a machine without npm."""
     monkeypatch.setattr(dev, "environment", lambda *files: False)
     monkeypatch.setattr(dev.shutil, "which", lambda program: None)
     return ran
@@ -164,7 +167,7 @@ def test_all_runs_long_tests_and_then_timed_tests_in_one_process(dev, steps, opt
 
 
 def test_javascript_is_checked_if_npm_is_installed(dev, steps, tmp_path, monkeypatch, capsys):
-    """The tools are installed once for each version of the lock file."""
+    """The tools must be installed only once for each version of the lock file."""
     monkeypatch.setattr(dev.shutil, "which", lambda program: f"/usr/bin/{program}")
     monkeypatch.setattr(dev, "NODE_MODULES", tmp_path / "node_modules")
     assert dev.main(["test"]) == 0
@@ -213,7 +216,7 @@ def test_set_up_errors_are_printed_as_one_line(dev, monkeypatch, capsys):
 
 
 def test_images_of_the_readme():
-    """Every image exists, and the first one is an animation that loads quickly."""
+    """Every image must exist. The first image must be an animation that loads quickly."""
     images = re.findall(r"!\[.+\]\((.+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert all((ROOT / image).is_file() for image in images)
     with Image.open(ROOT / images[0]) as animation:

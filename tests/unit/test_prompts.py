@@ -1,4 +1,4 @@
-"""Prompt files: all supported formats, and errors for other files."""
+"""Tests of prompt files: all supported formats, and errors for other files."""
 
 import json
 import zipfile
@@ -63,7 +63,7 @@ def test_json_lines_and_lists(tmp_path):
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
 @pytest.mark.parametrize("inside", ["\u2028", "\u2029", "\x85"], ids=ascii)
 def test_other_line_separators_are_part_of_a_prompt(tmp_path, inside, end):
-    """JSON and tables may contain these characters without escapes."""
+    """In JSON and in tables, these characters don't need an escape."""
     cat = f"a cat{inside}on a mat"
     texts = {
         "p.jsonl": [f'"{cat}"', '"a dog"'],
@@ -127,7 +127,7 @@ def test_ids_are_read_or_line_numbers(tmp_path):
 
 
 def test_blank_prompts_are_reported(tmp_path):
-    """Line breaks at the end of a file are not blank prompts."""
+    """Line breaks at the end of a file don't count as blank prompts."""
     annotations = [
         {"image_id": 9, "id": 1, "caption": " "},
         {"image_id": 3, "id": 2, "caption": ""},
@@ -173,7 +173,7 @@ def test_invalid_seeds_are_reported(tmp_path, seed):
 
 
 def test_file_prefixes():
-    """Files sort in the order of the list; an id that equals the position is not repeated."""
+    """File names must sort in the order of the list. An id that equals the position must not be repeated."""
     assert file_prefixes([str(number) for number in range(1, 12)])[:2] == ["01", "02"]
     assert file_prefixes(["val2017/000139.jpg", "2", "", "x" * 99]) == [
         "1-val2017-000139.jpg",
@@ -225,7 +225,7 @@ def listed(tmp_path, name, text, encoding="utf-8"):
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
 @pytest.mark.parametrize("name, sign", [("p.csv", ","), ("p.csv", ";"), ("p.csv", "\t"), ("p.tsv", "\t")])
 def test_tables_with_quoted_cells(tmp_path, name, sign, end):
-    """Spreadsheets of some locales write semicolons."""
+    """In some languages, spreadsheet programs separate cells by semicolons."""
     rows = [
         f"ID{sign}Prompt{sign}note{sign} SEED ",
         f'a{sign}"a cat{sign} a ""red"" one"{sign}x{sign}7',
@@ -283,7 +283,7 @@ def test_invalid_tables_are_reported(tmp_path, text, words):
 @pytest.mark.parametrize("name", ["p.txt", "p.csv", "p.tsv", "p.json", "p.jsonl", "p.md"])
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16", "utf-32-le", "latin-1"])
 def test_other_encodings_are_rejected(tmp_path, name, encoding):
-    """UTF-16 without a byte order mark is valid UTF-8 with null characters."""
+    """UTF-16 without a byte order mark can be valid UTF-8 with null characters."""
     text = "a caf\xe9" if encoding == "latin-1" else "a cat"
     with pytest.raises(
         AdtError, match=rf"prompts: '.*{name}' is not a UTF-8 text file .*; save the prompts as a UTF-8 text file\.$"

@@ -1,4 +1,4 @@
-"""Sampling settings of a model's authors as defaults of the command line."""
+"""Tests that the command line uses the sampling settings of a model's authors as defaults."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def emu3(tmp_path_factory):
 
 @pytest.fixture
 def generate(tiny, tmp_path, capsys):
-    """Return a function that runs `generate` and returns the settings in the PNG and its path."""
+    """Return a function that runs `generate`. It returns the settings in the PNG, and the path of the PNG."""
 
     def run(*options, model=tiny / "target", output="a.png"):
         path = tmp_path / output
@@ -66,7 +66,7 @@ def test_defaults_of_the_bundled_model(generate):
 
 
 def test_images_are_reproduced_with_their_settings(generate, monkeypatch):
-    """Also if another version of the pack has other defaults."""
+    """The image must be reproducible even if another version of the pack has other defaults."""
     saved, path = generate()
     changed = [family._replace(sampling=PublishedSampling(guidance=9.0)) for family in load.FAMILIES]
     monkeypatch.setattr(load, "FAMILIES", changed)

@@ -1,4 +1,4 @@
-"""Image quality with tiny random models: columns, shared scores, and invalid weights."""
+"""Tests of image quality measures with tiny random models: columns, shared scores, and invalid weights."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    """Folder of a random CLIP model with 8 embedding dimensions and a byte tokenizer."""
+    """Return the folder of a random CLIP model with 8 embedding dimensions and a byte tokenizer."""
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
 
     folder = tmp_path_factory.mktemp("clip")
@@ -50,7 +50,10 @@ def clip(tmp_path_factory):
 
 @pytest.fixture
 def predictor(tmp_path):
-    """Predictor in LAION's layout: linear layers 0 and 2, with 8, 3 and 1 dimensions."""
+    """Write a predictor in LAION's layout.
+
+    The linear layers 0 and 2 map 8 dimensions to 3, and 3 to 1.
+    """
     generator = torch.Generator().manual_seed(1)
     tensors = {
         "layers.0.weight": torch.randn(3, 8, generator=generator),
@@ -85,7 +88,7 @@ def test_clip_score_and_aesthetic_score(clip, predictor):
             "CLIP score": (pytest.approx(100 * max(cosine, 0), abs=1e-3), 1),
             "aesthetic": (pytest.approx(score.item(), abs=1e-4), 1),
         }
-    assert metric(noise(0), "a very long prompt " * 30)  # is truncated
+    assert metric(noise(0), "a very long prompt " * 30)  # the text is truncated
 
 
 def test_columns_are_sums_divided_by_counts():
@@ -159,7 +162,7 @@ def test_invalid_predictors(clip, tmp_path):
 
 
 class PanicException(BaseException):
-    """Exception of the tokenizers library."""
+    """Stand-in for the exception of the tokenizers library."""
 
     __module__ = "pyo3_runtime"
 
@@ -185,7 +188,7 @@ def test_damaged_clip(clip, tmp_path):
 
 
 def test_inception_score_and_fid(tmp_path):
-    """With random weights: the FID of equal sets is 0, and reference images may have any size."""
+    """The weights are random. The FID of equal sets must be 0, and reference images may have any size."""
     inception = pytest.importorskip("torch_fidelity.feature_extractor_inceptionv3")
     with torch.random.fork_rng(), pytest.MonkeyPatch.context() as patch:
         torch.manual_seed(0)

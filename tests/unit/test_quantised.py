@@ -1,4 +1,7 @@
-"""Weight-only int8 and fp8: error of the logits, memory traffic, and products of digits."""
+"""Tests of weight-only int8 and fp8: error of the logits, memory traffic, and products of digits.
+
+A digit is an 8-bit part of an activation; the activation is the sum of its scaled digits.
+"""
 
 from unittest import mock
 
@@ -20,13 +23,13 @@ PROMPT = "A red house in a grassy field under a clear blue sky."
 
 
 def teacher_forced(target, codes):
-    """Return the guided logits [T, V] after every token of an image."""
+    """Return the logits [T, V] with guidance, after each of the T tokens of an image."""
     return logits_after(target, [PROMPT], codes, BUNDLED_SAMPLING.guidance)[0, :-1]
 
 
 @pytest.fixture(scope="module")
 def bundled():
-    """Codes of an image of the bundled model, and the logits after its tokens in float32."""
+    """Return the codes of an image of the bundled model, and the float32 logits after its tokens."""
     full = load_target()
     codes = run(full, prompts=(PROMPT,)).codes[0]
     return codes, teacher_forced(full, codes)
@@ -35,7 +38,10 @@ def bundled():
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_stay_close_on_the_bundled_model(kind, bundled):
-    """Root mean square error relative to the standard deviation of the logits; for bfloat16 it is 0.014."""
+    """The error is the root mean square difference, relative to the standard deviation of the logits.
+
+    For bfloat16, this error is 0.014.
+    """
     codes, true = bundled
     rounded = teacher_forced(load_target(weights=kind), codes)
     error = ((rounded - true).pow(2).mean() / true.var()).sqrt()
@@ -59,7 +65,7 @@ def test_matrices_have_one_byte_per_weight(tiny, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_do_not_overflow_in_half_precision(kind):
-    """Activations of real models have outliers; in float16 a product with unscaled weights would overflow."""
+    """Activations of real models have outliers. In float16, their product with unscaled weights would overflow."""
     generator = torch.Generator().manual_seed(0)
     weight = 0.02 * torch.randn(4096, 64, generator=generator)
     x = torch.randn(1, 4096, generator=generator)
@@ -72,7 +78,7 @@ def test_products_do_not_overflow_in_half_precision(kind):
 
 
 class Traffic(TorchDispatchMode):
-    """Counts the bytes that operations read and write of tensors at least as large as a weight."""
+    """Counter of the bytes that operations read and write. It ignores tensors that are smaller than a weight."""
 
     def __init__(self, weight):
         super().__init__()
@@ -88,7 +94,7 @@ class Traffic(TorchDispatchMode):
 
 
 def stored_weight(kind, inputs, outputs):
-    """Return a quantised weight with the layout of `quantise`, its scale, and activations with few outliers."""
+    """Return a quantised weight in the layout of `quantise`, its scale, and activations with few outliers."""
     generator = torch.Generator().manual_seed(0)
     stored = torch.empty(outputs, inputs, dtype=quantised.KINDS[kind]).t()
     scale = torch.empty(outputs)
@@ -105,14 +111,14 @@ HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=s
 
 
 class OnGPU(torch.Tensor):
-    """CPU tensor whose `is_cuda` is True; made by `as_subclass`."""
+    """CPU tensor whose `is_cuda` is True. Create it with `as_subclass`."""
 
     is_cuda = True
 
 
 @pytest.fixture
 def digits(runtime, monkeypatch):
-    """Return the module, on a GPU that multiplies int8 and fp8 and has not been checked yet."""
+    """Return the module, as on a GPU that multiplies int8 and fp8. The GPU has not been checked yet."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     return quantised_matmul
 
@@ -120,7 +126,10 @@ def digits(runtime, monkeypatch):
 @HALVES
 @BYTES
 def test_on_a_gpu_a_product_reads_only_the_stored_bytes(digits, kind, dtype):
-    """At most 1.3 times as many. On a CPU the weight is converted, which counts as traffic."""
+    """Traffic may be at most 1.3 times the stored bytes.
+
+    On a CPU the weight would be converted, which counts as traffic.
+    """
     stored, scale, x = stored_weight(kind, 256, 512)
     read = []
     for given in (x.to(dtype), x.to(dtype).as_subclass(OnGPU)):
@@ -146,7 +155,10 @@ def test_digits_are_as_accurate_as_converted_weights(digits, kind, dtype, rows):
 
 @pytest.mark.parametrize("kind, rows", [("int8", [12]), pytest.param("fp8", [4, 4, 4, 12], marks=FP8.marks)])
 def test_sums_of_integers_need_no_tiles(digits, monkeypatch, kind, rows):
-    """They do not depend on the order. Other sums are checked first."""
+    """The order of integer sums doesn't change the result.
+
+    Other sums must be checked before they are used without tiles.
+    """
     stored, scale, x = stored_weight(kind, 256, 512)
     multiply = mock.Mock(side_effect=digits.quantised_matmul)
     monkeypatch.setattr(layers, "quantised_matmul", multiply)
@@ -164,7 +176,7 @@ def test_required_memory_on_a_cpu_does_not_include_a_converted_weight(tiny):
 @HALVES
 @BYTES
 def test_digits_represent_an_activation(digits, kind, dtype):
-    """fp8 digits exactly; int8 digits up to 2 ** -14 of the largest element of the row."""
+    """fp8 digits must represent it exactly. For int8 digits, the error may be 2 ** -14 of the row's largest element."""
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
     one = torch.eye(64).to(quantised.KINDS[kind]).t()
     scale = torch.ones(64)
@@ -189,7 +201,7 @@ def test_digits_represent_an_activation(digits, kind, dtype):
 )
 @pytest.mark.skipif(OLD, reason="before torch 2.8 only GPUs multiply fp8")
 def test_digits_are_used_on_gpus_with_8_bit_products(digits, monkeypatch, capability, dtype, cut, kinds):
-    """Sides must be multiples of 8 (int8) or 16 (fp8); int8 needs compute capability 7.5, fp8 needs 8.9."""
+    """Sizes must be multiples of 8 (int8) or 16 (fp8). int8 needs compute capability 7.5, fp8 needs 8.9."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     x = torch.ones(1, 32, dtype=dtype).as_subclass(OnGPU)
     used = []
@@ -198,7 +210,7 @@ def test_digits_are_used_on_gpus_with_8_bit_products(digits, monkeypatch, capabi
         digits.quantised_matmul(x, weight, torch.ones(32 - cut))  # checks the device
         monkeypatch.setattr(digits, f"{kind}_digits", lambda *_, kind=kind: used.append(kind))
         digits.quantised_matmul(x, weight, torch.ones(32 - cut))
-        digits.quantised_matmul(x.as_subclass(torch.Tensor), weight, torch.ones(32 - cut))  # not on a GPU
+        digits.quantised_matmul(x.as_subclass(torch.Tensor), weight, torch.ones(32 - cut))  # this tensor isn't on a GPU
     assert used == kinds
 
 
@@ -206,7 +218,7 @@ def test_digits_are_used_on_gpus_with_8_bit_products(digits, monkeypatch, capabi
 @HALVES
 @BYTES
 def test_digits_are_checked_before_they_are_used(digits, monkeypatch, caplog, kind, dtype, message):
-    """If a library raises an error or gives wrong results, weights are converted, and this is logged once."""
+    """If a library raises an error or gives wrong results, weights must be converted. This must be logged once."""
 
     def fail(*_):
         raise RuntimeError(f"{message}\nMore words.")
@@ -225,7 +237,7 @@ def test_digits_are_checked_before_they_are_used(digits, monkeypatch, caplog, ki
 
 
 def test_a_check_that_runs_out_of_memory_is_repeated(digits, monkeypatch, caplog):
-    """Otherwise every product would be slow for the rest of the process."""
+    """If the check weren't repeated, every product would be slow until the process ends."""
     stored, scale, x = stored_weight("int8", 64, 32)
     full = torch.cuda.OutOfMemoryError("CUDA out of memory.")
     working = mock.Mock(wraps=digits.int8_digits, side_effect=[full, *[mock.DEFAULT] * 9])

@@ -1,7 +1,7 @@
-"""The recipes of docs/architecture.md, followed from outside the package.
+"""Tests of the recipes in docs/architecture.md, with a new policy and new drafters outside of the package.
 
-A policy and a drafter are each a class and a line in a table. With that they can be named on the command line, leave
-images unchanged, and are recorded in PNGs and reports.
+A policy or a drafter needs only a class and a line in a table. After that, the command line must accept its name,
+images must not change, and PNGs and reports must contain the name.
 """
 
 import json
@@ -38,7 +38,7 @@ class ToySettings(DraftSettings):
 
 
 class ToyPolicy(Policy):
-    """Policy that drafts at every `stride`-th position."""
+    """Policy that drafts only at positions that are multiples of `stride`."""
 
     settings_type = ToySettings
     help = "drafts now and then"
@@ -53,7 +53,7 @@ class ToyPolicy(Policy):
 
 
 class BetterMode(Policy):
-    """Policy that uses the draft mode with more accepted drafts per round of this decoding, out of two."""
+    """Policy that tries two draft modes. It uses the mode with more accepted drafts per round of this decoding."""
 
     help = "the better of two draft modes"
     chooses = True
@@ -74,7 +74,10 @@ class BetterMode(Policy):
 
 @pytest.mark.parametrize("drafter", ["network", "jacobi"])
 def test_a_policy_can_choose_between_draft_modes(models, monkeypatch, drafter):
-    """A network is combined with the Jacobi window for it. Both modes are used, and the image is unchanged."""
+    """For this test, a network is combined with the Jacobi window.
+
+    Both modes must be used, and the image must not change.
+    """
     chosen = set()
 
     class Recording(BetterMode):
@@ -94,7 +97,7 @@ def test_a_policy_can_choose_between_draft_modes(models, monkeypatch, drafter):
 
 
 class LastTokenDrafter(Drafter):
-    """Drafter without weights or state, which drafts the last token again."""
+    """Drafter without weights and state. It drafts the last token again."""
 
     defaults = {"method": "eagle2", "depth": DEPTH, "width": 1, "nodes": DEPTH}
     modes = (DraftMode("last token", width=1),)
@@ -107,7 +110,8 @@ class LastTokenProposer(Proposer):
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
         depth = min(shapes.depth, shapes.nodes)
         tokens = roots.codes[:, None].expand(-1, depth + 1)  # [B, root and drafts]
-        is_wanted = torch.arange(depth, device=tokens.device) < shapes.lengths  # an image may get fewer than others
+        # some images may get fewer drafts than others
+        is_wanted = torch.arange(depth, device=tokens.device) < shapes.lengths
         return chain(tokens, torch.where(is_wanted, 0.0, -torch.inf))
 
 
@@ -134,7 +138,10 @@ class ToyDrafter:
 
 
 class ToyProposer(Proposer):
-    """State of `ToyDrafter`: `_codes` [B, T + DEPTH + 1], the decided tokens, 0 elsewhere."""
+    """State of `ToyDrafter`.
+
+    Attribute `_codes` [B, T + DEPTH + 1] has the decided tokens, and 0 elsewhere.
+    """
 
     by_image = ("_codes",)
     _codes: Tensor
@@ -152,7 +159,7 @@ class ToyProposer(Proposer):
     def on_verified(self, verified: Verified) -> None:
         codes = verified.following
         at = verified.roots.at + 1 + torch.arange(codes.shape[1], device=codes.device)
-        self._codes.scatter_(1, at, codes)  # the next rounds overwrite what follows the new root
+        self._codes.scatter_(1, at, codes)  # codes after the new root are overwritten in later rounds
 
 
 def test_the_toy_has_the_interface_of_a_drafter():
@@ -165,7 +172,7 @@ def test_the_toy_has_the_interface_of_a_drafter():
 
 @pytest.fixture(autouse=True)
 def table_lines(monkeypatch):
-    """Add the lines to the tables."""
+    """Add the lines for the new policy and drafters to the tables."""
     monkeypatch.setitem(POLICIES, "toy", ToyPolicy)
     monkeypatch.setitem(DRAFTERS, "toy", ToyDrafter)
     monkeypatch.setitem(DRAFTERS, "last-token", LastTokenDrafter)
@@ -173,7 +180,7 @@ def table_lines(monkeypatch):
 
 @pytest.fixture
 def generate(tiny, tmp_path, monkeypatch):
-    """Return a function that generates two images with the tiny model and returns their tokens and the report."""
+    """Return a function that generates two images with the tiny model. It returns their tokens and the report."""
     monkeypatch.chdir(tmp_path)
 
     def run(name: str, *given: str) -> tuple[list, dict]:
@@ -186,7 +193,7 @@ def generate(tiny, tmp_path, monkeypatch):
 
 
 def drafted_positions() -> list[int]:
-    """Return the positions of all roots with drafts, from the trace of the last run."""
+    """Return the positions of all roots with drafts in the last run, from the trace."""
     (decoding,) = json.loads(Path("trace.json").read_text(encoding="utf-8"))["decodings"]
     return [share["position"] for round in decoding["rounds"] for share in round["images"] if share["depth"]]
 
@@ -215,7 +222,7 @@ def test_a_drafters_defaults_are_used_if_nothing_is_given(generate):
 
 
 def test_an_unknown_drafter_is_refused_with_the_valid_names(tiny, tmp_path, monkeypatch, capsys):
-    """`repeat` was a drafter in older versions."""
+    """Older versions had a drafter with the name `repeat`."""
     monkeypatch.chdir(tmp_path)
     command = ["generate", "--model", str(tiny / "target"), "--prompt", "a cat", "--drafter", "repeat"]
     assert cli.main([*command, "--output", "a.png", "--device", "cpu"]) == 1

@@ -1,4 +1,4 @@
-"""Records of a benchmark in damaged, incomplete and shared files."""
+"""Tests of benchmark records in damaged, incomplete and shared files."""
 
 import json
 import logging
@@ -17,7 +17,13 @@ FIGURES = {**dict.fromkeys(records.FIGURES, 1), "acceptance": [[1.0, 2.0]], "qua
 
 
 def record(number: int, figures: dict | None = None, **changes) -> dict:
-    """Return a valid record of a prompt, with changed statistics of the second method or other changes."""
+    """Return a valid record of a prompt.
+
+    Args:
+        number: Number of the prompt.
+        figures: Statistics that replace those of the second method.
+        **changes: Values that replace fields of the record.
+    """
     run = FIGURES | {"seconds": 1.0 + number}
     runs = {name: run | {"picture": f"images/{name}/{number}.png"} for name in METHODS}
     runs["eagle2"] |= figures or {}
@@ -26,7 +32,10 @@ def record(number: int, figures: dict | None = None, **changes) -> dict:
 
 @pytest.fixture
 def folder(tmp_path):
-    """Folder with the images of all prompts and records of the first two. Another image is two folders above."""
+    """Return a folder with the images of all prompts and records of the first two.
+
+    Another image is two folders above.
+    """
     folder = tmp_path / "results" / "of today"
     for number in range(3):
         for run in record(number)["runs"].values():
@@ -116,7 +125,7 @@ def test_scores_that_some_records_lack_are_not_columns(folder, other):
     append(folder, record(2, figures={"quality": other}))
     found = open_records(folder, SETTINGS)
     assert len(found) == 3 and all("more" not in row and "other score" not in row for row in summary(found))
-    for some in (found, found[2:]):  # the methods of the last record have different scores
+    for some in (found, found[2:]):  # the methods of the last record have other scores
         table([*summary(some)], len(some))
 
 
@@ -137,7 +146,7 @@ def test_the_first_of_two_processes_determines_the_settings(tmp_path, monkeypatc
     others = SETTINGS | {"prompts": ["a cat"]}
 
     def late(folder, content):
-        add(folder, {"settings": others})  # written by another process after this one has read the file
+        add(folder, {"settings": others})  # another process writes this record after this process has read the file
         add(folder, content)
 
     with monkeypatch.context() as patch:

@@ -1,8 +1,8 @@
-"""Determinism on a GPU: no token and no tree depends on the order in which threads run.
+"""Tests of determinism on a GPU: tokens and trees must not depend on the order in which threads run.
 
-The tests decode on the CPU and inspect every operation. Operations that a GPU executes with float atomics or in an
-undefined order must not occur. If an element is written twice, either write may be the last one on a GPU. So writes are
-also executed in reverse order, and tokens and trees must stay the same.
+The tests decode on the CPU and inspect every operation. On a GPU, some operations add floats in an undefined order
+(atomics). Such operations must not occur. If an operation writes the same element twice, the last write is undefined on
+a GPU. The tests therefore also execute writes in reverse order. Tokens and trees must stay the same.
 """
 
 import pytest
@@ -15,21 +15,21 @@ from adt_core.drafters import with_window
 from tests.drafted import run
 
 ADDING = {"index_add", "scatter_add", "index_reduce", "histc", "bincount", "_embedding_bag", "put"}
-"""Operations that add in an undefined order, which is harmless for integers."""
+"""Operations that add in an undefined order. For integers, the order doesn't matter."""
 PICKING = {"median", "nanmedian", "kthvalue", "mode"}
-"""Operations that return any of several equal values."""
+"""Operations that may return any of several equal values."""
 SCANS = {"cumsum", "cumprod", "logcumsumexp"}
-"""Operations that scan a single row in an undefined order if it is too long for one block of threads. In float64 the
-differences are too small to matter."""
+"""Operations that scan a long row in an undefined order, if the row is scanned by several blocks of threads. In
+float64, the differences are too small to matter."""
 LONG = 40
-"""Codes of the tiny target. A row of this length represents one that is too long for a block."""
+"""Number of codes of the tiny target. In these tests, a row of this length counts as too long for one block."""
 
 
 class ReverseWrites(TorchDispatchMode):
-    """Executes writes in reverse order and records operations.
+    """Mode that executes writes in reverse order and records operations.
 
     Attributes:
-        found: Operations that are not deterministic on a GPU.
+        found: Operations that aren't deterministic on a GPU.
         seen: All operations.
     """
 
@@ -70,7 +70,7 @@ def is_nondeterministic(name: str, args: tuple, kwargs: dict) -> bool:
 
 @pytest.fixture(scope="module")
 def models(tiny):
-    """Target and drafters in float32, the default on a CPU."""
+    """Return the target and its drafters in float32, the default on a CPU."""
     target = load_target(tiny / "target")
     network = load_drafter(tiny / "drafter", target)
     jacobi = load_drafter("jacobi", target)
@@ -97,7 +97,7 @@ FILTERED = Sampling(seed=3, top_k=30, top_p=0.9, temperature=0.9)
 
 
 def decode(models, case: str, images: int) -> tuple[Tensor, list]:
-    """Return the codes and the trace of every tree."""
+    """Decode images with a case. Return the codes, and the trace of every tree."""
     target, drafters = models
     source, options, more = CASES[case]
     prompts = ("a cat", "three small dogs", "x")[:images]

@@ -1,4 +1,4 @@
-"""Processed logits, and exact samples of their softmax with keyed noise."""
+"""Tests of processed logits, and of exact samples of their softmax with keyed noise."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from adt_core.rules.sampling import guide, noise_table, process_logits
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.6), Sampling(top_k=3), Sampling(top_p=0.7)])
 def test_keyed_sampling_follows_the_processed_softmax(sampling):
-    """Chi-square over 20,000 positions on a vocabulary of 6."""
+    """The chi-square test has 20,000 positions and a vocabulary of 6."""
     logits = torch.tensor([0.3, 1.1, -0.7, 0.0, 2.0, -3.0], dtype=torch.float64)
     z = process_logits(logits, sampling)
     draws = (z + torch.from_numpy(keyed_gumbel(11, 0, range(20000), 6))).argmax(-1)
@@ -55,7 +55,7 @@ def test_temperature_zero_has_no_noise():
 
 @pytest.mark.parametrize("length, vocabulary", [(1, 4), (9, 4), (7, 2**14), (3, 2**15 + 1)])
 def test_the_noise_table_equals_the_noise_of_each_image(length, vocabulary):
-    """Several positions may be computed at a time."""
+    """The table may be computed for several positions at a time."""
     table = noise_table(Sampling(seed=5), [2, 7], length, vocabulary, torch.empty(0, dtype=torch.float64))
     for noise, index in zip(table, (2, 7)):
         assert np.array_equal(noise.numpy(), keyed_gumbel(5, index, range(length), vocabulary))

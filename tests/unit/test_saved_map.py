@@ -1,4 +1,4 @@
-"""Maps that are saved in images: their size, the digest of a node's inputs, and their place in workflows."""
+"""Tests of saved maps: their size, the digest of a node's inputs, and their place in workflows."""
 
 import json
 import random

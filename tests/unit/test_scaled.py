@@ -1,4 +1,4 @@
-"""fp8 files with scales: the loaded weights equal the product of both."""
+"""Tests of fp8 files with scales. The loaded weights must equal the product of numbers and scales."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ SHAPES = {
 
 
 def by_hand(weight, scale):
-    """Return the product, computed number by number."""
+    """Return the product of weight and scale. It is computed number by number."""
     made = torch.empty(weight.shape)
     (n, m) = weight.shape
     for row in range(n):
@@ -33,7 +33,7 @@ def by_hand(weight, scale):
 
 @pytest.fixture
 def model(tmp_path):
-    """Checkpoint with matrices of more than one block."""
+    """Return a checkpoint whose matrices have more than one block."""
     return write_tiny_checkpoint(tmp_path / "target", hidden=160, intermediate=136)
 
 
@@ -64,7 +64,7 @@ def test_loaded_weights_are_the_product(model, tmp_path, name, shape):
 
 
 def test_a_configuration_may_declare_the_scales(model):
-    """The configuration is the one that transformers writes for blocks of 128 x 128."""
+    """transformers writes this configuration for blocks of 128 x 128."""
     block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     edit_config(model, lambda config: config.update(quantization_config=block))
     load_target(model)
@@ -75,7 +75,7 @@ def test_a_configuration_may_declare_the_scales(model):
 
 @pytest.mark.parametrize("shape, dtype", [((3,), torch.float32), ((2, 1), torch.float32), ((), torch.uint8)])
 def test_unsupported_scales(model, shape, dtype):
-    """Blocks of another size, or another dtype such as MXFP8's powers of two."""
+    """The scales belong to blocks of another size, or have another dtype, such as the powers of two in MXFP8."""
 
     def quantise(tensors):
         key = "model.layers.0.mlp.up_proj.weight"

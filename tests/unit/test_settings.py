@@ -1,4 +1,4 @@
-"""Bounds of all declared settings: the error for an invalid value begins with the name of the setting."""
+"""Tests of the bounds of all settings. The error for an invalid value must begin with the name of the setting."""
 
 import math
 

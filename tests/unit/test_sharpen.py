@@ -38,7 +38,7 @@ def test_write_decoder_changes_decoding_but_not_encoding(batch, tmp_path):
     codec = load_target().codec
     with torch.no_grad():
         for parameter in codec.parameters():
-            parameter.mul_(1.5)  # also encoder and codebook, which must not be written
+            parameter.mul_(1.5)  # also changes encoder and codebook, which must not be written
     write_decoder(codec.state_dict(), tmp_path / "target")
     after = load_target(tmp_path / "target").codec
     codes = before.encode(batch)

@@ -1,6 +1,6 @@
-"""Unusual files at paths that the pack reads or writes.
+"""Tests of unusual files at paths that the pack reads or writes.
 
-Nothing is written through links, pipes and devices do not block, and images are opened only in a few formats.
+The pack must not write through links. Pipes and devices must not block. Images must be opened only in a few formats.
 """
 
 import os
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system h
 
 
 class Hung(BaseException):
-    """Error of the time limit, which no code catches."""
+    """Error of the time limit. It isn't a subclass of Exception, so that tested code doesn't catch it."""
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def in_time():
 
 @pytest.fixture
 def secret(tmp_path):
-    """File outside of the pack's folders."""
+    """Return a file outside of the pack's folders."""
     path = tmp_path / "elsewhere" / "secret"
     path.parent.mkdir()
     path.write_bytes(SECRET)
@@ -69,13 +69,13 @@ def secret(tmp_path):
 
 @pytest.fixture
 def pack_folder(tmp_path):
-    """Folder of the pack."""
+    """Return the folder of the pack."""
     (tmp_path / "pack").mkdir()
     return tmp_path / "pack"
 
 
 def at(path: Path, kind: str) -> Path:
-    """Create something at a path that is not a regular file."""
+    """Create something that isn't a regular file at a path."""
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "device":
@@ -84,7 +84,7 @@ def at(path: Path, kind: str) -> Path:
         path.mkdir()
     else:
         before = os.getcwd()
-        os.chdir(path.parent)  # the names of sockets are short
+        os.chdir(path.parent)  # the name of a socket must be short, so it is relative
         try:
             with socket.socket(socket.AF_UNIX) as made:
                 made.bind(path.name)
@@ -113,7 +113,7 @@ def test_a_linked_folder_is_refused(pack_folder, secret):
             write_in(pack_folder, name, b"content")
     assert list(secret.parent.iterdir()) == [secret]
     (pack_folder.parent / "same").symlink_to(pack_folder)
-    write_in(pack_folder.parent / "same", "deeper/a.png", b"content")  # the folder itself may be a link of the user
+    write_in(pack_folder.parent / "same", "deeper/a.png", b"content")  # the user may replace the folder by a link
     assert (pack_folder / "deeper" / "a.png").read_bytes() == b"content"
 
 
@@ -127,7 +127,7 @@ def test_lines_are_not_appended_through_a_link(pack_folder, secret):
 
 
 def test_a_junction_counts_as_a_link(pack_folder, monkeypatch):
-    """On Windows, lstat marks a junction, but it is not a symbolic link."""
+    """On Windows, lstat marks a junction, but a junction isn't a symbolic link."""
 
     class Junction:
         st_mode = 0o040777
@@ -154,7 +154,7 @@ def generate(batch: BatchFolder, prompt: str):
 
 @pytest.mark.parametrize("dangling", [False, True])
 def test_a_link_in_a_batch_folder_receives_no_image(batch, pack_folder, secret, dangling):
-    """The end of its name identifies it, whatever the beginning is."""
+    """The end of the name identifies the image, so the link could have any beginning."""
     name = batch.path("a cat").name
     if dangling:
         secret.unlink()
@@ -268,7 +268,7 @@ def test_weights_for_quality_must_be_files(pack_folder, monkeypatch):
     (pack_folder / "deeper").mkdir()
     (pack_folder / "pytorch_model.bin").rename(
         pack_folder / "deeper" / "template.jinja"
-    )  # which transformers looks for, too
+    )  # transformers also looks for this file
     with pytest.raises(AdtError, match="deeper/template.jinja' is not a regular file"):
         quality.clip_metric(pack_folder, "clip", "CLIP score", torch.device("cpu"))
     (pack_folder / "deeper" / "template.jinja").rename(pack_folder / "pytorch_model.bin")
@@ -290,7 +290,7 @@ def test_the_command_line_does_not_wait_for_a_pipe(tmp_path, capsys, option):
 
 
 def test_an_image_starts_no_other_program(pack_folder, monkeypatch):
-    """Pillow calls Ghostscript for EPS, independently of the file's name."""
+    """For EPS images, Pillow calls Ghostscript, whatever the file's name is."""
     Image.new("RGB", (8, 8)).save(pack_folder / "photo.eps")
     photo = (pack_folder / "photo.eps").rename(pack_folder / "photo.png")
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
@@ -308,7 +308,7 @@ def test_common_image_formats_are_opened(pack_folder, format):
 
 def test_a_file_too_large_for_an_image(pack_folder):
     Image.new("RGB", (8, 8)).save(pack_folder / "a.png")
-    os.truncate(pack_folder / "a.png", MAX_IMAGE_MIB * 2**20 + 1)  # sparse, so it needs no disk space
+    os.truncate(pack_folder / "a.png", MAX_IMAGE_MIB * 2**20 + 1)  # the file is sparse, so it needs no disk space
     with pytest.raises(AdtError, match="it has 512 MiB, but at most 512 are read"):
         open_rgb(pack_folder / "a.png", "--images")
 
@@ -318,7 +318,7 @@ def test_a_file_too_large_for_an_image(pack_folder):
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
-    """Folder of models, the working directory of the command."""
+    """Return a folder with models. It is the working directory of the command."""
     monkeypatch.chdir(tmp_path)
     write_tiny_checkpoint(tmp_path / "target")
     write_tiny_drafter(tmp_path / "drafter", tmp_path / "target")
@@ -356,7 +356,7 @@ TRAIN = "train-drafter --model target --steps 1 --held-out 1 --batch 1 --every 1
     ],
 )
 def test_no_result_overwrites_an_input(model, capsys, monkeypatch, line, words):
-    """The error is raised before anything is loaded or generated."""
+    """The error must be raised before the command loads or generates anything."""
     for folder in ("out", "photos", "runs"):
         (model / folder).mkdir()
     (model / "hard.json").hardlink_to(model / "target" / "config.json")
@@ -364,7 +364,7 @@ def test_no_result_overwrites_an_input(model, capsys, monkeypatch, line, words):
     (model / "drafter" / "training").mkdir()
     (model / "drafter" / "training" / "settings.json").write_text(
         "{}", encoding="utf-8"
-    )  # of a run that can be resumed
+    )  # files of a run that can be resumed
     (model / "drafter" / "pairing.json").write_text('["a cat"]', encoding="utf-8")
     (model / "runs" / "runs.jsonl").symlink_to("../list.jsonl")
     for number in range(3):
@@ -379,7 +379,7 @@ def test_no_result_overwrites_an_input(model, capsys, monkeypatch, line, words):
 
 
 def test_results_may_be_written_next_to_a_model(model, capsys):
-    """They may be overwritten, too: only the files of the model are protected."""
+    """Results may also be overwritten later. Only the files of the model are protected."""
     line = GENERATE.replace("o.png", "target/o.png") + " --report target/report.json --device cpu"
     for _ in range(2):
         assert cli.main(line.split()) == 0, capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Supply chain: the archive for the registry, licences of dependencies, and pinned CI actions."""
+"""Tests of the supply chain: archive for the registry, licences of dependencies, and pinned CI actions."""
 
 import os
 import re
@@ -14,13 +14,13 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[2]
 OURS = [Requirement(line).name for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()]
 EXTRAS = ["diffusers", "ray", "torch-fidelity", "matplotlib"]
-"""Optional packages of some commands and families; their licences are checked if they are installed."""
+"""Optional packages of some commands and families. If they are installed, their licences are checked."""
 MEGABYTES = 28
 """Maximum size of the files in the archive, including 25 MB of bundled weights."""
 PERMISSIVE = ("0BSD", "Apache", "BSD", "BSL-1.0", "CC0-1.0", "CNRI-Python", "HPND", "ISC", "MIT", "MPL-2.0", "PSF-2.0")
 PERMISSIVE += ("3-Clause BSD", "Historical Permission Notice", "Mozilla Public License 2.0")
 PERMISSIVE += ("Python Software Foundation", "Zlib")
-"""Prefixes of the names of licences that have no conditions for using an unmodified library."""
+"""Prefixes of the names of permissive licences. They have no conditions for using an unmodified library."""
 
 
 def tracked(*options: str) -> set[str]:
@@ -31,7 +31,7 @@ def tracked(*options: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def archive():
-    """Return the files that comfy-cli packs for the registry: tracked files except those in .comfyignore."""
+    """Return the files that comfy-cli packs for the registry: all tracked files that .comfyignore doesn't exclude."""
     if not (ROOT / ".git").exists():
         pytest.skip("listing the files requires a git checkout")
     return tracked() - tracked("--cached", "--ignored", "--exclude-from=.comfyignore")
@@ -91,7 +91,7 @@ def test_the_archive_works_without_the_rest_of_the_repository(archive, tmp_path)
 
 
 def licences(package: metadata.Distribution) -> list[str]:
-    """Return the names of a package's licences, from the most precise field of its metadata."""
+    """Return the names of a package's licences. They are read from the most precise field of the metadata."""
     about = package.metadata
     kinds = [line.split(" :: ")[-1] for line in about.get_all("Classifier") or () if line.startswith("License ::")]
     names = about.get("License-Expression") or " AND ".join(kinds) or about.get("License") or "nothing"
@@ -106,7 +106,7 @@ def installed(name: str) -> bool:
 
 
 def with_dependencies(names: list[str]) -> dict[str, metadata.Distribution]:
-    """Return these packages and their dependencies on this machine, except for NVIDIA's."""
+    """Return these packages and their installed dependencies, without NVIDIA's packages."""
     found: dict[str, metadata.Distribution] = {}
     waiting = list(names)
     while waiting:
@@ -120,7 +120,10 @@ def with_dependencies(names: list[str]) -> dict[str, metadata.Distribution]:
 
 
 def test_dependencies_have_permissive_licences():
-    """NVIDIA's libraries, which CUDA builds of torch need, have other terms, but ComfyUI requires them anyway."""
+    """NVIDIA's libraries have other terms.
+
+    They are needed by CUDA builds of torch, which ComfyUI requires anyway.
+    """
     names = [*OURS, "torch", *filter(installed, EXTRAS)]
     found = {name: licences(package) for name, package in with_dependencies(names).items()}
     assert len(found) > 20 and {"huggingface-hub", "regex", *names} <= found.keys()
@@ -141,7 +144,7 @@ def test_the_docs_list_all_dependencies():
 
 
 def test_actions_are_pinned_to_commits():
-    """A tag or a branch may be moved to other code, which could then read the registry's key."""
+    """A tag or a branch can be moved to other code. This code could then read the registry's key."""
     uses = [
         (path.name, line)
         for path in (ROOT / ".github" / "workflows").iterdir()

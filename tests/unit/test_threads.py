@@ -1,4 +1,4 @@
-"""CPU threads: the engine limits them during a round and restores the caller's setting after it."""
+"""Tests of CPU threads. The engine must limit threads during a round, and then restore the caller's setting."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from adt_core.policies import PLAIN
 
 @pytest.fixture(params=[1, 3])
 def threads(request):
-    """Set a number of threads as the caller, and return it."""
+    """Set a number of threads as the caller. Return this number."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param

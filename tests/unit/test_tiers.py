@@ -1,4 +1,4 @@
-"""Tiers of tests, their limit of processor time, and the counts of tests."""
+"""Tests of the two tiers of tests, of their limit of processor time, and of the counts of tests."""
 
 import json
 
@@ -50,13 +50,13 @@ PASSING = ["-k", "not test_slow or test_slow_once"]
 
 @pytest.fixture
 def suite(pytester, pytestconfig):
-    """Return a function that runs a small suite with these options, and returns pytest's result and the counts."""
+    """Return a function that runs a small test suite with these options. It returns pytest's result and the counts."""
     pytester.makeini("[pytest]\nmarkers =\n  long\n  alone\n  smoke\n  runner")
     folder = pytester.mkdir("browser")
     (folder / "test_suite.py").write_text(SUITE, encoding="utf-8")
 
     def run(*options: str):
-        # It runs in this process: without xdist, and without timeouts, which apply to the outer test.
+        # The inner suite runs in this process. It needs no xdist and no timeout: the outer test has a timeout.
         plugins = ["-p", "tests.tiers", "-p", "no:xdist", "-p", "no:timeout", "-p", "no:cacheprovider"]
         result = pytester.runpytest_inprocess(*plugins, "--limit=0.15", "--counts=counts.json", *options)
         return result, json.loads((pytester.path / "counts.json").read_text(encoding="utf-8"))

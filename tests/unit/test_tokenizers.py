@@ -1,4 +1,7 @@
-"""Tokenizers of untrusted checkpoints: published kinds are read, dangerous ones never reach the library."""
+"""Tests of tokenizers from untrusted checkpoints.
+
+Published kinds of tokenizers must be read. Dangerous tokenizers must never reach the library.
+"""
 
 import base64
 import json
@@ -44,7 +47,7 @@ def byte_level(*before, normalizer=None) -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """Return a tokenizer like T5's."""
+    """Return a tokenizer similar to T5's."""
     letters = sorted(set(TEXT) - {" ", "\n"})
     made = Tokenizer(
         models.Unigram(
@@ -139,7 +142,10 @@ def test_dangerous_content_never_reaches_the_library(tmp_path, monkeypatch, name
 
 
 def test_padding_and_templates_are_ignored(tmp_path):
-    """Padding to 2**40 ends the process, a multiple of 2**62 panics, and a template may repeat a text."""
+    """Padding to 2**40 would end the process, and padding to a multiple of 2**62 would cause a panic.
+
+    A template could repeat the text.
+    """
     tokenizer = json.loads(unigram().to_str())
     padding = {"direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}
     tokenizer["padding"] = {**padding, "strategy": {"Fixed": 2**40}, "pad_to_multiple_of": 2**62}
@@ -185,7 +191,7 @@ ACCEPTED = sorted({*reading.PUBLISHED_PATTERNS, *CHARACTER_RUNS, GPT_4})
 
 @pytest.mark.parametrize("pattern", ACCEPTED, ids=range(len(ACCEPTED)))
 def test_accepted_patterns_are_fast_on_every_text(tmp_path, pattern):
-    """The texts have the maximum length, one kind of character, and an end that forces backtracking."""
+    """Each text has the maximum length, one kind of character, and an end that forces backtracking."""
     tokenizer = byte_level(split(pattern))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path)
@@ -197,7 +203,7 @@ def test_accepted_patterns_are_fast_on_every_text(tmp_path, pattern):
 
 
 def test_a_panic_of_the_library_becomes_an_error():
-    """Rust's panics do not derive from Exception and would end the worker of a server."""
+    """Panics of Rust aren't subclasses of Exception. They would end the worker of a server."""
     panicking = byte_tokenizer()
     panicking.enable_padding(pad_to_multiple_of=2**62)
     with pytest.raises(
@@ -219,7 +225,7 @@ def test_a_very_long_prompt_is_refused_before_tokenization():
 
 
 def test_a_token_outside_the_vocabulary_is_refused():
-    """On a GPU, an id outside the embedding makes all later work of the process fail."""
+    """On a GPU, an id outside of the embedding would make all later work of the process fail."""
     prompter.check_ids([3, 7], 8, "M")
     with pytest.raises(
         AdtError, match="prompt contains token 8, but M has only 8 tokens; use the tokenizer.json published with M"

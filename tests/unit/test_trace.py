@@ -1,4 +1,4 @@
-"""Token maps of a trace."""
+"""Tests of the token maps of a trace."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from adt_core.rules.trace import ImageRound, Round, Trace
 
 @pytest.fixture
 def trace():
-    """Return the trace of two images of 2 by 3 tokens; the second one has fewer accepted drafts."""
+    """Return the trace of two images with 2 x 3 tokens. The second image has fewer accepted drafts."""
     trace = Trace({}, (2, 3), 2, {0: 0.2, 1: 0.3})
     first = ImageRound(0, 0, 3, 2, 3, 5, 2, (0, 1), width=2), ImageRound(1, 0, 3, 2, 2, 4, 0, (), width=3)
     second = ImageRound(0, 3, 2, 1, 2, 2, 1, (0,), width=1), ImageRound(1, 1, 4, 1, 4, 4, 3, (0, 0, 0), width=1)
@@ -29,7 +29,7 @@ def trace():
     ],
 )
 def test_each_token_has_the_figure_of_its_round(trace, figure, image, rows):
-    """The first token is sampled in the prefill."""
+    """The first token belongs to no round, because the prefill samples it."""
     assert trace.token_map(figure, image) == [pytest.approx(row) for row in rows]
 
 

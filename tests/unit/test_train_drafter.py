@@ -1,4 +1,4 @@
-"""Command train-drafter: training, resuming, lossless decoding with the result, and errors for invalid input."""
+"""Tests of the command train-drafter: training, resuming, lossless decoding, and errors for invalid input."""
 
 import csv
 import json
@@ -37,7 +37,10 @@ def prompts(tmp_path_factory):
 
 @pytest.fixture
 def train(tiny, prompts, tmp_path, capsys):
-    """Return a function that runs `train-drafter` on the tiny target, and returns the exit code and both outputs."""
+    """Return a function that runs `train-drafter` with the tiny target.
+
+    It returns the exit code, standard output and standard error.
+    """
 
     def train(output=tmp_path / "out", **given):
         options = {"model": tiny / "target", "prompts": prompts, "device": "cpu", "output": output, **QUICK}
@@ -56,7 +59,7 @@ def weights(folder):
 
 
 def with_and_without(target, drafter):
-    """Yield the codes of an image with plain decoding and with the drafter."""
+    """Yield the codes of an image, first from plain decoding, then with the drafter."""
     for drafting in (Drafting(method="autoregressive"), Drafting(method="eagle2", depth=3, width=2, nodes=6)):
         yield run(target, drafter, ("a red house",), sampling=Sampling(seed=5), drafting=drafting).codes
 
@@ -65,12 +68,16 @@ def with_and_without(target, drafter):
 
 
 def test_training_improves_loss_and_acceptance(train, tiny, tmp_path):
-    """Acceptance on held-out prompts exceeds a random drafter's at every depth, in the log and in the summary."""
+    """At every depth, acceptance on held-out prompts must be higher than with a random drafter.
+
+    This is checked in the log and in the summary.
+    """
     code, out, err = train(steps=90, every=30, batch=4, held_out=8, pictures=40, compare=tiny / "drafter")
     assert code == 0, err
     rows = table(tmp_path / "out")
     assert [row["step"] for row in rows] == ["30", "60", "90"]
-    assert float(rows[-1]["loss"]) < float(rows[1]["loss"])  # the first row is from the warm-up, which has another loss
+    # the first row is from the warm-up, whose loss is another one
+    assert float(rows[-1]["loss"]) < float(rows[1]["loss"])
     trained, random = out.strip().splitlines()
     for depth in (1, 2, 3):
         share = float(rows[-1][f"depth {depth} of 1"])
@@ -80,7 +87,7 @@ def test_training_improves_loss_and_acceptance(train, tiny, tmp_path):
 
 
 def test_start_from_another_drafter(train, tmp_path):
-    """With a learning rate near 0, the weights of the start are preserved."""
+    """With a learning rate near 0, the weights of the start must stay the same."""
     first, continued, new = (tmp_path / name for name in ("first", "continued", "new"))
     train(output=first, steps=30, every=30)
     results = [
@@ -94,7 +101,7 @@ def test_start_from_another_drafter(train, tmp_path):
 
 
 def test_the_trained_drafter_decodes_losslessly(train, tiny, tmp_path):
-    """The output folder can be loaded as a drafter in the published format."""
+    """The output folder must be loadable as a drafter in the published format."""
     assert train()[0] == 0
     target = load_target(tiny / "target", dtype=torch.float64)
     drafter = load_drafter(tmp_path / "out", target)
@@ -123,7 +130,7 @@ def test_training_settings(train, tmp_path, settings):
 
 
 def test_training_on_captioned_images(train, tiny, tmp_path):
-    """Images are cropped to the model's square and encoded, and keep their captions."""
+    """Images must be cropped to the model's square format and encoded. They must keep their captions."""
     folder = tmp_path / "pictures"
     folder.mkdir()
     rng = np.random.default_rng(0)
@@ -141,7 +148,7 @@ def test_training_on_captioned_images(train, tiny, tmp_path):
 
 
 def test_estimate_of_time_memory_and_disk_space(train, tmp_path, monkeypatch):
-    """The estimate is for the rest of the run. Too little disk space is an error."""
+    """The estimate must be for the rest of the run. Too little disk space must be an error."""
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
         code, _, err = train()
@@ -164,7 +171,7 @@ def test_estimate_of_time_memory_and_disk_space(train, tmp_path, monkeypatch):
 
 
 def test_training_equals_inference(models, tmp_path):
-    """Unrolled passes in training and the drafter's calls at inference have equal outputs at every depth."""
+    """At every depth, training's unrolled passes must give the same outputs as the drafter's calls at inference."""
     target, drafter = models
     codes = torch.randint(0, target.num_codes, (2, 16), generator=torch.Generator().manual_seed(0))
     prompts = [target.encode_prompt(text) for text in ("a house", "a much longer prompt")]
@@ -192,7 +199,7 @@ def test_training_equals_inference(models, tmp_path):
 
 
 def test_training_images_equal_those_of_generate(train, tiny, tmp_path):
-    """Image i has image index i in the noise."""
+    """Image i of the training must have image index i in the noise."""
     assert train(seed=9, cfg=2, top_k=10, temperature=1, top_p=1, steps=1)[0] == 0
     folder = tmp_path / "out" / "training"
     prompt = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["captions"][4]
@@ -225,7 +232,7 @@ class Stop(Exception):
 
 
 def test_an_interrupted_run_has_the_same_weights(train, tmp_path, monkeypatch):
-    """Interrupted while images are generated, and between two checkpoints."""
+    """The run is interrupted while images are generated, and between two checkpoints."""
     assert train(tmp_path / "complete", steps=6, every=2)[0] == 0
 
     def stop_after(patch, count, owner, name):
@@ -363,7 +370,7 @@ def test_output_folders_with_other_content(train, tiny, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("layout", [*sorted(WRITERS.keys() - {"chameleon", "llamagen"}), "llamagen, authors'"])
 def test_training_for_every_family(train, tmp_path, layout):
-    """With row ends, text encoders, 2D rotary positions, and heads with a hidden layer."""
+    """The families have end-of-row tokens, text encoders, 2D rotary positions, or heads with a hidden layer."""
     model = LAYOUTS[layout](tmp_path)
     size = SIZES.get(layout)
     code, _, err = train(model=model, steps=24, every=12, size=size and "x".join(map(str, size)))

@@ -135,7 +135,7 @@ def test_default_places_recovers_unnamed_places(places):
 
 
 def test_relative_places():
-    """Check "a house on the left side of a kite" and the same with right."""
+    """Check "a house on the left side of a kite", and the same caption with "right"."""
     captions = [caption for caption in sample_captions(2000) if " side of" in text_of(caption)]
     pairs = [(text_of(caption), caption_spec(caption).objects) for caption in captions]
     relative = [(text, objects) for text, objects in pairs if [one.place for one in objects] == [None, None]]

@@ -1,4 +1,4 @@
-"""Warnings about prompts and sizes outside of the training data, and the vocabulary of the bundled model."""
+"""Tests of warnings about prompts and sizes outside of the training data, and of the bundled model's vocabulary."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,7 +85,7 @@ def test_prompts_without_a_known_object_are_reported(bundled, prompt, unknown):
     ["a house", "a dragon beside a house", "2mugs", "猫 house", "", " \n", "a beautiful sunset over the sea, 4k"],
 )
 def test_prompts_with_a_known_object_or_scenery_are_not_reported(bundled, prompt):
-    """Blank prompts are rejected elsewhere."""
+    """Blank prompts are rejected elsewhere, so they cause no warning."""
     assert domain_warning(bundled, [prompt]) == ""
 
 
@@ -114,7 +114,7 @@ TRAINED = {family.name: family.trained for family in FAMILIES}
 
 
 def warning_for(family, width, height, usual, side, name="A model"):
-    """Return the warning about an image size for a model of a family whose default image is a square."""
+    """Return the warning about an image size, for a model of a family whose default image is a square."""
     grid = height // side, width // side
     usual_grid = (usual // side, usual // side)
     attributes = {"name": name, "grid": grid, "usual_grid": usual_grid, "downsample": side, "words": frozenset()}

@@ -1,4 +1,7 @@
-"""Files of a training: damaged or foreign files are reported, and exported weights equal the trained ones."""
+"""Tests of training files.
+
+Damaged or foreign files must be reported. Exported weights must equal the trained weights.
+"""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -76,7 +79,7 @@ def test_cached_features(tmp_path):
 
 @pytest.mark.parametrize("grid", [None, (119, 16)])
 def test_exported_weights_equal_the_trained_ones(tmp_path, grid):
-    """Also with another layout of rotary pairs."""
+    """This must also hold with another layout of rotary pairs."""
     config = DecoderConfig(40, 128, 96, 1, 2, 2, 1e-5, 1e4, 400, qk_norm=False, grid_rope=grid)
     drafter = EagleDrafter(config, input_norm=True)
     initialise(drafter, torch.Generator().manual_seed(1), 1)

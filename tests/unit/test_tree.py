@@ -1,4 +1,4 @@
-"""Draft trees: selection of nodes, parents, depths and ancestors."""
+"""Tests of draft trees: selection of nodes, parents, depths and ancestors."""
 
 import gc
 from itertools import product
@@ -11,7 +11,7 @@ from adt_core.rules.tree import CandidatePool
 
 
 def grow(depth: int, width: int, logp: torch.Tensor) -> CandidatePool:
-    """Return a pool that grew by EAGLE-2's rule, with the same log-probabilities for the children of every node."""
+    """Return a pool that grew by EAGLE-2's rule. The children of every node have the same log-probabilities `logp`."""
     pool = CandidatePool()
     beam_scores = torch.zeros(1, 1)
     parents = torch.zeros(1, 1, dtype=torch.long)
@@ -25,7 +25,10 @@ def grow(depth: int, width: int, logp: torch.Tensor) -> CandidatePool:
 
 
 def test_wide_trees_of_equally_probable_drafts_are_shallow():
-    """Almost uniform drafts fill the tree level by level: its depth is 1 + ceil((N - k) / k^2), here for N = 58."""
+    """If all drafts are nearly equally probable, they fill the tree level by level.
+
+    With N nodes and k children per node, the depth is 1 + ceil((N - k) / k^2). Here, N is 58.
+    """
     expected = {10: 2, 8: 2, 7: 3, 6: 3, 5: 4, 4: 5, 3: 8, 2: 15}
     for width, depth in expected.items():
         tree = grow(16, width, -5.0 - 1e-4 * torch.arange(10)).rerank(torch.zeros(1, dtype=torch.long), 58)
@@ -86,11 +89,11 @@ def test_depths_and_sibling_ranks_of_candidates():
 
 
 def test_trees_of_many_sizes_leave_no_tensors_in_memory():
-    """On a CPU the number of nodes with children varies, so nearly all pools have different sizes."""
+    """On a CPU, the number of nodes with children varies, so nearly all pools have different sizes."""
 
     def tensors() -> int:
         gc.collect()
-        return sum(type(thing) is torch.Tensor for thing in gc.get_objects())  # excludes frozen objects
+        return sum(type(thing) is torch.Tensor for thing in gc.get_objects())  # frozen objects aren't listed
 
     def draw(parents: tuple[int, ...]) -> None:
         pool = CandidatePool()
@@ -100,7 +103,7 @@ def test_trees_of_many_sizes_leave_no_tensors_in_memory():
 
     draw((4, 4, 4))
     gc.collect()
-    gc.freeze()  # exclude the objects of other tests, which would be slow to count
+    gc.freeze()  # don't list the objects of other tests, because this would be slow
     try:
         before = tensors()
         for parents in product(range(1, 5), repeat=3):

@@ -1,4 +1,4 @@
-"""Invalid prompts in a list raise an error, are truncated, or are skipped with a note."""
+"""Tests of invalid prompts in a list. They must raise an error, be truncated, or be skipped with a note."""
 
 import pickle
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_a_long_prompt_is_truncated_to_the_longest_prefix(job, prompt):
     assert note.startswith(f"truncated to its first {len(text)} of {len(prompt)} characters: ")
     assert (" tokens; " in note or "10000 at most are read" in note) and "shorten" not in note
     further = prompt[len(text) :]
-    if " " in prompt:  # complete words, and one more word would not fit
+    if " " in prompt:  # the text ends with a complete word, and one more word would not fit
         assert further.startswith(" ") and not text.endswith(" ")
         further = further[: further.index(" ", 1)]
     else:

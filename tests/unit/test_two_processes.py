@@ -1,4 +1,4 @@
-"""Two processes in one folder: no results are lost, duplicated or damaged."""
+"""Tests with two processes in one folder. No result may be lost, duplicated or damaged."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ for number in range(200):
 
 @pytest.fixture
 def writer(tmp_path):
-    """Return a function that starts a process, which writes lines and files with its name."""
+    """Return a function that starts a process. The process writes lines and files with its name."""
 
     def start(name: str) -> subprocess.Popen:
         command = [sys.executable, "-c", WRITER, str(ROOT), name, str(tmp_path)]
@@ -52,7 +52,7 @@ def test_files_and_lines_of_several_processes(writer, tmp_path):
     for line in (tmp_path / "lines").read_text(encoding="utf-8").splitlines():
         try:
             name, number, _ = json.loads(line)
-        except ValueError:  # cut by the kill
+        except ValueError:  # incomplete, because its process was killed
             continue
         lines.add((name, number))
     assert {(name, number) for name in "abc" for number in range(200)} | {("k", number) for number in printed} <= lines
@@ -71,5 +71,5 @@ def test_two_commands_in_one_folder(tmp_path, name):
         for future in [pool.submit(case.run, case.results) for _ in range(2)]:
             assert future.result() is False
     assert case.results() and not case.partial_files()
-    assert not case.run(lambda: None)  # reads the results of both
+    assert not case.run(lambda: None)  # this run reads the results of both processes
     assert case.final_result() == expected

@@ -1,4 +1,4 @@
-"""Paths that are not models: they are resolved to the model, or the error names the kind of file."""
+"""Tests of paths that aren't models. The loader must find the model, or raise an error that names the kind of file."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_few_of_many_missing_shards_are_named(tmp_path):
 
 @pytest.mark.parametrize("marks", ['""', "''"])
 def test_a_path_in_quotation_marks(tmp_path, marks):
-    """Windows copies paths in this form."""
+    """Windows copies paths with quotation marks."""
     message = error_of(f"{marks[0]}{tmp_path}{marks[1]}")
     assert message.endswith("does not exist; remove the quotation marks.")
 
@@ -72,7 +72,7 @@ def test_text_files(tmp_path, name):
     "around, remedy", [("GLM-Image", "choose the complete model, {}"), ("SDXL", "choose a visual")]
 )
 def test_parts_of_a_diffusers_model(tmp_path, around, remedy):
-    """For GLM-Image, the parent folder is the model."""
+    """For GLM-Image, the parent folder is the model, and the loader must use it."""
     part = tmp_path / around / "transformer"
     part.mkdir(parents=True)
     (part / "config.json").write_text('{"_class_name": "ATransformer2DModel"}', encoding="utf-8")
@@ -108,14 +108,14 @@ STRANGERS = {
 
 @pytest.mark.parametrize("kind, name", [(kind, name) for kind, names in STRANGERS.items() for name in names])
 def test_checkpoints_of_other_models(tmp_path, kind, name):
-    """SDXL, Flux, LoRA, PEFT, VAE and text encoders are recognised by their tensors."""
+    """SDXL, Flux, LoRA, PEFT, VAE and text encoders must be recognised by their tensors."""
     save_file({name: torch.ones(1)}, tmp_path / "model.safetensors")
     for path in (tmp_path, tmp_path / "model.safetensors"):
         assert f" is {kind}, not a model that generates image tokens; " in error_of(path)
 
 
 def test_janusflow(tmp_path):
-    """It has no image tokens."""
+    """JanusFlow has no image tokens."""
     folder = write_janus(tmp_path / "JanusFlow-1.3B", layout="deepseek")
     edit_config(folder, lambda config: config.update(vision_gen_enc_config={}, vision_gen_dec_config={}))
     edit_config(folder, lambda config: config.pop("gen_vision_config"))
@@ -159,7 +159,7 @@ def test_models_whose_decoder_is_a_diffusion_model(tmp_path, name, kind, words):
 
 @pytest.mark.parametrize("row", [row for row in published() if row.downloads], ids=lambda row: row.name)
 def test_templates_state_the_download_size(row):
-    """Emu3-Gen-hf is published in float32, so the download is twice as large as the memory."""
+    """Emu3-Gen-hf is published in float32, so the download is twice as large as the weights in memory."""
     notes = (file.read_text(encoding="utf-8") for file in (ROOT / "workflows").glob("*.json"))
     shown = [note for note in notes if f"Choose *{row.name}*" in note]
     assert all(note.count(row.size) >= 2 for note in shown), "in English and in Chinese"

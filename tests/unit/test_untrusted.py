@@ -1,4 +1,4 @@
-"""Untrusted files: each raises an error, and none executes code, blocks or exhausts memory."""
+"""Tests of untrusted files. Each must raise an error, and none may execute code, block or exhaust memory."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,7 @@ needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system 
 
 @pytest.fixture
 def error_of():
-    """Return a function that returns the error message of a call."""
+    """Return a function that calls another function and returns its error message."""
 
     def error_of(make, *arguments) -> str:
         with pytest.raises(AdtError) as caught:
@@ -39,13 +39,13 @@ def error_of():
 
 @pytest.fixture
 def llamagen(tmp_path):
-    """Checkpoint of LlamaGen and the folder of its text encoder."""
+    """Return a checkpoint of LlamaGen, and the folder of its text encoder."""
     folder = write_hugging_face(tmp_path)
     return folder, next(tmp_path.rglob("flan-t5-xl"))
 
 
 def test_t5_configurations_load_no_code(llamagen):
-    """With these fields, transformers would download a kernel with its code."""
+    """With these fields, transformers would download a kernel and run its code."""
     folder, encoder = llamagen
     hostile = {"attn_implementation": "owner/kernel", "_attn_implementation": "owner/kernel", "auto_map": {"a": "b"}}
     edit_config(encoder, lambda config: config.update(hostile))
@@ -74,7 +74,7 @@ def test_deeply_nested_json(tmp_path, error_of, text):
 def test_files_that_are_too_large(tmp_path, error_of):
     for name, make, size in (("config.json", read_json, 65), ("prompts.txt", read_all, 257)):
         with (tmp_path / name).open("wb") as file:
-            file.truncate(size * 2**20)  # sparse, so it needs no disk space
+            file.truncate(size * 2**20)  # the file is sparse, so it needs no disk space
         assert f"it has {size} MiB" in error_of(make, tmp_path / name)
 
 
@@ -125,7 +125,7 @@ def test_excessive_sizes_are_rejected_before_allocation(error_of, name, value):
     ids=range(10),
 )
 def test_outputs_do_not_replace_inputs(tmp_path, monkeypatch, capsys, given, words):
-    """The error is raised before a model is loaded, because this test has none."""
+    """The error must be raised before a model is loaded. This test has no model."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p.txt").write_text("a cat\na dog\n", encoding="utf-8")
     (tmp_path / "link.json").symlink_to("p.txt")

@@ -1,4 +1,4 @@
-"""Schemas for untrusted JSON."""
+"""Tests of the schemas that check untrusted JSON."""
 
 import math
 

@@ -1,5 +1,6 @@
-"""Upstream noise equals the noise of `torch.multinomial` and its generator, and is recorded in PNGs.
+"""Tests of upstream noise.
 
+It must equal the noise of `torch.multinomial` with the same generator, and PNGs must record it.
 tests/parity/test_upstreams_noise.py compares complete images with the original scripts.
 """
 
@@ -27,7 +28,7 @@ UPSTREAM = Sampling(SEED, noise="upstream")
 
 
 def calls(seed=SEED, together=1, count=LENGTH, width=WIDTH, columns=COLUMNS):
-    """Return the noise [count, together, V] of consecutive calls of a script."""
+    """Return the noise [count, together, V] of consecutive calls of `torch.multinomial` in a script."""
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.empty(together, width).exponential_(generator=generator) for _ in range(count)]
     return -torch.stack(drawn)[..., columns].log()
@@ -43,7 +44,7 @@ def noise(kind, indices, ahead=3, seed=SEED):
 @pytest.mark.parametrize("width", [8, 50, 4096])
 @pytest.mark.parametrize("together", [1, 3])
 def test_the_most_probable_token_with_noise_equals_multinomial(width, together):
-    """For 20 consecutive draws of every seed. Half of the tokens have probability 0."""
+    """The test has 20 consecutive draws of every seed. Half of the tokens have probability 0."""
     columns = torch.arange(width)
     for seed in (0, 1, 2**63, 2**64 - 1):
         logits = torch.randn(20, together, width, generator=torch.Generator().manual_seed(1)) * 3
@@ -97,7 +98,7 @@ def test_the_first_call_belongs_to_the_first_generated_token():
 
 
 def test_noise_in_the_ring_buffer():
-    """Also after images are suspended and replaced by images with other seeds."""
+    """The values must also be right after images are suspended and replaced by images with other seeds."""
     ring = noise(UpstreamNoise(WIDTH, COLUMNS, 3, kept=6), (0, 1, 2))
     ring.prepare([5, 9, 2])
     ring.select(torch.tensor([1, 2]))
@@ -161,7 +162,7 @@ def test_memory_for_the_noise_of_other_images(models):
         return Decoding(target, [target.encode_prompt("a cat")] * images, **plain).memory_required()
 
     assert needed(1, UPSTREAM) == needed(1, Sampling(SEED))
-    small = 4 * target.length * target.num_tokens * 8  # complete noise of the other images
+    small = 4 * target.length * target.num_tokens * 8  # complete noise of the other three images
     assert needed(4, UPSTREAM) - needed(4, Sampling(SEED)) == small
 
 
@@ -170,7 +171,7 @@ def test_memory_for_the_noise_of_other_images(models):
 
 @pytest.fixture
 def generate(tiny, tmp_path, monkeypatch, capsys):
-    """Return a function that runs `generate` in an empty folder, and returns the exit code and the output."""
+    """Return a function that runs `generate` in an empty folder. It returns the exit code and the output."""
     monkeypatch.chdir(tmp_path)
     models = ["--model", tiny / "target", "--drafter", tiny / "drafter", "--device", "cpu"]
 

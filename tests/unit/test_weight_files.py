@@ -1,4 +1,4 @@
-"""Choice of the weights files in a folder, which never includes files of another model."""
+"""Tests of the choice of weights files in a folder. Files of another model must never be chosen."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def put(folder: Path, *names: str) -> None:
-    """Write empty weights files."""
+    """Write empty weights files with these names."""
     for name in names:
         (folder / name).write_bytes(b"")
 
@@ -158,7 +158,7 @@ def test_an_index_without_files(tmp_path, content):
 
 
 def other_model(file: Path, like: Path) -> None:
-    """Write weights of another model with the same names and shapes."""
+    """Write weights of another model that have the same names and shapes."""
     save_file({name: value + 1 for name, value in load_file(like).items()}, file)
 
 
@@ -210,7 +210,7 @@ def test_one_tensor_in_two_files_of_one_model(tmp_path):
 
 
 def test_a_file_that_does_not_belong_to_the_folders_model(target):
-    """Loading it would load the folder, and therefore another file."""
+    """If this file could be loaded, the loader would load its folder, and therefore another file."""
     other_model(target / "model2.safetensors", target / "model.safetensors")
     assert resolve(target / "model.safetensors", "target") == target
     with pytest.raises(
