@@ -1,4 +1,4 @@
-"""Page object for ComfyUI: opens workflows, runs them, reads maps and collects console messages."""
+"""Page object for ComfyUI. It opens workflows, runs them, reads maps and collects console messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from comfy_server import ROOT
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Playwright, TimeoutError
 
-REQUIRED = "ADT_TREE_REQUIRE_BROWSER"  # if set, tests fail instead of being skipped without a browser
+# if this variable is set and there is no browser, tests fail; otherwise they are skipped
+REQUIRED = "ADT_TREE_REQUIRE_BROWSER"
 _FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -23,7 +24,7 @@ _FLAGS = [
     "--disable-sync",
 ]
 SIZE = {"width": 1280, "height": 800}
-# `adtTest.map(id)` finds the map of a node of the open workflow or its subgraphs by its execution id.
+# `adtTest.map(id)` finds the map of a node by the node's execution id, in the open workflow and in its subgraphs.
 _HELPERS = """
 window.adtTest = {
   nodes(graph = app.rootGraph ?? app.graph, path = '') {
@@ -64,9 +65,10 @@ _DRAFTED = """(text) =>
 
 
 def launch(playwright: Playwright) -> Browser:
-    """Launch Chromium from the system, or playwright's copy.
+    """Launch Chromium.
 
-    Without either, the test is skipped, or fails if a browser is required.
+    The system's Chromium is used if there is one, else the copy that playwright installs. If there is no browser, the
+    test is skipped, or fails if a browser is required.
     """
     system = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     own = Path(playwright.chromium.executable_path)
@@ -76,16 +78,16 @@ def launch(playwright: Playwright) -> Browser:
 
 
 class ComfyPage:
-    """One tab of ComfyUI.
+    """Browser tab with ComfyUI.
 
     Args:
         browser: Browser that opens the tab.
         address: Host and port of ComfyUI.
         artefacts: Folder for screenshots.
-        vue: Whether Nodes 2.0 is on.
+        vue: Whether Nodes 2.0 is on. Otherwise the page is in canvas mode.
 
     Attributes:
-        console: Errors and warnings in the console.
+        console: Errors and warnings in the browser's console.
         frames: Arrival time and data of each map message.
     """
 
@@ -95,9 +97,9 @@ class ComfyPage:
         self.vue = vue
         self.console: list[str] = []
         self.frames: list[tuple[float, dict]] = []
-        # Without a GPU, drawing ComfyUI's animations takes longer than everything else in the tests.
+        # Without a GPU, ComfyUI's animations would need more time than everything else in the tests.
         self.context = browser.new_context(viewport=SIZE, device_scale_factor=1, reduced_motion="reduce")
-        self.context.set_default_timeout(90_000)  # machines that run tests may be slow
+        self.context.set_default_timeout(90_000)  # test machines may be slow
         self.page = self.context.new_page()
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.console.append(f"page error: {error} {error.stack or ''}"))
@@ -113,16 +115,16 @@ class ComfyPage:
             self.frames.append((time.monotonic(), json.loads(frame)["data"]))
 
     def messages_about_our_code(self) -> list[str]:
-        """Return the console messages about our code."""
+        """Return the console messages that mention the pack's code."""
         return [line for line in self.console if re.search(_OURS, line)]
 
     def set_language(self, locale: str) -> None:
-        """Set the language of the page, such as "zh", and load the page again."""
+        """Set the language of the page, for example "zh", and reload the page."""
         self.page.evaluate("async (locale) => { await app.api.storeSetting('Comfy.Locale', locale) }", locale)
         self.open()
 
     def open(self) -> None:
-        """Open ComfyUI, or load its page again."""
+        """Open ComfyUI. If it is open already, reload the page."""
         self.page.goto(f"http://{self.address}/")
         known = "window.LiteGraph?.registered_node_types['ADTTreeSampler']"
         self.page.wait_for_function(f"window.app?.extensionManager && {known} && window.app.graph", timeout=90_000)
@@ -135,16 +137,22 @@ class ComfyPage:
         self.page.evaluate("(on) => app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)", vue)
 
     def load(self, workflow: dict) -> None:
-        """Open a workflow as from a file."""
+        """Open a workflow in the same way as from a file."""
         self.page.evaluate("async (workflow) => { await app.loadGraphData(workflow) }", workflow)
         self.page.wait_for_function("app.graph.nodes.length > 0")
 
     def saved(self) -> dict:
-        """Return the open workflow as saved, without undefined values, which newer pages do not load as null."""
+        """Return the open workflow as the page would save it.
+
+        Undefined values are removed, because newer pages don't load them as null.
+        """
         return json.loads(self.page.evaluate("JSON.stringify(app.graph.serialize())"))
 
     def open_template(self, name: str) -> None:
-        """Choose one of our workflows in the template browser, and wait until it is open; it may have been before."""
+        """Choose a workflow of the pack in the template browser, and wait until it is open.
+
+        This also works if the same template was open before.
+        """
         self.page.evaluate("app.graph.extra.before = true")
         self._choose_template(name)
         nodes = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
@@ -155,7 +163,7 @@ class ComfyPage:
         )
 
     def _choose_template(self, name: str) -> None:
-        """Choose a template; open the template browser again if it does not respond, as a user would."""
+        """Choose a template. If the template browser doesn't respond, open it again."""
         for patience in (4_000, 20_000, 90_000):
             self.page.evaluate("app.extensionManager.command.execute('Comfy.BrowseTemplates')")
             dialog = self.page.get_by_role("dialog")
@@ -167,38 +175,39 @@ class ComfyPage:
         raise TimeoutError(f"the template browser shows no {name}")
 
     def settle(self) -> None:
-        """Wait until the page has drawn some frames and is idle."""
+        """Wait until the page has rendered some frames and is idle."""
         self.page.evaluate(_SETTLED)
 
     def drafted(self, text: str) -> None:
-        """Wait until ComfyUI's draft of the open workflow, which a reload opens, contains a text."""
+        """Wait until ComfyUI's stored draft of the open workflow contains a text. A reload opens this draft."""
         self.page.wait_for_function(_DRAFTED, arg=text)
 
     def command(self, name: str) -> None:
-        """Run one of ComfyUI's commands."""
+        """Run a command of ComfyUI's page."""
         self.page.evaluate("(name) => app.extensionManager.command.execute(name)", name)
         self.settle()
 
     def run(self) -> None:
-        """Press Run."""
+        """Press the Run button."""
         self.page.evaluate("app.queuePrompt(0)")
 
     def map(self, node: int | str, expression: str, argument=None):
-        """Evaluate an expression about the map of a node.
+        """Evaluate a JavaScript expression about the map of a node.
 
-        In the expression, ``map`` is the widget's data, ``run`` its run and ``panel`` its controls.
+        In the expression, ``map`` is the data of the widget, ``run`` is the run that the map shows, and ``panel`` is
+        the map's controls.
         """
         return self.page.evaluate(_ask(expression), [str(node), argument])
 
     def wait(self, node: int | str, expression: str, timeout: float = 90) -> None:
-        """Wait until an expression about a map is true."""
+        """Wait until a JavaScript expression about a map is true."""
         self.page.wait_for_function(_ask(f"!!({expression})"), arg=[str(node), None], timeout=1000 * timeout)
 
     def finished(self, node: int | str) -> None:
         self.wait(node, "run?.state === 'done'")
 
     def canvas(self, node: int | str) -> Locator:
-        """Return the canvas of a node's map, after giving it an id to find it."""
+        """Return the canvas element of a node's map."""
         self.map(node, "panel.canvas.id = 'map-of-' + argument", str(node).replace(":", "-"))
         return self.page.locator(f"#map-of-{str(node).replace(':', '-')}")
 

@@ -1,10 +1,11 @@
-"""Fixtures with one ComfyUI and one browser for all tests of this folder.
+"""Fixtures with one ComfyUI server and one browser, which all tests of this folder share.
 
-The default tier runs the tests marked ``smoke``, in canvas mode, which is the page's default. ``--all`` runs all tests
-in canvas mode and in Nodes 2.0.
+In the default tier, only tests marked ``smoke`` run, in canvas mode, which is the page's default. With ``--all``, all
+tests run in canvas mode and in Nodes 2.0.
 
-The page is the newest frontend's, which users get with their next update. ``--all`` also runs the tests marked
-``every_frontend``, which depend on details of the page, on the frontend of the newest release, in its default mode.
+Tests run on the newest frontend, which users get with their next update. With ``--all``, tests marked
+``every_frontend`` also run on the frontend of the newest release, in its default mode. These tests depend on details of
+the page.
 """
 
 import sys
@@ -27,7 +28,10 @@ def pytest_configure(config):
 
 
 def pytest_generate_tests(metafunc):
-    """Parametrize tests with a frontend (None for the release's own) and a mode (False is canvas mode)."""
+    """Parametrize tests with a frontend and a mode.
+
+    The frontend None is the default frontend of the release. The mode False is canvas mode; True is Nodes 2.0.
+    """
     if "tab" in metafunc.fixturenames:
         pages = [(NEWEST_FRONTEND, False), (NEWEST_FRONTEND, True)]
         if mark := metafunc.definition.get_closest_marker("every_frontend"):
@@ -43,7 +47,7 @@ def _name(frontend) -> str:
 
 
 def pytest_itemcollected(item):
-    """Mark browser tests as ``long``, except those marked ``smoke`` in canvas mode on the newest frontend."""
+    """Mark browser tests as ``long``, except ``smoke`` tests in canvas mode on the newest frontend."""
     if "browser" in item.fixturenames:
         params = item.callspec.params
         if not (item.get_closest_marker("smoke") and params["frontend"] and not params.get("tab")):
@@ -52,7 +56,7 @@ def pytest_itemcollected(item):
 
 @pytest.fixture(scope="session")
 def frontend(request):
-    """Frontend that ComfyUI serves; None for the release's own."""
+    """Frontend that the server uses; None for the default frontend of the release."""
     return request.param
 
 
@@ -67,13 +71,13 @@ def browser(meter):
 
 @pytest.fixture(scope="session")
 def comfy(browser, frontend, served):
-    """Server with previews."""
+    """Running server that sends previews."""
     return served(NEWEST, frontend)
 
 
 @pytest.fixture(scope="session")
 def tab(request, browser, comfy, tmp_path_factory, meter):
-    """ComfyUI's page, loaded once for each mode."""
+    """Tab with ComfyUI's page. The page is loaded once for each mode."""
     with meter.uncounted():
         tab = ComfyPage(browser, comfy.address, tmp_path_factory.getbasetemp() / "screenshots", vue=request.param)
     yield tab
@@ -82,7 +86,7 @@ def tab(request, browser, comfy, tmp_path_factory, meter):
 
 @pytest.fixture(autouse=True)
 def console(request):
-    """Fail a test that leaves an error or a warning about our code in the console."""
+    """Fail a test if the console contains an error or a warning about the pack's code after it."""
     if "tab" not in request.fixturenames:
         yield
         return
@@ -100,7 +104,7 @@ def workflow():
 
 @pytest.fixture
 def prefer(tab):
-    """Return a function that sets one of our settings until the end of the test."""
+    """Return a function that changes one of the pack's settings. The setting is restored at the end of the test."""
     usual = {}
 
     def set(name: str, value) -> None:

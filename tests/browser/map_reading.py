@@ -1,11 +1,11 @@
-"""Helpers that run workflows and read maps on ComfyUI's page as numbers and colours."""
+"""Helpers that run workflows on ComfyUI's page, and read maps as numbers and colours."""
 
 import json
 import time
 
 
 def idle(comfy) -> bool:
-    """Wait until the server's queue is empty; return False if it is not after half a minute."""
+    """Wait until the server's queue is empty. Return False if this needs more than half a minute."""
     deadline = time.monotonic() + 30
     while (busy := any(comfy.get("/queue").values())) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -13,7 +13,7 @@ def idle(comfy) -> bool:
 
 
 def trace_of(comfy) -> dict:
-    """Return the trace of the last prompt, as the probe node showed it, after the prompt has ended."""
+    """Wait for the end of the last prompt. Return its trace, from the output of the probe node."""
     idle(comfy)
     (entry,) = comfy.get("/history", max_items=1).values()
     return json.loads(
@@ -34,7 +34,7 @@ def flat(rows: list) -> list:
 
 
 def painted(tab, node, pane=0) -> list:
-    """Return the colour [red, green, blue] at the centre of each token, read from the canvas after drawing it."""
+    """Draw the map. Return the colour [red, green, blue] at the centre of each token, read from the canvas."""
     return tab.map(
         node,
         """(() => {
@@ -52,7 +52,7 @@ def painted(tab, node, pane=0) -> list:
 
 
 def settled(tab, node, pane=0) -> list:
-    """Return the painted colours after all panes show the saved images."""
+    """Wait until all panes show the saved images. Return the painted colours."""
     wait_for_pictures(tab, node)
     return painted(tab, node, pane)
 
@@ -64,7 +64,7 @@ def wait_for_pictures(tab, node) -> None:
 
 
 def expected(tab, node, figure="acceptance", image=0) -> list:
-    """Return the colours that the scale assigns to the values of a token map."""
+    """Return the colour that each value of a token map should have on the map's colour scale."""
     return tab.page.evaluate(
         """async ([numbers, figure]) => {
         const folder = '/extensions/ADT-Tree/';
@@ -78,14 +78,14 @@ def expected(tab, node, figure="acceptance", image=0) -> list:
 
 
 def same_colours(one: list, other: list) -> bool:
-    """Compare colours up to rounding of the canvas."""
+    """Compare two lists of colours. Differences from the rounding of the canvas are ignored."""
     return all(
         abs(a - b) <= 2 for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True)
     )
 
 
 def point(tab, node, cell: int) -> tuple[float, float]:
-    """Return the position of a token on the page."""
+    """Return the position (x, y) of a token on the page, in pixels."""
     x, y = tab.map(
         node,
         """(() => {
@@ -101,7 +101,7 @@ def point(tab, node, cell: int) -> tuple[float, float]:
 
 
 def done(tab, workflow) -> int:
-    """Open a workflow, run it to its end, and return the id of its sampler."""
+    """Open a workflow and run it to its end. Return the id of its sampler node."""
     tab.load(workflow.data)
     tab.run()
     tab.finished(workflow.sampler)
@@ -109,7 +109,7 @@ def done(tab, workflow) -> int:
 
 
 def run_again(tab, node, change: str) -> str:
-    """Change a widget of a node, run, wait for the new map, and return the id of its run."""
+    """Change a widget of a node, run, and wait for the new map. Return the id of the new run."""
     before = tab.map(node, "run?.id")
     tab.map(node, f"map.node.widgets.{change}")
     tab.run()
@@ -118,12 +118,12 @@ def run_again(tab, node, change: str) -> str:
 
 
 def new_seed(tab, node) -> None:
-    """Set a new seed, so that no result is in ComfyUI's cache from a test with the same workflow."""
+    """Set a new seed. Otherwise, the result could be in ComfyUI's cache, from a test with the same workflow."""
     give(tab, node, "seed", time.time_ns() // 1000)
 
 
 def give(tab, node, name: str, value) -> None:
-    """Set a widget of a node."""
+    """Set the value of a node's widget."""
     tab.page.evaluate(
         "([id, name, value]) => { app.graph.getNodeById(id).widgets.find((w) => w.name === name).value = value }",
         [node, name, value],

@@ -1,4 +1,4 @@
-"""Blueprints of common chains in ComfyUI's node library: each is one node that runs."""
+"""Tests of the blueprints in ComfyUI's node library. A blueprint is a chain of nodes in one node; it must run."""
 
 import itertools
 
@@ -31,7 +31,7 @@ OPEN = """async ([name, seed]) => {
   });
   return { shown: node.widgets.map((widget) => widget.name), pictures: app.graph.nodes.length - 1 };
 }"""
-"""Opens a blueprint in an empty workflow, with the tiny model and a preview for each IMAGE."""
+"""Opens a blueprint in an empty workflow. The blueprint uses the tiny model; each IMAGE output gets a preview."""
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""Check on the page: it shows its progress and then its report on the node."""
+"""Tests of the node Check on the page. It must show its progress, and then its report, on the node."""
 
 import pytest
 
@@ -16,7 +16,10 @@ SHOWN = f"(id) => {ELEMENT}.checkVisibility() && {ELEMENT}.value.includes('## Sa
 
 @pytest.mark.every_frontend
 def test_check_shows_its_progress_and_report(tab, workflow):
-    """No other node is needed to show the text. A second run replaces it, and saved workflows do not contain it."""
+    """The text must be shown without another node.
+
+    A second run must replace it. Saved workflows must not contain it.
+    """
     node = workflow.add("ADTTreeCheck", (480, 80), size=(300, 80), model=(1, 0))
     workflow.data["nodes"] = [one for one in workflow.data["nodes"] if one["id"] in (1, node)]
     workflow.data["links"] = [link for link in workflow.data["links"] if link[3] == node]

@@ -1,4 +1,4 @@
-"""Two runs on one map: side by side, or in one place with a line that can be dragged."""
+"""Tests of two runs on one map: side by side, or on top of each other with a line that the user can drag."""
 
 import io
 
@@ -22,7 +22,10 @@ IN_ONE_PLACE = "panel.panes.length === 2 && panel.panes[0].x === panel.panes[1].
 
 
 def test_two_samplers_side_by_side(tab, workflow):
-    """Each sampler has its own map, which can also show the other's. The map then shows which was faster."""
+    """Each sampler has a map, which can also show the run of the other sampler.
+
+    The map must then show which was faster.
+    """
     sampler = workflow.sampler
     plain = workflow.second_sampler("autoregressive")
     tab.load(workflow.data)
@@ -48,7 +51,7 @@ def test_two_samplers_side_by_side(tab, workflow):
 
 
 def test_both_runs_of_a_comparison_are_shown_side_by_side(tab):
-    """Compare shows A and B, each with its image: during the run, afterwards, and in a saved workflow."""
+    """Compare must show A and B, each with its image: during the run, after the run, and in a saved workflow."""
     tab.open_template("ADT-Tree compared with plain decoding")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     new_seed(tab, node)
@@ -89,11 +92,11 @@ TITLES = """(() => {
   of.fillText = fillText;
   return said;
 })()"""
-"""Returns the titles above both images, and whether each fits without being shortened."""
+"""Returns the titles above both images, and for each title whether it fits without being shortened."""
 
 
 def test_relaxed_run_is_marked(tab):
-    """The mark appears in the title above its image and in the text below."""
+    """The mark must be in the title above the image and in the text below."""
     tab.open_template("ADT-Tree relaxed acceptance (LANTERN)")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     new_seed(tab, node)
@@ -120,7 +123,7 @@ def test_previous_run_can_be_compared(tab, workflow):
 
 
 def test_both_images_in_one_place(tab, workflow):
-    """A line separates them. Keys and the mouse move it, and it stays on the image."""
+    """A line separates the two images. Keys and the mouse must move it, and it must stay on the image."""
     sampler = done(tab, workflow)
     run_again(tab, sampler, "find((w) => w.name === 'seed').value += 1")
     tab.map(sampler, "app.canvas.centerOnNode(map.node)")
@@ -157,11 +160,11 @@ def test_both_images_in_one_place(tab, workflow):
 SPAN = """(({ canvas, panes: [box] }) => {
   const outer = canvas.getBoundingClientRect(), zoom = outer.width / canvas.clientWidth;
   return [outer.x + zoom * box.x, zoom * box.width];
-})(panel)"""  # left edge of the image on the page, and its width
+})(panel)"""  # left edge of the image on the page, and width of the image
 
 
 def drag(tab, line, span: tuple[float, float], share: float) -> None:
-    """Drag the line to a fraction of the image's width."""
+    """Drag the line to a position on the image. `share` is the distance from the left edge, relative to the width."""
     box = line.bounding_box()
     y = box["y"] + box["height"] / 3
     tab.page.mouse.move(box["x"] + box["width"] / 2, y)
@@ -171,7 +174,7 @@ def drag(tab, line, span: tuple[float, float], share: float) -> None:
 
 
 def test_difference_on_request_and_image_in_the_queue(tab, comfy):
-    """A title marks equal images. The queue shows an image of the run even if the difference is previewed."""
+    """A title must mark equal images. The queue must show an image of the run, even if the difference is previewed."""
     tab.open_template("ADT-Tree compared with plain decoding")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     preview = "app.graph.nodes.find((node) => node.type === 'PreviewImage')"

@@ -1,6 +1,7 @@
-"""Downloads on the page, from an empty model folder to an image in three steps.
+"""Tests of downloads on the page. With an empty model folder, three steps must lead to an image.
 
-Choose the model, choose *download*, press Run. The server downloads from the small Hub (tests/hub.py).
+The steps are: choose the model, choose *download*, press Run. The server downloads from the local Hub server
+(tests/hub.py).
 """
 
 import itertools
@@ -31,7 +32,7 @@ def hub(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def comfy(browser, frontend, hub, tmp_path_factory, meter):
-    """Server with no models except the bundled one."""
+    """Running server that has only the bundled model."""
     served = ("--front-end-root", str(page(frontend))) if frontend else ()
     variables = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path_factory.mktemp("hf"))}
     with meter.uncounted():
@@ -51,7 +52,7 @@ def tab(request, browser, comfy, tmp_path_factory, meter):
 
 @pytest.fixture(autouse=True)
 def empty(comfy, hub):
-    """Remove all models and clear ComfyUI's cache."""
+    """Delete all downloaded models, and empty ComfyUI's cache."""
     comfy.free()
     for name in ("ar_image", "ar_image_drafters"):
         shutil.rmtree(comfy.base / "models" / name, ignore_errors=True)
@@ -68,7 +69,7 @@ def choose_download(tab) -> None:
 
 
 def new_seed(tab) -> None:
-    """Set a new seed, so that no result is in ComfyUI's cache."""
+    """Set a new seed, so that the result isn't in ComfyUI's cache."""
     seed = next(SEEDS)
     tab.page.evaluate(
         "(seed) => app.graph.nodes.flatMap((n) => n.widgets ?? [])"
@@ -78,18 +79,18 @@ def new_seed(tab) -> None:
 
 
 def until(tab, expression: str, pattern: str) -> str:
-    """Wait until the value of an expression matches a pattern, and return the value."""
+    """Wait until the value of a JavaScript expression matches a regular expression. Return the value."""
     tab.page.wait_for_function(f"(pattern) => new RegExp(pattern).test({expression})", arg=pattern)
     return tab.page.evaluate(expression)
 
 
 def finished(tab) -> str:
-    """Wait for the end of the run, and return the name of its event."""
+    """Wait for the end of the run. Return the name of the event that ended the run."""
     return tab.page.evaluate("adtTest.end")
 
 
 def run(tab) -> None:
-    """Press Run, and record how it ends."""
+    """Press Run, and record the event that ends the run."""
     tab.page.evaluate("""() => {
       adtTest.end = new Promise((resolve) => {
         for (const event of ['execution_success', 'execution_error', 'execution_interrupted'])
@@ -102,13 +103,16 @@ def run(tab) -> None:
 @pytest.mark.every_frontend("in both modes")
 @pytest.mark.parametrize("model", TEMPLATES)
 def test_three_steps_from_nothing_to_an_image(tab, comfy, hub, model):
-    """Open the template, choose *download*, press Run. The list shows the size before and only the name afterwards."""
+    """Open the template, choose *download*, press Run.
+
+    The list of models must show the size before the download, and only the name after it.
+    """
     tab.open()
-    tab.open_template(TEMPLATES[model])  # 1
+    tab.open_template(TEMPLATES[model])  # step 1
     assert re.fullmatch(rf"{model} \(download, \d+ GB\)", tab.page.evaluate(LABEL))
-    choose_download(tab)  # 2
+    choose_download(tab)  # step 2
     new_seed(tab)
-    run(tab)  # 3
+    run(tab)  # step 3
     assert finished(tab) == "execution_success "
     assert tab.page.evaluate(LABEL) == model
     if tab.vue:
@@ -160,7 +164,7 @@ def test_error_without_download_explains_the_option(tab, hub):
 
 
 def test_mark_of_older_versions_disappears_after_installing(tab, comfy):
-    """The saved value is replaced too."""
+    """The saved value must also be replaced."""
     tab.open()
     tab.open_template(TEMPLATES[JANUS])
     saved = tab.saved()

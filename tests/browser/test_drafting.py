@@ -1,4 +1,4 @@
-"""Settings node on the page: a list of presets with everyday names, and the numbers as advanced inputs."""
+"""Tests of the Settings node on the page: a list of presets with plain names, and advanced inputs for numbers."""
 
 import pytest
 
@@ -6,7 +6,7 @@ NAMES = ["Auto", "ADT-Tree", "EAGLE-2", "No drafting", "Static: mc_sim_7b_63", "
 
 
 def settings(tab, expression: str):
-    """Evaluate an expression about the node, ``node``, and its first widget, ``method``."""
+    """Evaluate a JavaScript expression about the node (``node``) and its first widget (``method``)."""
     found = "const node = app.graph.nodes.find((one) => one.type === 'ADTTreeSettings'); const [method] = node.widgets;"
     return tab.page.evaluate(f"(() => {{ {found} return {expression}; }})()")
 

@@ -1,6 +1,6 @@
-"""Steps of README.md from a first visit to the first image, on both frontends.
+"""Tests of the README's steps from a first visit to the first image, on both frontends.
 
-A first visit opens the template browser, in which ComfyUI's page searches only the tab "Getting started".
+On a first visit, ComfyUI opens the template browser. Its search is limited to the tab "Getting started".
 """
 
 import re
@@ -17,18 +17,18 @@ RUN = """async () => {
     await new Promise((resolve) => setTimeout(resolve, 200));
   }
 }"""
-"""Waits for the end of the first run, and returns its status and number of images."""
+"""Waits for the end of the first run. Returns the status of the run and its number of images."""
 
 
 def named_steps() -> list[str]:
-    """Return the buttons and titles, in bold, that the README names for the first image."""
+    """Return the bold names of buttons and titles in the README's steps to the first image."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## First image\n")[1].split("![")[0]
     return re.findall(r"\*\*(.+?)\*\*", text)
 
 
 @pytest.fixture(scope="module", params=[None, NEWEST_FRONTEND], ids=["own-page", "newest-page"])
 def visitor(request, browser, tmp_path_factory):
-    """Page of a ComfyUI that is opened for the first time."""
+    """Page of a ComfyUI server that has never been opened."""
     options = ("--front-end-root", str(page_of(request.param))) if request.param else ()
     with Comfy(NEWEST, tmp_path_factory.mktemp("new"), PACKS, options) as server:
         context = browser.new_context(viewport=SIZE, reduced_motion="reduce")
@@ -42,7 +42,7 @@ def visitor(request, browser, tmp_path_factory):
 def test_readme_steps_lead_to_an_image(visitor):
     opener, heading, category, title, button = named_steps()
     dialog = visitor.get_by_role("dialog")
-    dialog.get_by_role("textbox").first.wait_for()  # a first visit opens the template browser
+    dialog.get_by_role("textbox").first.wait_for()  # on a first visit, the template browser is open
     visitor.keyboard.press("Escape")
     dialog.wait_for(state="hidden")
     visitor.get_by_role("button", name=opener).first.click()

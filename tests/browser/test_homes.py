@@ -1,4 +1,4 @@
-"""Maps belong to a node of one workflow; other open workflows and copies of the node do not get them."""
+"""Tests that a map is shown only on its node, and not on copies of the node or in other open workflows."""
 
 import copy
 import uuid
@@ -12,7 +12,7 @@ SEED = "find((w) => w.name === 'seed').value = {}"
 
 
 def command(tab, name: str) -> str:
-    """Run a command of ComfyUI that opens another workflow, and return the workflow's id."""
+    """Run a command of ComfyUI that opens another workflow. Return the id of this workflow."""
     before = tab.page.evaluate(f"{WORKFLOWS}.activeWorkflow.path")
     tab.page.evaluate("(name) => app.extensionManager.command.execute(name)", name)
     tab.page.wait_for_function(f"(before) => {WORKFLOWS}.activeWorkflow.path !== before", arg=before)
@@ -21,7 +21,7 @@ def command(tab, name: str) -> str:
 
 
 def go_to(tab, workflow: str) -> None:
-    """Open the tab of a workflow."""
+    """Switch to the tab of a workflow."""
     for _ in range(40):
         if command(tab, "Workspace.PreviousOpenedWorkflow") == workflow:
             return
@@ -30,7 +30,7 @@ def go_to(tab, workflow: str) -> None:
 
 @pytest.fixture
 def small(workflow):
-    """Return a new workflow with an id, as saved workflows have."""
+    """Return a new workflow. It has an id, like a saved workflow."""
     workflow.data["id"] = str(uuid.uuid4())
     return workflow
 
@@ -77,7 +77,7 @@ def test_run_that_ends_in_the_background_is_shown_later(tab, small):
 
 
 def test_cached_results_go_to_the_queued_workflow(tab, comfy, small):
-    """Two prompts are queued. Another workflow opens before the second, whose sampler is cached, starts."""
+    """Queue two prompts. Open another workflow before the second prompt starts, whose sampler is cached."""
     sampler = small.batch(4).sampler
     tab.load(small.data)
     own = tab.page.evaluate(OPEN)
@@ -124,7 +124,7 @@ def test_copied_and_removed_nodes_have_no_map(tab, small):
     known = "import('/extensions/ADT-Tree/node_map.js').then(({ maps }) => maps.size)"
     sampler = done(tab, small)
     count = tab.page.evaluate(known)
-    tab.map(sampler, "(map.node.clone(), 0)")  # Ctrl+C clones the node
+    tab.map(sampler, "(map.node.clone(), 0)")  # Ctrl+C clones the node in this way
     assert tab.page.evaluate(known) == count == 1
     assert tab.map(sampler, "map.choices()") == []
     group = f"app.graph.convertToSubgraph(new Set([app.graph.getNodeById({sampler})]))"
@@ -137,7 +137,7 @@ def test_copied_and_removed_nodes_have_no_map(tab, small):
 
 
 def test_error_of_a_refused_prompt_does_not_mention_our_files(tab, small):
-    """Otherwise users would attribute errors of stock nodes to this pack."""
+    """If the pack's files were in the error, users would think that the pack caused errors of stock nodes."""
     tab.load(small.data)
     stack = tab.page.evaluate(
         "app.api.queuePrompt(0, { output: {}, workflow: {} }).then(() => '', ({ stack }) => stack)"

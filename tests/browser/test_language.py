@@ -1,4 +1,4 @@
-"""Page in Chinese: templates, progress messages and maps are translated."""
+"""Tests of the page in Chinese. Templates, progress messages and maps must be translated."""
 
 import itertools
 import json
@@ -8,19 +8,19 @@ from map_reading import done
 from test_templates import RUN, STAYS, out_of_place
 
 SEEDS = itertools.count(9050)
-"""Seeds that no other batch uses, so that no image exists already."""
+"""Seeds that no other batch uses. Otherwise, images could exist already."""
 
 
 @pytest.fixture(scope="module")
 def chinese(tab):
-    """Page in Chinese, loaded once for these tests."""
+    """Page in Chinese. It is loaded once for these tests."""
     tab.set_language("zh")
     yield tab
     tab.set_language("en")
 
 
 def test_template_is_translated(chinese):
-    """The saved workflow has only the texts of that language."""
+    """The saved workflow must have only Chinese texts."""
     chinese.open_template("ADT-Tree compared with plain decoding")
     assert "提示词" in chinese.page.evaluate("app.graph.nodes.map((node) => node.title)")
     note = chinese.page.evaluate("app.graph.nodes.find((node) => node.type === 'MarkdownNote').widgets[0].value")
@@ -42,14 +42,17 @@ DRAWN = """() => {
 
 @pytest.fixture
 def other_mode(chinese):
-    """Return a function that switches the page to the other mode until the test ends, without loading it again."""
+    """Return a function that switches the page to the other mode, without a reload.
+
+    The mode is restored after the test.
+    """
     own = chinese.vue
     yield lambda: chinese.show(not own)
     chinese.show(own)
 
 
 def test_choices_are_translated(chinese, other_mode):
-    """Both modes show translations; the saved values are the same in every language."""
+    """Both modes must show translations. Saved values must be the same in every language."""
     chinese.open_template("ADT-Tree text to image (start here)")
     for turn in (lambda: None, other_mode):
         turn()
@@ -69,7 +72,7 @@ READ = """([seed, count]) => {
   adtTest.read = () => adtTest.lines.push(app.graph.nodes.map((node) => adtTest.line(node)).find(Boolean) ?? '');
   app.api.addEventListener('progress_text', () => setTimeout(adtTest.read));
 }"""
-"""Sets up a batch, and records the text under nodes as users see it."""
+"""Prepares a batch, and records the text that users see under nodes."""
 
 
 def test_progress_is_translated(chinese):
@@ -87,25 +90,25 @@ def test_progress_is_translated(chinese):
 ASK = """(values) => values.forEach((value, i) => {
   app.graph.nodes.flatMap((node) => node.widgets ?? []).find(({ name }) => name === ['text', 'seed'][i]).value = value;
 })"""
-"""Sets prompt and seed."""
+"""Sets the prompt and the seed."""
 
 
 HEAR_ALL = """() => {
   adtTest.text = [];
   app.api.addEventListener('progress_text', ({ detail }) => adtTest.text.push(detail.text));
 }"""
-"""Records every line of text under a node from now on."""
+"""Starts to record every line of text under a node."""
 
 
 def test_unknown_words_are_listed_in_the_language_of_the_page(chinese):
-    """The text stays above the map, where it is visible on a small screen."""
+    """The text must stay above the map, where it is visible on a small screen."""
     chinese.open_template("ADT-Tree text to image (start here)")
     chinese.page.evaluate(ASK, ["a cat on the moor", next(SEEDS)])
     chinese.page.evaluate(HEAR_ALL)
     assert chinese.page.evaluate(RUN)["end"] == ["execution_success", None]
     chinese.page.wait_for_function("adtTest.text.length > 0")
     message = "这个小模型只认识房子、船、热气球、杯子等的英文词，没有画 'a cat on the moor'，画了别的。"
-    begins = STAYS.replace("=== line", "?.startsWith(line)")  # the unknown words follow
+    begins = STAYS.replace("=== line", "?.startsWith(line)")  # the unknown words follow this text
     chinese.page.wait_for_function(begins, arg=message)
     chinese.screenshot("unknown_chinese")
     assert out_of_place(chinese) == []

@@ -1,4 +1,7 @@
-"""Text that the server shows for a node: above its map, or below a node without one, until the node runs again."""
+"""Tests of text that the server shows for a node.
+
+The text must be above the node's map, or below the node if it has no map. It must stay until the node runs again.
+"""
 
 import itertools
 
@@ -11,15 +14,15 @@ SEEDS = itertools.count(7000)
 
 PROMPT = "app.graph.nodes.find(({ type }) => type === 'CLIPTextEncode')"
 FITS = "[panel.element, panel.text].every((one) => one.scrollHeight <= one.clientHeight)"
-"""Returns whether the complete text fits."""
+"""Returns whether the complete text is visible without scrolling."""
 
 
 def ask(tab, text: str) -> str:
-    """Type a prompt into the first template, which is open, and return the id of its sampler."""
+    """Enter a prompt in the first template, which is open. Return the id of the template's sampler."""
     tab.page.evaluate(f"(text) => {{ {PROMPT}.widgets[0].value = text; }}", text)
     sampler = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeSampler').id")
     give(tab, sampler, "seed", next(SEEDS))
-    give(tab, sampler, "speed", "Exact ADT-Tree")  # Auto may not draft on a busy machine
+    give(tab, sampler, "speed", "Exact ADT-Tree")  # with Auto, a busy machine may not draft
     return sampler
 
 
@@ -29,7 +32,7 @@ def line_of(tab, node) -> str:
 
 @pytest.mark.every_frontend
 def test_text_disappears_with_the_next_run_and_the_map_keeps_its_size(tab):
-    """The complete sampler is visible on a small screen. A run with a cached image leaves the text in place."""
+    """The complete sampler must be visible on a small screen. A run with a cached image must not remove the text."""
     tab.open_template(RUNNABLE[0])
     sampler = ask(tab, "an astronaut")
     tab.run()
@@ -61,7 +64,7 @@ def test_text_disappears_with_the_next_run_and_the_map_keeps_its_size(tab):
 
 @pytest.mark.parametrize("name", ["ADT-Tree Janus-Pro text to image", "ADT-Tree GLM-Image edit a picture"])
 def test_long_text_below_a_node_covers_no_other_node(tab, name):
-    """Long text can be scrolled. The node has its old height after it runs again."""
+    """Users must be able to scroll long text. After the next run, the node must have its old height."""
     assert name in MISSING
     tab.open_template(name)
     tab.settle()
@@ -97,7 +100,7 @@ READ_LINKS = """(id) => {
   Object.defineProperty(input, 'link', own);
   return readers.filter((stack) => /extensions\\/ADT-Tree.*\\n/.test(stack.split('\\n')[2]));
 }"""
-"""Returns the stack traces of our code that reads the link of an input, which newer pages deprecate."""
+"""Returns stack traces of calls in our code that read the link of an input. Newer pages deprecate this."""
 
 
 @pytest.mark.every_frontend

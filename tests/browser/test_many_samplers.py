@@ -1,4 +1,7 @@
-"""Performance of a page with twenty samplers in Nodes 2.0, compared with hidden maps and stock samplers."""
+"""Performance test of a page with twenty samplers in Nodes 2.0.
+
+It compares visible maps with hidden maps and with stock samplers.
+"""
 
 from collections.abc import Callable
 
@@ -35,16 +38,17 @@ PAN = """async (frames) => {
 
 @pytest.fixture
 def crowd(browser, comfy, tmp_path):
-    """Return a function that moves the page over samplers, whose maps may be hidden, and measures its work.
+    """Return a function that moves the page over samplers and measures the work. The maps may be hidden.
 
-    It returns the page's metrics per frame and its number of layers. TaskDuration is in seconds of processor time.
+    The function returns the page's metrics per frame, and its number of layers. The metric TaskDuration is processor
+    time in seconds.
     """
     page = ComfyPage(browser, comfy.address, tmp_path, vue=True)
     page.settle()
     tools = page.context.new_cdp_session(page.page)
     layers: list[int] = []
     tools.on("LayerTree.layerTreeDidChange", lambda event: layers.append(len(event.get("layers") or [])))
-    tools.send("Performance.enable", {"timeDomain": "threadTicks"})  # processor time, independent of other processes
+    tools.send("Performance.enable", {"timeDomain": "threadTicks"})  # processor time doesn't depend on other processes
     tools.send("DOM.enable")
     tools.send("LayerTree.enable")
 
@@ -58,7 +62,7 @@ def crowd(browser, comfy, tmp_path):
         after = numbers()
         page.settle()
         found = {name: (after[name] - before[name]) / FRAMES for name in ("TaskDuration", "LayoutCount")}
-        return {**found, "layers": layers[-1]}  # after the page stopped moving
+        return {**found, "layers": layers[-1]}  # measured after the page has stopped moving
 
     yield measure
     page.context.close()
@@ -68,7 +72,7 @@ def test_map_without_a_run_causes_no_layout_per_frame_and_no_layer(crowd):
     with_maps = crowd()
     without = crowd(hidden=True)
     assert with_maps["LayoutCount"] < 0.5
-    each = (with_maps["layers"] - without["layers"]) / 20  # nodes share layers depending on their sizes
+    each = (with_maps["layers"] - without["layers"]) / 20  # nodes may share a layer, depending on their sizes
     assert each < 0.5
 
 
@@ -84,7 +88,10 @@ def test_twenty_samplers_are_as_fast_as_stock_samplers(crowd):
 
 
 def least_ratio(one: Callable[[], dict], other: Callable[[], dict]) -> float:
-    """Measure both in turn, and return the ratio of their least work per frame; disturbances only add work."""
+    """Measure both functions in turn. Return the ratio of their lowest work per frame.
+
+    The lowest value is the most reliable one, because disturbances only add work.
+    """
     turns = [(one()["TaskDuration"], other()["TaskDuration"]) for _ in range(3)]
     first, second = map(min, zip(*turns))
     return first / second

@@ -1,4 +1,7 @@
-"""Acceptance map on ComfyUI's page: it follows a run, agrees with the trace, and is restored after a reload."""
+"""Tests of the acceptance map on the page.
+
+The map must follow a run, agree with the trace, and be restored after a reload.
+"""
 
 import json
 import time
@@ -10,11 +13,11 @@ FIGURES = ("acceptance", "depth", "width", "time")
 
 
 def test_first_template_runs_and_shows_its_map(tab):
-    """The template runs on the bundled model, and the finished map shows its image."""
+    """The template uses the bundled model. The finished map must show its image."""
     tab.open_template("ADT-Tree text to image (start here)")
     sampler = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeSampler').id")
     new_seed(tab, sampler)
-    give(tab, sampler, "speed", "Exact ADT-Tree")  # Auto may not draft on a busy machine
+    give(tab, sampler, "speed", "Exact ADT-Tree")  # with Auto, a busy machine may not draft
     tab.run()
     tab.wait(sampler, "run && run.done > 0 && run.done < run.total")
     tab.screenshot("live")
@@ -28,16 +31,16 @@ def test_first_template_runs_and_shows_its_map(tab):
 
 @pytest.mark.alone
 def test_tokens_appear_while_they_are_decoded(tab, workflow):
-    """At most ten messages per second arrive, and the map shows previews."""
+    """At most ten messages per second may arrive. The map must show previews."""
     done(tab, workflow)  # the first previews of a server and a page are slow
     tab.frames.clear()
-    sampler = workflow.batch(64).sampler  # long enough for previews
+    sampler = workflow.batch(64).sampler  # the run must be long enough for previews
     tab.load(workflow.data)
     tab.page.evaluate("(id) => { adtTest.watch(id) }", str(sampler))
     started = time.monotonic()
     tab.run()
     tab.finished(sampler)
-    took = time.monotonic() - started  # a busy page receives the first frames late
+    took = time.monotonic() - started  # a busy page receives the first messages late
     seen = tab.page.evaluate("adtTest.seen")
     assert any(picture for _, picture in seen)
     assert len({done for done, _ in seen if done < 64 * 144}) > 3
@@ -50,7 +53,7 @@ def test_tokens_appear_while_they_are_decoded(tab, workflow):
 
 
 def test_finished_map_agrees_with_the_trace(tab, comfy, workflow):
-    """Compare every figure of every token of every image, in the widget's data and in the colours of its canvas."""
+    """Compare every value of every token and image: in the data of the widget, and in the colours of its canvas."""
     sampler = done(tab, workflow.batch(2).reading_the_trace())
     tab.wait(sampler, "run.reference")
     trace = trace_of(comfy)
@@ -76,7 +79,7 @@ def test_finished_map_agrees_with_the_trace(tab, comfy, workflow):
 
 
 def test_canvas_shows_the_selected_figure_and_image(tab, workflow):
-    """Select all four figures, each image of the batch, and the opacities 100, 50 and 0 percent."""
+    """Select each of the four values, each image of the batch, and the opacities 100, 50 and 0 percent."""
     sampler = done(tab, workflow.batch(2))
     widget = tab.widget(sampler)
     widget.get_by_label("Opacity").fill("100")
@@ -104,7 +107,7 @@ def test_tooltip_and_table_describe_the_round(tab, comfy, workflow):
     trace = trace_of(comfy)
     index, share = next((i, one["images"][0]) for i, one in enumerate(trace["rounds"]) if one["images"][0]["nodes"] > 1)
     cell = share["position"] + 1
-    tab.settle()  # in Nodes 2.0 other nodes move when the map grows
+    tab.settle()  # in Nodes 2.0, other nodes move when the map grows
     tab.page.mouse.move(*point(tab, sampler, cell))
     tab.wait(sampler, "!panel.tip.hidden")
     message = tab.map(sampler, "panel.tip.textContent")
@@ -119,7 +122,7 @@ def test_tooltip_and_table_describe_the_round(tab, comfy, workflow):
     assert tip_is_beside(tab, sampler, cell), "the tooltip hides the tokens that it describes"
     tab.page.mouse.move(5, 5)
     tab.widget(sampler).locator("summary").press("Enter")
-    tab.settle()  # the map shrinks to show the table
+    tab.settle()  # the map shrinks, because the table is shown
     tab.page.mouse.move(*point(tab, sampler, cell))
     tab.wait(sampler, "panel.table.textContent.includes('alpha')")
     table = tab.map(sampler, "Array.from(panel.table.rows, (row) => Array.from(row.cells, (one) => one.textContent))")
@@ -140,7 +143,7 @@ def test_tooltip_and_table_describe_the_round(tab, comfy, workflow):
 
 
 def tip_is_beside(tab, node, cell: int) -> bool:
-    """Return whether the tooltip leaves the rows of all tokens of this token's round free."""
+    """Return whether the tooltip covers none of the rows with tokens of this token's round."""
     return tab.map(
         node,
         """(() => {
@@ -158,7 +161,7 @@ def test_keyboard_reaches_every_token_and_control(tab, workflow):
     sampler = done(tab, workflow)
     before = tab.map(sampler, "Array.from(map.node.pos)")
     tab.canvas(sampler).focus()
-    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft"):  # the first press shows the cursor
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft"):  # the first key press shows the cursor
         tab.page.keyboard.press(key)
     assert "Row 2, column 1" in tab.map(sampler, "(panel.draw(), panel.tip.textContent)")
     tab.page.keyboard.press("Shift+End")
@@ -174,12 +177,12 @@ def test_keyboard_reaches_every_token_and_control(tab, workflow):
 def test_map_is_sharp_at_every_zoom_and_grows_with_the_node(tab, workflow):
     sampler = done(tab, workflow)
     height = tab.map(sampler, "panel.stage.clientHeight")
-    redraw = "app.canvas.setDirty(true, true)"  # an idle page draws nothing
+    redraw = "app.canvas.setDirty(true, true)"  # an idle page doesn't draw
     tab.map(sampler, f"(map.node.setSize([700, map.node.size[1] + 300]), {redraw})")
     tab.wait(
         sampler, f"panel.stage.clientHeight > {height} + 100 && panel.stage.clientWidth > 600"
-    )  # the text below needs some of the height
-    for zoom in (0.75, 1, 2):  # smaller zooms show an image instead, see test_widget.py
+    )  # the text below the image needs some of the height
+    for zoom in (0.75, 1, 2):  # at smaller zooms, an image replaces the map (test_widget.py)
         tab.map(
             sampler,
             f"(app.canvas.ds.scale = argument, app.canvas.centerOnNode(map.node), {redraw})",
@@ -256,7 +259,7 @@ LEGEND = """(() => {
   const ramp = element.querySelector('.adt-map-ramp').offsetWidth;
   return [ramp, panel.opacity.getBoundingClientRect().right - legend.left, element.scrollWidth - element.clientWidth];
 })()"""
-"""Returns the width of the legend's colours, and by how much the legend overlaps the slider and exceeds its box."""
+"""Returns the width of the legend's colours, its overlap with the slider, and the width outside of its box."""
 
 
 def test_legend_of_a_stopped_map_fits_beside_the_slider(tab, workflow):
@@ -275,7 +278,7 @@ def test_cancel_stops_within_half_a_second_and_the_next_run_works(tab, workflow)
     sampler = workflow.method("autoregressive").sampler
     tab.load(workflow.data)
     tab.run()
-    tab.finished(sampler)  # a new server and page are slow
+    tab.finished(sampler)  # a new server and a new page are slow
     tab.map(sampler, "map.node.widgets.find((w) => w.name === 'batch_size').value = 8")
     tab.run()
     tab.wait(sampler, "run?.state === 'running' && run.done > 50")

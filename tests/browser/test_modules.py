@@ -1,4 +1,4 @@
-"""JavaScript modules of the map: data, colours and texts, in the Node.js of playwright."""
+"""Tests of the map's JavaScript modules (data, colours and texts). They run in playwright's Node.js."""
 
 import subprocess
 

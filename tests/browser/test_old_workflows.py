@@ -1,4 +1,7 @@
-"""Workflows and images of version 0.1: they open with today's values, without invalid widgets, and run."""
+"""Tests of workflows and images of version 0.1.
+
+They must open with the current names of values and without invalid widgets. They must run.
+"""
 
 import json
 
@@ -21,15 +24,15 @@ RENAMED = {
     "beside the transformer": "same folder as transformer",
 }
 TEXTS = {"negative", "folder", "prompts", "text", "name"}
-"""Inputs for the user's text, in which these words are not renamed."""
+"""Inputs with text from the user. In these inputs, renamed values aren't replaced."""
 UNLISTED = """() => adtTest.nodes().flatMap(([id, node]) => (node.widgets ?? [])
   .filter(({ options, value }) => Array.isArray(options?.values) && !options.values.includes(value))
   .map(({ name, value }) => [id, node.type, name, value]))"""
-"""Returns widgets whose value is not in their list, which Nodes 2.0 marks red."""
+"""Returns the widgets whose value isn't in their list. Nodes 2.0 marks such widgets red."""
 
 
 def sent(tab) -> dict:
-    """Return the inputs of the nodes as the page would send them."""
+    """Return the inputs of each node that the page would send."""
     prompt = tab.page.evaluate("async () => (await app.graphToPrompt()).output")
     return {key: node["inputs"] for key, node in prompt.items()}
 
@@ -39,9 +42,9 @@ def renamed(name: str, value):
 
 
 def read(name: str) -> tuple[dict, dict]:
-    """Return the workflow, and the inputs of its nodes as version 0.1 sent them, with today's values.
+    """Return a workflow of version 0.1, and the inputs that version 0.1 sent for its nodes.
 
-    Numbers that a preset overrides are left out.
+    Values have their current names. Numbers that a preset overrides are left out.
     """
     old = json.loads((OLD / f"{name}.json").read_text(encoding="utf-8"))
     inputs = {key: {n: renamed(n, v) for n, v in node["inputs"].items()} for key, node in old["prompt"].items()}

@@ -1,4 +1,4 @@
-"""Prompts node on the page: a message under it does not resize its text box."""
+"""Tests of the Prompts node on the page. A message under the node must not resize its text box."""
 
 from itertools import count
 
@@ -18,11 +18,11 @@ TYPE = """(number) => {
 
 
 def test_message_about_a_blank_line_does_not_resize_the_box(tab):
-    """The message has a fixed height of two lines; it once halved the box."""
+    """The message must have a fixed height of two lines."""
     tab.open_template("ADT-Tree batch of prompts with report")
     tab.settle()
     before = tab.page.evaluate(HEIGHT)
-    tab.page.evaluate(TYPE, next(NUMBERS))  # a new list, which is not in ComfyUI's cache
+    tab.page.evaluate(TYPE, next(NUMBERS))  # a new list isn't in ComfyUI's cache
     tab.run()
     tab.page.wait_for_function(MESSAGE_SHOWN)
     tab.settle()

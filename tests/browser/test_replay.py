@@ -1,4 +1,4 @@
-"""Details of a finished map: replay by rounds, summary, zoom, export as an image, and plain decoding."""
+"""Tests of a finished map: replay of rounds, summary, zoom, export as an image, and plain decoding."""
 
 import io
 import re
@@ -7,8 +7,8 @@ import pytest
 from map_reading import done, expected, painted, point, same_colours, settled, values
 from PIL import Image
 
-GREEN = (47, 191, 113)  # accepted
-ORANGE = (255, 138, 61)  # rejected
+GREEN = (47, 191, 113)  # colour of an accepted draft
+ORANGE = (255, 138, 61)  # colour of a rejected draft
 BACKGROUND = (22, 24, 29)
 
 
@@ -22,7 +22,7 @@ def moment(tab, sampler, rounds: int) -> None:
 
 
 def edge(tab, sampler, cell: int) -> tuple:
-    """Return the colour at the top edge of a token."""
+    """Return the colour [red, green, blue] at the top edge of a token."""
     return tuple(
         tab.map(
             sampler,
@@ -41,7 +41,10 @@ def edge(tab, sampler, cell: int) -> tuple:
 
 
 def test_slider_shows_every_round(tab, workflow):
-    """Later tokens are covered. The draft tree of the round is drawn at its position; colours mark accepted drafts."""
+    """Tokens of later rounds must be covered.
+
+    The draft tree of the round must be drawn at its position. Colours must mark accepted and rejected drafts.
+    """
     sampler = done(tab, workflow)
     tab.wait(sampler, "map.imageShown()")
     settled(tab, sampler)
@@ -74,7 +77,7 @@ WATCHED = """(async ({ replay }) => {
   } while (replay.round !== null);
   return [...seen, [replay.slider.value, replay.button.getAttribute('aria-label')]];
 })(panel)"""
-"""Returns the slider's position and the button's label in each frame until the replay ends."""
+"""Returns the slider's position and the button's label in each frame, until the replay ends."""
 
 
 def test_play_replays_to_the_end(tab, workflow):
@@ -111,7 +114,8 @@ def test_summary_and_table_of_details(tab, workflow):
     assert f"passes of the model{tab.map(sampler, 'run.rounds.length')}" in rows
     assert any(row.startswith("Center") for row in rows) and any(row.startswith("seed") for row in rows)
     scale = tab.page.evaluate("app.canvas.ds.scale")
-    tab.widget(sampler).locator("table").click(position={"x": 20, "y": 5})  # Nodes 2.0 asks for the focus
+    # in Nodes 2.0, the table must have the focus
+    tab.widget(sampler).locator("table").click(position={"x": 20, "y": 5})
     tab.page.mouse.wheel(0, 60)
     tab.wait(sampler, "panel.table.parentElement.scrollTop > 0")
     assert tab.page.evaluate("app.canvas.ds.scale") == scale, "the wheel scrolls the table"
@@ -152,7 +156,7 @@ def test_map_can_be_enlarged_and_moved(tab, workflow):
 
 
 def test_map_is_saved_as_an_image(tab, workflow):
-    """Choose the command in the node's context menu."""
+    """The test uses the command in the node's context menu."""
     sampler = done(tab, workflow)
     tab.wait(sampler, "map.imageShown()")
     if tab.vue:
@@ -185,8 +189,8 @@ def test_plain_decoding_shows_the_time_of_each_token(tab, workflow):
 
 
 def test_speed_is_shown_once_without_an_estimate_for_plain_decoding(tab, workflow):
-    """A run without a comparison shows tokens per pass and per second, but does not estimate the speed-up."""
-    sampler = done(tab, workflow.batch(3))  # plain decoding never ran at this batch size
+    """A run without a comparison must show tokens per pass and per second. It must not show an estimated speed-up."""
+    sampler = done(tab, workflow.batch(3))  # no run without drafts had this batch size
     tab.map(sampler, "panel.draw()")
     assert re.fullmatch(
         r"[\d.]+ tokens per pass · [\d.]+ tokens/s · 432 tokens in [\d.]+ s", tab.map(sampler, "panel.line.textContent")

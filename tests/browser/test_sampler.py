@@ -1,4 +1,4 @@
-"""Sampler on ComfyUI's page: the preset disables numbers, and the menu creates other nodes."""
+"""Tests of the Sampler node on the page. The preset must disable numbers, and the menu must create other nodes."""
 
 import copy
 import json
@@ -15,7 +15,10 @@ VUE_GRAY = """(names) => {
 
 
 def evaluate(tab, expression: str, kind: str = "ADTTreeSampler"):
-    """Evaluate an expression about the first node of a kind, ``node``, and its widgets, ``widget(name)``."""
+    """Evaluate a JavaScript expression about the first node of this type.
+
+    In the expression, ``node`` is the node and ``widget(name)`` is one of its widgets.
+    """
     found = f"const node = app.graph.nodes.find((one) => one.type === '{kind}');"
     widget = "const widget = (name) => node.widgets.find((one) => one.name === name);"
     return tab.page.evaluate(f"(async () => {{ {found} {widget} return {expression}; }})()")
@@ -32,13 +35,13 @@ def disabled(tab, kind: str = "ADTTreeSampler") -> list[str]:
 
 
 def sent(tab, kind: str = "ADTTreeSampler") -> dict:
-    """Return the inputs that a run would send for the node."""
+    """Return the inputs of the node that the page would send for a run."""
     prompt = tab.page.evaluate("async () => (await app.graphToPrompt()).output")
     return next(node["inputs"] for node in prompt.values() if node["class_type"] == kind)
 
 
 def choose(tab, name: str, value: str) -> None:
-    """Set a widget as if a user had chosen the value."""
+    """Set a widget in the same way as a user who chooses a value."""
     tab.page.evaluate(
         """([name, value]) => {
           const node = app.graph.nodes.find((one) => one.type === 'ADTTreeSampler');
@@ -60,7 +63,10 @@ def default_workflow(workflow):
 @pytest.mark.smoke
 @pytest.mark.every_frontend
 def test_preset_disables_the_numbers_that_it_overrides(tab, default_workflow):
-    """Guidance is always visible, but can't be changed while it is disabled; the other numbers are hidden."""
+    """The input guidance must always be visible, but read-only while it is disabled.
+
+    The other numbers must be hidden.
+    """
     tab.load(default_workflow)
     assert set(shown(tab)) == {*SHOWN}
     assert disabled(tab) == NUMBERS
@@ -120,7 +126,7 @@ def test_comparison_without_a_speed_uses_auto(tab, default_workflow, prefer):
     tab.page.evaluate("void app.graph.add(LiteGraph.createNode('ADTTreeCompare'))")
     saved = tab.saved()
     compare = next(node for node in saved["nodes"] if node["type"] == "ADTTreeCompare")
-    del compare["widgets_values"][-2:]  # speed and preset
+    del compare["widgets_values"][-2:]  # remove speed and preset
     tab.load(saved)
     assert sent(tab, "ADTTreeCompare")["speed"] == "Auto" and sent(tab, "ADTTreeCompare")["preset"] == "model default"
 
@@ -134,14 +140,14 @@ def menu(tab, name: str) -> None:
 
 
 def link(tab, kind: str, name: str, target: str = "node") -> None:
-    """Link an input of the sampler, or of another node, to a new node."""
+    """Create a node, and link an input of the sampler or of another node to it."""
     slot = f"to.inputs.findIndex((one) => one.name === '{name}')"
     made = f"LiteGraph.createNode('{kind}')"
     evaluate(tab, f"((from, to) => (app.graph.add(from), from.connect(0, to, {slot}), 0))({made}, {target})")
 
 
 def wait_for_selection_in_view(tab, *kinds: str) -> None:
-    """Wait until exactly these new nodes are selected and all of them are in view."""
+    """Wait until only these new nodes are selected, and all of them are visible."""
     tab.page.wait_for_function(
         """(kinds) => {
           const nodes = [...app.canvas.selectedItems];
@@ -188,7 +194,10 @@ TEXT = "node.getInputNode(node.inputs.findIndex((one) => one.name === '{0}'))"
 
 
 def test_open_as_a_batch_copies_both_prompts(tab, default_workflow):
-    """A prompt of two lines becomes one prompt of the batch; a text of another node is linked."""
+    """A prompt of two lines must become one prompt of the batch.
+
+    If another node supplies the text, it must be linked.
+    """
     tab.load(default_workflow)
     link(tab, "CLIPTextEncode", "negative")
     for name, text in (("positive", "a fox\nin the snow"), ("negative", "night\nrain")):
@@ -217,7 +226,7 @@ def test_sampler_with_a_hidden_map_shows_comfyuis_preview(tab, workflow, prefer)
 @pytest.mark.smoke
 @pytest.mark.every_frontend
 def test_preferences(tab, default_workflow, prefer):
-    """The map can be hidden at any time; speed and opacity are defaults of new samplers."""
+    """The user can hide the map at any time. The preferences for speed and opacity are defaults of new samplers."""
     tab.load(default_workflow)
     line = tab.page.get_by_text("Run the workflow to see")
     line.wait_for()
@@ -267,7 +276,7 @@ def test_sockets_of_our_types_have_colours(tab, theme):
 
 @pytest.mark.every_frontend
 def test_canvas_mode_is_the_pages_default(tab):
-    """The default tier tests only this mode, see conftest.py."""
+    """The default tier tests only this mode (conftest.py)."""
     defaults = "({ defaultValue, defaultsByInstallVersion: by }) => [defaultValue, ...Object.values(by ?? {})]"
     setting = "app.ui.settings.settingsLookup['Comfy.VueNodes.Enabled']"
     assert set(tab.page.evaluate(f"({defaults})({setting})")) == {False}
@@ -287,7 +296,7 @@ FOUND = (
 
 
 def test_saved_workflows_restore_every_value_and_link(tab, default_workflow):
-    """Values are saved in the order of the inputs: required ones first, then optional ones."""
+    """Values must be saved in the order of the inputs: first the required inputs, then the optional inputs."""
     templates = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in ROOT.glob("workflows/*.json")}
     for name, saved in {"all sockets": default_workflow, **templates}.items():
         origins = {link[0]: [str(link[1]), link[2]] for link in saved["links"]}

@@ -1,4 +1,7 @@
-"""Maps in images and workflows: a dropped image shows its own map, and undo and reload keep it."""
+"""Tests of maps in images and workflows.
+
+If the user drops an image on the page, it must show the image's map. Undo and reload must not remove the map.
+"""
 
 import io
 import json
@@ -20,7 +23,7 @@ SAMPLER = "app.graph.nodes.find((node) => node.type === 'ADTTreeSampler')"
 
 
 def drop(tab, png: bytes, name: str = "image.png") -> int:
-    """Drop a PNG on the page, wait for its workflow, and return the id of its sampler."""
+    """Drop a PNG on the page and wait for its workflow. Return the id of its sampler node."""
     tab.page.evaluate("app.graph.clear()")
     tab.page.evaluate(DROP, [list(png), name])
     tab.page.wait_for_function(SAMPLER)
@@ -28,7 +31,7 @@ def drop(tab, png: bytes, name: str = "image.png") -> int:
 
 
 def last_image(comfy, tab, sampler) -> bytes:
-    """Return the image that the last run of a page saved."""
+    """Return the image that the page's last run saved."""
     prompt = tab.map(sampler, "run.reference.prompt")
     return comfy.files(comfy.wait(prompt))[0]
 
@@ -39,7 +42,7 @@ def widget(tab, node, name: str):
 
 @pytest.fixture(scope="session")
 def other_server(browser, tmp_path_factory):
-    """Server without the model and without any history."""
+    """Running server without the model and without history."""
     with Comfy(NEWEST, tmp_path_factory.mktemp("other_server"), PACKS) as server:
         server.post("/settings/Comfy.TutorialCompleted", True)
         yield server
@@ -76,7 +79,7 @@ def test_png_dropped_on_another_server_restores_map_prompt_and_seed(tab, comfy, 
 
 
 def test_each_png_has_its_own_map(tab, comfy, workflow):
-    """Images of a cached sampler have a map too; images without a map show none."""
+    """An image from a cached sampler must also have a map. For an image without a map, the page must show none."""
     sampler = done(tab, workflow)
     seed = widget(tab, sampler, "seed")
     first = values(tab, sampler)
@@ -90,7 +93,7 @@ def test_each_png_has_its_own_map(tab, comfy, workflow):
         assert values(tab, node) == wanted and widget(tab, node, "seed") == of
     saved = tab.saved()
     damaged = {str(sampler): {"parts": [{"id": "x", "images": 1, "grid": [2, 2], "data": "?"}]}}
-    for maps in ({}, damaged):  # an image without a map, and a foreign image
+    for maps in ({}, damaged):  # an image without a map, and an image that another program changed
         saved["extra"]["adt_tree_maps"] = maps
         tab.load(saved)
         tab.settle()
@@ -100,7 +103,7 @@ def test_each_png_has_its_own_map(tab, comfy, workflow):
 
 @pytest.mark.parametrize("odd", [None, "", "text", 0, 5, [], [1], {"PART": [5]}, {"PART": "x"}], ids=repr)
 def test_invalid_maps_and_properties_are_ignored(tab, workflow, odd):
-    """A file can contain any workflow. An error in the console fails the test."""
+    """A file can contain any workflow. This test fails if there is an error in the console."""
     sampler = workflow.sampler
     maps = {str(sampler): {"parts": odd["PART"]}} if isinstance(odd, dict) else odd
     property = {"figure": "toString", "opacity": [], "tag": 7, "runs": odd} if isinstance(odd, dict) else odd
@@ -117,7 +120,7 @@ def test_invalid_maps_and_properties_are_ignored(tab, workflow, odd):
 
 
 def test_run_reference_named_like_a_method_is_ignored(tab, workflow):
-    """An error in the console during the search for runs fails the test."""
+    """This test fails if there is an error in the console while the page searches for runs."""
     reference = {"id": "toString", "prompt": "toString", "node": "toString"}
     workflow.node("ADTTreeSampler")["properties"] = {"adt_tree_map": {"tag": "of its own", "runs": [reference]}}
     tab.load(workflow.data)
@@ -126,7 +129,10 @@ def test_run_reference_named_like_a_method_is_ignored(tab, workflow):
 
 
 def test_each_file_of_a_batch_selects_its_image(tab, comfy, workflow):
-    """All files contain the same map. If the picture is not in the batch, the map shows the first image."""
+    """All files of a batch contain the same map.
+
+    If the image of the file isn't in the batch, the map must show the first image.
+    """
     sampler = done(tab, workflow.batch(3))
     files = comfy.files(comfy.wait(tab.map(sampler, "run.reference.prompt")))
     assert len(files) == 3
@@ -232,11 +238,11 @@ LOOK_AT_PROMPT = """(({ node }) => {
   app.canvas.setDirty(true, true);
   return prompt.widgets[0].value;
 })(map)"""
-"""Moves the view to the sampler's prompt, and returns its text."""
+"""Moves the view to the text node of the sampler's prompt. Returns the text."""
 
 
 def test_changed_prompt_is_noticed_while_typing(tab, workflow):
-    """The field keeps the focus, as before a click on Run."""
+    """The text field has the focus, as immediately before a click on Run."""
     sampler = done(tab, workflow)
     text = tab.map(sampler, LOOK_AT_PROMPT)
     tab.settle()
@@ -255,7 +261,7 @@ SECOND_PROMPT = """(({ node }, text) => {
   prompt.connect(0, node, 'positive');
   return prompt.id;
 })(map, argument)"""
-"""Links another text to the sampler, and returns the id of its node."""
+"""Links another text node to the sampler. Returns the id of this node."""
 
 
 def test_caption_compares_the_prompt_of_another_node(tab, workflow):
@@ -286,12 +292,15 @@ def test_caption_reports_a_node_that_does_not_run(tab, workflow):
 
 
 def capture_state(tab) -> None:
-    """Make ComfyUI compare the workflow with its saved state, as after a click or a key."""
+    """Make ComfyUI compare the workflow with its saved state. This usually happens after a click or a key press."""
     tab.page.evaluate("app.extensionManager.workflow.activeWorkflow.changeTracker.captureCanvasState()")
 
 
 def test_page_reloaded_during_a_run_handles_its_messages(tab, workflow):
-    """ComfyUI logs messages without a listener; messages of a run arrive as soon as the page is connected."""
+    """The page receives messages of a run as soon as it is connected.
+
+    ComfyUI logs messages that have no listener, so the listeners must be registered in time.
+    """
     sampler = workflow.batch(64).sampler
     tab.load(workflow.data)
     tab.run()

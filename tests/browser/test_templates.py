@@ -1,6 +1,6 @@
-"""Workflows that need only the pack, opened from the template browser and run.
+"""Tests of the workflows that need only the pack. The tests open them from the template browser, and run them.
 
-Nodes overlap neither each other nor the frames of other groups, before and after a run.
+Before and after a run, nodes may not overlap other nodes or the frames of other groups.
 """
 
 import itertools
@@ -30,10 +30,10 @@ MISSING = [
     "ADT-Tree GLM-Image edit a picture",
     "ADT-Tree same as upstream (Janus-Pro)",
 ]
-"""Templates whose models are not installed."""
+"""Templates whose models aren't installed."""
 
 SEEDS = itertools.count(50)
-"""New seeds, so that no result is in ComfyUI's cache from a test with the same workflow."""
+"""New seeds. Otherwise, results could be in ComfyUI's cache, from a test with the same workflow."""
 
 RUN = """async () => {
   const shown = [], frames = { maps: 0, previews: 0 };
@@ -68,7 +68,7 @@ CROWDED = """() => {
   const cut = boxes.flatMap((a) => frames.filter(sticksOut(a)).map(names(a)));
   return [...pairs, ...cut];
 }"""
-"""Returns pairs of overlapping nodes, and pairs of a node and a group that it exceeds."""
+"""Returns the pairs of overlapping nodes, and the pairs (node, group) in which the node isn't completely inside."""
 
 
 HIDDEN = """() => {
@@ -80,11 +80,11 @@ HIDDEN = """() => {
   const hidden = (box) => beyond(box) || meet(box, [map.x, map.y, map.width, map.height]);
   return app.graph.nodes.filter((node) => hidden(place(adtTest.box(node)))).map((node) => `${node.type} ${node.id}`);
 }"""
-"""Returns nodes outside the window or covered by ComfyUI's bars or minimap."""
+"""Returns the nodes that are outside of the window, or covered by ComfyUI's bars or minimap."""
 
 
 def out_of_place(tab, patience=50) -> list:
-    """Return nodes that overlap or are hidden after the layout of the page is stable."""
+    """Wait until the layout of the page is stable. Return the nodes that overlap or are hidden."""
     tab.settle()
     while (found := [*tab.page.evaluate(CROWDED), *tab.page.evaluate(HIDDEN)]) and patience:
         tab.settle()
@@ -105,7 +105,7 @@ HEAR_TEXT = """() => {
   adtTest.text = [];
   app.api.addEventListener('progress_text', ({ detail }) => adtTest.text.push(detail.text), { once: true });
 }"""
-"""Records the next line that the server shows under a node."""
+"""Records the next line of text that the server shows under a node."""
 
 
 STAYS = """(line) => app.graph.nodes.some((node) => adtTest.line(node) === line)"""
@@ -123,10 +123,13 @@ def nodes_of(name: str) -> list[dict]:
 
 
 def test_first_template_fits_the_screen(tab):
-    """Check ComfyUI's initial view and the command Fit View. ComfyUI's canvas draws no text at zooms below 0.57."""
+    """Check ComfyUI's initial view, and the view after the command Fit View.
+
+    At zooms below 0.57, ComfyUI's canvas draws no text.
+    """
     for width, height in ((1920, 1080), (1280, 800)):
         tab.page.set_viewport_size({"width": width, "height": height})
-        tab.open()  # ComfyUI restores the view of a template that was open before, for another screen
+        tab.open()  # if a template was open before, ComfyUI restores its view, which may be for another screen
         tab.open_template(RUNNABLE[0])
         tab.settle()
         assert tab.page.evaluate("app.canvas.ds.scale") > 0.9
@@ -145,7 +148,7 @@ def test_template_opens_with_every_node_visible(tab, name):
 
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_template_runs(tab, name):
-    """Nodes show images, maps are finished and drawn, and all nodes stay visible as maps grow."""
+    """Nodes must show images, and maps must be complete. All nodes must stay visible when maps grow."""
     nodes = nodes_of(name)
     tab.open_template(name)
     tab.page.evaluate(SMALL, next(SEEDS))
@@ -158,7 +161,7 @@ def test_template_runs(tab, name):
     for node in mapped:
         tab.finished(node)
         tab.wait(node, "map.imageShown()")
-        # Kept tokens have no figure.
+        # Kept tokens have no value.
         assert tab.map(node, "Math.max(...run.values('acceptance', 0).filter(Number.isFinite))") > 1
     tab.screenshot(f"run_{name}")
     assert out_of_place(tab) == []
@@ -166,14 +169,17 @@ def test_template_runs(tab, name):
 
 @pytest.fixture
 def without_errors_after(tab):
-    """Close the error panel at the right after the test, which ComfyUI keeps open."""
+    """Close the error panel after the test, because ComfyUI keeps it open."""
     yield
     tab.page.evaluate("app.extensionManager.setting.set('Comfy.RightSidePanel.IsOpen', false)")
     tab.open()
 
 
 def test_template_without_its_model_explains_the_download(tab, without_errors_after):
-    """Its note names the input that downloads the model. Run shows the command, and a hint under the loader."""
+    """The template's note must name the input that downloads the model.
+
+    After a click on Run, the error must contain the download command. A hint must be shown under the loader.
+    """
     nodes = nodes_of(MISSING[0])
     tab.open_template(MISSING[0])
     note = next(node["widgets_values"][0] for node in nodes if node["type"] == "MarkdownNote")
@@ -194,7 +200,10 @@ def test_template_without_its_model_explains_the_download(tab, without_errors_af
 
 
 def test_missing_files_of_a_workflow_are_offered_for_download(tab, without_errors_after):
-    """GLM-Image's two loaders read from four folders, one of them ours. The dialogue supports only single files."""
+    """GLM-Image's two loaders read from four folders, one of which belongs to the pack.
+
+    The dialogue supports only models in single files.
+    """
     named = {
         "ADTTreeModelLoader": {"glm_image_ar.safetensors": "ar_image"},
         "ADTTreeGLMDecoderLoader": {

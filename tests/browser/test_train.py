@@ -1,16 +1,19 @@
-"""Train Drafter on the page: text shows its needs and its result, and the node shows the curve."""
+"""Tests of Train Drafter on the page.
+
+Text must show the requirements and the result, and the node must show the curve.
+"""
 
 from itertools import count
 
 NUMBERS = count()
-"""Numbers of trainings, because a finished training is not repeated."""
+"""Numbers of trainings. Each training needs a new number, because a finished training isn't repeated."""
 
 SHOWN = """([id, name]) => {
   const node = app.graph.getNodeById(id);
   const said = adtTest.line(node);
   return said.startsWith(`'${name}' drafts `) && [512, 640].includes(node.imgs?.[0]?.naturalWidth);
 }"""
-"""Returns whether the node shows the result and a curve, which can be the live one of 512 pixels."""
+"""Returns whether the node shows the result and a curve. During the training, the curve is 512 pixels wide."""
 HEAR = """() => {
   adtTest.text = [];
   app.api.addEventListener('progress_text', ({ detail }) => adtTest.text.push(detail.text));

@@ -1,4 +1,4 @@
-"""Map widget next to other parts of ComfyUI: the properties panel, previews, and a small zoom."""
+"""Tests of the map widget with other parts of ComfyUI: the properties panel, previews, and a small zoom."""
 
 import pytest
 from map_reading import done
@@ -9,13 +9,13 @@ OWN_PREVIEW = "map.node.imgs?.length > 0 && map.node.widgets.some(({ name }) => 
 TITLE = """(({ pos }, { ds, canvas }) => {
   const { x, y } = canvas.getBoundingClientRect();
   return [x + (pos[0] + 40 + ds.offset[0]) * ds.scale, y + (pos[1] - 15 + ds.offset[1]) * ds.scale];
-})(map.node, app.canvas)"""  # a point in the node's title
+})(map.node, app.canvas)"""  # a point in the title of the node
 LOOK = "(app.canvas.ds.scale = argument, app.canvas.centerOnNode(map.node), app.canvas.setDirty(true, true))"
 COLOURS = """(({ canvas }, [width, height]) => {
   const [w, h] = [Math.floor(0.2 * width), Math.floor(0.1 * height)], zoom = canvas.width / canvas.clientWidth;
   const [x, y] = [(canvas.width - zoom * w) / 2, canvas.height / 2];
   return new Set(new Uint32Array(canvas.getContext('2d').getImageData(x, y, zoom * w, zoom * h).data.buffer)).size;
-})(app.canvas, map.node.size)"""  # number of colours on ComfyUI's canvas, in the lower half of the centred node
+})(app.canvas, map.node.size)"""  # number of colours in the lower half of the centred node, on ComfyUI's canvas
 DRAWN_WHILE_MOVING = """(async () => {
   const { getContext } = OffscreenCanvas.prototype;
   let count = 0;
@@ -30,11 +30,11 @@ DRAWN_WHILE_MOVING = """(async () => {
   }
   OffscreenCanvas.prototype.getContext = getContext;
   return count;
-})()"""  # number of images created while the page is dragged
+})()"""  # number of images that are created while the user drags the page
 
 
 def place(tab, sampler) -> list:
-    """Return the map's size on the page, its unscaled width, and its node's size."""
+    """Return the map's size on the page, its width without zoom, and the size of its node."""
     return tab.map(
         sampler,
         """(() => {
@@ -62,8 +62,8 @@ def test_properties_panel_leaves_the_map_on_its_node(tab, workflow):
 
 
 def test_map_replaces_the_preview_when_it_is_shown_again(tab, workflow, prefer):
-    """ComfyUI shows its live preview while the map is hidden."""
-    sampler = workflow.batch(48).sampler  # long enough for a preview even on a fast machine
+    """While the map is hidden, ComfyUI shows its own preview."""
+    sampler = workflow.batch(48).sampler  # long enough for a preview, even on a fast machine
     tab.load(workflow.data)
     tab.run()
     tab.wait(sampler, "run?.state === 'running' && map.imageShown()")
@@ -84,7 +84,10 @@ def test_map_replaces_the_preview_when_it_is_shown_again(tab, workflow, prefer):
 
 
 def test_small_zoom_replaces_the_map_by_an_image(tab, workflow):
-    """In canvas mode the browser lays out elements again with each frame; Nodes 2.0 moves all elements as one."""
+    """In canvas mode, the browser would compute the layout of the map's elements again in each frame.
+
+    In Nodes 2.0, the browser moves all elements together.
+    """
     sampler = done(tab, workflow)
     tab.wait(sampler, "map.imageShown()")
     tab.map(sampler, LOOK, 0.3)

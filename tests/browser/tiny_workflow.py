@@ -1,10 +1,10 @@
-"""Workflow file with the tiny model, and methods to change it before it is opened."""
+"""Workflow file with the tiny model, and methods that change the file before it is opened."""
 
 from __future__ import annotations
 
 import itertools
 
-_seeds = itertools.count(1000, 10)  # tests may increment their seed
+_seeds = itertools.count(1000, 10)  # a test may increment its seed up to 9 times
 OUTPUTS = {
     "ADTTreeModelLoader": {"model": "ADT_MODEL", "CLIP": "CLIP", "VAE": "VAE"},
     "ADTTreeDrafterLoader": {"drafter": "ADT_DRAFTER"},
@@ -13,14 +13,15 @@ OUTPUTS = {
     "ADTTreeSampler": {"LATENT": "LATENT", "trace": "ADT_TRACE"},
     "VAEDecode": {"IMAGE": "IMAGE"},
 }
-"""Names and types of outputs, by type of node."""
+"""Type of node -> names and types of its outputs."""
 SETTINGS = ["auto", "coupled", 0, 0, 0, "horizontal", "carry", 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0]
 NUMBERS = [3.0, 1.0, 0, 1.0, 1, 0.5, 0.0, "Auto", "model default"]
-"""Values of the sampler after its seed in the format without *noise*, for which the page uses the default."""
+"""Values of the sampler's widgets after the seed. The saved format is older than the input *noise*, so the page uses
+its default."""
 
 
 class Workflow:
-    """Workflow from a text to a saved image, with a drafter and settings connected to the sampler."""
+    """Workflow from a text to a saved image. A drafter and settings are connected to the sampler."""
 
     def __init__(self):
         view = {"ds": {"scale": 0.8, "offset": [80, 70]}}
@@ -51,12 +52,12 @@ class Workflow:
         return self
 
     def reading_the_trace(self) -> Workflow:
-        """Add a node of the tests that shows the trace."""
+        """Add a probe node that shows the trace."""
         self.add("ProbeReadTrace", (900, 900), trace=(self.sampler, 1))
         return self
 
     def second_sampler(self, method: str) -> int:
-        """Add a sampler with another method for the same model, and return its id."""
+        """Add a sampler for the same model with another method. Return its node id."""
         settings = self.add("ADTTreeSettings", (1800, 80), [method, *SETTINGS[1:]])
         numbers = list(self.widgets("ADTTreeSampler"))
         second = self.add("ADTTreeSampler", (2200, 80), numbers, (330, 770), **self._links, settings=(settings, 0))
@@ -76,7 +77,7 @@ class Workflow:
             pos: Position of its top left corner.
             values: Values of its widgets.
             size: Width and height.
-            links: Input -> id of the node and index of the output that it is linked to.
+            **links: Input -> (id of another node, index of its output).
         """
         number = self.data["last_node_id"] = self.data["last_node_id"] + 1
         outputs = [{"name": name, "type": type, "links": []} for name, type in OUTPUTS.get(kind, {}).items()]
@@ -87,7 +88,7 @@ class Workflow:
         return number
 
     def _link(self, name: str, target: int, slot: int, source: int, output: int) -> dict:
-        """Link the output of a node to an input of another, and return the input."""
+        """Link an output of a node to an input of another node. Return the input's entry for the file."""
         number = self.data["last_link_id"] = self.data["last_link_id"] + 1
         socket = self.data["nodes"][source - 1]["outputs"][output]
         socket["links"].append(number)
