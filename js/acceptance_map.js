@@ -1,6 +1,6 @@
 /**
- * Acceptance map on the nodes ADT-Tree Sampler and Compare. This file adds a map (a NodeMap) to each of these nodes. It
- * passes each message of the server to the map that the message is for.
+ * Acceptance map on the nodes ADT-Tree Sampler and ADT-Tree Compare. This file adds a map (a NodeMap) to each of these
+ * nodes. If the server sends a message about a node, this file passes the message to the map of the node.
  *
  * Terms: a run is one decoding of a batch of images. The home of a map is its workflow and its node, see node_map.js.
  */
@@ -29,12 +29,12 @@ const EXTRA = "adt_tree_maps"; // key in `extra` of a workflow in an image file,
 /** Data about the workflow that is being loaded (see `NodeMap.restore`), or null. */
 let loading = null;
 
-/** About the prompt that is running: the id of its latest run, and the workflow that was open when the prompt began. */
+/** Data about the running prompt: the id of its latest run, and the id of the workflow that was open when it began. */
 const running = { id: null, workflow: undefined };
 
 /**
- * The home of the map that a message is for, or undefined. If this tab did not queue the prompt, its homes are unknown.
- * Then the node is searched in the open workflow.
+ * The home of the map for a message about a node, or undefined. If this tab did not queue the prompt, the homes of the
+ * prompt are unknown. Then this function looks for the node in the open workflow.
  */
 function homeOf(prompt, node, workflow) {
   const homes = homesOf(prompt);
@@ -59,7 +59,8 @@ function receive(message) {
 function finish(message) {
   const saved = parts(message.output);
   if (!saved.length) return;
-  // The latest run of this prompt has a known workflow. A result from ComfyUI's cache may be from another workflow.
+  // The maps of the latest run contain the id of its workflow. Other maps come from ComfyUI's cache and may contain the
+  // id of another workflow. For these, use the workflow that was open at the start of the prompt.
   const own = saved.find(({ id }) => id === running.id);
   const home = homeOf(message.prompt_id, message.display_node ?? message.node, own ? own.workflow : running.workflow);
   const reference = { prompt: message.prompt_id, node: String(message.node) };
@@ -94,7 +95,7 @@ listen({
   },
 });
 
-/** Update the captions while the user types a prompt. ComfyUI reports a change only later. */
+/** Update the captions while the user types a prompt. ComfyUI reports the change of the workflow later. */
 function onInput() {
   requestAnimationFrame(() => {
     for (const map of maps.values()) map.panel.refreshCaption();
@@ -110,7 +111,7 @@ function addStyles() {
 
 function addMap(node) {
   const map = new NodeMap(node);
-  callAfter(node, "onAdded", () => maps.set(node, map)); // not earlier: "copy" creates nodes that it never adds
+  callAfter(node, "onAdded", () => maps.set(node, map)); // not before: "copy" creates nodes that are never added
   callAfter(node, "onConfigure", () => {
     map.fit();
     map.restore(loading);

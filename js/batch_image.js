@@ -1,22 +1,22 @@
 /**
  * Identification of the image of a batch that an image file shows. All files of a batch contain the same workflow and
- * map. The map has a mark of each image: the mean colours of 8 by 8 regions, see nodes/marks.py. This file compares the
- * marks with the colours of the image file. Older maps have thumbnails instead of marks, so that the marks are computed
- * from the thumbnails.
+ * the same map. The map has a mark of each image: the mean colours of 8 by 8 regions, see nodes/marks.py. This file
+ * compares the marks with the colours of the image file. For older maps, which have thumbnails instead of marks, this
+ * file computes the marks from the thumbnails.
  */
 
 const SIDE = 8; // regions along each side of an image
-const MAX_DISTANCE = 8; // maximum mean difference of colours (0..255) to the nearest mark; scaled images differ, too
+const MAX_DISTANCE = 8; // maximum mean difference (of 255) to the nearest mark; scaling changes the colours a little
 const MARGIN = 2; // minimum ratio of the second smallest distance to the smallest distance
 const MAX_PIXELS = 2048; // maximum length of the longer side; larger images are scaled down
 const THUMBNAIL = { side: 192, quality: 0.6 }; // longer side in pixels, and JPEG quality
 
 /**
- * The index of the image that a file shows, or null if it is not certain. If the map has no thumbnail of this image,
- * one is added.
+ * The index in the batch of the image that a file shows, or null if it is not certain. If the map has no thumbnail of
+ * this image, this function adds one.
  *
- * @param {Blob | null} file
- * @param {import("./saved_map.js").SavedMap} saved checked saved map
+ * @param {Blob | null} file image file
+ * @param {import("./saved_map.js").SavedMap} saved result of `checkMap`
  */
 export async function imageInFile(file, saved) {
   if (!file || saved.images < 2) return null;
@@ -36,7 +36,7 @@ function addThumbnail(thumbnails, image, bitmap) {
   thumbnails[image] = pixels(bitmap, THUMBNAIL.side).canvas.toDataURL("image/jpeg", THUMBNAIL.quality);
 }
 
-/** @param {import("./saved_map.js").SavedMap} saved */
+/** The mark of an image in a saved map, or null. @param {import("./saved_map.js").SavedMap} saved */
 async function markOf({ marks, thumbnails }, image) {
   if (marks[image]) return Array.from(atob(marks[image]), (letter) => letter.charCodeAt(0));
   if (!thumbnails[image]) return null;
@@ -44,6 +44,7 @@ async function markOf({ marks, thumbnails }, image) {
   return mark(pixels(await createImageBitmap(thumbnail), MAX_PIXELS).data);
 }
 
+/** The pixels of a bitmap. If its longer side exceeds `largest` pixels, the bitmap is scaled down first. */
 function pixels(bitmap, largest) {
   const scale = Math.min(1, largest / Math.max(bitmap.width, bitmap.height));
   const canvas = document.createElement("canvas");
@@ -55,7 +56,7 @@ function pixels(bitmap, largest) {
   return { canvas, data: context.getImageData(0, 0, canvas.width, canvas.height) };
 }
 
-/** Mean colours of the regions of an image, row by row: red, green and blue of each. @param {ImageData} image */
+/** The mark of an image: red, green and blue means of each region, row by row. @param {ImageData} image */
 export function mark({ data, width, height }) {
   const found = [];
   for (let row = 0; row < SIDE; row++) {
@@ -66,7 +67,7 @@ export function mark({ data, width, height }) {
   return found;
 }
 
-/** The first pixel of a region along one side, and the pixel after its last one. @returns {[number, number]} */
+/** The first pixel of a region along a side of an image, and the pixel after it. @returns {[number, number]} */
 function span(place, side) {
   return [Math.floor((place * side) / SIDE), Math.ceil(((place + 1) * side) / SIDE)];
 }
@@ -82,8 +83,8 @@ function mean(data, width, [top, bottom], [left, right]) {
 }
 
 /**
- * The index of the mark that is nearest to a wanted mark. null if no mark is near enough, or if the second nearest mark
- * is almost as near.
+ * The index of the mark that is nearest to the mark of a file. The result is null if no mark is near enough, or if the
+ * second nearest mark is almost as near.
  *
  * @param {(number[] | null)[]} marks mark of each image, or null if it is unknown
  * @param {number[]} wanted mark of the file

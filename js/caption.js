@@ -34,6 +34,8 @@ export class Caption {
   }
 
   /**
+   * Show the caption of a run. Each difference that can be restored gets a button.
+   *
    * @param {object | null} run
    * @param {Difference[]} differences
    * @param {string} off sentence on why the node does not run, or ""
@@ -47,7 +49,7 @@ export class Caption {
   }
 }
 
-/** @param {Difference} difference */
+/** A button that sets the node back to the value in the run. @param {Difference} difference */
 function restoreButton({ name, was, restore }) {
   const properties = { type: "button", className: "adt-map-take", title: texts.restoreTitle(was) };
   const button = make("button", properties, texts.restore(name, was));

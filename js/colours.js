@@ -12,6 +12,7 @@ const CURVE = [
 const FINE = 2048; // number of short segments with which the length of the curve is measured
 const SIZE = 256; // number of colours of the scale
 
+/** The point [L, a, b] of the curve at a parameter, 0..1. */
 function onCurve(t) {
   const [p, q, r] = CURVE;
   return p.map((_, i) => (1 - t) ** 2 * p[i] + 2 * t * (1 - t) * q[i] + t ** 2 * r[i]);
@@ -51,7 +52,7 @@ function makeScale() {
 /** 256 colours [red, green, blue], dark to light. */
 export const SCALE = makeScale();
 
-/** The colour at a position of the scale, 0..1. Positions outside have the colour of the nearer end. */
+/** The colour at a position of the scale, 0..1. A position outside this range has the colour of the nearer end. */
 export function colourOf(share) {
   return SCALE[Math.round(Math.min(Math.max(share, 0), 1) * (SIZE - 1))];
 }

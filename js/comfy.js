@@ -127,7 +127,7 @@ export function forwardWheelAndPan(element) {
   }
 }
 
-/** Whether a wheel event is over a part of the element that is higher than its visible area. */
+/** Whether the pointer is over a part of the element that the wheel scrolls. Such a part is higher than its box. */
 function scrolls({ target }) {
   const box = target.closest("[data-capture-wheel]");
   return box !== null && box.scrollHeight > box.clientHeight;
@@ -143,7 +143,7 @@ export function showNodes(nodes) {
   app.canvas.deselectAll();
   app.canvas.selectItems(nodes);
   const fit = () => app.extensionManager.command.execute("Comfy.Canvas.FitView");
-  requestAnimationFrame(() => requestAnimationFrame(fit)); // new nodes have a position only after they were drawn
+  requestAnimationFrame(() => requestAnimationFrame(fit)); // new nodes have a position only after they are drawn
 }
 
 // ---- workflow ------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ export function nodeAt(id) {
   return graph?.getNodeById(last) ?? null;
 }
 
-/** The execution ids of a node. It has several if its subgraph is used several times. @returns {string[]} */
+/** The execution ids of a node. A node in a subgraph that is used several times has several ids. @returns {string[]} */
 export function executionIds(node, graph = rootGraph(), path = "") {
   return graph.nodes.flatMap((one) => {
     const subgraph = subgraphOf(one);
@@ -198,8 +198,8 @@ export function isOpen(node) {
 }
 
 /**
- * Let ComfyUI check whether the workflow has changed, for "undo". Call this after a click has changed a setting,
- * because ComfyUI's own check is before that.
+ * Let ComfyUI check whether the workflow has changed, so that "undo" can revert the change. Call this function after a
+ * click has changed a setting. ComfyUI's own check runs before the handler of the click, so it misses the change.
  */
 export function noticeChanges() {
   app.canvas.emitBeforeChange();
@@ -207,8 +207,9 @@ export function noticeChanges() {
 }
 
 /**
- * The nodes, also in subgraphs, of the stored state with which ComfyUI compares the workflow to find changes of the
- * user. The list is empty while a workflow is being opened, because the stored state then is of another workflow.
+ * The nodes in ComfyUI's stored state of the workflow, including the nodes in subgraphs. ComfyUI compares the workflow
+ * with this state to find changes by the user. While a workflow is being opened, the stored state belongs to another
+ * workflow. Then the list is empty.
  */
 export function comparedNodes() {
   const { workflow } = /** @type {any} */ (app.extensionManager ?? {});
@@ -217,7 +218,7 @@ export function comparedNodes() {
   return [state, ...(state.definitions?.subgraphs ?? [])].flatMap((graph) => graph.nodes ?? []);
 }
 
-/** Add a node of a type to the graph of another node, at an offset in pixels. */
+/** Add a node to the graph of the node `beside`, at an offset in pixels from it. */
 export function addNode(type, beside, [dx, dy]) {
   const node = /** @type {any} */ (window).LiteGraph.createNode(type);
   node.pos = [beside.pos[0] + dx, beside.pos[1] + dy];
@@ -283,13 +284,13 @@ export function inputOptions(node, name) {
   return optionsIn(node?.constructor?.nodeData, name);
 }
 
-/** The options of an input in the server's definition of a type of node, or undefined. */
+/** The options of an input in `definition`, which is the server's definition of a node type, or undefined. */
 export function optionsIn(definition, name) {
   const { required, optional } = definition?.input ?? {};
   return (required?.[name] ?? optional?.[name])?.[1];
 }
 
-/** Whether the server runs this node itself: it is no subgraph, no reroute, and is neither muted nor bypassed. */
+/** Whether the server runs this node. It does not run subgraphs, reroutes, and nodes that are muted or bypassed. */
 export function runsItself(node) {
   return !(node.subgraph || node.isVirtualNode || node.mode);
 }
@@ -310,13 +311,13 @@ export function removeWidget(node, widget) {
   if (widget) node.removeWidget(widget);
 }
 
-/** Hide or show a widget. In Nodes 2.0, a widget with an element appears only after `refreshWidgets`. */
+/** Hide or show a widget. To show a widget with an element in Nodes 2.0, also call `refreshWidgets`. */
 export function setHidden(widget, isHidden) {
   widget.hidden = isHidden; // for the canvas
   widget.options.hidden = isHidden; // for Nodes 2.0
 }
 
-/** Let Nodes 2.0 read a node's list of widgets again. It does so only if the list changes. */
+/** Let Nodes 2.0 read a node's list of widgets again, by removing a widget and adding it at the same index. */
 export function refreshWidgets(node, widget) {
   const place = node.widgets.indexOf(widget);
   node.widgets.splice(place, 1);
@@ -336,7 +337,7 @@ export function setValue(node, widget, value) {
   redrawNode(node);
 }
 
-/** Let Nodes 2.0 read the label of a widget's value again. It does so only if the value changes. */
+/** Let Nodes 2.0 read the label of a widget's value again, by changing the value and then restoring it. */
 export function refreshLabel(node, widget) {
   const { value } = widget;
   widget.value = "";
@@ -356,8 +357,8 @@ export function choicesOf(widget) {
 }
 
 /**
- * Send the value of a widget to the server only while `counts()` is true, that is, while the value has an effect.
- * Otherwise send the default. Then a change of the value does not make ComfyUI run the node again.
+ * Send the value of a widget to the server only if `counts()` is true, that is, if the value has an effect. Otherwise
+ * send the default value, so that ComfyUI does not run the node again after a change without effect.
  */
 export function sendWhile(widget, counts) {
   const usual = widget.value;
@@ -448,8 +449,8 @@ export function isLinked(node, name) {
 }
 
 /**
- * The nodes that are linked to the inputs with these names, or to all inputs without `names`. For a link from outside
- * the subgraph, the list has null.
+ * The nodes that are linked to the inputs of a node. `names` restricts the inputs; null selects all inputs. If a link
+ * comes from outside the subgraph, the list contains null for it.
  */
 export function sourcesOf(node, names = null) {
   const slots = [...(node.inputs ?? []).keys()].filter((slot) => !names || names.includes(node.inputs[slot].name));
@@ -467,7 +468,7 @@ export function copyLink(from, name, node, own = name) {
   if (slot >= 0) originOf(from, name)?.connect(from.getInputLink(slotOf(from, name)).origin_slot, node, slot);
 }
 
-/** Link an output of a node to an input of another one. */
+/** Link an output of the node `from`, given by its index, to the input `name` of another node. */
 export function connect(from, output, node, name) {
   from.connect(output, node, slotOf(node, name));
 }

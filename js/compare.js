@@ -20,9 +20,9 @@ export class Compare {
 
   /**
    * @param {() => { id: string, label: string }[]} choices runs to compare with
-   * @param {{ over: boolean, difference: boolean }} settings whether to overlay both, or to show their difference
-   * @param {{ chosen: () => void, turned: () => void, moved: () => void }} listeners called when the user chooses another
-   *   run, changes a setting, or moves the divider
+   * @param {{ over: boolean, difference: boolean }} settings `over` overlays both images, `difference` subtracts them
+   * @param {{ chosen: () => void, turned: () => void, moved: () => void }} listeners `chosen` is called when the user
+   *   chooses another run, `turned` when the user changes a setting, and `moved` when the user moves the divider
    */
   constructor(choices, settings, listeners) {
     this.choices = choices;

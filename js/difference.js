@@ -5,8 +5,8 @@ import { texts } from "./texts.js";
 const computed = new WeakMap(); // bitmap A -> { b, canvas, identical } of the last B
 
 /**
- * The difference |A - B| of two bitmaps: `canvas` shows it in the size of A, and `identical` is true if it is 0 for all
- * pixels. null while a bitmap is missing.
+ * The difference |A - B| of two bitmaps, or null if a bitmap is missing. `canvas` shows the difference in the size of A.
+ * `identical` is true if the difference is 0 for all pixels.
  */
 export function difference(a, b) {
   if (!a || !b) return null;

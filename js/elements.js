@@ -1,4 +1,4 @@
-/** Create an element. `className` and `dataset` are set as properties, all other names as attributes. */
+/** Create an HTML element. `className` and `dataset` are set as DOM properties, all other entries as attributes. */
 export function make(tag, properties = {}, ...children) {
   const { className, dataset, ...attributes } = properties;
   const element = document.createElement(tag);
@@ -9,7 +9,7 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Set the text of an element if it differs. An assignment of an equal text would cost the page a layout. */
+/** Set the text of an element if it has changed. Setting an equal text would make the browser lay out the page. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

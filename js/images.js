@@ -1,11 +1,12 @@
 /**
- * Images under the maps, as bitmaps that a canvas can draw. During a run, they are the live previews. After the run,
- * they are the server's files of the finished images. If there are no files, they are the thumbnails in the saved map.
+ * Images under the maps, as bitmaps that a canvas can draw. During a run, the live previews are shown. After the run,
+ * the image files of the server are shown. If there are no files, the thumbnails in the saved map are shown.
  */
 
 import { imageAddress } from "./comfy.js";
 
-const bitmaps = new WeakMap(); // run -> Map of bitmaps; the key is the image's index for a preview, else the address
+// Run -> Map of its bitmaps. The key of a preview is the image's index. The key of a file or thumbnail is its address.
+const bitmaps = new WeakMap();
 
 function bitmapsOf(run) {
   if (!bitmaps.has(run)) bitmaps.set(run, new Map());
@@ -20,7 +21,7 @@ export function bitmapOf(run, image, redraw) {
   return bitmapsOf(run).get(image) ?? (run.thumbnails[image] ? fetched(run, run.thumbnails[image], redraw) : null);
 }
 
-/** The image at an address. null while it is being fetched, and if the server has no such file. */
+/** The image at an address, or null if it has not arrived yet or does not exist. */
 function fetched(run, address, redraw) {
   const known = bitmapsOf(run);
   if (!known.has(address)) {
@@ -35,10 +36,10 @@ function fetched(run, address, redraw) {
 }
 
 /**
- * Store a live preview of the server. The preview shows the first image of each run, from left to right.
+ * Store a live preview from the server. A preview shows the first image of each run, side by side.
  *
- * @param {object[]} runs the runs that have begun, in the order of the preview
- * @param {number} count number of runs in the preview
+ * @param {object[]} runs the runs that have begun, from left to right in the preview
+ * @param {number} count number of images side by side in the preview
  */
 export async function showPreviews(runs, count, blob, redraw) {
   const preview = await createImageBitmap(blob);

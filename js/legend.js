@@ -32,7 +32,14 @@ export class Legend {
     this.element = make("div", { className: "adt-map-legend" });
   }
 
-  /** @param {boolean} pending whether tokens are not generated yet; the legend then shows their colour, not the unit */
+  /**
+   * Show the legend of a figure.
+   *
+   * @param {string} figure name of the shown quantity
+   * @param {number[]} range values at both ends of the scale
+   * @param {boolean} pending whether some tokens are not generated yet. The legend then shows the colour of these
+   *   tokens, and omits the unit.
+   */
   show(figure, [low, high], pending = false) {
     const [, legend] = texts.figures[figure];
     const [dark, light] = ends(figure, [low, high], pending);
@@ -47,7 +54,7 @@ export class Legend {
   }
 }
 
-/** One box for each integer. */
+/** A row of boxes in the colours of the scale, one for each integer from `low` to `high`. */
 function swatches(low, high) {
   const ramp = make("span", { className: "adt-map-ramp" });
   for (let value = low; value <= high; value++) {

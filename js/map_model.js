@@ -13,7 +13,7 @@ export const FIGURES = {
   time: { whole: false, least: 0 },
 };
 
-/** Figure "moment": seconds from the start to a token. It replaces figures that are constant if nothing is drafted. */
+/** Figure "moment": seconds from the start of the run to a token. It replaces figures that are constant without drafts. */
 const MOMENT = { whole: false, least: 0 };
 
 export function scaleOf(figure) {
@@ -83,7 +83,9 @@ export class Run {
     this.rounds = []; // { ms, drafting (milliseconds), shares: Map image -> share }
     this.done = 0; // generated tokens of all images
     this.kept = this.count * this.start; // tokens of all images that were not generated
-    this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, substituted: 0, drafted: 0 }; // sums over the rounds
+    // Sums over the rounds: milliseconds; number of generated tokens, shares and rounds; number of tokens that LANTERN
+    // replaced; number of shares with drafts.
+    this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, substituted: 0, drafted: 0 };
     this.state = "running"; // then "done" or "stopped"
     /** @type {import("./runs.js").Reference | undefined} */
     this.reference = undefined; // of a finished run
@@ -197,7 +199,7 @@ export class Run {
     return this.known.emitted ? this.known.substituted / this.known.emitted : 0;
   }
 
-  /** The figure that is shown if the user chooses `figure`. Without drafts, this is "moment", except for "time". */
+  /** The figure that is shown if the user chooses `figure`. In a run without drafts, "moment" replaces all but "time". */
   figureShown(figure) {
     return (this.plain || this.drafted === 0) && figure !== "time" ? "moment" : figure;
   }

@@ -245,10 +245,10 @@ export class MapPanel {
   // ---- zoom --------------------------------------------------------------------------------
 
   /**
-   * Change the zoom by a factor, around a point of the grid; 0 resets it.
+   * Change the zoom, and move a point of the grid to the middle of the visible part.
    *
-   * @param {number} factor
-   * @param {{x: number, y: number}} point
+   * @param {number} factor the zoom is multiplied by this number; 0 resets the zoom to 1
+   * @param {{x: number, y: number}} point point of the grid, 0..1
    */
   #zoom(factor, point = this.view) {
     const scale = Math.min(Math.max(this.view.scale * factor, 1), MAX_ZOOM);
@@ -275,7 +275,7 @@ export class MapPanel {
     this.redraw();
   }
 
-  /** A point of the stage as a point of the grid, 0..1. */
+  /** Convert a point of the stage, in CSS pixels, to a point of the grid, 0..1. */
   #pointAt(x, y) {
     const box = this.panes.find(({ clip }) => x >= clip.x && x < clip.x + clip.width) ?? this.panes[0];
     return box ? { x: (x - box.x) / box.width, y: (y - box.y) / box.height } : this.view;
@@ -361,7 +361,7 @@ export class MapPanel {
     draw(context, { width, height }, compare.panes(panes));
   }
 
-  /** The drawing context. The bitmap gets as many pixels as the canvas has on the screen when ComfyUI is zoomed in. */
+  /** The drawing context of the canvas. Its bitmap gets as many pixels as the canvas occupies on the screen. */
   #context(width, height) {
     const { canvas } = this;
     const zoom = Math.max(1, canvas.getBoundingClientRect().width / (canvas.clientWidth || 1));

@@ -67,7 +67,7 @@ export function zoomed(box, view) {
   };
 }
 
-/** The view nearest to the given one in which the box shows nothing outside the grid. */
+/** The view `{ scale, x, y }`, moved as little as possible so that nothing outside the grid is visible. */
 export function within({ scale, x, y }) {
   const low = 0.5 / scale;
   const high = 1 - low;
@@ -171,7 +171,7 @@ function drawLabel(context, size, { label, ink, box: { clip } }) {
   context.restore();
 }
 
-/** Draw the image in the box of its grid. A resized copy is cached, but not of a zoomed image, which would be large. */
+/** Draw the image in the box of its grid. Unless the grid is zoomed, a resized copy of the image is cached. */
 function drawBitmap(context, { bitmap, box }) {
   context.imageSmoothingQuality = "high";
   const image = box.enlarged ? bitmap : scaled(bitmap, box, context.getTransform().a);

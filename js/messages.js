@@ -14,7 +14,7 @@ export function setTemplates(translated) {
   templates = translated;
 }
 
-/** The text of a message in the user's language, or in English without a translation. @param {Part[]} parts */
+/** The text of a message in the user's language. Parts without a translation are in English. @param {Part[]} parts */
 export function translate(parts) {
   return parts.map(translatePart).join("");
 }

@@ -1,6 +1,6 @@
 /**
- * Labels in the Model Loader's list of models. The label of a model that is not installed has the size of the download
- * and whether the model fits into the memory of the GPU.
+ * Labels in the Model Loader's list of models. For a model that is not installed, the label shows the size of the
+ * download, and whether the model fits into the memory of the GPU.
  */
 
 import { findWidget, listen, nodesOf, optionsIn, refreshLabel, registerExtension, setLabels } from "./comfy.js";

@@ -1,11 +1,14 @@
-/** File from which the user opens a workflow. ComfyUI passes only the workflow to extensions, not the file. */
+/**
+ * File from which the user opens a workflow. ComfyUI passes only the workflow to extensions, not the file. Therefore
+ * this module stores the last file that the user has dropped onto the page or chosen.
+ */
 
 const MAX_AGE = 10_000; // maximum milliseconds between the choice of a file and the loading of its workflow
 
 let latest = null; // { file: Blob or address, time }
 
 /**
- * The file that the user has just dropped or chosen, or null. A second call returns null.
+ * The file that the user has just dropped or chosen, or null. A file is returned only once: a second call returns null.
  *
  * @returns {Promise<Blob | null>}
  */

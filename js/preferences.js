@@ -28,7 +28,7 @@ const SETTINGS = {
 
 const listeners = []; // { name, listener }
 
-/** Call a function with the new value of a preference whenever it changes. */
+/** Call `listener` with the new value of a preference whenever the preference changes. */
 export function onPreference(name, listener) {
   listeners.push({ name, listener });
 }

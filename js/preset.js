@@ -1,7 +1,7 @@
 /**
- * Inputs that a preset overrides. They are disabled unless the preset is "custom". All of them except guidance are also
- * hidden, because on a small screen they would leave no space for a sampler's map. Guidance stays visible, so the user
- * sees where these inputs are.
+ * Inputs that a preset overrides. They are disabled unless the preset is "custom". While they are disabled, all of them
+ * except guidance are also hidden, to leave space for the map on a small screen. Guidance stays visible, so that the
+ * user sees where these inputs appear.
  */
 
 import {
@@ -43,8 +43,8 @@ export function disableOverridden(node) {
 }
 
 /**
- * Set the preset of a node in a workflow that an older version without presets saved. The preset is "custom" if the
- * user had changed one of the inputs.
+ * Set the preset of a node in an old workflow, which was saved by a version of this pack without presets. The preset is
+ * "custom" if one of the inputs does not have its default value.
  */
 function migrate(node, saved) {
   if (!Array.isArray(saved?.widgets_values) || savedNames(node).indexOf("preset") < saved.widgets_values.length) return;

@@ -4,9 +4,11 @@ const THIRDS = 3; // regions along each side
 const MIN_RATIO = 1.25; // minimum ratio of the fastest to the slowest region; smaller differences may be noise
 
 /**
- * @returns {{region: number, rounds: number, mean: number, low: number, high: number, most: number}[]} for each region
- *   with tokens, row by row from the top left: its number of passes, and the mean, 10th percentile, 90th percentile and
- *   maximum of the tokens per pass
+ * Statistics of the tokens per pass in each region of an image. Regions without generated tokens are left out.
+ *
+ * @returns {{region: number, rounds: number, mean: number, low: number, high: number, most: number}[]} `region` is the
+ *   index of the region, row by row from the top left. `rounds` is its number of passes. `low` and `high` are the 10th
+ *   and the 90th percentile, and `most` is the maximum.
  */
 export function regions(run, image) {
   const found = Array.from({ length: THIRDS * THIRDS }, () => new Map()); // pass -> tokens

@@ -93,8 +93,9 @@ export class Replay {
 }
 
 /**
- * The draft tree of a round. For each level of the tree, the result has the cell of the token that the level's drafts
- * propose, their number, and whether one of them was accepted.
+ * The draft tree of a round. The result has one entry per level of the tree. All drafts of a level are proposals for
+ * the same token. `cell` is the cell of this token, `drafts` is the number of proposals, and `accepted` is true if one
+ * of them was accepted.
  *
  * @returns {{cell: number, drafts: number, accepted: boolean}[]}
  */

@@ -112,7 +112,7 @@ registerExtension({
     });
     callAfter(node, "onConnectionsChange", () => updateShares(node));
     updateShares(node);
-    shrinkNode(node); // ComfyUI made it large enough for the hidden inputs
+    shrinkNode(node); // ComfyUI has made the node large enough for all inputs, but some are hidden
   },
 
   getNodeMenuItems(node) {

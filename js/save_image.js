@@ -3,7 +3,7 @@
 import { ends, RAMP } from "./legend.js";
 import { draw, layout } from "./map_view.js";
 
-// In pixels:
+// Sizes in pixels:
 const SIDE = 1024; // longer side of a grid
 const LINE = 22; // height of a line of text
 const LABELS = 24; // space above and between two grids

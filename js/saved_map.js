@@ -198,7 +198,7 @@ export function checkProperty(property, usual, figures) {
   return { settings, tag, runs: list(given.runs).flatMap(reference).slice(0, REFERENCES) };
 }
 
-/** A list with the checked reference to a run, or an empty list. */
+/** A list with the valid parts of a reference to a run, or an empty list if the reference has no valid id. */
 function reference(given) {
   const { id, prompt, node, part } = Object(given);
   if (typeof id !== "string") return [];

@@ -17,7 +17,7 @@ export function shortName(run) {
   return run.relaxed ? texts.relaxedShort(name, (100 * run.replaced).toFixed(1)) : name;
 }
 
-/** The label above a map beside another map, with the seed if the seeds differ. */
+/** The label above a map if two maps are shown. It contains the seed if the seeds of both runs differ. */
 export function titleOf(run, other) {
   return run.seed === other.seed ? shortName(run) : texts.seed(shortName(run), run.seed);
 }

@@ -314,7 +314,7 @@ def _make(
     """Generate the images that are not in the folder yet.
 
     Returns:
-        The image of each item, in the order of `items`, and the remark of the device's batch-invariance check, or "".
+        The image of each item, in the order of `items`, and a remark for the user or "".
     """
     # item[:2] is (prompt, seed). If several items have the same prompt and seed, only the first item is kept.
     distinct = list({item[:2]: item for item in reversed(items)}.values())[::-1]
@@ -338,7 +338,7 @@ def _draw(
     chunk_size: int,
     node_id: str,
 ) -> tuple[dict[tuple, SavedImage], str]:
-    """Generate and save the missing images. Return them by (prompt, seed), with the device's remark or "".
+    """Generate and save the missing images. Return them by (prompt, seed), and a remark for the user or "".
 
     The progress bar and the images on the node also include `before`, the images of earlier runs.
     """
@@ -402,8 +402,8 @@ def read_items(
 ) -> tuple[list[BatchItem], list[LeftOut]]:
     """Return the images to generate, and the prompts for which no image is generated.
 
-    Prompts without an id are numbered from 1. If a prompt has no seed (`NO_SEED`), it gets the job's seed. With
-    `STEPPED`, the prompt's index in the list is added to the job's seed.
+    If `ids` is None, the prompts are numbered from 1. If `seeds` is None, or the seed of a prompt is `NO_SEED`, the
+    prompt gets the job's seed. With `STEPPED`, the prompt's index in the list is added to the job's seed.
 
     Raises:
         AdtError: If an input is invalid, or all prompts are left out.
