@@ -1,7 +1,7 @@
-"""ComfyUI in this process, without a server: tests call the pack's nodes directly as ComfyUI has loaded them.
+"""Fixtures with ComfyUI in this process, without a server. Tests call the pack's nodes directly, as ComfyUI loads them.
 
-The tests of this folder run in ComfyUI's own Python; ``../test_inside.py`` starts them there for each release. To run
-them by hand:
+The tests of this folder need the Python environment of ComfyUI. ``../test_inside.py`` runs them there, once for each
+release. To run them by hand:
 
     PYTHONPATH=.cache/comfyui/comfyui-0.30.0 .cache/comfyui/env/bin/python -m pytest tests/workflow/inside
 """
@@ -19,7 +19,7 @@ from small import SMALL, write_small
 ROOT = Path(__file__).resolve().parents[3]
 PROBE = Path(__file__).resolve().parents[1] / "probe_nodes"
 EXTRAS = "nodes_clip_sdxl.py", "nodes_model_merging.py"
-"""Stock nodes outside ComfyUI's main file that a test needs."""
+"""ComfyUI's extra node files that tests need."""
 INSIDE = importlib.util.find_spec("comfy") is not None
 collect_ignore_glob = [] if INSIDE else ["test_*.py"]
 
@@ -41,7 +41,7 @@ PLUGS = {
     "ADT_RESULTS": ["batch", 2],
     "STRING": "a cat",
 }
-"""Type of an input -> value of a required input of that type in a prompt."""
+"""Type of an input -> value for required inputs of this type in a prompt."""
 
 
 class Pack:
@@ -85,7 +85,7 @@ class Pack:
         return getattr(node(), node.FUNCTION)(**inputs)
 
     def fails(self, kind: str, **inputs) -> str:
-        """Run a node that must fail without writing a file, and return the error message."""
+        """Run a node that must fail. Check that it writes no file, and return the error message."""
         before = set(self.base.rglob("*"))
         with pytest.raises(self.AdtError) as error:
             self.run(kind, **inputs)
@@ -93,9 +93,9 @@ class Pack:
         return str(error.value)
 
     def refused(self, kind: str, **inputs) -> list[str]:
-        """Return ComfyUI's errors for the inputs of a node before it runs; empty if the inputs are valid.
+        """Return the errors that ComfyUI finds in a node's inputs before a run. The list may be empty.
 
-        Inputs that are not given have their default, or a link to a node of the right type. None removes an input.
+        An input that isn't given has its default, or a link to a node of the right type. None removes an input.
         """
         needed = {name: type for name, (type, *_) in info_inputs(self.nodes[kind], "required").items()}
         plugs = {name: PLUGS[type] for name, type in needed.items() if isinstance(type, str) and type in PLUGS}
@@ -106,7 +106,7 @@ class Pack:
 
 
 def info_inputs(node: type, *sections: str) -> dict[str, list]:
-    """Return type and options of each input of a node in these sections."""
+    """Return (type, options) of each input in these sections of a node's inputs."""
     known = node.INPUT_TYPES()
     return {name: one for section in sections for name, one in known.get(section, {}).items()}
 
@@ -124,7 +124,7 @@ def pack(tmp_path_factory, meter):
 
 @pytest.fixture(scope="session")
 def loaded(pack):
-    """Return the bundled model, its CLIP and its VAE."""
+    """Return the bundled model, with its CLIP and its VAE."""
     return pack.run("ADTTreeModelLoader", model="bundled", dtype="auto")
 
 
@@ -135,12 +135,12 @@ def model(loaded):
 
 @pytest.fixture(scope="session")
 def encoded(pack, loaded):
-    """Return a function that encodes a text with CLIP Text Encode."""
+    """Return a function that encodes a text with the node CLIP Text Encode."""
     return lambda text: pack.run("CLIPTextEncode", clip=loaded[1], text=text)[0]
 
 
 class Small:
-    """Small random model and its drafter, and the engine's images with them."""
+    """Small random model with its drafter. The class also gives the images that the engine generates with them."""
 
     PROMPT = "A blue sailboat in the middle of a calm lake at sunset."
     NUMBERS = {"seed": 5, "guidance": 3.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "preset": "custom"}
@@ -153,23 +153,23 @@ class Small:
         self._places = {name: str(pack.base / "models" / folder / SMALL) for name, folder in folders.items()}
 
     def run(self, kind: str, **inputs) -> tuple:
-        """Run a node that has the model as an input, and return its outputs."""
+        """Run a node that has the model as an input. Return its outputs."""
         return self._pack.run(kind, model=self.model, **inputs)
 
     def text(self, text: str) -> list:
         return self._pack.run("CLIPTextEncode", clip=self.clip, text=text)[0]
 
     def sample(self, **inputs) -> tuple:
-        """Return latent and trace of the sampler, which has a prompt and a drafter by default."""
+        """Run the sampler. Return its latent and its trace. By default, the sampler has a prompt and a drafter."""
         usual = {"positive": self.text(self.PROMPT), "drafter": self.drafters[SMALL], "batch_size": 1}
         return self.run("ADTTreeSampler", **{**usual, **self.NUMBERS, **inputs})
 
     def vectors(self, **inputs) -> np.ndarray:
-        """Return the codebook vectors [B, C, h, w] of the sampler."""
+        """Run the sampler. Return its codebook vectors [B, C, h, w]."""
         return self.sample(**inputs)[0]["samples"].numpy()
 
     def expected(self, **asked) -> dict[str, np.ndarray]:
-        """Return the engine's images, see reference.py."""
+        """Return the images that the engine generates for these arguments (reference.py)."""
         return draw(**{"prompt": self.PROMPT, "sampling": {"seed": 5}} | asked, **self._places)
 
 

@@ -1,4 +1,4 @@
-"""Downloads by *if_missing* of the loaders, and the models that they list."""
+"""Tests of downloads with the loaders' input *if_missing*, and of the models that the loaders list."""
 
 import shutil
 
@@ -12,7 +12,7 @@ from tests.layouts.janus import write_janus
 
 @pytest.fixture(scope="module")
 def published(pack, tmp_path_factory):
-    """Provide the small Hub, and remove everything downloaded from it afterwards."""
+    """Start a local Hub server. Afterwards, delete everything that was downloaded from it."""
     homes = [pack.base / "models" / name for name in ("ar_image", "ar_image_drafters")]
     before = {path for home in homes for path in home.glob("*")}
     with Hub() as hub:

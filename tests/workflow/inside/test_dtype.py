@@ -1,4 +1,4 @@
-"""Automatic choice of the dtype by the Model Loader."""
+"""Tests of the dtype that the Model Loader chooses automatically."""
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ GPUS = {
     "without bfloat16, large enough for float32": (False, 8e9, torch.float32),
     "without bfloat16, too small for float32": (False, 1e5, torch.float16),
 }
-"""Name -> whether the GPU supports bfloat16, its memory in bytes, and the chosen dtype."""
+"""Name -> whether the GPU supports bfloat16, memory of the GPU in bytes, and expected dtype."""
 
 
 @pytest.fixture
 def chosen(pack, monkeypatch):
-    """Return a function that returns the dtype chosen for a GPU, and the lines shown under the node."""
+    """Return a function that returns the dtype for a GPU, and the lines under the node."""
     loaders = pack.package(".nodes.loaders")
     shown = []
     monkeypatch.setattr(loaders, "tell", shown.append)

@@ -1,4 +1,4 @@
-"""GLM-Image's second stage: the nodes give the same pixels as diffusers' pipeline for the same tokens."""
+"""Tests of GLM-Image's second stage. For the same tokens, the nodes must give the same pixels as diffusers."""
 
 import importlib
 import json
@@ -21,26 +21,26 @@ NUMBERS = {"seed": 7, "steps": 3, "guidance": 1.5}
 
 @pytest.fixture(scope="module")
 def folder(pack):
-    """Write both stages as published into the user's folder."""
+    """Write both stages, as published, into the user's model folder."""
     return write_pixels(write_glm_image(pack.base / "models" / "ar_image" / "GLM-Image"), CODES)
 
 
 @pytest.fixture(scope="module")
 def first(pack, folder):
-    """Return the first stage and its CLIP."""
+    """Return the loaded first stage, and its CLIP."""
     return pack.run("ADTTreeModelLoader", model="GLM-Image")[:2]
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def stage(pack, folder, request):
-    """Return the loaded decoder, and diffusers' pipeline in the same precision."""
+    """Return the loaded decoder (second stage), and diffusers' pipeline in the same precision."""
     (decoder,) = pack.run("ADTTreeGLMDecoderLoader", dtype=request.param)
     return decoder, published_pipeline(folder, getattr(torch, request.param))
 
 
 @pytest.fixture(scope="module")
 def tokens(first):
-    """Return a LATENT of a batch and its codes."""
+    """Return the LATENT of a batch, and its codes."""
     codes = torch.randint(CODES, (2, 3, 2), generator=torch.Generator().manual_seed(0))
     return {"samples": first[0].target.codec.lookup(codes).float()}, codes
 
@@ -52,13 +52,13 @@ def text(pack, first):
 
 @pytest.fixture
 def decode(pack, first, tokens, text):
-    """Return a function that runs the Decode node and returns its IMAGE."""
+    """Return a function that runs the Decode node. It returns the IMAGE."""
     usual = {"model": first[0], "samples": tokens[0], "positive": text(PROMPT)} | NUMBERS
     return lambda decoder, **inputs: pack.run("ADTTreeGLMDecode", decoder=decoder, **usual | inputs)[0]
 
 
 def pipeline_images(pipeline, codes, **more):
-    """Return the pipeline's images for these codes."""
+    """Return the images of diffusers' pipeline for these codes."""
     rows, columns = codes.shape
     made = pipeline(
         PROMPT,
@@ -75,12 +75,12 @@ def pipeline_images(pipeline, codes, **more):
 
 
 def picture(image):
-    """Convert an image [H, W, 3] in 0..1 to a picture of 8 bits per channel."""
+    """Convert an image [H, W, 3] from 0 to 1 into a Pillow image with 8 bits per channel."""
     return Image.fromarray((image * 255).round().byte().numpy())
 
 
 def test_pixels_equal_the_pipelines(stage, tokens, decode):
-    """The pipeline rounds to bfloat16 at the end in that precision, so one step of it is tolerated."""
+    """In bfloat16, the pipeline rounds its result to bfloat16. The test tolerates a difference of one rounding step."""
     decoder, pipeline = stage
     state = torch.get_rng_state()
     images = decode(decoder)
@@ -92,7 +92,7 @@ def test_pixels_equal_the_pipelines(stage, tokens, decode):
 
 
 def test_source_images_are_read_as_the_pipeline_reads_them(pack, stage, first, tokens, text, decode):
-    """The prompt contains their tokens; images are cropped to complete tokens."""
+    """The prompt must contain the tokens of the source images. Images must be cropped to complete tokens."""
     decoder, pipeline = stage
     images = torch.rand(2, 70, 96, 3, generator=torch.Generator().manual_seed(0))
     codes = torch.randint(CODES, (2, 2, 3), generator=torch.Generator().manual_seed(1))
@@ -116,7 +116,10 @@ def test_source_images_are_read_as_the_pipeline_reads_them(pack, stage, first, t
 
 
 def test_separate_files_give_the_same_pixels(pack, folder, stage, decode, monkeypatch):
-    """Separate files use the published configurations, which the test replaces by the small pipeline's."""
+    """Separate files use the published configurations.
+
+    In this test, the small pipeline's configurations replace them.
+    """
     package, _ = pack.nodes["ADTTreeGLMDecode"].__module__.rsplit(".nodes.", 1)
     module = importlib.import_module(f"{package}.adt_core.models.glm_pixels")
     files = {"transformer": "diffusion_models", "text_encoder": "text_encoders", "vae": "vae"}

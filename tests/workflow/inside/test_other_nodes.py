@@ -1,4 +1,4 @@
-"""Compare, Map to Image, lists of prompts, batches, benchmarks and Check."""
+"""Tests of Compare, Map to Image, prompt lists, batches, benchmarks and Check."""
 
 import json
 import re
@@ -11,7 +11,10 @@ import torch
 
 @pytest.fixture(scope="module")
 def compare(small):
-    """Return a function that runs Compare and returns A, B and their difference as uint8 images, and the report."""
+    """Return a function that runs Compare.
+
+    It returns A, B and their difference as uint8 images, and the report.
+    """
 
     def run(**inputs) -> tuple[list[np.ndarray], str]:
         *images, report = small.run("ADTTreeCompare", positive=small.text(small.PROMPT), **small.NUMBERS, **inputs)
@@ -46,7 +49,10 @@ def test_compare_shows_the_changes_of_lantern(compare, pack, small):
 
 @pytest.mark.parametrize("show", ["acceptance", "depth", "width", "time"])
 def test_map_as_image_and_mask(pack, small, show):
-    """The mask has the scaled value of each token, and each value has one colour; opacity blends map and image."""
+    """The mask must have the scaled value of each token.
+
+    Each value must have one colour. Opacity must blend map and image.
+    """
     latent, trace = small.sample(batch_size=2, settings={"method": "adt-tree"})
     (images,) = pack.run("VAEDecode", samples=latent, vae=small.vae)
     maps, masks = pack.run("ADTTreeMapImage", trace=trace, show=show, opacity=0.6)
@@ -70,7 +76,7 @@ def test_map_as_image_and_mask(pack, small, show):
 
 @pytest.fixture
 def listed(pack):
-    """Return a function that runs Prompts on ten captions in MS-COCO's layout, and returns ids and prompts."""
+    """Return a function that runs Prompts on ten captions in MS-COCO's layout. It returns pairs (id, prompt)."""
     bundled = json.loads((pack.bundled / "captions.json").read_text(encoding="utf-8"))
     captions = [one | {"id": 7000 + i, "image_id": 3 * i + 100} for i, one in enumerate(bundled["annotations"][:10])]
     (pack.base / "input" / "captions_test2017.json").write_text(
@@ -85,7 +91,10 @@ def listed(pack):
 
 
 def test_prompt_lists(pack, listed):
-    """Select parts, filter and shuffle. A file in the input folder is listed, and read again after it has changed."""
+    """Select parts of a list, filter it and shuffle it.
+
+    A file in the input folder must be listed. After the file has changed, it must be read again.
+    """
     captions = listed(count=0)
     assert len(captions) == 10 and captions[1][0] == "103", "0 takes all"
     _, options = pack.ours["ADTTreePrompts"]["input"]["optional"]["file"]
@@ -110,7 +119,10 @@ UNKNOWN = "This small model knows houses, boats, balloons, mugs and the like, an
 
 
 def test_unknown_words_are_logged(pack, model, small, monkeypatch, caplog):
-    """Every node that draws logs them for a model with a word list, also for images that were made before."""
+    """For a model with a word list, every node that generates images must log unknown words.
+
+    This includes images from an earlier run.
+    """
 
     def logged(kind: str, **inputs) -> list[str]:
         caplog.clear()
@@ -146,7 +158,7 @@ def test_invariance_remark_of_the_device_is_logged(pack, small, monkeypatch, cap
 
 @pytest.mark.long
 def test_omitted_inputs_have_the_schema_default_and_given_ones_count(pack, small):
-    """Every node also runs with nothing but links."""
+    """Every node must also run if its only inputs are links."""
     bare = {"model": small.model, "positive": small.text(small.PROMPT)}
     numbers = {"seed": 0, "guidance": 2.0, "temperature": 0.6, "top_k": 0, "top_p": 1.0}
     given = {}, {**numbers, "preset": "model default"}, {"guidance": 9.0}, {**numbers, "guidance": 9.0}
@@ -168,7 +180,7 @@ def test_omitted_inputs_have_the_schema_default_and_given_ones_count(pack, small
 
 
 def test_duplicates_in_a_list_are_logged(pack, small, caplog):
-    """Entries with the same prompt and seed share one image and one file."""
+    """Entries with the same prompt and seed must share one image and one file."""
     inputs = {"model": [small.model], "seed": [21], "folder": ["duplicates"]}
     images, *_ = pack.run("ADTTreeBatchSampler", prompts=["a cat", "a boat", "a cat"], **inputs)
     assert last_message(caplog).endswith("1 duplicate (same prompt and seed), generated once.")
@@ -183,13 +195,16 @@ def test_duplicates_in_a_list_are_logged(pack, small, caplog):
 
 
 def last_message(caplog) -> str:
-    """Return the last line under a node, which is also logged."""
+    """Return the last line of text under a node. The node logs the same text."""
     return caplog.messages[-1].removeprefix("ADT-Tree: ")
 
 
 @pytest.mark.parametrize("kind", ["ADTTreeSampler", "ADTTreeCompare"])
 def test_long_prompt_is_truncated_on_request(pack, small, caplog, kind):
-    """This holds for both prompts. The shortened text gives the image, and its length is shown under the node."""
+    """Prompt and negative prompt may both be too long.
+
+    The image must equal the image of the truncated text. The node must show the length of this text.
+    """
     long = "a red house behind a blue lake, " * 60
     inputs = {"model": small.model, "positive": small.text(long), "negative": small.text(long), "seed": 5}
     image, *_ = pack.run(kind, **inputs, invalid_prompts="truncate")
@@ -212,7 +227,7 @@ def test_long_prompt_is_truncated_on_request(pack, small, caplog, kind):
 
 @pytest.mark.parametrize("kind", ["ADTTreeSampler", "ADTTreeCompare", "ADTTreeBatchSampler", "ADTTreeBenchmark"])
 def test_settings_that_the_preset_overrides_are_logged(pack, small, caplog, kind):
-    """Only API prompts can do this: the page sends the defaults of disabled numbers."""
+    """Only API prompts can contain such settings. The page sends the defaults of disabled numbers."""
     inputs = {"model": small.model, "guidance": 9.5, "temperature": 0.6, "preset": "model default", "seed": 3}
     inputs |= {"prompts": "a cat"} if kind in ("ADTTreeBatchSampler", "ADTTreeBenchmark") else {}
     inputs |= {} if "prompts" in inputs else {"positive": small.text("a cat")}
@@ -232,7 +247,10 @@ def test_settings_that_the_preset_overrides_are_logged(pack, small, caplog, kind
 
 
 def test_benchmark_uses_the_settings_of_its_preset(pack, small, monkeypatch):
-    """These are the model's own, including its suffix; prompts of versions without a preset keep their numbers."""
+    """The preset selects the model's settings, including its suffix.
+
+    Prompts from versions without a preset must keep their numbers.
+    """
     own = small.model.target.published._replace(guidance=1.5, temperature=0.7, top_k=9, suffix=", by the authors")
     monkeypatch.setattr(small.model.target, "published", own)
     asked = {"prompts": "a cat", "methods": "jacobi", "count": 1, "seed": 11}

@@ -1,4 +1,4 @@
-"""Invalid values, which ComfyUI refuses by input name before anything runs."""
+"""Tests of invalid values. ComfyUI must refuse them by the name of the input, before any node runs."""
 
 import math
 
@@ -62,14 +62,14 @@ REFUSED = [
 
 @pytest.mark.parametrize("kind, inputs, words", REFUSED)
 def test_wrong_inputs_are_refused_before_the_run(pack, kind, inputs, words):
-    """Each input that is checked together with the invalid one is reported too."""
+    """Inputs that are checked together with the invalid input must also be reported."""
     errors = pack.refused(kind, **inputs)
     assert errors and all(words in error for error in errors), errors
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "abc"])
 def test_invalid_number_is_reported_for_its_input_only(pack, value):
-    """Check every number of every node."""
+    """Check every numeric input of every node."""
     found = [(kind, name) for kind in pack.ours for name, (type, *_) in inputs(pack, kind).items() if type == "FLOAT"]
     assert len(found) > 15
     for kind, name in found:
@@ -82,14 +82,17 @@ def inputs(pack, kind: str) -> dict[str, list]:
 
 
 def test_defaults_are_accepted(pack):
-    """Otherwise the tests above could fail for another reason."""
+    """If the defaults were refused, the tests above could fail for another reason."""
     for kind in pack.ours:
         assert pack.refused(kind) == [], kind
 
 
 @pytest.mark.parametrize("kind, name", [("ADTTreePrompts", "file"), ("ADTTreeBenchmark", "prompts")])
 def test_long_list_is_not_read_during_validation(pack, model, kind, name):
-    """The server answers no other request during validation. Errors in a long list are found when its node runs."""
+    """While it validates a prompt, the server answers no other request.
+
+    Long lists must therefore not be read during validation. Their errors are found when the node runs.
+    """
     message = "does not have the format of its file extension"
     for file, wrong in (("short.json", 3), ("long.json", 10**6)):
         (pack.base / "input" / file).write_text("[" + "1, " * wrong + "1]", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Renamed values: prompts with the old ones are accepted and give the same results."""
+"""Tests of renamed values. Prompts with the old values must be accepted and give the same results."""
 
 import importlib
 import sys
@@ -10,13 +10,13 @@ from .conftest import info_inputs
 
 @pytest.fixture
 def renamed(pack):
-    """Return input id -> old value -> new value."""
+    """Return a dict: input id -> old value -> new value."""
     package = sys.modules[pack.nodes["ADTTreeSampler"].__module__].__package__
     return importlib.import_module(f"{package}.renamed").RENAMED
 
 
 def combos(pack, renamed):
-    """Yield node, input, its options, and its old and new values."""
+    """Yield (node, input, options of the input, old value, new value)."""
     for kind in pack.ours:
         for name, (_, *options) in info_inputs(pack.nodes[kind], "required", "optional").items():
             if name in renamed and options and "options" in options[0]:

@@ -1,4 +1,4 @@
-"""The Sampler node: it draws the engine's images with any drafter, and continues images."""
+"""Tests of the Sampler node. It must generate the engine's images with any drafter, and continue images."""
 
 import json
 from dataclasses import replace
@@ -29,7 +29,10 @@ BOUNDS = {"neighbours": 10, "delta": 0.4}
     ],
 )
 def test_image_equals_the_engines(small, given, asked):
-    """In float32 about one token in 1e5 is decided by rounding, because two are nearly tied; none of these is."""
+    """In float32, rounding can decide between two nearly tied tokens, about once in 1e5 tokens.
+
+    These images have no such tokens.
+    """
     given = {name: small.text(value) if name == "negative" else value for name, value in given.items()}
     if "drafter" in given:
         given["drafter"] = small.drafters.get(given["drafter"])
@@ -44,7 +47,7 @@ def test_image_equals_the_engines(small, given, asked):
 
 @pytest.mark.parametrize("preset", ["custom", "model default"])
 def test_noise_setting_is_independent_of_the_preset(pack, small, preset):
-    """The images of a batch equal a batch of the original script."""
+    """The images of a batch must equal a batch of the original script."""
     chosen = {"preset": preset, "noise": "upstream"}
     own = {} if preset == "custom" else small.model.target.published._asdict()
     sampling = {"seed": 5, **{name: own[name] for name in ("temperature", "guidance", "top_p") if own}}
@@ -82,9 +85,9 @@ def test_relaxed_uses_lanterns_default_bounds(pack, small):
     "speed, method", [("Auto", "auto"), ("Exact ADT-Tree", "adt-tree"), ("No drafting", "autoregressive")]
 )
 def test_sampler_needs_only_a_model(pack, model, encoded, speed, method):
-    """Without a drafter the sampler uses the model's default drafter, and by its preset the model's own settings.
+    """Without a drafter, the sampler must use the model's default drafter. The preset must select the model's settings.
 
-    The speed does not change the image.
+    The speed must not change the image.
     """
     text = "A red house."
     own = {"guidance": BUNDLED_SAMPLING.guidance, "temperature": BUNDLED_SAMPLING.temperature}
@@ -127,17 +130,17 @@ def test_batch_size_multiplies_the_batch_of_the_latent(pack, small):
     samples = pair["samples"].numpy()
     four = small.vectors(latent_image=pair, keep=0.25, batch_size=2)
     assert four.shape[0] == 4
-    np.testing.assert_array_equal(four[:2], samples)  # their own seed and noise reproduce the images
+    np.testing.assert_array_equal(four[:2], samples)  # the same seed and noise reproduce these images
     rows = samples.shape[2] // 4
     np.testing.assert_array_equal(four[2:, :, :rows], samples[:, :, :rows])
     assert not np.array_equal(four[2:], samples)
     (single,) = pack.run("LatentFromBatch", samples=pair, batch_index=1, length=1)
     found = small.vectors(latent_image=single, keep=0.25)
-    np.testing.assert_array_equal(found, samples[1:])  # an image taken out of a batch keeps its noise
+    np.testing.assert_array_equal(found, samples[1:])  # an image from a batch keeps its noise
 
 
 def test_stock_nodes_round_trip_pixels_and_latents(pack, loaded, encoded):
-    """A second round trip, tiled or not, does not change an image further; alpha is dropped."""
+    """A second round trip, tiled or not, must not change an image further. Alpha must be dropped."""
     model, _, vae = loaded
     latent, _ = pack.run("ADTTreeSampler", model=model, positive=encoded("A red house."), batch_size=1, seed=3)
     (image,) = pack.run("VAEDecode", samples=latent, vae=vae)
@@ -153,7 +156,10 @@ def test_stock_nodes_round_trip_pixels_and_latents(pack, loaded, encoded):
 
 
 def test_latents_can_be_upscaled_and_odd_images_encoded(pack, small):
-    """Output of stock latent nodes is rounded to codes again; images that do not fit a token grid are cropped."""
+    """Stock latent nodes change codebook vectors, which must be rounded to codes.
+
+    Images that don't fit a token grid must be cropped.
+    """
     latent, _ = small.sample()
     (grown,) = pack.run("LatentUpscaleBy", samples=latent, upscale_method="nearest-exact", scale_by=1.5)
     assert pack.run("VAEDecode", samples=grown, vae=small.vae)[0].shape == (1, 96, 96, 3)
@@ -164,7 +170,7 @@ def test_latents_can_be_upscaled_and_odd_images_encoded(pack, small):
 
 @pytest.mark.long
 def test_picture_is_continued_through_vae_encode(pack, loaded, encoded):
-    """The kept half equals the picture except for rounding to tokens; drafting does not change the other half."""
+    """The kept half must equal the image, except for rounding to tokens. Drafting must not change the other half."""
     model, _, vae = loaded
     asked = {"model": model, "batch_size": 1}
     first, _ = pack.run("ADTTreeSampler", positive=encoded("A red house."), seed=3, **asked)

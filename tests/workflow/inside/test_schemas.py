@@ -1,6 +1,7 @@
-"""Texts of the nodes: schemas, help pages and translations cover every existing input and output, and no others.
+"""Tests of the nodes' texts: schemas, help pages and translations.
 
-English needs no locale, because ComfyUI shows the texts of the schema.
+They must cover every input and output, and no others. English needs no locale file, because ComfyUI shows the texts of
+the schema.
 """
 
 import json
@@ -24,7 +25,7 @@ LOCALES = [path.name for path in (ROOT / "locales").iterdir()]
 
 @pytest.fixture
 def inputs(pack):
-    """Return node -> input -> type and options."""
+    """Return a dict: node -> input -> (type, options)."""
     return {name: info_inputs(pack.nodes[name], "required", "optional") for name in NODES}
 
 
@@ -63,7 +64,11 @@ def test_defaults_of_seeds_and_lists(inputs):
 
 
 def test_inputs_with_a_default_are_optional(pack):
-    """API prompts may omit them. The page creates the widgets of required inputs first, so none may remain."""
+    """API prompts may omit inputs with a default.
+
+    The page creates the widgets of required inputs first. If some inputs with a default were required, saved widget
+    values would be in another order.
+    """
     for name in NODES:
         needed = info_inputs(pack.nodes[name], "required")
         assert [label for label, (_, *options) in needed.items() if options and "default" in options[0]] == [], name
@@ -97,7 +102,7 @@ def test_every_node_has_its_page(pack, inputs, language):
 
 
 def test_help_pages_end_with_the_tables_of_the_schemas(pack):
-    """With the environment variable ADT_TREE_WRITE_PAGES=1, the tables are written first."""
+    """If the environment variable ADT_TREE_WRITE_PAGES is 1, the test first writes the tables."""
     help_tables = pack.package(".nodes.schema").help_tables
     for name, node in pack.ours.items():
         file = PAGES / name / "en.md"
@@ -122,7 +127,7 @@ def test_translated_pages_contain_the_tooltips(pack, inputs, language):
 
 
 def test_tooltips_are_short(pack, inputs):
-    """Only two lists of methods are longer."""
+    """Only two lists of methods may be longer."""
     lists = {("ADTTreeBenchmark", "methods"), ("ADTTreeSettings", "method")}
     tips = {(name, label): options["tooltip"] for name in NODES for label, (_, options) in inputs[name].items()}
     assert {where for where, tip in tips.items() if len(tip) > 250} == lists

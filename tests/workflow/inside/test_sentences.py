@@ -1,4 +1,4 @@
-"""Error messages of nodes: they name the input and the remedy, and nothing is written."""
+"""Tests of the nodes' error messages. A message must name the input and the remedy, and no file may be written."""
 
 import shutil
 
@@ -17,7 +17,7 @@ PUBLISHED = [
 
 @pytest.fixture
 def sampler_error(pack, model, encoded):
-    """Return a function that returns the sampler's error for a prompt and other inputs."""
+    """Return a function that runs the sampler with a prompt and other inputs. It returns the error message."""
     return lambda text="a cat", **inputs: pack.fails(
         "ADTTreeSampler", **{"model": model, "positive": encoded(text), "batch_size": 1, **inputs}
     )
@@ -25,7 +25,7 @@ def sampler_error(pack, model, encoded):
 
 @pytest.fixture(scope="session")
 def diffusion_inputs():
-    """Return a prompt and a latent of a diffusion model."""
+    """Return a prompt and a latent that belong to a diffusion model."""
     return [[torch.zeros(1, 77, 16), {"pooled_output": torch.zeros(1, 16)}]], {"samples": torch.zeros(1, 4, 16, 16)}
 
 
@@ -143,7 +143,7 @@ def test_lists_that_do_not_fit_a_batch(pack, model, lists, words):
 @pytest.mark.parametrize("mark", ["", " (not installed)"])
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_missing_published_model_error_explains_the_download(pack, name, mark):
-    """The value is the name in a template, or the name with the mark that older versions appended."""
+    """The value is the name from a template, or the name with the mark that older versions appended."""
     row = find_published(name)
     assert pack.refused("ADTTreeModelLoader", model=name + mark) == [], "the node's error is more detailed"
     message = pack.fails("ADTTreeModelLoader", model=name + mark)
@@ -156,7 +156,7 @@ def test_missing_published_model_error_explains_the_download(pack, name, mark):
 
 
 def test_unknown_model_error_lists_ten_models(pack, monkeypatch):
-    """API users do not see the list of models. Installed models come first."""
+    """API users don't see the list of models, so the error lists some. Installed models come first."""
     (message,) = pack.refused("ADTTreeModelLoader", model="no-such-model")
     assert "'no-such-model' is in no folder" in message
     named = message.partition("or choose another: ")[2].rstrip(".")
@@ -178,15 +178,16 @@ def test_damaged_model(pack):
 
 
 def test_unknown_inputs(pack):
-    """The name is half of a surrogate pair, which no log can print, so the message escapes it."""
+    """The name is an unpaired surrogate, which no log can print. The message must escape it."""
     for kind in set(pack.ours) - {"ADTTreeBatchSampler", "ADTTreeSettings", "ADTTreeTrainDrafter"}:
         assert r"'\ud800' is no input of this node" in pack.fails(kind, **{"\ud800": 1}), kind
 
 
 @pytest.fixture
 def gpu(pack, monkeypatch):
-    """Return a function that simulates a GPU with this memory in bytes, to which nothing can be moved."""
-    import comfy.model_management as mm  # chooses its device on import, so only after the pack has loaded ComfyUI
+    """Return a function that simulates a GPU with this memory in bytes. Nothing can be moved to this GPU."""
+    # chooses its device when it is imported, so import it after the pack has loaded ComfyUI
+    import comfy.model_management as mm
 
     def shrink(size: int) -> None:
         monkeypatch.setattr(mm, "get_torch_device", lambda: torch.device("meta"))
@@ -196,7 +197,7 @@ def gpu(pack, monkeypatch):
 
 
 def test_models_and_images_larger_than_the_gpu(pack, gpu):
-    """The error appears before anything is moved. It does not depend on the batch size: at least one image must fit."""
+    """The error must be raised before anything is moved. It must not depend on the batch size: one image must fit."""
     gpu(2**30 // 20)
     model, clip, _ = pack.run("ADTTreeModelLoader", dtype="float32")
     positive = pack.run("CLIPTextEncode", clip=clip, text="a cat")[0]

@@ -1,4 +1,4 @@
-"""Train Drafter: training from a list of prompts, use by name, cancelling and resuming."""
+"""Tests of Train Drafter: training from a list of prompts, use of the drafter by name, cancelling and resuming."""
 
 import random
 import sys
@@ -13,12 +13,12 @@ QUICK = {"pictures": 4, "minutes": 60.0, "steps": 4, "held_out": 2, "batch": 2, 
 
 
 class Cancelled(BaseException):
-    """Exception that cancels a run; newer versions of ComfyUI derive it from BaseException too."""
+    """Exception that cancels a run. In newer versions of ComfyUI, it is also derived from BaseException."""
 
 
 @pytest.fixture
 def train(pack, small):
-    """Return a function that runs the node as ComfyUI does: in inference mode, with lists as inputs."""
+    """Return a function that runs the node in the same way as ComfyUI: in inference mode, with lists as inputs."""
 
     def run(name: str, prompts: list = PROMPTS, **inputs) -> tuple:
         single = {"model": small.model, "name": name, **QUICK, **inputs}
@@ -34,7 +34,10 @@ def weights(pack, name: str) -> bytes:
 
 
 def test_trained_drafter_is_listed_and_lossless(pack, small, train, caplog):
-    """A run of the sampler before it creates tensors in inference mode. The training changes no global random state."""
+    """Before the training, a run of the sampler creates tensors in inference mode.
+
+    The training must not change the global random state.
+    """
     before = small.vectors()
     states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
     with caplog.at_level("INFO"):
@@ -54,7 +57,10 @@ def test_trained_drafter_is_listed_and_lossless(pack, small, train, caplog):
 
 
 def test_training_resumes_after_cancelling(pack, train, monkeypatch):
-    """Cancel while images are drawn and between checkpoints; the weights equal an uninterrupted training."""
+    """Cancel while images are generated, and between checkpoints.
+
+    The weights must equal the weights of an uninterrupted training.
+    """
     module = sys.modules[pack.nodes["ADTTreeTrainDrafter"].__module__]
     monkeypatch.setattr(module, "MEASURED", 2)
     train("complete")
@@ -76,7 +82,7 @@ def test_training_resumes_after_cancelling(pack, train, monkeypatch):
 
 
 def test_prompts_are_typed_or_read_from_a_file(pack, train):
-    """A list, lines and a file of the same prompts train the same drafter."""
+    """A list, typed lines and a file with the same prompts must train the same drafter."""
     (pack.base / "input" / "lessons.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
     train("list")
     for name, prompts in (("lines", ["\n".join(PROMPTS)]), ("file", ["lessons.txt"])):

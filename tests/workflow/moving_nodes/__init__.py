@@ -1,9 +1,9 @@
-"""Simulated second device for the weights of ADT-Tree, on a machine that has only one.
+"""Simulation of a second device for weights, on a machine that has only one device.
 
-On a CPU ComfyUI loads and unloads models without moving anything. This pack moves their weights as if to a GPU and
-back: parameters get new storage, created in inference mode when a node loads them and outside of it when the user
-unloads them. While they are unloaded their values are stored elsewhere and replaced by NaN, so results computed without
-loading them are wrong.
+On a CPU, ComfyUI loads and unloads models without moving anything. These nodes move the weights as if to a GPU and
+back. Parameters get new storage. It is created in inference mode when a node loads the weights, and outside of it when
+the user unloads them. While weights are unloaded, their values are stored elsewhere and replaced by NaN. If a node
+forgets to load the weights, its results are therefore wrong.
 """
 
 import math
@@ -28,7 +28,7 @@ def tensors(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def leave(model: torch.nn.Module) -> None:
-    """Replace the values of all weights by NaN and store them elsewhere."""
+    """Replace the values of all weights by NaN, and store the values elsewhere."""
     if getattr(model, "elsewhere", None) is None:
         model.elsewhere = [tensor.detach().clone() for tensor in tensors(model)]
         for tensor in tensors(model):
@@ -70,7 +70,7 @@ ModelPatcher.unpatch_model = unloading
 
 @PromptServer.instance.routes.get("/moving/moves")
 async def count(request):
-    """Report how often weights were loaded and unloaded."""
+    """Report how often weights have been loaded and unloaded."""
     return web.json_response(moves)
 
 

@@ -1,4 +1,4 @@
-"""Nodes of another pack for the tests: a foreign model, prompt and trace reader, and reports about memory."""
+"""Nodes of another pack for the tests: a foreign model and prompt, a reader of traces, and reports about memory."""
 
 import ctypes
 import gc
@@ -21,7 +21,7 @@ from .costs import pack
 
 
 class DiffusionModel:
-    """Diffusion model with a few thousand random weights, for the stock KSampler."""
+    """Diffusion model with a few thousand random weights, for ComfyUI's KSampler node."""
 
     CATEGORY = "probe"
     FUNCTION = "make"
@@ -60,7 +60,7 @@ class DiffusionModel:
 
 
 class Embedding:
-    """Prompt as a diffusion model's text encoder makes it."""
+    """Prompt in the format of a diffusion model's text encoder."""
 
     CATEGORY = "probe"
     FUNCTION = "make"
@@ -75,7 +75,7 @@ class Embedding:
 
 
 class Pressure:
-    """Node that unloads all other models, as loading a model that fills the device does."""
+    """Node that unloads all other models, as if a model that fills the device was loaded."""
 
     CATEGORY = "probe"
     FUNCTION = "press"
@@ -91,7 +91,7 @@ class Pressure:
 
 
 class ReadTrace:
-    """Node that shows a trace as JSON."""
+    """Node that outputs a trace as JSON."""
 
     CATEGORY = "probe"
     FUNCTION = "read"
@@ -110,7 +110,7 @@ _watched: list[tuple[str, weakref.ref]] = []
 
 
 class Watch:
-    """Node that keeps weak references to its inputs and their parts."""
+    """Node that keeps weak references to its inputs and to their parts."""
 
     CATEGORY = "probe"
     FUNCTION = "watch"
@@ -159,7 +159,7 @@ class Watch:
 
 
 class Loop:
-    """Node that runs another node again with another seed; the page shows the copy as the original node."""
+    """Node that runs another node again with another seed. The page treats the copy as the original node."""
 
     CATEGORY = "probe"
     FUNCTION = "loop"
@@ -184,7 +184,7 @@ class Loop:
 
 @PromptServer.instance.routes.get("/probe/memory")
 async def memory(request):
-    """Report the watched objects that still exist, and the pack's classes that have instances."""
+    """Report the watched objects that still exist, and the classes of the pack that still have instances."""
     gc.collect()
     kinds = {type(thing) for thing in gc.get_objects()}
     prefix = f"{pack()}."
@@ -195,14 +195,14 @@ async def memory(request):
 
 @PromptServer.instance.routes.get("/probe/bytes")
 async def resident(request):
-    """Report the server's resident bytes."""
+    """Report the resident memory of the server in bytes."""
     gc.collect()
     return web.json_response({"bytes": psutil.Process().memory_info().rss})
 
 
 @PromptServer.instance.routes.get("/probe/trim")
 async def trim(request):
-    """Return freed memory to the system; otherwise the resident size stays at its maximum."""
+    """Return freed memory to the system. Without this, the resident memory stays at its maximum."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return web.json_response({})
@@ -210,7 +210,7 @@ async def trim(request):
 
 @PromptServer.instance.routes.get("/probe/pictures")
 async def pictures(request):
-    """Make the pack fail to create images for previews and maps from now on, or no longer."""
+    """Turn a failure of previews and map images on or off."""
     sampling, stock = (sys.modules[f"{pack()}.nodes.{name}"] for name in ("sampling", "stock"))
 
     def fail(_):

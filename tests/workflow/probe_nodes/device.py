@@ -1,4 +1,4 @@
-"""Simulated device memory: exhaustion, and caches beside the weights."""
+"""Simulation of device memory: memory that runs out, and caches in addition to the weights."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ own_load = mm.load_models_gpu
 
 @routes.get("/probe/exhaust")
 async def exhaust(request):
-    """Make every forward pass run out of memory from now on, or with ``on=0`` no longer."""
+    """Make every forward pass run out of memory from now on. With ``on=0``, switch this off."""
 
     def fail(*_, **__):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
@@ -37,7 +37,7 @@ asked: list[int] = []
 
 
 def load_models_gpu(models, memory_required=0, **options):
-    """Record the memory that nodes request."""
+    """Record how much memory nodes request, then call ComfyUI's function."""
     asked.append(memory_required)
     return own_load(models, memory_required=memory_required, **options)
 
@@ -46,7 +46,7 @@ mm.load_models_gpu = load_models_gpu
 
 
 class Keep:
-    """Node that keeps an object beside the decoder of a model, or unloads some bytes of the model."""
+    """Node that keeps an object with the decoder of a model, or unloads some bytes of the model."""
 
     CATEGORY = "probe"
     FUNCTION = "keep"
@@ -76,7 +76,7 @@ async def is_kept(request):
 
 
 class Peak(threading.Thread):
-    """Largest number of resident bytes of the process while the thread runs."""
+    """Thread that measures the peak of the process's resident memory, in bytes."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -95,7 +95,7 @@ watching: list[Peak] = []
 
 @routes.get("/probe/peak")
 async def peak(request):
-    """Report the largest number of resident bytes since the last report."""
+    """Report the peak of the resident memory since the last report, in bytes."""
     most = 0
     for one in watching:
         one.going_on = False
