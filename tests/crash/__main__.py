@@ -1,4 +1,4 @@
-"""Command ``python -m tests.crash``: kill commands, print counts, and fail at the first lost result."""
+"""Command ``python -m tests.crash``: kill commands, print counts, and stop at the first lost result."""
 
 import argparse
 import tempfile

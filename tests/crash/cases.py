@@ -1,4 +1,4 @@
-"""Commands to kill: two of the command line, and a server that runs a batch workflow."""
+"""Commands that the crash tests kill: two of the command line, and a server that runs a batch workflow."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ROOT = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_name("faults.py")
 PROMPTS = ["a cat", "a dog on a mat", "a cow", "seven geese"]
 TIMEOUT = 600
-"""Seconds after which a command is considered to hang."""
+"""Seconds after which a command counts as hanging."""
 POLL_INTERVAL = 0.1
 """Seconds between two checks of a running command's results."""
 Check = Callable[[], None]
-"""Function that checks the results while a command runs."""
+"""Function that checks the results while a command is running."""
 Results = dict[str, str]
-"""Digest or content of each finished result, by name."""
+"""Name of a finished result -> its digest or content."""
 
 
 class Case:
@@ -67,15 +67,15 @@ class Case:
         raise NotImplementedError
 
     def results(self) -> Results:
-        """Return the results that a kill must not change; fail if a file is incomplete."""
+        """Return the results that a kill must not change. Fail if a file is incomplete."""
         raise NotImplementedError
 
     def final_result(self) -> object:
-        """Return the outcome of a completed run, without anything that depends on timing."""
+        """Return the outcome of a completed run, without values that depend on timing."""
         raise NotImplementedError
 
     def partial_files(self) -> list[Path]:
-        """Return temporary files that killed processes left."""
+        """Return the temporary files of killed processes."""
         return list(self.folder.rglob("*.part"))
 
     def reset(self) -> None:
@@ -84,13 +84,13 @@ class Case:
 
 
 def pixel_digest(path: Path) -> str:
-    """Return a digest of an image's pixels; fail if the file is incomplete."""
+    """Return a digest of an image's pixels. Fail if the file is incomplete."""
     with Image.open(path) as image:
         return hashlib.sha256(image.tobytes()).hexdigest()
 
 
 def check_complete(folder: Path) -> None:
-    """Fail if a file with its final name is incomplete."""
+    """Fail if a file with a final name is incomplete."""
     for path in sorted(folder.rglob("*")):
         if path.suffix == ".png":
             pixel_digest(path)
@@ -127,7 +127,7 @@ class Command(Case):
 
 
 class Generate(Command):
-    """Command ``generate`` with a list of prompts; it writes images and three JSON files."""
+    """Command ``generate`` with a list of prompts. It writes images and three JSON files."""
 
     writes = len(PROMPTS) + 3
 
@@ -146,7 +146,7 @@ class Generate(Command):
 
 
 class Benchmark(Command):
-    """Command ``benchmark``; it writes images, records and tables."""
+    """Command ``benchmark``. It writes images, records and tables."""
 
     writes = 3 * len(PROMPTS) + 1
 
@@ -165,13 +165,13 @@ class Benchmark(Command):
         return results
 
     def _records(self) -> list[dict]:
-        """Return the complete records, the first of each prompt."""
+        """Return the complete records. If a prompt has several records, return only the first."""
         path = self.folder / "runs.jsonl"
         records = {}
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
             try:
                 record = json.loads(line)
-            except ValueError:  # cut off by a kill
+            except ValueError:  # the record is incomplete because of a kill
                 continue
             if "prompt" in record:
                 records.setdefault(record["prompt"], record)
@@ -189,7 +189,7 @@ class Benchmark(Command):
 
 
 class Batch(Case):
-    """Batch workflow of the pack in a ComfyUI server, which is killed."""
+    """Batch workflow of the pack in a ComfyUI server. The test kills the server."""
 
     writes = len(PROMPTS) + 3
     begins = 0.0

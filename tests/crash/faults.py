@@ -1,7 +1,7 @@
-"""Fault injection at chosen moments of writing, by patching built-in functions from outside the tested code.
+"""Fault injection at chosen moments of writing. It patches built-in functions, so the tested code is unchanged.
 
-``python faults.py MOMENT NUMBER -m adt_core generate ...`` runs a command and kills it at the NUMBER-th such moment.
-Instead of ``-m MODULE`` it also accepts the path of a script.
+``python faults.py MOMENT NUMBER -m adt_core generate ...`` runs a command and kills it at the NUMBER-th moment of this
+kind. Instead of ``-m MODULE``, the path of a script is also accepted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import NoReturn
 
 MOMENTS = ("write", "rename", "renamed")
-"""After half of a write, before a complete file is renamed to its final name, and directly after the rename."""
+"""Moments of a kill: after half of a write, before a complete file is renamed to its final name, and directly after
+this."""
 WATCHED_SUFFIXES = (".part", "runs.jsonl")
 """Suffixes of the files whose writes count."""
 CACHE_VARIABLE = "ADT_TREE_CACHE"
-"""Environment variable with the cache folder. Its files don't count, because timing decides when they are written."""
+"""Environment variable with the cache folder. Files in this folder don't count, because timing decides when they are
+written."""
 Fault = Callable[[], NoReturn]
 
 
@@ -38,7 +40,7 @@ def full_disk() -> NoReturn:
 
 
 class _FaultyFile:
-    """File whose first write stops halfway with a fault."""
+    """File that writes half of the first write, and then calls the fault."""
 
     def __init__(self, file, fault: Fault):
         self._file = file

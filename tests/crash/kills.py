@@ -1,4 +1,4 @@
-"""Repeated kills of a case, with a check after each that no finished result was lost."""
+"""Series of kills of a command. After each kill, finished results must still exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ KILL_AGAIN = 1 / 3
 
 
 class Kills:
-    """Series of kills of one case, compared with an undisturbed run. A lost result raises AssertionError.
+    """Series of kills of one case. The results are compared with an undisturbed run.
+
+    A lost result raises AssertionError.
 
     Attributes:
         counts: Numbers of kills, completed runs and checked results.
@@ -45,7 +47,7 @@ class Kills:
         self.counts["files left by a kill"] += len(self._case.partial_files())
 
     def _run_with_kill(self, moment: str, latest: float) -> bool:
-        """Run the case with a kill in the first `latest` share of the run; return whether it was killed."""
+        """Run the case with a kill in the first `latest` share of the run. Return whether it was killed."""
         case = self._case
         share = self._rng.uniform(0, latest)
         if moment == RANDOM:

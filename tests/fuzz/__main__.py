@@ -1,4 +1,7 @@
-"""Command ``python -m tests.fuzz``: try many inputs; the exit code is 1 if one crashed, hung or escaped its folder."""
+"""Command ``python -m tests.fuzz``: try many inputs.
+
+The exit code is 1 if an input crashes, hangs, or causes a write outside of its folder.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ SHARES = {
     "pictures": 1,
     NODES: 1,
 }
-"""Relative number of inputs of each fuzzer."""
+"""Weight of each fuzzer. It determines the fuzzer's share of the inputs."""
 
 
 def main() -> int:
@@ -47,7 +50,7 @@ def main() -> int:
 
 
 def _run_in_process(name: str, inputs: int, seed: int) -> int:
-    """Run a fuzzer in a child process, so that an input that kills the process does not stop the other fuzzers."""
+    """Run a fuzzer in a child process. If an input kills the process, the other fuzzers still run."""
     arguments = ["--only", name, "--inputs", str(inputs), "--seed", str(seed), "--here"]
     code = subprocess.run([sys.executable, "-m", "tests.fuzz", *arguments]).returncode
     if code not in (0, 1):
@@ -59,7 +62,7 @@ def _run_here(name: str, inputs: int, seed: int) -> int:
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home) / "place"
         os.environ |= {"HOME": home, "ADT_TREE_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
-        logging.disable()  # damaged files cause the same warnings again and again
+        logging.disable()  # damaged files cause many equal warnings
         from . import run
 
         result = run.run(name, inputs, seed, folder)

@@ -23,13 +23,13 @@ SHAPES = [(), (1,), (0,), (1, 1), (2, 3), (1, 2, 3, 4), (3, 1, 2), (0, 5), (10**
 
 
 def write_all(folder: Path) -> dict[str, Path]:
-    """Write a checkpoint of each family and a drafter; return their folders by kind."""
+    """Write a checkpoint of each family, and a drafter. Return a dict: kind -> folder."""
     folders = {name: write(folder / name) for name, write in WRITERS.items()}
     return folders | {"drafter": write_tiny_drafter(folder / "drafter" / "drafter", folders["chameleon"])}
 
 
 def opener(folders: dict[str, Path]) -> Callable[[str, Path], None]:
-    """Return a function that inspects and loads a checkpoint of a kind."""
+    """Return a function (kind, path) that inspects and loads a checkpoint."""
     target = load_target(folders["chameleon"])
 
     def open_checkpoint(kind: str, folder: Path) -> None:

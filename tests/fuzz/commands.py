@@ -1,4 +1,4 @@
-"""Fuzzer for command lines: any value of any option, and options that exclude each other."""
+"""Fuzzer for command lines. It tries any value of any option, and options that exclude each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 from .strategies import NUMBERS, TEXTS
 
 SLOW = {"--ray-address", "--workers", "--steps", "--minutes", "--pictures", "--held-out", "--clip", "--hps"}
-"""Excluded options, which start processes or require more work."""
+"""Options that are left out, because they start processes or need more work."""
 REQUIRED = {
     "generate": ["--prompt", "a cat", "--output", "out.png"],
     "benchmark": ["--count", "1", "--output", "bench", "--methods", "eagle2"],
@@ -38,12 +38,12 @@ REQUIRED = {
     ],
     "check-drafter": ["--count", "1", "--drafter", "drafter"],
 }
-"""Required arguments of each command."""
+"""Command -> its required arguments."""
 COMMANDS = ["generate"] * 6 + ["benchmark", "inspect", "train-drafter", "check-drafter"]
 
 
 def commands(folder: Path) -> Callable:
-    """Run commands, which must succeed or print one sentence to stderr and return 1 or 2."""
+    """Run commands. A command must succeed, or print one sentence to stderr and return 1 or 2."""
     target = write_tiny_checkpoint(folder / "target")
     write_tiny_drafter(folder / "drafter", target)
     Image.new("RGB", (40, 30)).save(folder / "photo.jpg")
@@ -84,7 +84,7 @@ def _options(name: str) -> list[tuple[str, Option]]:
 def _text(number: float) -> str:
     try:
         return str(number)
-    except ValueError:  # more digits than Python converts
+    except ValueError:  # the number has more digits than Python converts
         return "9" * 5000
 
 
@@ -100,7 +100,7 @@ def check(words: list[str]) -> None:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = cli.main(words)
-        except SystemExit as exit_:  # --help and --version
+        except SystemExit as exit_:  # raised by --help and --version
             code = exit_.code
     message = err.getvalue().split("\r")[-1].strip()
     assert code in (0, 1, 2), f"{code}: {words}"

@@ -28,7 +28,7 @@ FORMATS = ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "ICO", "PPM", "TGA"]
 
 
 def settings_of_pngs(folder: Path) -> Callable:
-    """Replace any setting of a PNG by any JSON value; generate it again, and find it in a batch folder."""
+    """Replace any setting of a PNG by any JSON value. Generate the image again, and find the PNG in a batch folder."""
     target = load_target(write_tiny_checkpoint(folder / "target"))
     required = ["generate", "--prompt", "a cat", "--model", "target", "--drafter", "jacobi", "--output", "out.png"]
     assert cli.main([*required, "--method", "eagle2", "--depth", "4"]) == 0
@@ -65,7 +65,7 @@ def settings_of_pngs(folder: Path) -> Callable:
 
 
 def pictures(folder: Path) -> Callable:
-    """Open images of all formats and sizes, complete and damaged, and files of other kinds."""
+    """Open images of all formats and sizes, complete and damaged, and files that aren't images."""
     path = folder / "photo"
 
     def content(draw: Callable) -> bytes:
@@ -78,7 +78,7 @@ def pictures(folder: Path) -> Callable:
         options = {"exif": exif} if kind in ("PNG", "JPEG", "WEBP", "TIFF") else {}
         try:
             image.save(buffer, kind, **options)
-        except (OSError, KeyError, ValueError):  # the format does not support the mode
+        except (OSError, KeyError, ValueError):  # the format doesn't support the image mode
             image.convert("RGB").save(buffer, kind)
         return buffer.getvalue()
 

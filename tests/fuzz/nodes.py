@@ -1,4 +1,7 @@
-"""Fuzzer for prompts to a ComfyUI server: any value of any input of this pack's nodes, and links to wrong outputs."""
+"""Fuzzer for prompts to a ComfyUI server.
+
+It tries any value of any input of this pack's nodes, and links to wrong outputs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ WRITABLE = {"output", "temp", "user"}
 SERVER_FILES = {"comfyui.db", "comfyui.db.lock", "comfyui.db-wal", "comfyui.db-shm", "server.log"}
 
 CYCLE = "DependencyCycleError"
-"""ComfyUI's error for cyclic links."""
+"""ComfyUI's error for a prompt with cyclic links."""
 
 
 @contextmanager
@@ -75,13 +78,13 @@ def _small(path: Path) -> dict:
 
 
 def _files(base: Path) -> set[str]:
-    """Return all files that the server must not change, in its folder and next to it."""
+    """Return all files in the server's folder and next to it that the server must not change."""
     inside = {path for path in base.rglob("*") if path.relative_to(base).parts[0] not in WRITABLE | SERVER_FILES}
     return {str(path) for path in {*inside, *base.parent.iterdir()} if "custom_nodes" not in path.parts}
 
 
 SLOW = {"model", "count"}
-"""Inputs that are not removed, because their defaults need minutes."""
+"""Inputs that are never removed, because with their defaults a run needs minutes."""
 
 
 def changed(draw: Callable, prompts: list[dict], outputs: dict[str, int]) -> dict:

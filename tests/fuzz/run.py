@@ -1,4 +1,4 @@
-"""Runner of a fuzzer, which counts outcomes."""
+"""Runner for a fuzzer. It counts the outcomes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FUZZERS: dict[str, Callable[[Path], Callable]] = {
     "settings": images.settings_of_pngs,
     "pictures": images.pictures,
 }
-"""All fuzzers except the one for nodes, which needs a server."""
+"""All fuzzers except the fuzzer for nodes, which needs a server."""
 NODES = "nodes"
 MAX_SHOWN = 5
-"""Number of crashes that are printed."""
+"""Maximum number of crashes that are printed."""
 
 
 @dataclass

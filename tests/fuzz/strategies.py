@@ -1,4 +1,4 @@
-"""Hypothesis strategies for unexpected values, and damage to JSON and bytes."""
+"""Hypothesis strategies for unexpected values, and for damaged JSON and bytes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ODD = st.recursive(
 
 
 def paths_in(value: object, path: tuple = ()) -> list[tuple]:
-    """Return the paths of all parts of a JSON value, limited to 40 entries per object or list."""
+    """Return the paths of all parts of a JSON value. At most 40 entries of each object or list are included."""
     entries: list[tuple] = []
     if isinstance(value, dict):
         entries = list(value.items())
@@ -81,12 +81,12 @@ def changed(draw: Any, value: Any) -> Any:
 
 
 def as_json(value: Any) -> str:
-    """Encode as JSON with Python's extensions: NaN, lone surrogates, numbers of any length."""
+    """Encode a value as JSON, with Python's extensions: NaN, lone surrogates, and numbers of any length."""
     return json.dumps(value)
 
 
 def damaged(draw: Any, content: bytes) -> bytes:
-    """Return a copy of `content` with some changed bytes, or truncated."""
+    """Return a copy of `content` in which some bytes are changed, or which is truncated."""
     content = bytearray(content)
     for _ in range(draw(st.integers(0, 4))):
         if content:

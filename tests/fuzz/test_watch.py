@@ -1,4 +1,4 @@
-"""Tests for the watch, which must report writes outside the folder but not Python's bytecode files."""
+"""Tests of the watch. It must report writes outside of the folder, but not Python's bytecode files."""
 
 import importlib
 import sys

@@ -35,7 +35,7 @@ LINES = '"a cat"\n{"prompt": "a dog", "id": 3}\n{"caption": "a cow"}\n'
 
 
 def lists(folder: Path) -> Callable:
-    """Read prompt files of all formats, and select from them by caption, filter and numbers."""
+    """Read prompt files of all formats. Select prompts from them by caption, filter and numbers."""
 
     def content(draw: Callable, ending: str) -> bytes:
         if ending == ".json" and draw(st.booleans()):
@@ -64,7 +64,7 @@ def lists(folder: Path) -> Callable:
 
 
 def captions(folder: Path) -> Callable:
-    """Use any text as the prompt of any family, in the file name and in the settings of an image."""
+    """Use any text as a prompt of any family, in a file name, and in the settings of an image."""
     targets = [load_target(write(folder / name)) for name, write in WRITERS.items()]
 
     def try_input(data) -> None:

@@ -1,4 +1,4 @@
-"""Watch for forbidden actions: files outside the folder, network, processes, code in pickles, and timeouts."""
+"""Watch for forbidden actions: files outside of the folder, network, processes, code in pickles, and timeouts."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
 _NEVER = {"socket.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "pickle.find_class"}
 _EXPECTED = ("('127.0.0.1', ", "('git', ['git', '-C',", "('uname', ['uname', '-p']")
-"""Permitted: the server of the nodes, and commands that record a benchmark's commit and machine."""
+"""Permitted actions: connecting to the server of the nodes, and commands that record commit and machine of a
+benchmark."""
 _HARMLESS = ("/dev/null", "/dev/shm", "/proc")
 _HYPOTHESIS = f"{os.sep}.hypothesis"  # database of hypothesis
 
 
 class Hung(BaseException):
-    """Timeout of an input; not a subclass of Exception, so that tested code doesn't catch it."""
+    """Timeout of an input. It isn't a subclass of Exception, so that tested code doesn't catch it."""
 
 
 class Watch:
-    """Recorder of forbidden actions, by Python's audit events.
+    """Recorder of forbidden actions. It uses Python's audit events.
 
-    Native code of libraries is not covered; here it only reads its input. Writing of bytecode files is disabled during
-    the watch, because otherwise the first import of a module would be reported.
+    Native code of libraries causes no audit events, but the native code in these tests only reads its input. While the
+    watch is on, Python writes no bytecode files. Otherwise, the first import of a module would be reported.
 
     Attributes:
         folder: Folder in which writing is permitted.

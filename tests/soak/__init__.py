@@ -1,1 +1,1 @@
-"""Soak tests: many different runs in one process, which must have correct results and leak no resources."""
+"""Soak tests. Many different runs in one process must have correct results and must not leak resources."""

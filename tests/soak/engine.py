@@ -27,7 +27,8 @@ from .mix import NETWORK, Request
 from .models import DRAFTERS, drafter_name, load, path_of
 
 MAX_CALLS = 150
-"""Maximum number of calls of ``check`` before a cancellation, which falls into loading, decoding or after the end."""
+"""Maximum number of calls of ``check`` before a cancellation. It can happen during loading, during decoding or after
+the end."""
 LONG_PROMPT = "long " * 100
 MISTAKES = {
     "no text": ("prompt", lambda request: replace(request, prompts=(" ",), batch=1)),
@@ -39,15 +40,15 @@ MISTAKES = {
         lambda request: replace(request, sampling={**request.sampling, "guidance": float("nan")}),
     ),
 }
-"""For each mistake, words of the error message and a function that adds the mistake to a request."""
+"""Mistake -> (words of the error message, function that adds the mistake to a request)."""
 
 
 class Cancelled(BaseException):
-    """Cancellation; not a subclass of Exception, as in newer versions of ComfyUI."""
+    """Cancellation. It isn't a subclass of Exception, as in newer versions of ComfyUI."""
 
 
 class Engine:
-    """Player for the engine, see :class:`.loop.Player`. Like a server, it holds one model at a time."""
+    """Player for the engine (:class:`.loop.Player`). Like a server, it keeps one model at a time."""
 
     pid = os.getpid()
     dtypes = ("float64", "bfloat16")
@@ -81,7 +82,7 @@ class Engine:
         self._target = None
         self._drafters.clear()
         gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # otherwise resident memory stays at its peak
+        ctypes.CDLL(None).malloc_trim(0)  # otherwise, resident memory would stay at its peak
 
     def errors(self) -> list[str]:
         names = [name for name, state in _random_states().items() if state != self._random_states[name]]
@@ -114,7 +115,7 @@ class Engine:
 
 
 def _check(cancel: float | None) -> Check:
-    """Return a function that cancels after `cancel` times MAX_CALLS calls, or never if it is None."""
+    """Return a function that cancels after `cancel` * MAX_CALLS calls. If `cancel` is None, it never cancels."""
     remaining = itertools.repeat(None) if cancel is None else iter(range(int(cancel * MAX_CALLS)))
 
     def check() -> None:
@@ -125,6 +126,6 @@ def _check(cancel: float | None) -> Check:
 
 
 def _random_states() -> dict[str, str]:
-    """Return the global random states, which the library must not change."""
+    """Return the global random states. The library must not change them."""
     states = {"torch": torch.get_rng_state().tolist(), "numpy": np.random.get_state(), "Python": random.getstate()}
     return {name: repr(state) for name, state in states.items()}

@@ -21,17 +21,19 @@ from adt_core.policies.recipe import Recipe
 from .mix import Request, requests
 
 READING_INTERVAL = 25
-"""Runs between two readings of the resources."""
+"""Number of runs between two readings of the resources."""
 COMPARISON_INTERVAL = 4
-"""Finished runs per comparison with plain decoding."""
+"""One of this number of finished runs is compared with plain decoding."""
 MAX_GROWTH = 0.02
-"""Permitted relative growth of resident memory after the warm-up."""
+"""Maximum relative growth of resident memory after the warm-up."""
 ROUNDED = ("float32", "int8 weights")
-"""Dtypes in which a near tie may make an image differ from plain decoding; see benchmarks/lossless.py."""
+"""Dtypes in which an image may differ from plain decoding, because rounding decides between nearly tied tokens
+(benchmarks/lossless.py)."""
 MAX_DIFFERENT = 0.01
-"""Permitted share of different images in these dtypes."""
+"""Maximum share of different images in these dtypes."""
 FILE_COUNTS = 5
-"""Number of counts of open files, of which the minimum is used: a request that has just ended may still have one."""
+"""Number of times that open files are counted. The minimum is used, because a request that has just ended may still
+have one."""
 
 
 class Outcome(NamedTuple):
@@ -216,7 +218,7 @@ def soak(player: Player, runs: int, warm_up: int, seed: int = 0) -> Report:
 
 
 def _unexpected(player: Player, request: Request, outcome: Outcome) -> str:
-    """Return a sentence about an unexpected outcome, or an empty string."""
+    """Return a sentence about an unexpected outcome. If the outcome is permitted, return an empty string."""
     words = player.mistakes[request.mistake] if request.mistake else ""
     if outcome.kind in request.outcomes and words in outcome.message:
         return ""

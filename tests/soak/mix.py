@@ -1,4 +1,4 @@
-"""Random requests of a soak test, determined by a seed."""
+"""Random requests for a soak test. A seed determines the requests."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ KINDS = {"images": 10, "continue": 3, "list": 2, "compare": 1, "mistake": 3}
 """Weights of the kinds of requests: images of a prompt, images with a given prefix, a list of prompts, a comparison of
 two settings, and an invalid request."""
 MODELS = {**dict.fromkeys(WRITERS, 10), BUNDLED: 1}
-"""Weights of the models, when the model changes."""
+"""Weights of the models, for requests that use another model than the previous request."""
 KEEP_MODEL = 0.6
-"""Probability that a request uses the previous request's model."""
+"""Probability that a request uses the model of the previous request."""
 CANCELLED = 0.2
 """Probability that a request is cancelled."""
 WATCHED = 0.25
@@ -29,7 +29,7 @@ WATCHED = 0.25
 RELAXED = 0.15
 """Probability that a request uses LANTERN."""
 VALID = (WITH_TEXT_ENCODER, "a long prompt")
-"""A model and a mistake that it accepts: it truncates long prompts."""
+"""Model and mistake for which a request is valid, because this model truncates long prompts."""
 NETWORK = "network"
 """Placeholder for the drafter network of the model."""
 PROMPTS = ("a red house", "two boats on a lake", "fog", "a cat that sleeps in the sun", "rain over a green field")

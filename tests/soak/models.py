@@ -1,4 +1,4 @@
-"""The models of a soak test: the bundled model and small random ones in published layouts, each with a drafter."""
+"""Models of a soak test: the bundled model and small random models in published layouts. Each has a drafter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     MIDDLE: lambda folder: write_tiny_checkpoint(folder, scale=3.0, resolution=48, hidden=48, seed=1),
     WITH_TEXT_ENCODER: lambda folder: write_hugging_face(folder.parent, side=4),
 }
-"""Writers of models with 16 to 36 tokens per image, by name in the Model Loader node."""
+"""Name in the Model Loader node -> function that writes a model with 16 to 36 tokens per image."""
 TARGETS = "ar_image"
 DRAFTERS = "ar_image_drafters"
 """ComfyUI's model folders for targets and drafters."""

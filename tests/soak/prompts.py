@@ -1,4 +1,4 @@
-"""Requests as prompts in ComfyUI's API format, and mistakes in such prompts."""
+"""Conversion of requests to prompts in ComfyUI's API format, and mistakes in such prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULTS = {name: option.default if option.choices else 0 for name, option in op
 """Input values of the Settings node."""
 COLOURS = (0x336699, 0xC02020, 0x10A040)
 SIDES = {SMALL: 32, MIDDLE: 48, WITH_TEXT_ENCODER: 64, BUNDLED: 128}
-"""Edge of each model's images, in pixels."""
+"""Model -> edge of its images, in pixels."""
 
 
 def graph_of(request: Request) -> Graph:
@@ -65,7 +65,7 @@ def _conditioning(graph: Graph, request: Request) -> dict:
 
 
 def _images(graph: Graph, request: Request, common: dict) -> None:
-    """Add the sampler and save its images, and its tokens as a latent."""
+    """Add the sampler. Save its images, and save its tokens as a latent."""
     vae = graph.link(LOADER, 2)
     if request.kind == "continue":
         side = SIDES[request.model]
@@ -97,7 +97,7 @@ def _compare(graph: Graph, request: Request, common: dict) -> None:
 
 
 NODES: dict[str, Callable[[Graph, Request, dict], None]] = {"list": _list, "compare": _compare}
-"""Functions that add the nodes of a kind of request; all other kinds use the sampler."""
+"""Kind of request -> function that adds its nodes. All other kinds use :func:`_images`."""
 
 
 def _other_drafter(graph: Graph, request: Request) -> None:
@@ -124,4 +124,4 @@ MISTAKES: dict[str, tuple[str, Callable[[Graph, Request], object]]] = {
     "guidance that is no number": ("guidance", lambda graph, _: graph.set(SAMPLER, guidance=float("nan"))),
     "no such model": ("no such model", lambda graph, _: graph.set(LOADER, model="no such model")),
 }
-"""For each mistake, words of the error message and a function that adds the mistake to a prompt."""
+"""Mistake -> (words of the error message, function that adds the mistake to a prompt)."""

@@ -1,4 +1,4 @@
-"""Player that queues requests as prompts in a ComfyUI server, with a browser connected to some, and interrupts some."""
+"""Player that runs requests as prompts in a ComfyUI server. Some requests have a browser, and some are interrupted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STOCK = {
 
 
 class Server:
-    """Player for a server, see :class:`.loop.Player`.
+    """Player for a server (:class:`.loop.Player`).
 
     Args:
         folder: ComfyUI's base folder, with the models.
@@ -95,7 +95,7 @@ class Server:
     def rest(self) -> None:
         """Clear the server's history and cache.
 
-        The server frees memory when it is idle and after each prompt, so two prompts are run.
+        The server frees memory when it is idle and after each prompt. Therefore, two prompts are run.
         """
         self._comfy.post("/history", {"clear": True})
         self._comfy.post("/free", {"unload_models": True, "free_memory": True})

@@ -1,4 +1,4 @@
-"""Tests for the soak test: a short run passes, and each check can fail."""
+"""Tests of the soak test. A short run must pass, and it must be possible for each check to fail."""
 
 import os
 from collections import Counter
