@@ -16,6 +16,7 @@ export const FIGURES = {
 /** Figure "moment": seconds from the start of the run to a token. It replaces figures that are constant without drafts. */
 const MOMENT = { whole: false, least: 0 };
 
+/** The kind of values of a figure, see `FIGURES`. */
 export function scaleOf(figure) {
   return FIGURES[figure] ?? MOMENT;
 }

@@ -98,7 +98,7 @@ export class NodeMap {
     if (text && !this.run && !this.widget.hidden) this.fit();
   }
 
-  /** Make the node higher by some pixels. */
+  /** Make the node higher by a number of pixels. */
   grow(pixels) {
     setHeight(this.node, this.node.size[1] + pixels);
     redrawNode(this.node);
@@ -112,12 +112,12 @@ export class NodeMap {
     return this.parts[0] ?? null;
   }
 
-  /** The home of the map: the ids of its workflow and its node. Nodes in copies of a workflow have the same tags. */
+  /** The home of the map. The workflow's id is needed, because nodes in copies of a workflow have the same tags. */
   get home() {
     return `${openWorkflow()} ${this.tag}`;
   }
 
-  /** Show a live run. */
+  /** Show a live run, or its new rounds. `part` is its index in `parts`: 1 for run B of Compare, otherwise 0. */
   receive(run, part) {
     if (run !== this.parts[part]) {
       this.#start(run, part);

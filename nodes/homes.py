@@ -1,7 +1,7 @@
 """Prompt handler that sends the home of each acceptance map of a queued prompt to the browser page.
 
-The home of a map is the workflow and the node that the map belongs to. The page needs it, because the user may have
-opened another workflow before the prompt finishes.
+The home of a map is the workflow and the node that the map belongs to. The page needs the homes, because the user may
+open another workflow before the prompt finishes.
 """
 
 from uuid import uuid4

@@ -74,6 +74,7 @@ def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
 
 
 def _check(latent: dict, codes: Tensor, target: Target) -> None:
+    """Raise AdtError if the LATENT does not have the size of the target's images, or if it has a noise mask."""
     rows, columns = target.grid
     if tuple(codes.shape[1:]) != (rows, columns):
         side = target.downsample

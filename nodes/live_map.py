@@ -35,7 +35,7 @@ _THUMBNAILS = 16_000  # maximum number of characters of all thumbnails of a map
 
 
 class LiveMap:
-    """Sender that sends the rounds of a run to the browser tab that queued the prompt, at most ten times a second.
+    """Sender of the rounds of a run to the browser tab that queued the prompt, with at most ten messages a second.
 
     Args:
         trace: Trace of the run, which grows during the run.

@@ -207,14 +207,14 @@ def loaded(
     Args:
         patchers: Patchers of the weights. Error messages use the title and the remedy of the first patcher.
         memory_required: Bytes to free on the device in addition to the weights.
-        least: Bytes that the device must have in addition to the weights (default: `memory_required`).
+        least: Bytes that the run needs at least, in addition to the weights (default: `memory_required`).
 
     Yields:
         The device.
 
     Raises:
-        AdtError: If the device is too small, if its memory runs out in the block, or if ComfyUI did not load all
-            weights, as with `--novram`.
+        AdtError: If the device has less memory than the weights and `least`, if its memory runs out in the block, or if
+            ComfyUI did not load all weights, for example with `--novram`.
     """
     device = patchers[0].load_device
     needed = sum(patcher.model_size() for patcher in patchers) + (memory_required if least is None else least)

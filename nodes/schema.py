@@ -39,8 +39,8 @@ class _LowerBound(float):
 def schema(node_id: str, display_name: str, *, tooltips: Tooltips, inputs: list, outputs: list, **more) -> io.Schema:
     """Return the schema of a node of this pack.
 
-    Every input with a default is made optional, so API clients may omit it. All widgets have a default. Therefore all
-    are optional, and the frontend shows them in the order of `inputs`.
+    Every input with a default is made optional, so API clients may omit it. The frontend shows required widgets before
+    optional widgets. All widgets have a default, so all widgets are optional and stay in the order of `inputs`.
 
     Args:
         node_id: Id of the node, which is also the name of its help folder.
