@@ -67,7 +67,7 @@ class EagleDrafter(nn.Module, Drafter):
     gpu_defaults = {
         "depth": 8, "width": 8, "nodes": 31, "depth_min": 5, "depth_max": 12, "width_min": 8, "width_max": 8
     }  # fmt: skip
-    unguided_gpu_defaults = {"nodes": 63, "depth_min": 6, "depth_max": 14}
+    unguided_gpu_defaults = {"nodes": 63}
 
     def __init__(self, config: DecoderConfig, input_norm: bool):
         """Make the network with uninitialised weights.
