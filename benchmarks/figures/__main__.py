@@ -8,8 +8,9 @@ together with the commit, the machine and the date of the measurement. Each docu
 ``<!-- figures: NAME -->`` and ``<!-- /figures -->``. This command writes a table between the two marks, followed by the
 commit, the machine and the date.
 
-All parts take about 20 minutes on two cores. Run nothing else at the same time, unless you measure only parts that
-count tokens and depths. ``--count`` sets the number of prompts of every part.
+The part ``trees`` takes about 25 minutes on one core, all others together about 20 minutes on two. Run nothing else at
+the same time, unless you measure only parts that count tokens and depths. ``--count`` sets the number of prompts of
+every part.
 
 Two measurements take longer and have their own commands: ``python -m model_making.quality`` measures the quality of the
 images, and ``python -m benchmarks.lossless`` checks losslessness.
@@ -33,12 +34,12 @@ import torch
 from adt_core.files import write
 
 from ..auto import empty_profile_cache
-from . import generate, methods, others, rounds
+from . import generate, methods, others, rounds, trees
 from .parts import FigurePart
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "docs" / "figures.json"
-PARTS: dict[str, FigurePart] = {**generate.PARTS, **methods.PARTS, **others.PARTS, **rounds.PARTS}
+PARTS: dict[str, FigurePart] = {**generate.PARTS, **methods.PARTS, **others.PARTS, **rounds.PARTS, **trees.PARTS}
 MARKED = re.compile(r"<!-- figures: (\w+) -->(?:(?!<!-- ).)*<!-- /figures -->", re.DOTALL)
 DIGITS = 6
 """Number of significant digits of a stored float."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..adt_tree import CHOSEN_BY, measure
-from ..interleaving import format_interval, table
+from ..interleaving import table
 from .parts import FigurePart
 
 
@@ -12,18 +12,23 @@ def _pair(values: list[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values)
 
 
+def _ratio(interval: list[float]) -> str:
+    """Format a ratio of values and its interval. They are near 1, so they have three decimals."""
+    return "{:.3f} ({:.3f} to {:.3f})".format(*interval)
+
+
 def tables_of_trees(lines: list[dict]) -> dict[str, str]:
     """Return the table for the marker ``trees``."""
     columns = ["temperature", "drafts", "fixed tree", "tau", "mean depth", "calls", "value", "ratio of values"]
-    columns += ["ratio, captured", "ratio, CPU"]
+    columns += ["ratio, every level", "ratio, CPU"]
     rows = []
     for line in lines:
         first = line[CHOSEN_BY[0]]
         depths, calls, _ = zip(*first["figures"])
         shapes = ["{depth}, {width}".format(**line["fixed"][name]) for name in CHOSEN_BY]
-        fixed = shapes[0] if shapes[0] == shapes[1] else f"{shapes[0]} (captured {shapes[1]})"
+        fixed = shapes[0] if shapes[0] == shapes[1] else f"{shapes[0]}; {shapes[1]}"
         figures = map(_pair, (first["tau"], depths, calls, first["values"]))
-        ratios = (format_interval(line[name]["ratio"]) for name in (*CHOSEN_BY, "CPU"))
+        ratios = (_ratio(line[name]["ratio"]) for name in (*CHOSEN_BY, "CPU"))
         rows.append([str(line["temperature"]), line["drafts"], fixed, *figures, *ratios])
     return {"trees": table(columns, rows)}
 
