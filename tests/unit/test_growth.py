@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from adt_core import Sampling
@@ -62,8 +62,12 @@ def grow(shapes: list[Shape], table: torch.Tensor, context: Context) -> tuple[Dr
 
 
 def valid_nodes(tree: DraftTree) -> list:
-    """Return (code, parent, depth, rank, score) of each valid node, for each image."""
-    every = torch.stack([tree.tokens, tree.parents, tree.depths, tree.ranks, tree.scores], -1)
+    """Return code, parent, depth, rank and score of each image's valid nodes.
+
+    Parents are numbered without padding, which may be in different places.
+    """
+    parents = (tree.valid.cumsum(1) - 1).gather(1, tree.parents)
+    every = torch.stack([tree.tokens, parents, tree.depths, tree.ranks, tree.scores], -1)
     return [image[valid].tolist() for image, valid in zip(every, tree.valid)]
 
 
@@ -76,6 +80,7 @@ def never_stop(growth: Growth, best: torch.Tensor, pool: CandidatePool) -> torch
     return torch.full((len(best),), best.shape[1])
 
 
+@example(shapes=[Shape(1, 1, 5), Shape(3, 3, 3)], seed=7, scale=40.0, keep_above=0.05, expand_above=0.0)
 @given(
     shapes=SHAPES,
     seed=st.integers(0, 999),
