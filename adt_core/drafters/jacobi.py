@@ -46,7 +46,7 @@ CHAIN = DraftMode(
     width=1,
     limit=4.8,
     half=13.0,
-    cpu_cost=CostEstimate(0.2, 0.002),
+    cpu_cost=CostEstimate(0.05, 0.004),
     gpu_cost=CostEstimate(0.03, 0.001),
 )
 """Draft mode that makes chains (trees of width 1) from the window. Chains are cheap to build."""
@@ -54,7 +54,7 @@ WINDOW = DraftMode(
     "window",
     limit=6.4,
     half=18.0,
-    cpu_cost=CostEstimate(0.5, 0.02),
+    cpu_cost=CostEstimate(0.15, 0.01),
     gpu_cost=CostEstimate(0.05, 0.0015),
 )
 """Draft mode that makes trees from the window."""

@@ -43,7 +43,7 @@ BOTH = DraftMode(
     "both",
     limit=13.7,
     half=22.5,
-    cpu_cost=CostEstimate(1.3, 0.005),
+    cpu_cost=CostEstimate(1.0, 0.012),
     gpu_cost=CostEstimate(0.2, 0.003),
 )
 """Draft mode that makes trees from the window and the network."""
@@ -52,7 +52,7 @@ BOTH_CHAIN = DraftMode(
     width=1,
     limit=11.3,
     half=16.0,
-    cpu_cost=CostEstimate(1.2, 0.005),
+    cpu_cost=CostEstimate(0.8, 0.02),
     gpu_cost=CostEstimate(0.17, 0.003),
 )
 """Draft mode that makes chains (trees of width 1) from the window and the network."""

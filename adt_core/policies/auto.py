@@ -6,7 +6,8 @@ decide w(n) tokens per image:
     w(n) = 1 + multiplier * expected_accepted(n)
     multiplier = image_bias * region_bias
 
-- `expected_accepted` is the average of the draft mode over many images (:class:`.base.DraftMode`).
+- `expected_accepted` is the average of the draft mode over many images (:class:`.base.DraftMode`), times the gain of
+  the mode in earlier decodings with the same sampling (:mod:`.cost_model`).
 - `image_bias` is the ratio of accepted to expected drafts of a mode in this image. It forgets slowly, so a mode that
   did poorly is tried again later.
 - `region_bias` is the same ratio over the last few rounds of all modes, relative to their image biases. It is high in
@@ -56,6 +57,11 @@ IMAGE_PRIOR = 100.0
 """Accepted drafts, as expected, that `image_bias` starts from."""
 MIN_SPEED_UP = 1.1
 """Expected speed-up over plain decoding below which an image is decoded plainly after its trial."""
+STAY_BONUS = 1.2
+"""Factor on the throughput of the shape that the last round had.
+
+The window is what earlier rounds have made of it: after a shorter one or another mode, fewer drafts are accepted.
+"""
 MAX_LOSS = 0.1
 """Budget of an image for rounds that decide too few tokens, as a share of its time in plain decoding."""
 MAX_ROUND_SHARE = 0.1
@@ -119,6 +125,7 @@ class Auto(Policy):
         self._plain = Choice(NO_DRAFTS, 0.0, profile.plain)
         self._pays = self.expected_speed_up() >= MIN_SPEED_UP
         self._chosen = self._plain
+        self._last = NO_DRAFTS
         self._trial = self._find_trial()
         self._images: dict[int, _ImageHistory] = {}
 
@@ -128,7 +135,8 @@ class Auto(Policy):
         assert profile is not None
         # Levels below the largest shape are cut off, and each has at least one draft.
         cut_levels = max(shape.depth - self.context.largest.depth, 0)
-        return Choice(shape, mode.expected_accepted(size - cut_levels), profile.cost(mode.name, size))
+        accepted = profile.gains.get(mode.name, 1.0) * mode.expected_accepted(size - cut_levels)
+        return Choice(shape, accepted, profile.cost(mode.name, size))
 
     @classmethod
     def largest(cls, settings: DraftSettings) -> Shape:
@@ -161,6 +169,7 @@ class Auto(Policy):
 
     def choose(self, slots: Sequence[Slot]) -> list[Shape]:
         images = [self._images.setdefault(slot.image, _ImageHistory()) for slot in slots]
+        self._last = self._chosen.shape
         self._chosen = self._plain
         if any(image.rounds for image in images):
             is_second = all(image.rounds == 1 for image in images)
@@ -176,8 +185,9 @@ class Auto(Policy):
         multipliers = {mode: sum(image.multiplier(mode) for image in images) for mode in modes}
 
         def throughput(choice: Choice) -> float:
-            """Return the expected tokens of all images per plain step."""
-            return (len(images) + multipliers[choice.shape.mode] * choice.expected_accepted) / choice.cost
+            """Return the expected tokens of all images per plain step, with a bonus for the last round's choice."""
+            tokens = len(images) + multipliers[choice.shape.mode] * choice.expected_accepted
+            return tokens / choice.cost * (STAY_BONUS if choice.shape == self._last else 1)
 
         return max(choices, key=throughput)
 

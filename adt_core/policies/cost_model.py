@@ -1,4 +1,4 @@
-"""Cost model: learns from finished decodings how long rounds take on a device.
+"""Cost model: learns from finished decodings how long rounds take on a device, and how many drafts they accept.
 
 The unit of a cost is a *plain step*: the time of a round without drafts, with the same models, settings and batch size.
 A round in which draft mode m verifies n drafts per image costs
@@ -31,7 +31,7 @@ from .costs import LONGEST_NAME, MOST_DECODINGS, MOST_DRAFTS, MOST_POINTS, MOST_
 
 IDLE = 1.04
 """Cost of a round without drafts while a drafter follows it."""
-CPU_NODE = 0.05
+CPU_NODE = 0.047
 """Estimate of `node` on a CPU, for a batch of one image."""
 GPU_NODE = 0.003
 """Estimate of `node` on a GPU, for a batch of one image."""
@@ -43,9 +43,10 @@ PARAMETER_ERROR = 0.6
 """Standard deviation of the logarithm of an estimated parameter."""
 DECAY = 0.5
 """Factor on the weights of a mode's readings when a decoding that has used the mode is added."""
-CONTRADICTION = 0.4
-"""Difference of logarithms between a reading of weight 1 and the model from which earlier readings are discarded. With
-the weight w it is 1 / w times as large."""
+CONTRADICTION = 0.5
+"""Difference of logarithms between a new reading and the model from which earlier readings are discarded."""
+GAIN_PRIOR = 30.0
+"""Number of expected drafts at which the gain of a decoding has the weight 0.5."""
 FIT_STEPS = 12
 """Gauss-Newton steps of a fit, which converges in six or fewer."""
 
@@ -55,15 +56,29 @@ PLAIN_STEP: Size = ("", 0)
 """Mode and number of drafts of a round without drafts."""
 
 
-class Reading(NamedTuple):
-    """Measured cost of the rounds of a mode and size.
+class RoundResult(NamedTuple):
+    """Time and success of a round.
 
     Attributes:
-        cost: Cost in plain steps. That of `PLAIN_STEP` is its time in seconds.
-        weight: Weight in the fit, from 0 to 2. One round has the weight 0.5, many rounds of a decoding have nearly 1.
+        size: Mode and number of drafts.
+        seconds: Time of the round, in which no other work was done.
+        accepted: Average number of accepted drafts per image.
     """
 
-    cost: float
+    size: Size
+    seconds: float
+    accepted: float
+
+
+class Reading(NamedTuple):
+    """Weighted average of measurements: the cost of a mode and size, or the gain of a mode.
+
+    Attributes:
+        value: A cost in plain steps, the time of a plain step in seconds, or a gain.
+        weight: Weight, from 0 to 2. A measurement of one round has 0.5, one of many rounds of a decoding nearly 1.
+    """
+
+    value: float
     weight: float
 
 
@@ -78,7 +93,9 @@ class CostModel:
         on_cpu: Whether the device is a CPU.
         rows: Rows per image in a forward pass: 2 with guidance, otherwise 1.
         tile: Rows in a tile of batch-invariant mode; 0 if the number of tiles does not matter.
-        readings: Readings by mode and size.
+        sampling: Description of the settings of sampling, which gains depend on.
+        readings: Costs by mode and size. That of `PLAIN_STEP` is its time in seconds.
+        gains: Gains by mode.
         decodings: Number of decodings that were learned from.
     """
 
@@ -88,7 +105,9 @@ class CostModel:
     on_cpu: bool
     rows: int = 2
     tile: int = 0
+    sampling: str = ""
     readings: Mapping[Size, Reading] = field(default_factory=dict)
+    gains: Mapping[str, Reading] = field(default_factory=dict)
     decodings: int = 0
 
     def profile(self, sizes: Iterable[int]) -> CostProfile:
@@ -96,20 +115,15 @@ class CostModel:
         cost = self._fitted()
         points = sorted({0, 1, MOST_DRAFTS, *sizes})
         costs = {mode.name: tuple((n, rounded(cost(mode.name, n))) for n in points) for mode in self.modes}
-        return CostProfile(self.name, self.images, costs, self.decodings)
+        gains = {mode: rounded(gain.value) for mode, gain in self.gains.items()}
+        return CostProfile(self.name, self.images, costs, self.decodings, gains)
 
-    def learn(self, rounds: Iterable[tuple[Size, float]]) -> CostModel:
-        """Return the model after one more decoding.
-
-        Args:
-            rounds: Mode and size of each round, and its time in seconds. Leave out rounds that did other work, too.
-
-        Returns:
-            The model itself if no round had drafts.
-        """
-        times: dict[Size, list[float]] = {PLAIN_STEP: []}
-        for size, seconds in rounds:
-            times.setdefault(size, []).append(seconds)
+    def learn(self, rounds: Iterable[RoundResult]) -> CostModel:
+        """Return the model after one more decoding; the model itself if no round had drafts."""
+        results: dict[Size, list[RoundResult]] = {PLAIN_STEP: []}
+        for result in rounds:
+            results.setdefault(result.size, []).append(result)
+        times = {size: [result.seconds for result in its] for size, its in results.items()}
         plain = times.pop(PLAIN_STEP)
         if not times:
             return self
@@ -118,17 +132,31 @@ class CostModel:
         # decodings, and the model may be wrong. The median follows those that agree.
         steps = [exp(median(log(seconds / cost(*size)) for size, its in times.items() for seconds in its))]
         steps += [seconds / IDLE for seconds in plain]
-        steps += [self.readings[PLAIN_STEP].cost] if PLAIN_STEP in self.readings else []
+        steps += [self.readings[PLAIN_STEP].value] if PLAIN_STEP in self.readings else []
         new = {size: _reading(its, median(steps)) for size, its in times.items()}
-        limits = {size: CONTRADICTION / reading.weight for size, reading in new.items()}
-        is_wrong = any(abs(log(reading.cost / cost(*size))) > limits[size] for size, reading in new.items())
+        is_wrong = any(abs(log(reading.value / cost(*size))) > CONTRADICTION for size, reading in new.items())
         if plain:
             new[PLAIN_STEP] = _reading(plain, IDLE)
         used = {mode for mode, _ in new}
         before = {} if is_wrong else self.readings
-        kept = {size: Reading(it.cost, it.weight * (DECAY if size[0] in used else 1)) for size, it in before.items()}
-        readings = kept | {size: _average(kept.get(size), reading) for size, reading in new.items()}
-        return replace(self, readings=readings, decodings=self.decodings + 1)
+        decayed = {
+            size: it._replace(weight=it.weight * (DECAY if size[0] in used else 1)) for size, it in before.items()
+        }
+        readings = decayed | {size: _average(decayed.get(size), reading) for size, reading in new.items()}
+        return replace(self, readings=readings, gains=self._new_gains(results), decodings=self.decodings + 1)
+
+    def _new_gains(self, results: Mapping[Size, Sequence[RoundResult]]) -> dict[str, Reading]:
+        """Return the gains after a decoding with these rounds."""
+        gains = dict(self.gains)
+        for mode in self.modes:
+            sizes = [size for size in results if size[0] == mode.name]
+            expected = sum(len(results[size]) * mode.expected_accepted(size[1]) for size in sizes)
+            if expected:
+                accepted = sum(result.accepted for size in sizes for result in results[size])
+                before = _weakened(gains.get(mode.name, Reading(1.0, 0.0)))
+                new = Reading((accepted + GAIN_PRIOR) / (expected + GAIN_PRIOR), expected / (expected + GAIN_PRIOR))
+                gains[mode.name] = _average(before, new)
+        return gains
 
     def _estimates(self) -> np.ndarray:
         """Return the estimated parameters: node, tile, then fixed and each of every mode."""
@@ -153,7 +181,7 @@ class CostModel:
         estimates = np.log(self._estimates())
         sizes = [size for size in self.readings if size != PLAIN_STEP]
         features = np.array([self._features(*size) for size in sizes]).reshape(-1, len(estimates))
-        readings = np.log([self.readings[size].cost for size in sizes])
+        readings = np.log([self.readings[size].value for size in sizes])
         precision = np.array([self.readings[size].weight for size in sizes]) / READING_ERROR**2
         prior = np.eye(len(estimates)) / PARAMETER_ERROR**2
         x = estimates
@@ -166,8 +194,14 @@ class CostModel:
 
     def to_json(self) -> dict[str, Any]:
         """Return what was learned, as plain JSON types."""
-        rows = [[*size, *map(rounded, reading)] for size, reading in self.readings.items()]
-        return {"name": self.name, "images": self.images, "decodings": self.decodings, "readings": rows}
+        return {
+            "name": self.name,
+            "images": self.images,
+            "decodings": self.decodings,
+            "readings": [[*size, *map(rounded, reading)] for size, reading in self.readings.items()],
+            "sampling": self.sampling,
+            "gains": [[mode, *map(rounded, gain)] for mode, gain in self.gains.items()],
+        }
 
     def with_json(self, value: Any) -> CostModel:
         """Return the model with what :meth:`to_json` has written; without readings if the value is anything else.
@@ -178,24 +212,33 @@ class CostModel:
         if not _MODEL.fits(value) or (value["name"], value["images"]) != (self.name, self.images):
             return self
         readings = {(mode, drafts): Reading(*values) for mode, drafts, *values in value["readings"]}
-        return replace(self, readings=readings, decodings=value["decodings"])
+        is_same = value["sampling"] == self.sampling
+        gains = {mode: Reading(*values) for mode, *values in value["gains"]} if is_same else {}
+        return replace(self, readings=readings, gains=gains, decodings=value["decodings"])
 
 
-_READING = row(text(0, LONGEST_NAME), whole_number(0, MOST_DRAFTS), number(1 / MOST_STEPS, MOST_STEPS), number(0, 2))
+_MODE = text(0, LONGEST_NAME)
+_VALUES = number(1 / MOST_STEPS, MOST_STEPS), number(0, 2)
 _MODEL = record(
     {
         "name": label(LONGEST_NAME),
         "images": whole_number(1, 2**20),
         "decodings": whole_number(0, MOST_DECODINGS),
-        "readings": list_of(_READING, 0, MOST_POINTS**2),
+        "readings": list_of(row(_MODE, whole_number(0, MOST_DRAFTS), *_VALUES), 0, MOST_POINTS**2),
+        "sampling": _MODE,
+        "gains": list_of(row(_MODE, *_VALUES), 0, MOST_POINTS),
     }
 )
 
 
 def _reading(seconds: Sequence[float], step: float) -> Reading:
-    """Return the reading of rounds that took these times, relative to the time of a plain step."""
+    """Return the cost of rounds that took these times, relative to the time of a plain step."""
     cost = min(max(median(seconds) / step, 1 / MOST_STEPS), MOST_STEPS)
     return Reading(cost, len(seconds) / (len(seconds) + 1))
+
+
+def _weakened(reading: Reading) -> Reading:
+    return reading._replace(weight=DECAY * reading.weight)
 
 
 def _average(before: Reading | None, new: Reading) -> Reading:
@@ -203,5 +246,5 @@ def _average(before: Reading | None, new: Reading) -> Reading:
     if before is None:
         return new
     weight = before.weight + new.weight
-    cost = exp((before.weight * log(before.cost) + new.weight * log(new.cost)) / weight)
-    return Reading(cost, min(weight, 2.0))
+    value = exp((before.weight * log(before.value) + new.weight * log(new.value)) / weight)
+    return Reading(value, min(weight, 2.0))

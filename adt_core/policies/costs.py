@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..errors import AdtError
@@ -51,12 +51,14 @@ class CostProfile:
         images: Number of images that are decoded together.
         costs: Curve of each draft mode.
         decodings: Number of decodings that it was learned from; 0 for an estimate.
+        gains: Ratio of accepted to expected drafts of each draft mode, 1 for those that are missing.
     """
 
     name: str
     images: int
     costs: Mapping[str, Curve]
     decodings: int = 0
+    gains: Mapping[str, float] = field(default_factory=dict)
 
     def cost(self, mode: str, drafts: int) -> float:
         """Return the cost of a round, interpolated linearly between the sizes of the curve.
@@ -90,7 +92,8 @@ class CostProfile:
     def _content(self) -> dict[str, Any]:
         curves = {mode: [list(point) for point in curve] for mode, curve in self.costs.items()}
         content = {"name": self.name, "images": self.images, "costs": curves}
-        return content | ({"decodings": self.decodings} if self.decodings else {})
+        learned = {"decodings": self.decodings, "gains": dict(self.gains)}
+        return content | {name: value for name, value in learned.items() if value}  # as in files of earlier versions
 
     @property
     def digest(self) -> str:
@@ -110,8 +113,10 @@ class CostProfile:
         """
         if _PROFILE.fits(value) and all(map(_is_curve, value["costs"].values())):
             costs = {mode: tuple((size, float(steps)) for size, steps in p) for mode, p in value["costs"].items()}
-            decodings = value.get("decodings", 0)  # older profiles don't count them
-            profile = cls(value["name"], value["images"], costs, decodings if _COUNT.fits(decodings) else 0)
+            decodings = value.get("decodings", 0)
+            gains = value.get("gains", {})
+            is_learned = _COUNT.fits(decodings) and _GAINS.fits(gains)
+            profile = cls(value["name"], value["images"], costs, *((decodings, gains) if is_learned else ()))
             if value == profile.to_json():
                 return profile
         raise AdtError(
@@ -121,6 +126,7 @@ class CostProfile:
 
 _NAME = label(LONGEST_NAME)
 _POINTS = list_of(row(whole_number(0, MOST_DRAFTS), number(0, MOST_STEPS)), 2, MOST_POINTS)
+_GAINS = mapping(_NAME, number(1 / MOST_STEPS, MOST_STEPS), 0, MOST_POINTS)
 _COUNT = whole_number(0, MOST_DECODINGS)
 _PROFILE = record({"name": _NAME, "images": whole_number(1, 2**20), "costs": mapping(_NAME, _POINTS, 0, MOST_POINTS)})
 

@@ -20,7 +20,7 @@ from adt_core.engine.job import Job
 from adt_core.files import write
 from adt_core.lab.records import FIGURES, RUNS, append, open_records
 from adt_core.lab.report import summary, table
-from adt_core.policies.cost_model import CostModel
+from adt_core.policies.cost_model import CostModel, RoundResult
 from adt_core.policies.recipe import Recipe
 from tests.layouts.families import WRITERS
 
@@ -86,7 +86,7 @@ def records(folder: Path) -> Callable:
     runs = {"autoregressive": {**figures, "picture": "images/0.png"}}
     sound = [{"prompt": number, "text": text, "runs": runs} for number, text in enumerate(settings["prompts"])]
     modes = JacobiDrafter.modes
-    model = CostModel("a device", 1, modes, on_cpu=True).learn([((modes[0].name, 4), 0.01)])
+    model = CostModel("a device", 1, modes, on_cpu=True).learn([RoundResult((modes[0].name, 4), 0.01, 2)])
     profiles.save_costs(model)
     (kept,) = profiles.folder().glob("costs-*.json")
 

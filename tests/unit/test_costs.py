@@ -20,14 +20,14 @@ from adt_core.engine.job import Job
 from adt_core.models.batch_invariance import TILE
 from adt_core.policies import NO_DRAFTS, Context, CostProfile, Shape, Slot
 from adt_core.policies.auto import SIZES, Auto, sizes_of
-from adt_core.policies.cost_model import PLAIN_STEP, CostModel, Reading
+from adt_core.policies.cost_model import PLAIN_STEP, CostModel, Reading, RoundResult
 from adt_core.policies.costs import rounded
 from adt_core.policies.recipe import Recipe
 from adt_core.rules.trace import ImageRound, Round
 from tests.drafted import run
 
 PROFILE = CostProfile("a device; a model", 2, {"chain": ((0, 1.1), (4, 1.5), (16, 2.1)), "both": ((0, 1.2), (8, 3.0))})
-OTHER_VALUES = {"name": "another", "images": 3, "decodings": 1}
+OTHER_VALUES = {"name": "another", "images": 3, "decodings": 1, "gains": {"chain": 0.5}}
 MODES = MergedDrafter.modes
 ESTIMATED = CostModel("a device", 1, MODES, on_cpu=True)
 PLAIN = 0.01
@@ -57,7 +57,7 @@ def test_costs_have_three_significant_digits():
 def test_the_digest_depends_on_all_values():
     changed = CostProfile(PROFILE.name, 2, {**PROFILE.costs, "both": ((0, 1.2), (8, 3.01))})
     others = changed, *(replace(PROFILE, **{name: value}) for name, value in OTHER_VALUES.items())
-    assert len({PROFILE.digest, *(other.digest for other in others)}) == 5 and len(PROFILE.digest) == 10
+    assert len({PROFILE.digest, *(other.digest for other in others)}) == 6 and len(PROFILE.digest) == 10
     assert CostProfile.from_json(PROFILE.to_json()).digest == PROFILE.digest
 
 
@@ -108,7 +108,7 @@ def true_cost(mode: str, drafts: int) -> float:
     """Return the cost of a round on the simulated machine, in plain steps. The estimates don't match this machine."""
     if not drafts:
         return 1.04
-    fixed, each = {"chain": (0.1, 0.03), "both chain": (0.9, 0.04), "both": (1.2, 0.05)}[mode]
+    fixed, each = {"chain": (0.1, 0.06), "both chain": (1.0, 0.075), "both": (1.2, 0.08)}[mode]
     return 1.04 + fixed + each * drafts
 
 
@@ -130,11 +130,11 @@ def decoding(model: CostModel, number: int = 0, speed: float = 1.0) -> CostModel
     while position < 255:
         (shape,) = policy.choose([Slot(0, position)]) if policy.drafts else [NO_DRAFTS]
         tokens = TOKENS.get((shape.mode, shape.nodes), 1.0)
-        accepted = min(round(drawn.expovariate(1 / (tokens - 1))), shape.depth) if shape.nodes else 0
+        accepted = min(round((tokens - 1) * drawn.uniform(0.5, 1.5)), shape.depth)
         share = ImageRound(0, position, shape.depth, shape.width, shape.depth, shape.nodes, accepted, (0,) * accepted)
         policy.on_verified(Round(0, 0.0, 0.0, 0, (share,)))
         seconds = PLAIN * true_cost(shape.mode, shape.nodes) * speed * drawn.lognormvariate(0, 0.1)
-        rounds.append(((shape.mode, shape.nodes), seconds))
+        rounds.append(RoundResult((shape.mode, shape.nodes), seconds, accepted))
         position += accepted + 1
     return model.learn(rounds)
 
@@ -167,7 +167,7 @@ def test_wrong_costs_are_corrected_within_three_decodings(spoiled):
     for seed in range(0, 400, 100):
         correct = learned(first=seed)
         wrong = {
-            size: reading._replace(cost=reading.cost * (float(factor) if size[0] and mode in ("", size[0]) else 1))
+            size: reading._replace(value=reading.value * (float(factor) if size[0] and mode in ("", size[0]) else 1))
             for size, reading in correct.readings.items()
         }
         losses.append(loss(learned(replace(correct, readings=wrong), 3, first=seed + 50)))
@@ -175,14 +175,26 @@ def test_wrong_costs_are_corrected_within_three_decodings(spoiled):
 
 
 def test_sizes_that_were_never_used_get_their_cost_from_others():
-    model = ESTIMATED.learn([(PLAIN_STEP, PLAIN)] * 9 + [(("chain", 8), 4 * PLAIN)] * 9)
+    model = ESTIMATED.learn([RoundResult(PLAIN_STEP, PLAIN, 0)] * 9 + [RoundResult(("chain", 8), 4 * PLAIN, 3)] * 9)
     before, after = (one.profile(SIZES) for one in (ESTIMATED, replace(model, readings=model.readings)))
     assert after.cost("chain", 8) > 1.5 * before.cost("chain", 8)
     assert after.cost("chain", 16) > 1.5 * before.cost("chain", 16) and after.cost("both", 31) > before.cost("both", 31)
 
 
+def test_the_gain_of_a_mode_is_learned():
+    """A drafter may be worse at a high temperature, so that another mode is faster there."""
+    both = MODES[-1]
+    rounds = [
+        RoundResult(PLAIN_STEP, PLAIN, 0),
+        *[RoundResult(("both", 24), 3 * PLAIN, 0.5 * both.expected_accepted(24))] * 40,
+    ]
+    model = ESTIMATED.learn(rounds).learn(rounds).learn(rounds)
+    gains = model.profile(SIZES).gains
+    assert gains["both"] == pytest.approx(0.5, abs=0.1) and gains.keys() == {"both"}
+
+
 def test_decodings_without_drafts_teach_nothing():
-    assert ESTIMATED.learn([]) is ESTIMATED and ESTIMATED.learn([(PLAIN_STEP, PLAIN)] * 99) is ESTIMATED
+    assert ESTIMATED.learn([]) is ESTIMATED and ESTIMATED.learn([RoundResult(PLAIN_STEP, PLAIN, 0)] * 99) is ESTIMATED
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -204,17 +216,27 @@ def test_what_was_learned_is_found_by_name_and_batch_size(cache):
     assert profiles.find_costs("a device", 3)["decodings"] == 6, "kept for the process"
 
 
-VALUE = {"name": "a device", "images": 1, "decodings": 3, "readings": [["chain", 4, 1.2, 0.5]]}
+VALUE = {
+    "name": "a device",
+    "images": 1,
+    "decodings": 3,
+    "readings": [["chain", 4, 1.2, 0.5]],
+    "sampling": "",
+    "gains": [["chain", 0.8, 1.5]],
+}
 ROWS = [], ["chain", 4, 0.0, 1.0], ["chain", 4, float("nan"), 1.0], ["a", 4, 1.0, 9.0], ["a", 10**9, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
     "value",
     [None, [], {}, PROFILE.to_json(), {**VALUE, "decodings": -1}, {**VALUE, "images": 2}]
-    + [{**VALUE, "readings": [row]} for row in ROWS],
+    + [{**VALUE, "readings": [row]} for row in ROWS]
+    + [{**VALUE, "gains": [row]} for row in ([], ["chain", 0.0, 1.0], ["chain", "1", 1.0])],
 )
 def test_damaged_foreign_and_older_values_are_ignored(value):
     assert ESTIMATED.with_json(VALUE).readings == {("chain", 4): Reading(1.2, 0.5)}
+    assert ESTIMATED.with_json(VALUE).gains == {"chain": Reading(0.8, 1.5)}
+    assert ESTIMATED.with_json({**VALUE, "sampling": "hotter"}).gains == {}
     assert ESTIMATED.with_json(value) == ESTIMATED
 
 
@@ -298,12 +320,12 @@ def test_rounds_that_were_cut_or_captured_are_left_out(models):
     done = run(*models, ("a cat",), drafting=Drafting("auto"))
     costs = done._costs
     shape = Shape(8, 1, 8, mode="chain")
-    cut = replace(done.trace.rounds[0].images[0], depth_asked=2)
+    cut = replace(done.trace.rounds[0].images[0], depth_asked=2, accepted=2)
     complete = replace(cut, depth_asked=8)
     before = len(costs._rounds)
     for share, prepared in ((cut, False), (complete, True), (complete, False), (replace(cut, depth_asked=0), False)):
         costs.record([shape], replace(done.trace.rounds[0], images=(share,), prepared=prepared), 0.5)
-    assert costs._rounds[before:] == [(("chain", 8), 0.5), (PLAIN_STEP, 0.5)]
+    assert costs._rounds[before:] == [RoundResult(("chain", 8), 0.5, 2), RoundResult(PLAIN_STEP, 0.5, 2)]
 
 
 def test_the_name_of_a_profile_includes_tiles_and_graphs_but_not_the_machine(models, monkeypatch):

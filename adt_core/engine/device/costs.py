@@ -6,11 +6,12 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from statistics import mean
 
 import torch
 
 from ...policies import CostProfile, Shape
-from ...policies.cost_model import PLAIN_STEP, CostModel, Size
+from ...policies.cost_model import PLAIN_STEP, CostModel, RoundResult
 from ...rules.trace import Round
 from ..graphs import disabled_reason
 from ..request import Request
@@ -38,7 +39,7 @@ class Costs:
         self._is_needed = request.drafting.policy.chooses
         self._given = given if self._is_needed else None
         self.profile = self._given
-        self._rounds: list[tuple[Size, float]] = []
+        self._rounds: list[RoundResult] = []
         has_thread_time = not request.replayed and sys.platform != "win32"
         self.clock: Callable[[], float] = time.thread_time if has_thread_time else time.perf_counter
 
@@ -64,10 +65,10 @@ class Costs:
         """
         largest = max(shapes, key=lambda shape: shape.nodes)
         depths = {share.depth_asked for share in round.images}
-        if not round.prepared and depths <= {0}:
-            self._rounds.append((PLAIN_STEP, seconds))
-        elif not round.prepared and depths == {largest.depth}:
-            self._rounds.append(((largest.mode, largest.nodes), seconds))
+        size = PLAIN_STEP if depths <= {0} else (largest.mode, largest.nodes)
+        if not round.prepared and (size == PLAIN_STEP or depths == {largest.depth}):
+            accepted = mean(share.accepted for share in round.images)
+            self._rounds.append(RoundResult(size, seconds, accepted))
 
     def learn(self, batch_size: int) -> None:
         """Update what is stored about this device with the recorded rounds.
@@ -89,7 +90,9 @@ class Costs:
         decoder = request.target.decoder
         on_cpu = decoder.embedding.device.type == "cpu"
         tile = 0 if on_cpu or not decoder.tile else decoder.tile
-        model = CostModel(profile_name(request), batch_size, request.modes, on_cpu, request.groups, tile)
+        s = request.sampling
+        sampling = f"{request.drafting.proposal}, {s.temperature:g}, {s.guidance:g}, {s.top_k}, {s.top_p:g}"
+        model = CostModel(profile_name(request), batch_size, request.modes, on_cpu, request.groups, tile, sampling)
         return model.with_json(profiles.find_costs(model.name, batch_size))
 
 
