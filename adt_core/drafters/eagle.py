@@ -57,15 +57,11 @@ class EagleDrafter(nn.Module, Drafter):
     """Drafter network: `out = layer(fc(concat(embedding[token], feature)))`, without a final norm."""
 
     pairing = Pairing()
-    # Chosen with the counts of `benchmarks/adt_tree.py`; see docs/results.md.
-    defaults = {
-        "depth": 5, "width": 4, "nodes": 10, "rule": "predicted", "init": "both", "beta": 0.7,
-        "depth_min": 3, "depth_max": 8, "width_min": 4, "width_max": 4,
-    }  # fmt: skip
-    # With its root, a tree fills one tile of a GPU's matrix product, which takes as long as one node (docs/gpu.md):
-    # 2 * 32 rows with guidance, 64 rows without.
+    # Chosen with the counts of `benchmarks/adt_tree.py` (docs/results.md). With its root, a tree fills one tile of a
+    # GPU's matrix product, which takes as long as one node (docs/gpu.md): 2 * 32 rows with guidance, 64 rows without.
     gpu_defaults = {
-        "depth": 8, "width": 8, "nodes": 31, "depth_min": 5, "depth_max": 12, "width_min": 8, "width_max": 8
+        "depth": 8, "width": 8, "nodes": 31, "rule": "predicted", "init": "both", "beta": 0.7,
+        "depth_min": 5, "depth_max": 12, "width_min": 8, "width_max": 8,
     }  # fmt: skip
     unguided_gpu_defaults = {"nodes": 63}
 

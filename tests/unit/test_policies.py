@@ -297,5 +297,6 @@ def test_given_options_override_the_defaults(device):
     assert given.items() <= {"rule": "paper", **complete(given, device).drafting.flat()}.items()
 
 
-def test_the_jacobi_window_uses_the_papers_rule():
-    assert complete({"method": "adt-tree", "drafter": "jacobi"}, "cpu").drafting.settings.rule == "paper"
+@pytest.mark.parametrize("drafter, device", [("bundled", "cpu"), ("jacobi", "cpu"), ("jacobi", "cuda")])
+def test_cpus_and_the_jacobi_window_use_the_papers_rule(drafter, device):
+    assert complete({"method": "adt-tree", "drafter": drafter}, device).drafting.settings.rule == "paper"
