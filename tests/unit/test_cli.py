@@ -142,7 +142,8 @@ def test_a_png_contains_all_settings(generate):
     assert generate(seed=3, prompt="a café", method="adt-tree")[0] == 0
     with Image.open("a.png") as image:
         saved = json.loads(image.text["adt_tree"])
-    assert set(Recipe.options()) - {"rule"} <= set(saved), "settings that --from-png reads; without `rule` it uses paper"
+    expected = set(Recipe.options()) - {"rule"}  # a PNG without `rule` has the paper's
+    assert expected <= set(saved), "settings that --from-png reads"
     assert saved.items() >= {"prompt": "a café", "seed": 3, "image_index": 0, "noise_version": 1}.items()
     assert {"adt-tree", "torch", "numpy"} <= set(saved["versions"])
 
