@@ -176,7 +176,7 @@ def main() -> None:
             browser = launch(playwright)
             frames, last = record(ComfyPage(browser, comfy.address, Path(folder), vue=True))
             browser.close()
-    last.save(ROOT / "docs" / "comfyui.png", optimize=True)
+    last.convert("RGB").quantize(256).save(ROOT / "docs" / "comfyui.png", optimize=True)
     animate(frames, ROOT / "docs" / "comfyui.webp")
 
 

@@ -154,14 +154,15 @@ def test_images_that_accept_less_get_fewer_drafts():
 
 def test_a_shape_is_kept_unless_another_is_much_better(monkeypatch):
     """Shorter windows and other modes lower the acceptance of later rounds."""
+    nearly_equal = costs("chain", "both", once=1.0, each=0.05)
 
     def changes(bonus):
         monkeypatch.setattr(auto, "STAY_BONUS", bonus)
-        policy = started_policy(costs("chain", "both", once=0.5, each=0.02), length=4096)
+        policy = started_policy(nearly_equal, length=4096)
         shapes = []
-        for number in range(60):
+        for number in range(120):
             shapes.append(chosen(policy))
-            add_round(policy, min(shapes[-1].depth, (1, 9)[number // 6 % 2]), shapes[-1])
+            add_round(policy, min(shapes[-1].depth, (1, 9)[number // 12 % 2]), shapes[-1])
         return sum(one != other for one, other in zip(shapes, shapes[1:]))
 
     assert changes(auto.STAY_BONUS) < changes(1.0)

@@ -7,6 +7,7 @@ The files are in ``tests/fixtures/v0_1``. They were written with the tiny models
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ import pytest
 from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
 from adt_core.app.batch import BatchFolder, batch_folder
 from adt_core.app.images import read_settings
+from adt_core.drafters.merged import MergedDrafter
 from adt_core.engine.device import profiles
 from adt_core.engine.job import Job
 from adt_core.lab.benchmark import PRESETS, RUNS, Benchmark
 from adt_core.lab.records import open_records
 from adt_core.models.batch_invariance import TILE
 from adt_core.policies import CostProfile
+from adt_core.policies.cost_model import CostModel
 from adt_core.policies.recipe import Recipe
 
 OLD = Path(__file__).parents[1] / "fixtures" / "v0_1"
@@ -85,11 +88,16 @@ def test_a_training_resumes(work):
 
 
 @pytest.mark.parametrize("path", sorted(OLD.glob("costs-*.json")), ids=lambda path: path.stem)
-def test_cost_profiles_are_found(work, path):
+def test_measured_costs_of_earlier_versions_are_replaced(work, path):
+    """Profiles in PNGs are still read. Files in the cache folder are learned anew within a few images."""
     profile = CostProfile.from_json(json.loads(path.read_text(encoding="utf-8")))
     Path("cache").mkdir()
     shutil.copy(path, Path("cache") / path.name)
-    assert profiles.find(profile.name, profile.images) == profile
+    model = CostModel(profile.name, profile.images, MergedDrafter.modes, on_cpu=True)
+    assert model.with_json(profiles.find_costs(profile.name, profile.images)) == model
+    profiles.save_costs(replace(model, decodings=1))
+    assert [file.name for file in Path("cache").iterdir()] == [path.name], "the same file"
+    assert model.with_json(profiles.find_costs(profile.name, profile.images)).decodings == 1
 
 
 def test_names_of_cost_profiles_have_not_changed(work):

@@ -126,6 +126,7 @@ class ToyDrafter:
     kind = "toy"
     modes = ()
     gpu_defaults: dict = {}
+    unguided_gpu_defaults: dict = {}
 
     def proposer(self, context: Context, rows: BatchRows, noise: Noise | None) -> Proposer:
         return ToyProposer(context, rows, noise)
