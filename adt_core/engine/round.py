@@ -23,9 +23,10 @@ accepted path is 7, 3, 9 with two accepted drafts. The target emits 4 after 9, s
 
 The same functions run on every device. A CPU executes them directly. A GPU captures a round as a CUDA graph
 (:mod:`.graphs`). Later rounds with the same tensor sizes *replay* this graph. The captured part of a round begins after
-`upload_controls` and ends before the host reads the report. The code of this part follows two rules. First, it never
-waits for the device. Second, no tensor size depends on a value that is stored on the device. Where a size would depend
-on such a value, `Context.size` returns an upper bound if rounds are replayed, and the exact size on a CPU.
+`upload_controls` and ends before the host reads the report. The code of this part follows three rules. First, it never
+waits for the device. Second, no tensor size depends on a value that is stored on the device. If a size would depend on
+such a value, the code calls `Context.size`. This method returns an upper bound if rounds are replayed, and otherwise
+reads the exact size. Third, the code changes the tensors of the state in place.
 
 Notation: B images, N drafts per image, N + 1 nodes per tree. A *slot* holds the state of one image of the batch. The
 *policy* (:mod:`adt_core.policies`) decides the maximum size (shape) of each draft tree. The *trace*
@@ -58,8 +59,8 @@ WAIT_SHARE = 0.05
 """Limit for waiting in plain decoding.
 
 Forward passes are about 5 % faster if all images are at the same position. Therefore an image that is ahead waits for
-the other images, but only if they are not far behind. The limit for the distance is this share of the tokens that the
-leading image still needs. Example: the leading image still needs 200 tokens. It waits if no other image is more than
+the other images, but only if they are not far behind: at most `WAIT_SHARE` times the number of tokens that the leading
+image still needs. Example: the leading image still needs 200 tokens. It waits if no other image is more than
 0.05 * 200 = 10 tokens behind.
 """
 
@@ -265,8 +266,8 @@ def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
 
     The number of drafts (`Shape.nodes`) becomes smaller by the number of removed levels. Example: a shape with depth 6
     and 10 drafts has 6 drafts on one path and 4 other drafts. If 2 positions remain, the result has depth 2, 2 drafts
-    on one path and 4 other drafts, so 6 drafts. The drafts of a published tree (`Shape.tree`) are fixed, so their
-    number stays the same. Those below the new depth are excluded on the device.
+    on one path and 4 other drafts, so 6 drafts. Some methods use a fixed tree from a paper (`Shape.tree`). Its
+    number of drafts stays the same, and its drafts below the new depth are excluded on the device.
     """
     if remaining <= 0:
         return NO_DRAFTS
@@ -279,8 +280,9 @@ def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
 def _has_drafts(proposer: Proposer, shapes: Sequence[Shape], remaining: int) -> bool:
     """Return whether the round verifies trees. If not, it is a plain round.
 
-    A round verifies trees in two cases. First, at least one image gets drafts. Second, the drafter does not support
-    plain rounds (`Proposer.supports_plain_steps`), and at least one image can still get drafts in a later round.
+    A round verifies trees in two cases. First, at least one image gets drafts. Second, no image gets drafts
+    now, but one can get drafts in a later round, and the drafter would lose its state in a plain round
+    (`Proposer.supports_plain_steps` is False).
 
     Args:
         proposer: State of the drafter.

@@ -119,7 +119,7 @@ def test_previous_run_can_be_compared(tab, workflow):
     tab.widget(sampler).get_by_label("Compare").select_option("previous")
     tab.wait(sampler, "panel.panes.length === 2")
     assert tab.map(sampler, "Array.from(panel.runs[1].values('acceptance', 0))") == before
-    assert "fast" not in tab.map(sampler, "(panel.draw(), panel.line.textContent)"), "no ratio of runs at other times"
+    assert "fast" not in tab.map(sampler, "(panel.draw(), panel.line.textContent)"), "made at different times"
 
 
 def test_both_images_in_one_place(tab, workflow):

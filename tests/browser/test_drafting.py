@@ -39,5 +39,5 @@ def test_preset_is_listed_by_name_and_saved_by_method(tab, workflow):
         shown.get_by_text("depth_max", exact=True).wait_for()
     else:
         settings(tab, "node.toggleAdvanced()")
-    assert len(settings(tab, visible)) == 16
+    assert len(settings(tab, visible)) == 17
     tab.screenshot("settings_advanced")

@@ -31,7 +31,7 @@ from adt_core.lab.records import RUNS, open_records
 from adt_core.lab.training.dataset import TrainingImages, find_captioned
 from adt_core.lab.training.features import Features
 from adt_core.lab.training.save import write_checkpoint
-from adt_core.policies import CostProfile
+from adt_core.policies.cost_model import CostModel
 from adt_core.policies.recipe import Recipe
 from tests.layouts.llamagen import write_hugging_face
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
@@ -176,18 +176,18 @@ def test_the_folder_of_a_batch_must_not_be_a_link(batch, pack_folder, secret, na
         batch_folder(pack_folder, batch.job, name)
 
 
-def test_a_profile_is_not_written_to_a_link_or_read_from_a_pipe(pack_folder, secret, monkeypatch):
+def test_costs_are_not_written_to_a_link_or_read_from_a_pipe(pack_folder, secret, monkeypatch):
     monkeypatch.setenv(profiles.FOLDER, str(pack_folder))
-    profile = CostProfile("a model", 1, {"chain": ((0, 1.0), (16, 2.0))})
-    profiles.save(profile)
+    model = CostModel("a model", 1, (), on_cpu=True)
+    profiles.save_costs(model)
     (path,) = pack_folder.iterdir()
     path.unlink()
     path.symlink_to(secret)
-    profiles.save(profile)
-    assert secret.read_bytes() == SECRET and profiles.find(profile.name, 1) == profile
+    profiles.save_costs(model)
+    assert secret.read_bytes() == SECRET and profiles.find_costs("a model", 1) == model.to_json()
     path.unlink()
     os.mkfifo(path)
-    assert profiles.find(profile.name, 1) is None
+    assert profiles.find_costs("a model", 1) is None
 
 
 def test_reports_and_drafters_are_not_written_through_a_link(pack_folder, secret):
