@@ -1,9 +1,10 @@
 """ADT-Tree (arXiv 2512.21857): adapt the shape of each tree to the acceptance in its neighbourhood.
 
-The paper specifies that depth and width are adapted at every step from adjacent states and the acceptance rate,
-starting from the state on the left; alpha >= beta makes the next tree deeper and narrower, alpha < beta shallower and
-wider. The rest is reconstructed, and the constants were tuned on the bundled model (`benchmarks/sweep.py`). The rule
-`predicted` and the initial shape `both` are additions to the paper.
+The shape of a tree is its maximum depth and width. The paper specifies that a tree starts from the shape at an adjacent
+token, by default the token on the left, and that the shape is then adapted to the acceptance rate alpha. If alpha is at
+least a threshold beta, the next tree is deeper and narrower, otherwise shallower and wider. The paper does not specify
+the other details. They are our own choice, and their constants were tuned on the bundled model (`benchmarks/sweep.py`).
+The rule `predicted` and the value `both` of the option `init` are not in the paper.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PREDICTED = "predicted"
 RULES = (PAPER, PREDICTED)
 """Values of the option `rule`."""
 CELLS_ABOVE = 4
-"""Cells of the row above, from the next token's column on, whose rounds predict the next round."""
+"""Number of cells in the row above that the rule `predicted` uses, from the column of the next token to the right."""
 _INIT_HELP = (
     "ADT-Tree: neighbours that a tree's shape follows: the token to the left (horizontal), the token above (vertical), "
     "both, or none (random)."
@@ -76,10 +77,11 @@ class AdtTreeSettings(FixedSettings):
                 raise AdtError(f"`{name}_min` is {low}, above `{name}_max` {high}; make it at most {high}.")
 
     def flat(self) -> dict[str, Any]:
-        """Return the values by name, without `rule` if it is the paper's.
+        """Return the values by name. `rule` is left out if its value is `paper`.
 
-        Version 0.2 had no other rule. Names of folders are digests of these values, and a benchmark resumes only with
-        equal values.
+        Version 0.2 had no option `rule`, and always used the paper's rule. Without the entry, the values are equal to
+        the values of version 0.2. This is needed because a batch folder can be named by a digest of these values, and
+        because a benchmark resumes only with equal values.
         """
         values = super().flat()
         return {name: value for name, value in values.items() if (name, value) != ("rule", PAPER)}
@@ -88,22 +90,28 @@ class AdtTreeSettings(FixedSettings):
 class AdtTree(Policy):
     """Policy that adapts the shape of trees to each image.
 
-    A round stores its number of accepted drafts and the shape for later rounds at all positions that it emitted. By the
-    option `init`, a new tree starts from the shape stored at its root, the token on the left (horizontal), at the token
-    above (vertical), from the mean of both, or from a random shape.
+    After a round, the policy stores two values for each token that the round emitted: the number of accepted drafts of
+    the round, and a shape for later rounds. The root is the last token before a new tree, on the left of the next
+    token.
 
-    The token on the left of a row's first token is the last one of the row above. By the option `wrap`, the first round
-    of a new row starts from it nevertheless (carry), from the token above (vertical), or from the given depth and width
-    (reset).
+    With the rule `paper`, the option `init` selects the shape of a new tree: the shape stored at the root
+    (`horizontal`), the shape stored at the token above the root (`vertical`), or the mean of these two (`both`). In the
+    first round whose root is in a new row, the shape at the root comes from a round that began in the row above. The
+    option `wrap` selects the shape in this case: this shape nevertheless (`carry`), the shape at the token above the
+    root (`vertical`), or the given depth and width (`reset`).
 
-    With the rule `paper`, alpha = accepted drafts / depth of the verified tree. If alpha >= beta, the next tree is
-    deeper by `depth_step` and narrower by `width_step`, otherwise the reverse, both within their bounds. The verified
-    tree may be shallower than the chosen depth, because a wide tree uses up its nodes early.
+    After a round, alpha = accepted drafts / depth of the verified tree. If alpha >= beta, the policy stores a shape
+    that is deeper by `depth_step` and narrower by `width_step` than the shape of the round. Otherwise it stores a
+    shape that is shallower and wider by these steps. The minimum and maximum depth and width always hold. The verified
+    tree may have fewer levels than its chosen depth, because the first levels of a wide tree can use up all `nodes`.
 
-    With the rule `predicted`, the depth is (predicted number of accepted drafts) / beta. The prediction is the mean of
-    three numbers of accepted drafts: the last round's, the mean of the next cells in the row above, and the image's
-    mean. `init` leaves out the second (horizontal) or the first (vertical). The width falls from `width_max` at
-    `depth_min` to `width_min` at `depth_max`.
+    With the rule `predicted`, the depth of a new tree is (predicted number of accepted drafts) / beta. The prediction
+    is the mean of three numbers of accepted drafts: in the last round, in the rounds of the next cells in the row above
+    (on average), and in all rounds of the image (on average). If `init` is `horizontal`, the second number is left out;
+    if it is `vertical`, the first. A tree of the depth `depth_min` has the width `width_max`, a tree of the depth
+    `depth_max` has the width `width_min`, and between them the width falls linearly.
+
+    If `init` is `random`, every tree has a random shape within the bounds, whatever the rule.
     """
 
     settings_type = AdtTreeSettings
@@ -156,9 +164,9 @@ class AdtTree(Policy):
         return Shape(depth, width, s.nodes)
 
     def _adjacent_shape(self, image: _ImageState, position: int, is_new_row: bool) -> Shape:
-        """Return the shape that the rule `paper` has stored at the neighbours of the next token."""
+        """Return the shape of the next tree under the rule `paper`, from the shapes stored at adjacent tokens."""
         s = self.settings
-        left = image.shapes.get(position, self._initial)  # the root is the token on the left of the next one
+        left = image.shapes.get(position, self._initial)  # the root is on the left of the next token
         above = image.shapes.get(position - self.context.columns, left)
         if s.init == VERTICAL or (is_new_row and s.wrap == VERTICAL):
             return above
@@ -181,7 +189,7 @@ class AdtTree(Policy):
         return sum(parts) / len(parts)
 
     def _shape_for(self, accepted: float) -> Shape:
-        """Return the shape of a tree of which this many drafts are expected to be accepted."""
+        """Return the shape of a tree with the rule `predicted`, if `accepted` drafts are expected to be accepted."""
         s = self.settings
         depth = round(min(accepted / max(s.beta, 0.01), s.depth_max))
         share = (depth - s.depth_min) / max(s.depth_max - s.depth_min, 1)
@@ -210,11 +218,11 @@ class _ImageState:
     Attributes:
         chosen: Shape of the current round.
         random: Generator of random shapes.
-        total: Accepted drafts of all rounds, and of one round as expected from the initial depth.
-        count: Number of these rounds.
-        accepted: Accepted drafts of the round that emitted a token, by raster position.
-        shapes: Stored shapes by raster position.
-        row: Row of the last root.
+        total: Number of accepted drafts in all rounds so far, plus beta * initial depth for an imaginary first round.
+        count: Number of these rounds, including the imaginary one.
+        accepted: For the raster position of each token, the number of accepted drafts of the round that emitted it.
+        shapes: For the raster position of each token, the stored shape.
+        row: Row of the root of the last round.
     """
 
     chosen: Shape

@@ -1,29 +1,33 @@
 """The `auto` policy: choose the draft mode and tree size with the highest expected throughput on this device.
 
-By the cost profile of the device (:mod:`.costs`), a round with n drafts takes c(n) plain steps. It is expected to
-decide w(n) tokens per image:
+A draft mode is one of the ways in which a drafter can draft (:class:`.base.DraftMode`). A plain step is the time of a
+target forward pass in decoding without a drafter. For a round with n drafts per image, c(n) is its cost in plain steps
+by the cost profile of the device (:mod:`.costs`). w(n) is the number of tokens per image that it is expected to decide:
 
     w(n) = 1 + multiplier * expected_accepted(n)
     multiplier = image_bias * region_bias
 
-- `expected_accepted` is the average of the draft mode over many images (:class:`.base.DraftMode`), times the gain of
-  the mode in earlier decodings with the same sampling (:mod:`.cost_model`).
-- `image_bias` is the ratio of accepted to expected drafts of a mode in this image. It forgets slowly, so a mode that
-  did poorly is tried again later.
-- `region_bias` is the same ratio over the last few rounds of all modes, relative to their image biases. It is high in
-  regions of the image that are easy to predict.
+- `expected_accepted` is the mode's average number of accepted drafts over many images
+  (`DraftMode.expected_accepted`), times the gain of the mode. The gain is the ratio of accepted to expected drafts in
+  earlier decodings with the same sampling settings (:mod:`.cost_model`).
+- `image_bias` is the ratio of accepted to expected drafts of the mode in this image. Old rounds slowly lose their
+  weight, so a mode with few accepted drafts is tried again later.
+- `region_bias` compares the last few rounds, in any mode, with the image's average: it is the ratio of accepted drafts
+  to `image_bias * expected_accepted`. It is high in regions of the image that are easy to predict.
 
-Each round maximises the throughput w(n) / c(n) among the draft modes and sizes that the image can afford; n = 0, a
-plain step, is one of them. Images that are decoded together share a forward pass, which takes as long as its largest
-tree. Therefore they share mode and size, and w is summed over them. The first round of an image has no drafts, because
-nothing was observed yet.
+For each round, the policy chooses the draft mode and the number n with the highest throughput w(n) / c(n). n = 0, a
+round without drafts, is also a choice. Images that are decoded together share a forward pass, and the time of this pass
+depends on the largest tree. Therefore all of these images get the same mode and the same n, and w is summed over the
+images. The first round of an image has no drafts, because the acceptance in this image is not known yet.
 
-The second round may be a *trial*: a few drafts of a mode that the profile advises against. Its time corrects the
-profile of later images in case the profile is wrong.
+The second round may be a *trial*: a round with few drafts, in a mode that is not the best one by the profile. If the
+profile is wrong, the measured time of the trial corrects it for later images.
 
-The policy reads no clock. Its choices depend only on the profile and on the active images, not on earlier images. By
-the profile, no image takes more than `MAX_LOSS` longer than plain decoding: when this budget is used up, drafting stops
-for all active images.
+The policy reads no clock. Its choices depend only on the profile and on the active images, not on earlier images.
+
+Each image has a budget for lost time: by the costs in the profile, it may take longer than plain decoding by the share
+`MAX_LOSS`. The policy chooses only rounds that fit into the budget of every active image. If no round with drafts fits,
+drafting stops for all active images.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from ..rules.trace import Round
 from .base import NO_DRAFTS, Context, DraftMode, DraftSettings, Policy, Shape, Slot
 
 SIZES = (4, 8, 12, 16, 24, 31, 63)
-"""Numbers of drafts to choose from.
+"""Numbers of drafts per image from which the policy chooses.
 
 In batch-invariant mode a GPU multiplies tiles of 64 rows. With guidance each token has 2 rows, so 31 drafts and the
 root fill one tile and 63 drafts fill two. 32 drafts would need a second tile.
@@ -44,40 +48,45 @@ root fill one tile and 63 drafts fill two. 32 drafts would need a second tile.
 LONGEST_CHAIN = 31
 """Maximum number of drafts in a chain."""
 LONGEST_SPINE = 42
-"""Maximum number of drafts in the spine of a tree."""
+"""Maximum number of drafts in the spine of a tree.
+
+The spine is the path with the most probable draft at each position. The other drafts of the tree are its branches.
+"""
 WIDTH = 4
 """Maximum number of candidates at a position of a tree."""
 REGION_DECAY = 0.9
-"""Weight per round with which `region_bias` forgets earlier rounds."""
+"""Factor by which each round reduces the weight of earlier rounds in `region_bias`."""
 IMAGE_DECAY = 0.995
-"""Weight per round with which `image_bias` forgets earlier rounds."""
+"""Factor by which each round reduces the weight of earlier rounds in `image_bias`."""
 REGION_PRIOR = 8.0
-"""Accepted drafts, as expected, that `region_bias` starts from."""
+"""`region_bias` starts as if this many drafts had been expected, and exactly these had been accepted."""
 IMAGE_PRIOR = 100.0
-"""Accepted drafts, as expected, that `image_bias` starts from."""
+"""`image_bias` starts as if this many drafts had been expected, and exactly these had been accepted."""
 MIN_SPEED_UP = 1.1
-"""Expected speed-up over plain decoding below which an image is decoded plainly after its trial."""
+"""Minimum speed-up over plain decoding. If less is expected, an image is decoded without drafts after its trial."""
 STAY_BONUS = 1.2
-"""Factor on the throughput of the shape that the last round had.
+"""Factor on the expected throughput of the shape of the last round. It makes changes of the shape less frequent.
 
-The window is what earlier rounds have made of it: after a shorter one or another mode, fewer drafts are accepted.
+The drafts of a round are made from the drafts of earlier rounds. So after a round with fewer drafts or another mode,
+fewer drafts are accepted than expected.
 """
 MAX_LOSS = 0.1
-"""Budget of an image for rounds that decide too few tokens, as a share of its time in plain decoding."""
+"""Time that an image may lose by drafting (its budget), as a share of its time in plain decoding."""
 MAX_ROUND_SHARE = 0.1
 """Share of the remaining budget that one round may use.
 
-Trees therefore shrink first; drafting stops when the smallest tree exceeds the budget.
+So a shrinking budget first excludes large trees. The cheapest round with drafts may use up to the entire remaining
+budget. Drafting stops when this round costs more.
 """
 
 
 class Choice(NamedTuple):
-    """A draft mode and size that a round may have.
+    """A draft mode and a number of drafts from which the policy can choose for a round.
 
     Attributes:
         shape: Shape of the trees.
-        expected_accepted: Average number of accepted drafts, over many images.
-        cost: Time of the round in plain steps.
+        expected_accepted: Expected number of accepted drafts per image, without the multiplier of an image.
+        cost: Time of the round in plain steps, by the profile.
     """
 
     shape: Shape
@@ -86,14 +95,15 @@ class Choice(NamedTuple):
 
     @property
     def speed_up(self) -> float:
-        """Expected tokens per plain step."""
+        """Expected number of tokens per image in the time of a plain step."""
         return (1 + self.expected_accepted) / self.cost
 
 
 def spine_length(nodes: int, width: int) -> int:
-    """Return the number of drafts on the spine of a window; the others are branches.
+    """Return the number of drafts on the spine of a tree; see `LONGEST_SPINE`.
 
-    Chains and trees of at most 4 drafts are all spine. In larger trees five sixths are, at most `LONGEST_SPINE`.
+    A chain has only a spine, and so has a tree of at most 4 drafts. In a larger tree, five sixths of the drafts are on
+    the spine, but at most `LONGEST_SPINE`.
     """
     return nodes if width == 1 or nodes <= 4 else min(round(nodes * 5 / 6), LONGEST_SPINE)
 
@@ -133,7 +143,8 @@ class Auto(Policy):
         shape = shape_of(mode, size)
         profile = self.context.profile
         assert profile is not None
-        # Levels below the largest shape are cut off, and each has at least one draft.
+        # If the spine is longer than the maximum depth (for example, in an image with few tokens), the deepest levels
+        # are cut off. Each of these levels has at least one draft.
         cut_levels = max(shape.depth - self.context.largest.depth, 0)
         accepted = profile.gains.get(mode.name, 1.0) * mode.expected_accepted(size - cut_levels)
         return Choice(shape, accepted, profile.cost(mode.name, size))
@@ -143,7 +154,7 @@ class Auto(Policy):
         return Shape(spine_length(SIZES[-1], WIDTH), WIDTH, SIZES[-1])
 
     def expected_speed_up(self) -> float:
-        """Return the average speed-up of the best mode and size over plain decoding; 0 without draft modes."""
+        """Return the expected speed-up of the best choice over plain decoding; 0 without draft modes."""
         return max((choice.speed_up for choice in self._choices), default=0.0)
 
     def begin(self) -> bool:
@@ -153,10 +164,11 @@ class Auto(Policy):
         return self.drafts
 
     def _find_trial(self) -> Choice | None:
-        """Return the smallest tree of the mode to try, or None.
+        """Return the choice for the trial, which is the smallest tree of a mode; None for no trial.
 
-        If drafts are not expected to pay off, it is the cheapest mode. Otherwise all modes but the best take turns from
-        decoding to decoding. A fresh profile tries none of them, so that a GPU captures no graphs for trials.
+        If no mode has the expected speed-up `MIN_SPEED_UP`, the cheapest mode is tried. Otherwise each decoding tries
+        one of the modes other than the best mode, in turns. But with a profile that was not learned from any decoding,
+        there is no such trial, so that a GPU captures no graphs for it.
         """
         profile = self.context.profile
         assert profile is not None
@@ -173,7 +185,7 @@ class Auto(Policy):
         self._chosen = self._plain
         if any(image.rounds for image in images):
             is_second = all(image.rounds == 1 for image in images)
-            # The profile's cost of a trial may be far too high, so it is not deducted from the budget.
+            # The profile's cost of the trial may be far too high. So the budget is not reduced by this cost.
             trial = self._trial._replace(cost=self._plain.cost) if is_second and self._trial is not None else None
             self._chosen = trial or self._best(images)
         return [self._chosen.shape] * len(slots)
@@ -185,16 +197,16 @@ class Auto(Policy):
         multipliers = {mode: sum(image.multiplier(mode) for image in images) for mode in modes}
 
         def throughput(choice: Choice) -> float:
-            """Return the expected tokens of all images per plain step, with a bonus for the last round's choice."""
+            """Return the expected tokens of all images per plain step, times `STAY_BONUS` for the same shape again."""
             tokens = len(images) + multipliers[choice.shape.mode] * choice.expected_accepted
             return tokens / choice.cost * (STAY_BONUS if choice.shape == self._last else 1)
 
         return max(choices, key=throughput)
 
     def _affordable(self, images: Sequence[_ImageHistory]) -> list[Choice]:
-        """Return the choices within the budget of every image, since a batch takes as long as its slowest image.
+        """Return the choices with drafts that fit into the budget of every image. If there are none, stop drafting.
 
-        If there are none, drafting stops.
+        A round takes the same time for all images of a batch, so the smallest budget counts.
         """
         budget = MAX_LOSS * self.context.remaining + min(image.tokens - image.cost for image in images)
         cheapest = min(choice.cost for choice in self._choices) - 1
@@ -206,7 +218,7 @@ class Auto(Policy):
         for share in round.images:
             self._images[share.image].update(share.accepted, self._chosen)
         if self._chosen.shape.nodes and not self._pays and not self.context.replayed:
-            self.drafts = False  # A GPU goes on, with rounds whose graphs are captured.
+            self.drafts = False  # If rounds are captured as CUDA graphs, drafting goes on.
 
 
 @dataclass
@@ -214,8 +226,9 @@ class _Bias:
     """Ratio of accepted to expected drafts, smoothed over rounds.
 
     Attributes:
-        prior: Number added to both, so that the ratio starts at 1 and moves slowly.
-        decay: Weight of earlier rounds, per round.
+        prior: Number that is added to the accepted and to the expected drafts. With it, the ratio starts at 1 and
+            changes slowly.
+        decay: Factor by which each round reduces the weight of earlier rounds.
         accepted: Weighted number of accepted drafts.
         expected: Weighted number of drafts that were expected to be accepted.
     """
@@ -243,7 +256,7 @@ class _ImageHistory:
         rounds: Number of its rounds.
         tokens: Tokens decided in its rounds.
         cost: Time of its rounds in plain steps.
-        region_bias: Bias of the last few rounds.
+        region_bias: Bias over the last few rounds, in any mode.
         image_biases: Bias of each draft mode that was used in this image.
     """
 
@@ -257,7 +270,7 @@ class _ImageHistory:
         return self.image_biases[mode].ratio if mode in self.image_biases else 1.0
 
     def multiplier(self, mode: str) -> float:
-        """Return the factor on a mode's average number of accepted drafts for this image now; 0 in its first round."""
+        """Return the factor on the `expected_accepted` of a mode for this image's next round; 0 for its first round."""
         return self.region_bias.ratio * self.image_bias(mode) if self.tokens else 0.0
 
     def update(self, accepted: int, choice: Choice) -> None:

@@ -34,8 +34,10 @@ class Shape(NamedTuple):
         depth: Maximum number of levels below the root.
         width: Maximum number of children of a node. For the drafter jacobi: maximum number of candidates at a position.
         nodes: Maximum number of drafts to verify.
-        tree: Name of a published tree with fixed nodes; "" for trees whose nodes are chosen by their scores.
-        mode: Name of the :class:`DraftMode` to use; "" if the drafter combines everything that it can draft with.
+        tree: Name of a fixed tree from a paper, a key of `fixed.STATIC_TREES`; "" for trees whose nodes are chosen by
+            their scores.
+        mode: Name of the :class:`DraftMode` to use; "" if the policy does not choose a mode. The drafter then uses all
+            of its sources of drafts.
     """
 
     depth: int
@@ -62,8 +64,8 @@ class DraftMode(NamedTuple):
     Attributes:
         name: Name in shapes and in cost profiles.
         width: Maximum number of candidates at a position. If it is 1, trees are chains without branches.
-        limit: Expected number of accepted drafts that the curve approaches for large n.
-        half: Number of drafts n at which half of `limit` is accepted.
+        limit: Expected number of accepted drafts for very large n.
+        half: Number of drafts n for which the expected number of accepted drafts is half of `limit`.
         cpu_cost: Estimated cost of drafting on a CPU, for a batch of one image.
         gpu_cost: Estimated cost of drafting on a GPU, for a batch of one image.
     """
@@ -114,7 +116,7 @@ class Context:
         sampling: Settings of sampling.
         settings: Settings of the method.
         largest: Upper bound of the shapes that the policy chooses.
-        keys: Pair (seed, image index) of each image. It determines the image's noise.
+        keys: Pair (seed, image index) of each image. The pair determines the image's noise.
         start: Position of the first token to decode, counted row by row from 0.
         modes: Draft modes of the drafter.
         profile: Cost profile of the device; None if the policy does not choose between draft modes.
@@ -144,11 +146,12 @@ class Context:
     def size(self, numbers: Callable[[], Tensor], most: int) -> int:
         """Return a tensor size that is large enough for all images.
 
-        A captured CUDA graph is replayed with other values. So if rounds are captured, a tensor size must not depend on
-        values on the device. Then this method returns the upper bound, and does not call `numbers`.
+        A captured CUDA graph is replayed later, when the tensors on the device have other values. So if rounds are
+        captured, a tensor size must not depend on these values. In this case, this method returns the upper bound, and
+        does not call `numbers`.
 
         Args:
-            numbers: Returns a tensor on the device with the size that each image needs.
+            numbers: Function that returns a tensor on the device with the size that each image needs.
             most: Upper bound.
 
         Returns:
@@ -168,8 +171,9 @@ class Policy:
         needs_drafter: Whether the policy drafts. It is False for plain decoding.
         needs_network: Whether the policy works only with a drafter network.
         chooses: Whether the policy chooses between draft modes. If so, a drafter network is combined with the Jacobi
-            window, which gives more modes.
-        sizes: Numbers of drafts that a policy with `chooses` uses. The cost profile has one point per number.
+            window (drafts from the target's own earlier forward passes). With both, there are more modes.
+        sizes: If `chooses` is True, the numbers of drafts from which the policy chooses. The curves of the cost profile
+            have a point at each of these numbers.
         drafts: A policy sets this attribute to False to stop drafting. The active images are then finished by plain
             decoding.
     """

@@ -1,18 +1,22 @@
 """Cost model: learns from finished decodings how long rounds take on a device, and how many drafts they accept.
 
-The unit of a cost is a *plain step*: the time of a round without drafts, with the same models, settings and batch size.
-A round in which draft mode m verifies n drafts per image costs
+The unit of a cost is a *plain step*: the time of one target forward pass in decoding without a drafter, with the same
+model, settings and batch size. A round with n drafts per image in draft mode m costs
 
     c(m, n) = IDLE + node * n + tile * tiles(n) + fixed(m) + each(m) * n        for n > 0, and c(m, 0) = IDLE
 
-- `node` and `tile` belong to the target: one more draft per image, and one more tile of rows in batch-invariant mode.
-  tiles(n) is the number of tiles that n drafts add to those of a plain step.
-- `fixed(m)` and `each(m)` belong to the draft mode: drafting at all, and one more draft.
+- `node` is the target's cost of verifying one more draft per image.
+- `tile` is the additional cost of one more tile. In batch-invariant mode, the target multiplies matrices in tiles of a
+  fixed number of rows. tiles(n) is the number of tiles in a round with n drafts, minus the number in a plain step.
+- `fixed(m)` is the cost of drafting in mode m that does not depend on n, and `each(m)` is the cost of each draft.
 
-The parameters start from estimates. After a decoding, the median time of its rounds of each mode and size, divided by
-the time of a plain step, becomes a *reading*. Readings of the same mode and size are averaged, with weights that decay
-from decoding to decoding. A decoding that contradicts the model discards all earlier readings. The parameters are then
-fitted to readings and estimates by least squares of logarithms, so sizes that were never used get a cost, too.
+These parameters start from estimates. Then the model learns from each decoding. For each mode and number of drafts that
+a decoding has used, the median time of these rounds, divided by the time of a plain step, is a *reading*. Readings of
+several decodings are averaged, and older readings have less weight. But if a new reading differs too much from the
+model (`CONTRADICTION`), all earlier readings are discarded. Finally, the parameters are fitted to the readings and to
+the estimates by least squares of logarithms. So the model also has costs for numbers of drafts that were never used.
+
+The *gain* of a mode is the number of accepted drafts divided by the number that `DraftMode.expected_accepted` returns.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from .base import DraftMode
 from .costs import LONGEST_NAME, MOST_DECODINGS, MOST_DRAFTS, MOST_POINTS, MOST_STEPS, CostProfile, rounded
 
 IDLE = 1.04
-"""Cost of a round without drafts while a drafter follows it."""
+"""Cost of a round without drafts in a decoding that has a drafter."""
 CPU_NODE = 0.047
 """Estimate of `node` on a CPU, for a batch of one image."""
 GPU_NODE = 0.003
@@ -38,30 +42,33 @@ GPU_NODE = 0.003
 GPU_TILE = 0.25
 """Estimate of `tile`."""
 READING_ERROR = 0.1
-"""Standard deviation of the logarithm of a reading of weight 1."""
+"""Assumed standard deviation of the logarithm of a reading with the weight 1."""
 PARAMETER_ERROR = 0.6
-"""Standard deviation of the logarithm of an estimated parameter."""
+"""Assumed standard deviation of the logarithm of a parameter from the logarithm of its estimate."""
 DECAY = 0.5
-"""Factor on the weights of a mode's readings when a decoding that has used the mode is added."""
+"""Factor on the weights of a mode's earlier readings when the model learns from another decoding with this mode."""
 CONTRADICTION = 0.5
-"""Difference of logarithms between a new reading and the model from which earlier readings are discarded."""
+"""If the logarithm of a new reading differs from the model's by more than this, earlier readings are discarded."""
 GAIN_PRIOR = 30.0
-"""Number of expected drafts at which the gain of a decoding has the weight 0.5."""
+"""Number that is added both to the accepted and to the expected drafts of a decoding, so that its gain is near 1.
+
+If exactly this many drafts were expected to be accepted, the gain of the decoding has the weight 0.5.
+"""
 FIT_STEPS = 12
-"""Gauss-Newton steps of a fit, which converges in six or fewer."""
+"""Number of Gauss-Newton steps in a fit. A fit converges in at most six steps."""
 
 Size = tuple[str, int]
 """Draft mode and number of drafts per image."""
 PLAIN_STEP: Size = ("", 0)
-"""Mode and number of drafts of a round without drafts."""
+"""Mode and number of drafts of rounds without drafts, as a key of `CostModel.readings`."""
 
 
 class RoundResult(NamedTuple):
-    """Time and success of a round.
+    """Time and accepted drafts of a round.
 
     Attributes:
-        size: Mode and number of drafts.
-        seconds: Time of the round, in which no other work was done.
+        size: Mode and number of drafts per image.
+        seconds: Time of the round. Rounds with one-off work, such as capturing a CUDA graph, must be left out.
         accepted: Average number of accepted drafts per image.
     """
 
@@ -71,11 +78,12 @@ class RoundResult(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Weighted average of measurements: the cost of a mode and size, or the gain of a mode.
+    """Measured cost of a mode and number of drafts, or measured gain of a mode; an average after several decodings.
 
     Attributes:
         value: A cost in plain steps, the time of a plain step in seconds, or a gain.
-        weight: Weight, from 0 to 2. A measurement of one round has 0.5, one of many rounds of a decoding nearly 1.
+        weight: Weight, from 0 to 2. The cost of a single round has the weight 0.5. The cost of many rounds of one
+            decoding has nearly the weight 1.
     """
 
     value: float
@@ -92,11 +100,11 @@ class CostModel:
         modes: Draft modes.
         on_cpu: Whether the device is a CPU.
         rows: Rows per image in a forward pass: 2 with guidance, otherwise 1.
-        tile: Rows in a tile of batch-invariant mode; 0 if the number of tiles does not matter.
-        sampling: Description of the settings of sampling, which gains depend on.
-        readings: Costs by mode and size. That of `PLAIN_STEP` is its time in seconds.
-        gains: Gains by mode.
-        decodings: Number of decodings that were learned from.
+        tile: Rows in a tile of batch-invariant mode; 0 if the number of tiles does not change the cost.
+        sampling: Description of the sampling settings. Gains are valid only for these settings.
+        readings: Costs by mode and number of drafts. The entry `PLAIN_STEP` is the time of a plain step in seconds.
+        gains: Gain of each mode.
+        decodings: Number of decodings from which the model has learned.
     """
 
     name: str
@@ -111,7 +119,12 @@ class CostModel:
     decodings: int = 0
 
     def profile(self, sizes: Iterable[int]) -> CostProfile:
-        """Return the cost profile, with these numbers of drafts as points of its curves."""
+        """Return the cost profile.
+
+        Args:
+            sizes: Numbers of drafts. The curves of the profile have a point at each of them, and at 0, 1 and
+                `MOST_DRAFTS`.
+        """
         cost = self._fitted()
         points = sorted({0, 1, MOST_DRAFTS, *sizes})
         costs = {mode.name: tuple((n, rounded(cost(mode.name, n))) for n in points) for mode in self.modes}
@@ -119,7 +132,7 @@ class CostModel:
         return CostProfile(self.name, self.images, costs, self.decodings, gains)
 
     def learn(self, rounds: Iterable[RoundResult]) -> CostModel:
-        """Return the model after one more decoding; the model itself if no round had drafts."""
+        """Return a model that has also learned from these rounds of a decoding; `self` if no round had drafts."""
         results: dict[Size, list[RoundResult]] = {PLAIN_STEP: []}
         for result in rounds:
             results.setdefault(result.size, []).append(result)
@@ -128,8 +141,9 @@ class CostModel:
         if not times:
             return self
         cost = self._fitted()
-        # A plain step of this decoding may have been interrupted, the machine may have been faster in earlier
-        # decodings, and the model may be wrong. The median follows those that agree.
+        # `steps` are estimates of the time of a plain step: from the rounds with drafts and their costs in the model,
+        # from the rounds without drafts, and from earlier decodings. Each estimate can be wrong: the model may be
+        # wrong, a round may have been interrupted, or the speed of the machine may have changed. So take the median.
         steps = [exp(median(log(seconds / cost(*size)) for size, its in times.items() for seconds in its))]
         steps += [seconds / IDLE for seconds in plain]
         steps += [self.readings[PLAIN_STEP].value] if PLAIN_STEP in self.readings else []
@@ -159,15 +173,16 @@ class CostModel:
         return gains
 
     def _estimates(self) -> np.ndarray:
-        """Return the estimated parameters: node, tile, then fixed and each of every mode."""
+        """Return the estimates of all parameters: `node`, `tile`, and then `fixed` and `each` of every mode."""
         node = CPU_NODE if self.on_cpu else GPU_NODE
-        # B images with n drafts are B * (n + 1) rows. The plain step becomes longer with B, too.
+        # The estimates are for one image. For B images, one more draft per image costs B times as much time. But the
+        # plain step, the unit of costs, also takes longer with B images.
         growth = self.images / (1 + node * (self.images - 1))
         drafting = [mode.cpu_cost if self.on_cpu else mode.gpu_cost for mode in self.modes]
         return np.array([node * growth, GPU_TILE, *(x for it in drafting for x in (it.fixed, it.each * growth))])
 
     def _features(self, mode: str, drafts: int) -> np.ndarray:
-        """Return the factor of each parameter in the cost of a round."""
+        """Return the number by which each parameter is multiplied in the cost of a round."""
         tiles = [ceil(self.images * self.rows * (n + 1) / self.tile) if self.tile else 0 for n in (0, drafts)]
         of_modes = [(one.name == mode) * factor for one in self.modes for factor in (1, drafts)]
         return np.array([drafts, tiles[1] - tiles[0], *of_modes]) * (drafts > 0)
@@ -175,8 +190,9 @@ class CostModel:
     def _fitted(self) -> Callable[[str, int], float]:
         """Return the cost as a function of mode and number of drafts, with the most probable parameters.
 
-        Logarithms of parameters have a normal distribution around the estimates, and logarithms of readings one around
-        the costs. This is a nonlinear least-squares problem, solved by Gauss-Newton steps.
+        Assumption: the logarithms of the parameters have a normal distribution around the logarithms of the estimates,
+        and the logarithms of the readings have one around the logarithms of the costs. So finding the parameters is a
+        nonlinear least-squares problem. It is solved by Gauss-Newton steps.
         """
         estimates = np.log(self._estimates())
         sizes = [size for size in self.readings if size != PLAIN_STEP]
@@ -204,7 +220,10 @@ class CostModel:
         }
 
     def with_json(self, value: Any) -> CostModel:
-        """Return the model with what :meth:`to_json` has written; without readings if the value is anything else.
+        """Return a copy of the model with the readings and gains that :meth:`to_json` has written.
+
+        If the value is damaged, or was written for another name or batch size, the model itself is returned. Gains that
+        were measured with other sampling settings are left out.
 
         Args:
             value: Parsed JSON, which is not trusted.
@@ -232,7 +251,7 @@ _MODEL = record(
 
 
 def _reading(seconds: Sequence[float], step: float) -> Reading:
-    """Return the cost of rounds that took these times, relative to the time of a plain step."""
+    """Return the median of the times `seconds`, divided by the time `step`."""
     cost = min(max(median(seconds) / step, 1 / MOST_STEPS), MOST_STEPS)
     return Reading(cost, len(seconds) / (len(seconds) + 1))
 

@@ -1,8 +1,9 @@
 """Cost profiles: the time that rounds take on a device, in plain steps.
 
-A plain step is a round without drafts, with the same models, settings and batch size. :mod:`.cost_model` learns the
-profile of a device and its models. `auto` uses nothing else about the device, so the same seed, prompt, settings and
-profile give the same trees.
+A plain step is the time of one target forward pass in decoding without a drafter, with the same model, settings and
+batch size. A round is one target forward pass, together with the drafting before it. :mod:`.cost_model` learns a
+profile for each combination of device, models and settings. The policy `auto` uses no other information about the
+device. So with the same seed, prompt, settings and profile, it chooses the same trees.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..untrusted import label, list_of, mapping, number, record, row, whole_numb
 Curve = tuple[tuple[int, float], ...]
 """Pairs (drafts per image, cost of the round in plain steps), with ascending numbers of drafts from 0."""
 MOST_DRAFTS = 256
-"""Maximum number of drafts in a profile."""
+"""Maximum number of drafts per image in a profile."""
 MOST_STEPS = 1e4
 """Maximum cost in a profile, in plain steps."""
 MOST_POINTS = 32
@@ -34,8 +35,8 @@ class CostEstimate(NamedTuple):
     """Estimated cost of drafting in a draft mode, in plain steps, without the target's forward pass.
 
     Attributes:
-        fixed: Drafting at all, whatever the number of drafts.
-        each: Each draft per image.
+        fixed: Cost of drafting that does not depend on the number of drafts.
+        each: Additional cost of each draft per image.
     """
 
     fixed: float
@@ -44,14 +45,15 @@ class CostEstimate(NamedTuple):
 
 @dataclass(frozen=True)
 class CostProfile:
-    """Cost of rounds in plain steps.
+    """Cost of rounds in plain steps, and ratio of accepted to expected drafts, by draft mode.
 
     Attributes:
         name: Description of the device, model and settings.
         images: Number of images that are decoded together.
         costs: Curve of each draft mode.
-        decodings: Number of decodings that it was learned from; 0 for an estimate.
-        gains: Ratio of accepted to expected drafts of each draft mode, 1 for those that are missing.
+        decodings: Number of decodings from which the profile was learned; 0 for an estimate.
+        gains: Number of accepted drafts / number of expected drafts, for each draft mode. The expected number is
+            `DraftMode.expected_accepted`. The ratio of a mode without an entry is 1.
     """
 
     name: str
@@ -61,9 +63,9 @@ class CostProfile:
     gains: Mapping[str, float] = field(default_factory=dict)
 
     def cost(self, mode: str, drafts: int) -> float:
-        """Return the cost of a round, interpolated linearly between the sizes of the curve.
+        """Return the cost of a round, interpolated linearly between the points of the curve.
 
-        Beyond the largest size, the last segment is extended.
+        For more drafts than the last point has, the line through the last two points is continued.
 
         Args:
             mode: Name of the draft mode.
@@ -82,7 +84,7 @@ class CostProfile:
 
     @property
     def plain(self) -> float:
-        """Cost of a round without drafts while a drafter follows it, in the cheapest draft mode."""
+        """Cost of a round without drafts in a decoding that has a drafter: the lowest such cost of all draft modes."""
         return min((curve[0][1] for curve in self.costs.values()), default=1.0)
 
     def to_json(self) -> dict[str, Any]:
@@ -93,7 +95,7 @@ class CostProfile:
         curves = {mode: [list(point) for point in curve] for mode, curve in self.costs.items()}
         content = {"name": self.name, "images": self.images, "costs": curves}
         learned = {"decodings": self.decodings, "gains": dict(self.gains)}
-        return content | {name: value for name, value in learned.items() if value}  # as in files of earlier versions
+        return content | {name: value for name, value in learned.items() if value}  # old files have no such entries
 
     @property
     def digest(self) -> str:
@@ -109,7 +111,7 @@ class CostProfile:
             value: Parsed JSON, which is not trusted.
 
         Raises:
-            AdtError: If it is anything else, or its digest is wrong.
+            AdtError: If the value is not such a profile, or its digest is wrong.
         """
         if _PROFILE.fits(value) and all(map(_is_curve, value["costs"].values())):
             costs = {mode: tuple((size, float(steps)) for size, steps in p) for mode, p in value["costs"].items()}
@@ -138,5 +140,5 @@ def _is_curve(points: list) -> bool:
 
 
 def rounded(steps: float) -> float:
-    """Round to three significant digits; timings are less accurate than that."""
+    """Round a number to three significant digits. Timings are not accurate enough for more."""
     return float(f"{steps:.3g}")

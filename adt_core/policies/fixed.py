@@ -1,4 +1,4 @@
-"""Policies that choose the same tree shape in every round: plain decoding, EAGLE-2, and published static trees."""
+"""Policies that choose the same tree shape in every round: plain decoding, EAGLE-2, and fixed trees from papers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ STATIC_TREES: dict[str, dict[str, int]] = {
     | {"11": 1, "20": 1, "000": 4, "001": 3, "002": 2, "003": 1, "010": 2, "011": 1, "020": 1}
     | {"0000": 3, "0001": 2, "0010": 2, "0011": 1, "0020": 1},
 }
-"""Published trees (EAGLE, arXiv 2401.15077; LANTERN++, arXiv 2502.06352).
+"""Fixed trees from papers (EAGLE, arXiv 2401.15077; LANTERN++, arXiv 2502.06352), by name.
 
-Each tree maps every node with children to its number of children. The key is the path from the root to the node, with
-one digit per level: the rank among siblings. "" is the root, "0" is its first child, and "01" is the second child of
-"0". Example: {"": 2, "0": 1} is a tree in which the root has the children "0" and "1", and "0" has the child "00". No
-node has more children than the root.
+A tree is a dictionary. It has one entry for each node that has children. The value is the number of these children. The
+key is the path from the root to the node, with one digit per level: the rank among siblings. "" is the root, "0" is its
+first child, and "01" is the second child of "0". Example: {"": 2, "0": 1} is a tree in which the root has the children
+"0" and "1", and "0" has the child "00". No node has more children than the root.
 """
 
 
@@ -51,7 +51,7 @@ class Fixed(Policy):
 
 
 class Static(Policy):
-    """Policy with the same published tree in every round. A subclass sets `tree` to its name in `STATIC_TREES`."""
+    """Policy that uses a fixed tree from a paper in every round. A subclass sets `tree` to a key of `STATIC_TREES`."""
 
     tree: ClassVar[str]
     help = "a published tree with the same nodes everywhere"
@@ -64,7 +64,7 @@ class Static(Policy):
 
 
 def static(name: str) -> type[Static]:
-    """Return the policy for a published tree.
+    """Return the policy for a fixed tree from a paper.
 
     Args:
         name: Key of `STATIC_TREES`.

@@ -214,7 +214,7 @@ class Recipe(Settings):
         return sampling, self.drafting.settings, self.lantern, loading.dtype, loading.weights, loading.tiled
 
     def cost_key(self) -> tuple[str, str]:
-        """Return two descriptions, of the precision and of the sampling. The cost of a round depends on both.
+        """Return descriptions of the precision and of the sampling. The cost of a round depends on both.
 
         Example: ("bfloat16 exact, plain weights", "drawn"). "drawn" means a temperature above 0.
         """

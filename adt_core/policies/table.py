@@ -121,10 +121,11 @@ def check_fit(method: str, network: bool) -> None:
 
     Args:
         method: Name of the method, a key of `POLICIES`.
-        network: Whether the drafter is a network without the Jacobi window.
+        network: Whether the drafter is only a network. It is False for the Jacobi window (drafts from the target's own
+            earlier forward passes), and for a network that is combined with this window.
 
     Raises:
-        AdtError: If the method needs a network without the Jacobi window, and the drafter is another one.
+        AdtError: If the method needs such a network, and `network` is False.
     """
     if method in POLICIES and POLICIES[method].needs_network and not network:
         raise AdtError(
