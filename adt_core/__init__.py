@@ -31,7 +31,7 @@ _HOME = {
 }
 __all__ = [*_HOME]
 _RENAMED = {"Prompt": "EncodedPrompt"}
-"""Names in version 0.1 that differ. They still work."""
+"""Names that version 0.1 used for objects of the public API, and the present names. Both can be imported."""
 
 
 def __getattr__(name: str):

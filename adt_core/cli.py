@@ -1,8 +1,8 @@
 """Command line, `python adt.py`.
 
-The options are declared as settings: those that determine an image in `policies/recipe.py`, and those of the single
-commands in `app/args.py`. This module imports modules that need torch only when a command runs, so that `--help` is
-fast.
+The options of the command line are settings that other modules declare: `policies/recipe.py` declares the settings that
+determine an image, and `app/args.py` declares all other options of the commands. This module imports modules that need
+torch only when a command runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def check_drafter(options: dict[str, Any]) -> str:
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that the user has set and that belong to a recipe."""
+    """Return the options that the user has set and that are settings of a :class:`Recipe`."""
     return {name: options[name] for name in Recipe.names() if options.get(name) is not None}
 
 
@@ -180,6 +180,7 @@ MODEL_DEFAULTS = dict.fromkeys(("temperature", "top_k", "top_p", "guidance", "su
 NOISE = "noise", "noise_batch"
 """Sampling settings that are options of `generate`, but not of other commands."""
 OptionTable = Mapping[str, Option]
+"""Declarations of options, by name of the setting."""
 
 
 def option_flag(name: str) -> str:
@@ -214,6 +215,7 @@ def _noise() -> OptionTable:
 
 Command = Callable[[dict[str, Any]], str]
 Group = tuple[Callable[[], OptionTable], ...]
+"""Functions that return the options of one group in `--help`."""
 MODEL: Group = (Loading.options, _drafter, args.DeviceArgs.options)
 RELAXED = "relaxed acceptance (LANTERN); changes the image; off unless a delta or a lambda is given"
 COMMANDS: dict[Command, dict[str, Group]] = {
@@ -254,21 +256,23 @@ COMMANDS: dict[Command, dict[str, Group]] = {
     },
     check_drafter: {"test images": (args.CheckDrafterArgs.options,), "model": MODEL, "sampling": (_sampling,)},
 }
-"""Options of every command. The keys are the titles of the groups of options in `--help`."""
+"""Options of every command. The keys of the inner dictionaries are the titles of the groups in `--help`."""
 ONE_OF: dict[Command, tuple[str, ...]] = {
     generate: ("prompt", "prompts", "from_png"),
     train_drafter: ("prompts", "images"),
 }
 """Options of a command that exclude each other. Exactly one of them must be given."""
 REQUIRED = "output"
+"""Option that must be given in every command that has it."""
 POSITIONAL = ("path", "name")
+"""Options that are given without a name, by their position."""
 _AUTOMATIC_CHOICES = "init", "rule"
-"""Options with a list of values whose default depends on the drafter."""
+"""Options that have a fixed list of valid values, and a default that depends on the drafter."""
 _PATH_METAVARS = "PATH", "FILE"
 """Placeholders of options whose value may be a path.
 
-In these values, the command line replaces a leading `~` by the home folder. Windows does not do this, and neither do
-shells in `--output=~/a.png`.
+In these values, this module replaces a leading `~` by the home folder. The shell of Windows never does this, and other
+shells do not do it in `--output=~/a.png`.
 """
 
 

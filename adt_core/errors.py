@@ -79,10 +79,10 @@ def substitute_inputs(template: str, rename: Callable[[str], str]) -> str:
 
 
 def command(arguments: str, path: Path | None = None) -> str:
-    """Return a command line that runs a command of this package with the current Python. It works in any folder.
+    """Return the text of a command line that runs a command of this package with the current Python, from any folder.
 
     Args:
-        arguments: Command and options. Values that need quotation marks in a shell have them already.
+        arguments: Command and options. The caller has already added the quotation marks that a shell needs.
         path: Last argument, such as the output folder; None for no further argument.
     """
     script = Path(__file__).parents[1] / "adt.py"
@@ -125,7 +125,7 @@ oneDNN also has longer messages with the same beginning, but they report unsuppo
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error reports a lack of memory. Python, torch and GPU drivers raise different errors for it."""
+    """Return whether an error reports a lack of memory. Python, torch and GPU drivers report it in different ways."""
     by_kind = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return by_kind or any(text in str(error).lower() for text in _NO_MEMORY) or str(error) in _NO_MEMORY_OF_ONEDNN
 
@@ -152,7 +152,7 @@ def wrap_library_errors(message: Callable[[str], str]) -> Iterator[None]:
 
 
 def one_line(text: str) -> str:
-    """Return a text in one line, cut to `LONGEST` characters. Lone surrogates, which UTF-8 lacks, are escaped."""
+    """Return a text in one line, cut to `LONGEST` characters. Lone surrogates are escaped: UTF-8 can't encode them."""
     return " ".join(text.split())[:LONGEST].encode("utf-8", "backslashreplace").decode()
 
 

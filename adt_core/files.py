@@ -1,7 +1,8 @@
 """Reading of untrusted files with a size limit, and atomic writing of files.
 
-A path that the user has chosen may contain links; they are followed. A folder of this pack, such as a batch folder, may
-come from somebody else. So files in such a folder are never written through a link, which could lead out of the folder.
+A *link* is a symbolic link, or a directory junction on Windows. A path that the user has chosen may contain links, and
+they are followed. But a folder of this pack, such as a batch folder, may come from somebody else. A link in such a
+folder could lead out of it. So files in such a folder are never written through a link.
 """
 
 from __future__ import annotations
@@ -97,8 +98,9 @@ def check_utf8(path: Path, named: str) -> None:
     """Check that the Rust libraries safetensors and tokenizers can open a path.
 
     Args:
-        path: Path of a file, which need not exist. Bytes that are not UTF-8 are surrogate escapes (see `os.fsdecode`).
-        named: Name of the setting and path, as the beginning of the error message.
+        path: Path of a file, which need not exist. In the path, bytes that are not UTF-8 are represented by surrogate
+            escapes (see `os.fsdecode`).
+        named: Beginning of the error message: the name of the setting, and the path.
 
     Raises:
         AdtError: If the path is not UTF-8 on the disk.
@@ -127,7 +129,7 @@ def read_text(path: Path, most: int, errors: str = "strict") -> str:
         size = os.fstat(file.fileno()).st_size
         if size > most * 2**20:
             raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, but at most {most} are read")
-        return file.read(most * 2**20)  # a limit, because another process may have made the file larger
+        return file.read(most * 2**20)  # another process may have made the file larger
 
 
 def reason(error: Exception) -> str:
@@ -314,7 +316,7 @@ def writing(path: Path) -> Iterator[None]:
 def _replace(place: Path, content: bytes | memoryview) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(place.parent)
-    part = place.with_name(f".{uuid4().hex}{PART}")  # not based on `place`: its name may have the maximum length
+    part = place.with_name(f".{uuid4().hex}{PART}")  # a short name: that of `place` may have the maximum length
     try:
         _write_and_rename(part, content, place)
     finally:
@@ -329,7 +331,7 @@ def _write_and_rename(part: Path, content: bytes | memoryview, place: Path) -> N
         os.fsync(file.fileno())
     try:
         os.replace(part, place)
-    except FileNotFoundError:  # another process has called `_remove_leftovers`; it does so only once
+    except FileNotFoundError:  # another process has removed `part`; each process does so only once
         _write_and_rename(part, content, place)
 
 
@@ -337,8 +339,8 @@ def _write_and_rename(part: Path, content: bytes | memoryview, place: Path) -> N
 def _remove_leftovers(folder: Path) -> None:
     """Remove temporary files that killed processes have left, once per process and folder.
 
-    A removed file may belong to a process that is still running. In that process, `_write_and_rename` writes the file
-    again.
+    A removed file may belong to another process that is still writing it. That process writes the file again; see
+    `_write_and_rename`.
     """
     for part in folder.glob(f".*{PART}"):
         with suppress(OSError):

@@ -118,7 +118,7 @@ def parts_of(text: str) -> tuple[Part, ...]:
 
 
 def join(texts: Iterable[str], separator: str = TEMPLATES["space"]) -> Message:
-    """Join messages and plain strings to one message. Empty ones are left out.
+    """Join messages and plain strings to one message. Empty texts are left out.
 
     Args:
         texts: Messages or plain strings.

@@ -1,7 +1,7 @@
 """Process-wide state that is kept between decodings.
 
-Some state between decodings is not stored here, but in attributes of a decoder (a target's transformer), so that it is
-freed together with the decoder's weights:
+Two other objects are also kept between decodings. They are attributes of a decoder (the transformer of a target), so
+that they are freed together with the decoder's weights:
 
 - the pool of batch slots (:mod:`.engine.pool`),
 - `fallback`: slower settings, for devices on which drafting would change images with the default settings.
@@ -21,12 +21,12 @@ Result = TypeVar("Result")
 
 
 class Runtime:
-    """Process-wide state: results of checks and measurements on the devices, and of the capture of CUDA graphs.
+    """Process-wide state: cached results, content of files that could not be written, and state of CUDA graphs.
 
     Attributes:
         cached_results: Results of functions with the decorator `cached_per_runtime`, by function and arguments.
-        equal_products: Whether one matrix product of all rows is bitwise equal to the product in tiles of rows, by kind
-            of product and number of rows.
+        equal_products: Results of a test, by kind of matrix product and number of rows: whether one product of all rows
+            is bitwise equal to separate products of tiles (groups of rows).
         invariance_reports: Results of the tests of batch invariance, by name of the test.
         unsaved_files: Content of cache files that could not be written to the disk, by path.
         graph_failures: Reason why CUDA graphs are off for a model, by its decoder.
@@ -73,7 +73,7 @@ def new_runtime() -> Iterator[Runtime]:
 
 
 def cached_per_runtime(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Cache the results of a function in the current runtime. Its arguments must be hashable.
+    """Cache the results of a function in the current runtime. The arguments of the function must be hashable.
 
     If the function raises an exception, nothing is cached.
     """

@@ -1,6 +1,6 @@
 """Output to the terminal that does not fail, so that no finished result is lost.
 
-The terminal may be closed, may be a broken pipe, or may lack some characters.
+Output can fail because the terminal is closed, or the output is a broken pipe, or its encoding lacks some characters.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def print_result(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python flushes again when it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails again when it exits
         if not isinstance(error, BrokenPipeError):
             problem = f"its output can't be written ({error.strerror})"
             raise AdtError(f"The command finished, but {problem}; redirect the output elsewhere.") from error

@@ -110,8 +110,8 @@ def mapping(name: Kind, kind: Kind, least: int, most: int) -> Kind:
     """Return the kind of JSON objects with `least` to `most` fields.
 
     Args:
-        name: Kind of all names of fields.
-        kind: Kind of all values.
+        name: Kind that the name of each field must fit.
+        kind: Kind that the value of each field must fit.
         least: Minimum number of fields.
         most: Maximum number of fields.
     """

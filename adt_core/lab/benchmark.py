@@ -45,6 +45,7 @@ from . import quality, report
 from .records import RUNS, append, open_records
 
 RELAXED = "+lantern"
+"""Suffix in the name of a method with relaxed acceptance."""
 NETWORK = "network"
 WARM_UP = 8
 """Number of rounds (target forward passes) of each method before the measurements."""
@@ -55,8 +56,9 @@ class Preset(NamedTuple):
 
     Attributes:
         drafting: Drafting settings.
-        source: Drafter: "network" for the drafter network that the user has chosen, "jacobi" for the Jacobi window,
-            "network+jacobi" for both in one tree, or "" for none.
+        source: Drafter: "network" for the drafter network that the user has chosen, "jacobi" for the Jacobi window
+            (drafts from the target's own earlier forward passes), "network+jacobi" for both in one tree, or "" for no
+            drafter.
         lantern: Settings of relaxed acceptance; None for exact acceptance.
     """
 
@@ -94,7 +96,7 @@ PRESETS = {
 }
 """Available methods.
 
-The first is plain decoding. All other names can have the suffix `+lantern`, for relaxed acceptance.
+The first method is plain decoding. All other names can have the suffix `+lantern`, for relaxed acceptance.
 """
 COMPARED = "eagle2,adt-tree,jacobi,merged,auto,adt-tree+lantern,merged+lantern"
 """Methods to compare by default if there is a drafter network."""

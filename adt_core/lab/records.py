@@ -1,8 +1,8 @@
 """Records of a benchmark in the JSON Lines file `runs.jsonl`.
 
-A line with the settings comes first. After it there is one line per record, which has the results of all methods for
-one prompt (:func:`.benchmark.measure` describes its entries). Lines are only appended. So an interruption loses at most
-the last record, and several processes can use the file at the same time.
+The first line contains the settings of the benchmark. Each further line is a record: the results of all methods for one
+prompt. :func:`.benchmark.measure` describes the entries of a record. Lines are only appended. So an interruption loses
+at most the last record, and several processes can use the file at the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RUNS = "runs.jsonl"
 FIGURES = ("seconds", "verified_nodes", *MEANS)
 """Names of the run statistics that the report needs. A run is the decoding of a prompt by one method."""
 MAX_FILE_MIB = 4096
-"""Maximum size of the file in MiB."""
+"""Maximum size of `runs.jsonl` in MiB."""
 MAX_COLUMN_LENGTH = 100
 """Maximum length of a column's name in characters."""
 _log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ _SCORES = mapping(
     0,
     _LARGEST,
 )
-"""Kind of scores: a pair (sum, count) for each column."""
+"""Schema of an image's scores: a pair (sum, count) for each column of the benchmark's table."""
 
 
 def _are_scores(value: object) -> TypeGuard[dict]:

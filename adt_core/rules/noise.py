@@ -38,7 +38,7 @@ NoiseKind = Callable[[Key], NoiseRows]
 NOISE_VERSION = 1
 """Version of the keyed noise, saved in the metadata of images. Increase it with every change of the noise values."""
 _CHUNK_NUMBERS = 2**15
-"""Count of random numbers that one call makes.
+"""Approximate number of random numbers in a chunk: the noise at a few successive positions, made by one call.
 
 This many numbers fit into the CPU's cache, and making them takes about 0.6 ms on one core.
 """
@@ -77,7 +77,7 @@ def keyed_gumbel(seed: int, image_index: int, positions: range, vocabulary: int)
 
 
 class KeyedNoise:
-    """`NoiseKind` of keyed noise. Its values are the same on every device."""
+    """Keyed noise, as a `NoiseKind`. The noise values are the same on every device."""
 
     def __init__(self, vocabulary: int, like: Tensor):
         """Prepare the noise.

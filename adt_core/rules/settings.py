@@ -304,11 +304,12 @@ class Sampling(Settings):
 class Lantern(Settings):
     """Settings of relaxed acceptance.
 
-    A draft x can replace the codebook neighbours in the set A(x); see :mod:`.verify`.
+    A(x) is a set of nearest codebook neighbours of a draft x. If the sampled token is in A(x), the draft x can be
+    accepted as a substitute for the sampled token; see :mod:`.verify`.
 
-    - LANTERN is used if `factor` is None. The sets A of sibling drafts have at most the total probability `delta`. The
-      distribution of a token changes by at most `delta` in total variation, if drafts are chosen without the noise
-      (`proposal` is `top-k`).
+    - LANTERN is used if `factor` is None. The sets A of sibling drafts together have at most the total probability
+      `delta`. If drafts are chosen without the noise (`proposal` is `top-k`), the distribution of a token changes by at
+      most `delta` in total variation.
     - LANTERN++ is used if `factor` is a number. A(x) has at most the probability (factor - 1) * p(x), where p(x) is the
       probability of x. `delta` is not used.
     """

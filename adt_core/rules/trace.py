@@ -110,12 +110,12 @@ class Trace:
 
     @property
     def columns(self) -> int:
-        """Number of tokens in a row of the grid, the token at the end of the row included."""
+        """Number of tokens in a row of the grid, including the token that marks the end of the row."""
         return self.grid[1] + self.row_end
 
     @property
     def length(self) -> int:
-        """Number of tokens of an image, those before the grid included."""
+        """Number of tokens of an image, including the tokens before the grid."""
         return self.lead_length + self.grid[0] * self.columns
 
     def report(self) -> dict:
@@ -126,7 +126,7 @@ class Trace:
         - `tau`: Average number of tokens that an image gets from a target forward pass after the prefill.
         - `mean_depth`: Average depth of the verified trees.
         - `substitution_rate`: Share of tokens that differ from the exact sample, because LANTERN accepted a substitute.
-        - `seconds`: Total time with the prefill and without loading of models.
+        - `seconds`: Total time, including the prefill. The time to load the models is not included.
         """
         shares = [share for round in self.rounds for share in round.images]
         seconds = self.prefill_seconds + sum(round.seconds for round in self.rounds)
@@ -196,7 +196,8 @@ class Trace:
 
         Args:
             figure: `acceptance` is the number of tokens that the round emitted for this image. `depth` and `width` are
-                those of the verified tree. `time` is the round's time in milliseconds / `acceptance`.
+                the depth and width of the verified tree. `time` is the round's time in milliseconds, divided by
+                `acceptance`.
             image: Index of the image.
 
         Returns:

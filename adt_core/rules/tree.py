@@ -122,7 +122,9 @@ def chain(tokens: Tensor, scores: Tensor) -> DraftTree:
 
 
 class CandidatePool:
-    """Candidates for the nodes of growing trees, and selection of the best ones (EAGLE-2, arXiv 2406.16858, 4.2).
+    """Candidates for the nodes of growing trees, and selection of the best candidates.
+
+    The selection follows EAGLE-2 (arXiv 2406.16858), section 4.2.
 
     The root has the number 0. Candidates have the numbers 1, 2, 3, ... in the order in which they are added.
 

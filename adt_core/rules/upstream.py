@@ -60,7 +60,7 @@ class _Calls(NamedTuple):
 
 
 class UpstreamNoise:
-    """`NoiseKind` of the scripts. Images with the same seed are rows of the same calls.
+    """Noise of the scripts, as a `NoiseKind`. Images with the same seed are different rows of the same calls.
 
     The noise of recent calls is cached for all images of the seed, because these images often need noise at nearby
     positions.
@@ -71,7 +71,8 @@ class UpstreamNoise:
 
         Args:
             width: Size of the vector that the script samples from.
-            columns: [V] int64, index of each token of our vocabulary in that vector. Its device makes the noise.
+            columns: [V] int64, index of each token of our vocabulary in that vector. The noise is made on the device of
+                this tensor.
             together: Batch size of the script, which is the number of rows of a call.
             start: Raster position of the first token that we decode.
             kept: Maximum number of positions in the cache.

@@ -6,12 +6,13 @@ compared with the y of its parent. There are two rules:
 
 - Exact acceptance: a draft is accepted if it equals y.
 - Relaxed acceptance, LANTERN (arXiv 2410.03355) or LANTERN++ (arXiv 2502.06352): drafts that look similar to y are
-  accepted too. A(x) is a set of nearest codebook neighbours of a draft x, whose total probability is limited. If
-  neither x nor a sibling of x equals y, and y is in A(x), then x is accepted as a substitute for y.
+  accepted too. A(x) is a set of nearest codebook neighbours of a draft x. The total probability of this set is limited:
+  by `delta` (LANTERN) or by (factor - 1) * p(x) (LANTERN++), where p(v) is the probability of token v at the position
+  of x. If neither x nor a sibling of x equals y, and y is in A(x), then x is accepted as a substitute for y.
 
-At temperature 0, relaxed acceptance uses the rule of section 4 of the LANTERN paper instead. p(v) is the probability of
-token v at the position of x. s(x) is p(x) plus the total probability of the nearest neighbours of x within the limit. x
-is a substitute if s(x) exceeds p(v) for every token v.
+At temperature 0, relaxed acceptance uses the rule of section 4 of the LANTERN paper instead. s(x) is p(x) plus the
+probabilities of the nearest neighbours of x, as many as the same limit allows. x is a substitute if s(x) exceeds p(v)
+for every token v.
 
 At most one substitute among siblings is accepted: the one nearest to y, or at temperature 0 the one with the largest s.
 

@@ -118,7 +118,8 @@ def find_training_images(
         texts: Prompts to use if `args` names neither images nor a file of prompts.
 
     Returns:
-        The prompts and the files of the images, held-out images first. Files are None if the target generates images.
+        The prompts of the images, and the image files. Held-out images come first. Instead of the files, None is
+        returned if the target generates the images.
 
     Raises:
         AdtError: If there are too few images.
@@ -151,8 +152,8 @@ def find_training_images(
 def _assign(prompts: Sequence[str], images: int | None, held_out: int, seed: int) -> list[str]:
     """Return one prompt per image, in random order.
 
-    The first `held_out` images get different prompts. The training images get the remaining prompts. If there are more
-    training images than remaining prompts, these prompts are repeated.
+    The first `held_out` images get different prompts, which no training image gets. The training images get the
+    remaining prompts. If there are more training images than remaining prompts, the remaining prompts are repeated.
 
     Args:
         prompts: Prompts. Duplicates are used once.
@@ -215,9 +216,9 @@ def plain_decoding(
     sampling: Sampling,
     check: Check | None = None,
 ) -> Decoding:
-    """Return a decoding of training images without drafts. Training images are generated in large batches.
+    """Return a decoding of training images without drafts.
 
-    In large batches, drafting is not faster than plain decoding.
+    Training images are generated in large batches, in which drafting is not faster than plain decoding.
 
     Args:
         target: Target that generates the images.
@@ -233,7 +234,8 @@ def plain_decoding(
 def encode(target: Target, paths: list[Path]) -> Tensor:
     """Encode image files to tokens.
 
-    Each image is first cropped around its centre to the aspect ratio of the target's images, and resized to their size.
+    Each image is first cropped around its centre, to the aspect ratio of the images that the target generates. Then it
+    is resized to the size of these images.
 
     Args:
         target: Target whose codec encodes the images.

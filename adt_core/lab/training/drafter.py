@@ -53,18 +53,22 @@ from .unroll import TargetOutputs, acceptance, read, training_loss
 FILES = ("config.json", "model.safetensors", "log.csv", "log.png", "training/settings.json", "training/codes.npy")
 """Output files that the command checks before it starts, relative to the output folder."""
 WARM_UP = 0.15
-"""Share of the budget in which only the first pass is trained, which reads only the target's features."""
+"""Share of the budget in which a training step has only the first pass of the drafter (see :mod:`.unroll`).
+
+The first pass reads the target's features. Later passes read outputs of the drafter.
+"""
 SECOND_TEMPERATURE = 1.0
 """Temperature of every second training step.
 
-The other steps use the temperature of the run. With both, the drafter also works at other temperatures. Without this, a
-training run at temperature 0.6 lowered the tokens per target pass at temperature 1 by 4 %.
+The other steps use the temperature of the run. With both temperatures, the drafter also works at other temperatures. A
+training run in which all steps had the temperature 0.6 lowered the tokens per target pass at temperature 1 by 4 %.
 """
 STRIDE = 2
 """Distance between the roots of a training step, in raster positions.
 
 One step uses every second position as a root, and the next step uses the positions in between. Neighbouring roots have
-similar gradients, so little is lost. A step takes two thirds of the time of a step with all positions.
+similar gradients, so the drafter learns nearly as much from a step. Such a step takes two thirds of the time of a step
+with all positions as roots.
 """
 
 
@@ -508,7 +512,7 @@ class Trainer:
             numbers: Indices of the images.
             codes: [B, T], the T codes of each of these B images.
             stored: Feature cache; None to run the target without a cache.
-            sampling: Sampling settings of the logits (default: those of the run).
+            sampling: Sampling settings of the logits (default: the settings of the run).
         """
         prompts = [self._encode(self.images.prompts[number]) for number in numbers]
         return read(self.target, prompts, codes, numbers, sampling or self.sampling, stored)
@@ -532,7 +536,7 @@ class Trainer:
     def measure(self, drafter: EagleDrafter) -> dict[str, float]:
         """Measure the acceptance of a drafter on the held-out images.
 
-        The result has the names of :func:`.unroll.acceptance`, which are columns of the log.
+        The names in the result are the names that :func:`.unroll.acceptance` returns. They are also columns of the log.
 
         Args:
             drafter: Drafter to measure.

@@ -5,9 +5,9 @@ published training code of Anole and Lumina-mGPT pairs the feature of a token wi
 (codebook indices) instead of token ids. It is not documented how the published drafters were trained. A drafter works
 well only if inference uses the pairing of its training.
 
-So this command tries each pairing (:class:`~adt_core.drafters.eagle.Pairing`) on images that the target generates. With
-the right pairing, the drafter's most probable child of a node is most often the target's token. The command saves this
-pairing.
+So this command tries each pairing (:class:`~adt_core.drafters.eagle.Pairing`) on images that the target generates. For
+each pairing, it counts how often the drafter's most probable child of a node equals the target's token. The command
+saves the pairing with the highest count.
 """
 
 from __future__ import annotations

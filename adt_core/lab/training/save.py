@@ -18,8 +18,8 @@ from ...models.reading.layout import head_order, reorder_heads
 def layer_tensors(layer: Layer, prefix: str) -> dict[str, Tensor]:
     """Return the parameters of a layer with the names of Hugging Face's Llama layers.
 
-    This package stores fused matrices (q, k and v in one; gate and up in one). They are split, and each matrix is
-    transposed to [out, in].
+    This package stores fused matrices (q, k and v in one; gate and up in one), in the shape [in, out]. This function
+    splits the fused matrices, and transposes each matrix to [out, in].
 
     Args:
         layer: Trained layer.

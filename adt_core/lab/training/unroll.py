@@ -1,22 +1,28 @@
 """Unrolled forward passes of a drafter over complete images, with the training loss and the acceptance.
 
 A *feature* is the target's final hidden state of a token. Element i of the drafter's input sequence is the pair
-(feature of token i, token i + 1). Its output predicts the feature of token i + 1, and so the logits of token i + 2.
+(feature of token i, token i + 1). The drafter's output for this element predicts the feature of token i + 1, and so the
+logits of token i + 2.
 Training and inference use the same code and the same positions.
 
-At inference, the drafter knows the target's features only up to the root of the draft tree. To draft deeper, it reads
-its own outputs. *Unrolled* training imitates this: from a *root* position on, each further pass reads the output of the
-pass before. This output is paired with the image's token at its position, because only a draft that equals this token
-is accepted. Pass j predicts the token at depth j + 1 below the root. (HASS, arXiv 2408.15766; EAGLE-3, arXiv
-2503.01840.)
+At inference, the target's features exist only up to the root of the draft tree. To draft deeper, the drafter reads its
+own outputs instead of features. *Unrolled* training imitates this: from a *root* position on, each further pass reads
+the output of the pass before. At inference, this output would be paired with a draft. In training it is paired with the
+image's token at the same position, because a draft is accepted only if it equals this token. Pass j predicts the token
+at depth j + 1 below the root. (HASS, arXiv 2408.15766; EAGLE-3, arXiv 2503.01840.)
 
 Example: the root is the token at raster position 3. Pass 0 reads pairs up to (feature of token 2, token 3). Its last
 output predicts token 4, a draft at depth 1. Pass 1 then reads the pair (output of pass 0, token 4). Its output predicts
 token 5, a draft at depth 2.
 
-Dimensions: B images of T tokens; R batch rows (2 * B with guidance, else B); n elements of the drafter's input
-    sequence;
-m roots; h: length of a feature; V codes.
+Dimensions:
+
+- B images of T tokens.
+- R batch rows: 2 * B with guidance, else B.
+- n elements of the drafter's input sequence.
+- m roots.
+- h numbers in a feature.
+- V codes.
 """
 
 from __future__ import annotations
@@ -145,7 +151,7 @@ def read(
 
 
 def _run_target(target: Target, rows: BatchRows, ids: Tensor, images: int) -> Tensor:
-    """Return the target's features of the prompts, followed by those of the image tokens `ids` [R, T - 1]."""
+    """Return the target's features of the prompts, followed by its features of the image tokens `ids` [R, T - 1]."""
     decoder = target.decoder
     cache = KVCache(decoder.config, rows.count, len(rows.columns), decoder.embedding)
     text, image = _steps(rows, images, ids.shape[1])
@@ -169,7 +175,7 @@ def unroll(drafter: EagleDrafter, outputs: TargetOutputs, roots: Tensor, passes:
         passes: Number of passes.
 
     Yields:
-        [R, m, h], outputs of one pass. Those of pass j determine the drafts at the positions `roots + j + 1`.
+        [R, m, h], outputs of one pass. The outputs of pass j determine the drafts at the positions `roots + j + 1`.
     """
     n = outputs.ids.shape[1]
     rows = BatchRows(outputs.prompts, n, drafter.embedding)
@@ -207,7 +213,7 @@ def distribution_loss(q_logits: Tensor, p: Tensor) -> Tensor:
     The loss is lambda * CE + (1 - lambda) * TV. CE is the cross-entropy of q under p. It has the same gradient as the
     KL divergence. TV is the total variation, 1 - overlap, where overlap is the sum of min(p, q). The weight lambda is
     exp(-3 * overlap). So CE dominates while the distributions are very different. Later TV dominates. A lower total
-    variation raises the acceptance rate of drafts with shared noise.
+    variation raises the acceptance rate of drafts that are chosen with the target's noise (`proposal` is `coupled`).
 
     Args:
         q_logits: [..., V], logits of the drafter.
