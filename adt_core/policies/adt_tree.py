@@ -97,8 +97,8 @@ class AdtTree(Policy):
     With the rule `paper`, the option `init` selects the shape of a new tree: the shape stored at the root
     (`horizontal`), the shape stored at the token above the root (`vertical`), or the mean of these two (`both`). In the
     first round whose root is in a new row, the shape at the root comes from a round that began in the row above. The
-    option `wrap` selects the shape in this case: this shape nevertheless (`carry`), the shape at the token above the
-    root (`vertical`), or the given depth and width (`reset`).
+    option `wrap` selects the shape in this case: the shape at the root nevertheless (`carry`), the shape at the token
+    above the root (`vertical`), or the given depth and width (`reset`).
 
     After a round, alpha = accepted drafts / depth of the verified tree. If alpha >= beta, the policy stores a shape
     that is deeper by `depth_step` and narrower by `width_step` than the shape of the round. Otherwise it stores a
@@ -106,10 +106,15 @@ class AdtTree(Policy):
     tree may have fewer levels than its chosen depth, because the first levels of a wide tree can use up all `nodes`.
 
     With the rule `predicted`, the depth of a new tree is (predicted number of accepted drafts) / beta. The prediction
-    is the mean of three numbers of accepted drafts: in the last round, in the rounds of the next cells in the row above
-    (on average), and in all rounds of the image (on average). If `init` is `horizontal`, the second number is left out;
-    if it is `vertical`, the first. A tree of the depth `depth_min` has the width `width_max`, a tree of the depth
-    `depth_max` has the width `width_min`, and between them the width falls linearly.
+    is the mean of up to three numbers:
+
+    - accepted drafts of the last round; left out if `init` is `vertical`.
+    - average accepted drafts of the rounds that emitted the tokens in the row above, from the column of the next token
+      on (`CELLS_ABOVE` tokens); left out if `init` is `horizontal`.
+    - average accepted drafts of all rounds of the image so far.
+
+    A tree of the depth `depth_min` has the width `width_max`, and a tree of the depth `depth_max` has the width
+    `width_min`. Between these depths, the width falls linearly.
 
     If `init` is `random`, every tree has a random shape within the bounds, whatever the rule.
     """

@@ -1,8 +1,8 @@
 """The `auto` policy: choose the draft mode and tree size with the highest expected throughput on this device.
 
 A draft mode is one of the ways in which a drafter can draft (:class:`.base.DraftMode`). A plain step is the time of a
-target forward pass in decoding without a drafter. For a round with n drafts per image, c(n) is its cost in plain steps
-by the cost profile of the device (:mod:`.costs`). w(n) is the number of tokens per image that it is expected to decide:
+target forward pass in decoding without a drafter. For a round with n drafts per image, c(n) is the cost in plain steps,
+from the cost profile of the device (:mod:`.costs`). w(n) is the expected number of tokens per image:
 
     w(n) = 1 + multiplier * expected_accepted(n)
     multiplier = image_bias * region_bias
@@ -20,14 +20,14 @@ round without drafts, is also a choice. Images that are decoded together share a
 depends on the largest tree. Therefore all of these images get the same mode and the same n, and w is summed over the
 images. The first round of an image has no drafts, because the acceptance in this image is not known yet.
 
-The second round may be a *trial*: a round with few drafts, in a mode that is not the best one by the profile. If the
-profile is wrong, the measured time of the trial corrects it for later images.
+The second round may be a *trial*: a round with few drafts, which the policy would not choose by the profile. If the
+profile is wrong, the measured time of the trial corrects the profile for later images.
 
 The policy reads no clock. Its choices depend only on the profile and on the active images, not on earlier images.
 
-Each image has a budget for lost time: by the costs in the profile, it may take longer than plain decoding by the share
-`MAX_LOSS`. The policy chooses only rounds that fit into the budget of every active image. If no round with drafts fits,
-drafting stops for all active images.
+Each image has a budget for lost time: by the costs in the profile, an image may take 10 % longer (`MAX_LOSS`) than with
+plain decoding. Except for the trial, the policy chooses only rounds that fit into the budget of every active image. If
+no round with drafts fits, drafting stops for all active images.
 """
 
 from __future__ import annotations

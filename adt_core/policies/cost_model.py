@@ -48,7 +48,10 @@ PARAMETER_ERROR = 0.6
 DECAY = 0.5
 """Factor on the weights of a mode's earlier readings when the model learns from another decoding with this mode."""
 CONTRADICTION = 0.5
-"""If the logarithm of a new reading differs from the model's by more than this, earlier readings are discarded."""
+"""Maximum difference between the logarithms of a new reading and of the model's cost for the same round.
+
+If a new reading differs more, all earlier readings are discarded.
+"""
 GAIN_PRIOR = 30.0
 """Number that is added both to the accepted and to the expected drafts of a decoding, so that its gain is near 1.
 

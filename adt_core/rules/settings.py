@@ -119,8 +119,8 @@ def setting(default: Any, help: str, **more: Any) -> Any:
     Args:
         default: Value if the user gives none.
         help: One or two sentences for users.
-        **more: Other fields of :class:`Option`. If `kind` is not among them, it is the type of the default, or float
-            if the default is None.
+        **more: Other fields of :class:`Option`. Without `kind`, the kind is the type of the default, or float if the
+            default is None.
     """
     more.setdefault("kind", float if default is None else type(default))
     return field(default=default, metadata={"option": Option(default, help, **more)})

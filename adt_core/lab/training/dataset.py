@@ -118,8 +118,7 @@ def find_training_images(
         texts: Prompts to use if `args` names neither images nor a file of prompts.
 
     Returns:
-        The prompts of the images, and the image files. Held-out images come first. Instead of the files, None is
-        returned if the target generates the images.
+        The prompts and the files of the images, held-out images first. None instead of files for generated images.
 
     Raises:
         AdtError: If there are too few images.
