@@ -129,7 +129,7 @@ def read_text(path: Path, most: int, errors: str = "strict") -> str:
         size = os.fstat(file.fileno()).st_size
         if size > most * 2**20:
             raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, but at most {most} are read")
-        return file.read(most * 2**20)  # another process may have made the file larger
+        return file.read(most * 2**20)  # limited, as another process may enlarge the file
 
 
 def reason(error: Exception) -> str:

@@ -118,7 +118,7 @@ def find_training_images(
         texts: Prompts to use if `args` names neither images nor a file of prompts.
 
     Returns:
-        The prompts and the files of the images, held-out images first. None instead of files for generated images.
+        Prompts and image files, held-out images first. The files are None if the target generates the images.
 
     Raises:
         AdtError: If there are too few images.
