@@ -52,11 +52,13 @@ CONTRADICTION = 0.5
 
 If a new reading differs more, all earlier readings are discarded.
 """
-GAIN_PRIOR = 30.0
-"""Number that is added both to the accepted and to the expected drafts of a decoding, so that its gain is near 1.
+GAIN_DECAY = 0.8
+"""Factor on the weight of a mode's earlier gain when the model learns from another decoding with this mode.
 
-If exactly this many drafts were expected to be accepted, the gain of the decoding has the weight 0.5.
+It is larger than `DECAY`, because the gain differs more from image to image than the time of a round.
 """
+GAIN_DRAFTS = 100.0
+"""If exactly this many drafts were expected to be accepted in a decoding, the gain of the decoding has the weight 0.5."""
 FIT_STEPS = 12
 """Number of Gauss-Newton steps in a fit. A fit converges in at most six steps."""
 
@@ -91,6 +93,10 @@ class Reading(NamedTuple):
 
     value: float
     weight: float
+
+
+NO_GAIN = Reading(1.0, 0.5)
+"""Gain of a mode before its first decoding."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +176,9 @@ class CostModel:
             expected = sum(len(results[size]) * mode.expected_accepted(size[1]) for size in sizes)
             if expected:
                 accepted = sum(result.accepted for size in sizes for result in results[size])
-                before = _weakened(gains.get(mode.name, Reading(1.0, 0.0)))
-                new = Reading((accepted + GAIN_PRIOR) / (expected + GAIN_PRIOR), expected / (expected + GAIN_PRIOR))
-                gains[mode.name] = _average(before, new)
+                new = Reading((accepted + 1) / (expected + 1), expected / (expected + GAIN_DRAFTS))
+                before = gains.get(mode.name, NO_GAIN)
+                gains[mode.name] = _average(before._replace(weight=GAIN_DECAY * before.weight), new)
         return gains
 
     def _estimates(self) -> np.ndarray:
