@@ -58,7 +58,7 @@ GAIN_DECAY = 0.8
 It is larger than `DECAY`, because the gain differs more from image to image than the time of a round.
 """
 GAIN_DRAFTS = 100.0
-"""If exactly this many drafts were expected to be accepted in a decoding, the gain of the decoding has the weight 0.5."""
+"""Number of drafts that must be expected to be accepted in a decoding for its gain to have the weight 0.5."""
 FIT_STEPS = 12
 """Number of Gauss-Newton steps in a fit. A fit converges in at most six steps."""
 
