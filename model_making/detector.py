@@ -106,7 +106,8 @@ def _paint_centred(kind: str, colour: tuple[int, ...] | None) -> tuple[np.ndarra
     same value in both images; a pixel that it doesn't cover differs by 255.
 
     Returns:
-        RGB on black [SIZE, SIZE, 3], at the scale of the half-size image, and coverage [SIZE, SIZE] from 0 to 1.
+        RGB on black [SIZE, SIZE, 3], and coverage [SIZE, SIZE] from 0 to 1. One of their pixels is as large as a pixel
+        of the half-size image.
     """
     size = 4 * SIZE
     images = []
@@ -164,9 +165,9 @@ def _make_template(kind: str) -> _Template:
     rows, columns = np.concatenate([inside, inside[nearest]]).T
     shades = np.stack([rgb[rows, columns] for rgb, _ in paintings], 1)
     feet = np.array([(x, y) for y in _ROWS[kind in AIR_OBJECTS] for x in _COLUMNS])
-    # In the painting, the foot is at (_HALF, _HALF). For each position, the pixels are moved from there to the foot:
-    # feet [2, 1, P] + pixels [2, n + m, 1] gives [2, n + m, P]. Feet are (x, y), but pixels are (row, column), so the
-    # pixels are reversed.
+    # In the painting, the foot is at (_HALF, _HALF). The pixels are shifted so that the painted foot is at each of the
+    # P positions: feet [2, 1, P] + pixels [2, n + m, 1] gives [2, n + m, P]. Feet are (x, y), but pixels are
+    # (row, column), so row and column of each pixel are swapped.
     columns, rows = feet.T[:, None] // 2 + np.concatenate([inside, margin]).T[::-1, :, None]
     edge = _HALF + 2 * _PAD
     pixels = (rows - _HALF + _PAD) * edge + columns - _HALF + _PAD

@@ -119,7 +119,7 @@ class Slots:
 
         Args:
             slots: Indices of the slots to fill.
-            others: State of the new images, in the order of `slots`. The first token of each new image is decided.
+            others: State of the new images, in the order of `slots`. Their first tokens have already been decided.
         """
         index = torch.tensor(slots, device=self.rows.device)
         self.rows.admit(index, others.rows)
@@ -176,9 +176,9 @@ class Slots:
     def _columns(self) -> int:
         """Return the number of cache positions that a replayed round reads.
 
-        The number is `ATTENDED_MULTIPLE` times a power of 2, but at most the length of the cache. With a multiple of
-        512, a round that uses 300 positions reads 512. A round that uses 700 positions reads 1,024, and a round that
-        uses 1,500 positions reads 2,048. The numbers are few, so few graphs have to be captured.
+        The number is `ATTENDED_MULTIPLE` times a power of 2, but at most the length of the cache. Example: if
+        `ATTENDED_MULTIPLE` is 512, a round that uses 300 positions reads 512. A round that uses 700 positions reads
+        1,024, and a round that uses 1,500 positions reads 2,048. The numbers are few, so few graphs must be captured.
         """
         used = max(self.positions) + self.rows.cache_offset + self.request.uncommitted
         return min(ATTENDED_MULTIPLE << (-(-used // ATTENDED_MULTIPLE) - 1).bit_length(), len(self.rows.columns))

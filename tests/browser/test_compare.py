@@ -1,4 +1,4 @@
-"""Tests of two runs on one map: side by side, or on top of each other with a line that the user can drag."""
+"""Tests of the acceptance map with two runs: side by side, or on top of each other with a line to drag."""
 
 import io
 
@@ -51,7 +51,7 @@ def test_two_samplers_side_by_side(tab, workflow):
 
 
 def test_both_runs_of_a_comparison_are_shown_side_by_side(tab):
-    """Compare must show A and B, each with its image: during the run, after the run, and in a saved workflow."""
+    """The Compare node must show its runs A and B with their images: during the runs, later, and after loading."""
     tab.open_template("ADT-Tree compared with plain decoding")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     new_seed(tab, node)
@@ -174,7 +174,7 @@ def drag(tab, line, span: tuple[float, float], share: float) -> None:
 
 
 def test_difference_on_request_and_image_in_the_queue(tab, comfy):
-    """A title must mark equal images. The queue must show an image of the run, even if the difference is previewed."""
+    """A title must mark equal images. The queue must show a generated image, even if a node previews the difference."""
     tab.open_template("ADT-Tree compared with plain decoding")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     preview = "app.graph.nodes.find((node) => node.type === 'PreviewImage')"

@@ -1,4 +1,4 @@
-"""Watch for forbidden actions: files outside of the folder, network, processes, code in pickles, and timeouts."""
+"""Report timeouts and forbidden actions: writing outside a given folder, network, processes, code in pickles."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
 _NEVER = {"socket.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "pickle.find_class"}
 _EXPECTED = ("('127.0.0.1', ", "('git', ['git', '-C',", "('uname', ['uname', '-p']")
-"""Permitted actions: connecting to the server of the nodes, and commands that record commit and machine of a
-benchmark."""
+"""Permitted actions: connecting to the local ComfyUI server, and the commands with which a benchmark records its commit
+and machine."""
 _HARMLESS = ("/dev/null", "/dev/shm", "/proc")
 _HYPOTHESIS = f"{os.sep}.hypothesis"  # database of hypothesis
 

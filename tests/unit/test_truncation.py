@@ -1,4 +1,4 @@
-"""Tests of invalid prompts in a list. They must raise an error, be truncated, or be skipped with a note."""
+"""Tests of lists with invalid prompts: such a prompt must raise an error, be truncated, or be skipped with a note."""
 
 import pickle
 from dataclasses import replace

@@ -135,7 +135,7 @@ FAMILY = Family(
     unneeded=("model.vqmodel.", f"{CODEC}loss.", f"{CODEC}ema_"),
     remedies={CODEC: ("download movqgan_270M.ckpt of ai-forever/MoVQGAN and put it beside it", MOVQGAN)},
     sampling=PublishedSampling(guidance=4.0, top_k=4096, source="github.com/Alpha-VLLM/Lumina-mGPT-2.0"),
-    trained=(1, 1),  # other shapes have as many pixels as the default square
+    trained=(1, 1),  # only sizes with as many pixels as the default square were trained
     search=("lumina mgpt 2", "movqgan"),
     companions=_CODEC_FILES,
     published=(_published("Lumina-mGPT-2.0"), _published("Lumina-mGPT-2.0-Omni")),

@@ -18,8 +18,8 @@ _UNQUANTISED = re.compile(r"b?f(loat)?(16|32|64)|f(loat)?8_e[45]m\w+", re.IGNORE
 """Dtypes whose numbers are the weights themselves, in the notations of safetensors ("F16") and torch ("float16"). Other
 dtypes need scales."""
 _WIDER = {torch.bfloat16: "float32", torch.float32: "float64"}
-"""Dtype of a parameter -> the dtype to recommend if its range is too small. For other dtypes, the error message
-recommends two."""
+"""If the range of a parameter's dtype (the key) is too small for its values, the error message recommends the other
+dtype. For parameters with a dtype that is not a key, the message recommends two dtypes."""
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
