@@ -48,6 +48,7 @@ CHAIN = DraftMode(
     half=13.0,
     cpu_cost=CostEstimate(0.05, 0.004),
     gpu_cost=CostEstimate(0.03, 0.001),
+    hot_gain=0.92,
 )
 """Draft mode that makes chains (trees of width 1) from the window. Chains are cheap to build."""
 WINDOW = DraftMode(
@@ -56,6 +57,7 @@ WINDOW = DraftMode(
     half=18.0,
     cpu_cost=CostEstimate(0.15, 0.01),
     gpu_cost=CostEstimate(0.05, 0.0015),
+    hot_gain=0.92,
 )
 """Draft mode that makes trees from the window."""
 LONGEST_RETURN = 4

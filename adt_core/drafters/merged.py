@@ -45,6 +45,7 @@ BOTH = DraftMode(
     half=22.5,
     cpu_cost=CostEstimate(1.0, 0.012),
     gpu_cost=CostEstimate(0.2, 0.003),
+    hot_gain=0.66,
 )
 """Draft mode that makes trees from the window and the network."""
 BOTH_CHAIN = DraftMode(
@@ -54,6 +55,7 @@ BOTH_CHAIN = DraftMode(
     half=16.0,
     cpu_cost=CostEstimate(0.8, 0.02),
     gpu_cost=CostEstimate(0.17, 0.003),
+    hot_gain=0.66,
 )
 """Draft mode that makes chains (trees of width 1) from the window and the network."""
 CORRECTION = (1.0, 0.6, 0.9, 1.0, 1.0, 1.0, 1.0, 0.0)

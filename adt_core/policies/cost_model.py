@@ -95,10 +95,6 @@ class Reading(NamedTuple):
     weight: float
 
 
-NO_GAIN = Reading(1.0, 0.5)
-"""Gain of a mode before its first decoding."""
-
-
 @dataclass(frozen=True)
 class CostModel:
     """Cost of rounds as a function of draft mode and number of drafts.
@@ -111,6 +107,7 @@ class CostModel:
         rows: Rows per image in a forward pass: 2 with guidance, otherwise 1.
         tile: Rows in a tile of batch-invariant mode; 0 if the number of tiles does not change the cost.
         sampling: Description of the sampling settings. Gains are valid only for these settings.
+        temperature: Temperature of sampling, from which gains are estimated until they are learned.
         readings: Costs by mode and number of drafts. The entry `PLAIN_STEP` is the time of a plain step in seconds.
         gains: Gain of each mode.
         decodings: Number of decodings from which the model has learned.
@@ -123,6 +120,7 @@ class CostModel:
     rows: int = 2
     tile: int = 0
     sampling: str = ""
+    temperature: float = 0.6
     readings: Mapping[Size, Reading] = field(default_factory=dict)
     gains: Mapping[str, Reading] = field(default_factory=dict)
     decodings: int = 0
@@ -137,7 +135,7 @@ class CostModel:
         cost = self._fitted()
         points = sorted({0, 1, MOST_DRAFTS, *sizes})
         costs = {mode.name: tuple((n, rounded(cost(mode.name, n))) for n in points) for mode in self.modes}
-        gains = {mode: rounded(gain.value) for mode, gain in self.gains.items()}
+        gains = {mode.name: rounded(self._gain(mode).value) for mode in self.modes}
         return CostProfile(self.name, self.images, costs, self.decodings, gains)
 
     def learn(self, rounds: Iterable[RoundResult]) -> CostModel:
@@ -177,9 +175,13 @@ class CostModel:
             if expected:
                 accepted = sum(result.accepted for size in sizes for result in results[size])
                 new = Reading((accepted + 1) / (expected + 1), expected / (expected + GAIN_DRAFTS))
-                before = gains.get(mode.name, NO_GAIN)
+                before = self._gain(mode)
                 gains[mode.name] = _average(before._replace(weight=GAIN_DECAY * before.weight), new)
         return gains
+
+    def _gain(self, mode: DraftMode) -> Reading:
+        """Return the learned gain of a mode, or its estimate."""
+        return self.gains.get(mode.name) or Reading(mode.estimated_gain(self.temperature), 0.5)
 
     def _estimates(self) -> np.ndarray:
         """Return the estimates of all parameters: `node`, `tile`, and then `fixed` and `each` of every mode."""

@@ -190,7 +190,9 @@ def test_the_gain_of_a_mode_is_learned():
     ]
     model = ESTIMATED.learn(rounds).learn(rounds).learn(rounds)
     gains = model.profile(SIZES).gains
-    assert gains["both"] == pytest.approx(0.5, abs=0.1) and gains.keys() == {"both"}
+    assert gains["both"] == pytest.approx(0.5, abs=0.1) and gains["chain"] == 1.0
+    hot = replace(ESTIMATED, temperature=1.0).profile(SIZES).gains
+    assert hot["both"] < hot["chain"] < 1.0, "an estimate until it is learned"
 
 
 def test_decodings_without_drafts_teach_nothing():

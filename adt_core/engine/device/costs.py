@@ -92,7 +92,8 @@ class Costs:
         tile = 0 if on_cpu or not decoder.tile else decoder.tile
         s = request.sampling
         sampling = f"{request.drafting.proposal}, {s.temperature:g}, {s.guidance:g}, {s.top_k}, {s.top_p:g}"
-        model = CostModel(profile_name(request), batch_size, request.modes, on_cpu, request.groups, tile, sampling)
+        name = profile_name(request)
+        model = CostModel(name, batch_size, request.modes, on_cpu, request.groups, tile, sampling, s.temperature)
         return model.with_json(profiles.find_costs(model.name, batch_size))
 
 
