@@ -52,7 +52,7 @@ class Published(NamedTuple):
         downloads: All downloads that the model needs. The first one is the model's own repository. Empty for the
             bundled model.
         pixels: Sides of the model's images in pixels, as text for the table.
-        memory: GPU memory in GiB: with bfloat16 weights, and with int8 weights.
+        memory: GPU memory in GiB that the model needs: with bfloat16 weights, and with int8 weights.
         drafter: Download of a drafter that was trained for the model, if there is one.
     """
 

@@ -26,23 +26,25 @@ class Family(NamedTuple):
         name: Identifier, such as "janus".
         title: Name to show to users, such as "Janus-Pro".
         recognises: Function that returns whether a checkpoint belongs to the family. Its arguments are the fields of
-            the config.json ({} without one) and the names of the tensors. The names are () when the loader node lists
-            models, because the node does not open weights files for the list.
+            the config.json ({} if there is none) and the names of the tensors. The names are () when the loader node
+            lists models, because the node does not open weights files for the list.
         skeleton: Function that builds the target of a checkpoint: modules with the right shapes, without weights and
             without a prompter, on torch's default device. It raises AdtError if the checkpoint lacks something or has
             an unsupported value.
-        entries: Function that returns where each parameter of the target comes from: the names and shapes of tensors.
+        entries: Function that returns an :class:`.reading.entries.Entry` for each parameter of the target: the names
+            and shapes of the checkpoint's tensors from which the parameter is made.
         prompter: Function that returns the target's prompter. It raises AdtError in the same cases as ``skeleton``.
         unneeded: Prefixes of the names of tensors that image generation does not need.
         remedies: What to do if tensors are missing. Keys are prefixes of the tensors' names. Values are advice and the
             download that contains the tensors.
         sampling: Sampling settings that the authors of the models publish.
         single_files: Glob patterns of weights files that are complete models without a config.json.
-        companions: Files that a model needs from outside its own folder, as patterns for ``Checkpoint.find_companion``.
+        companions: Files that a model needs in addition to its own files, as glob patterns for
+            ``Checkpoint.find_companion``.
         trained: Range of image sizes in the training data: the side of the smallest square image and of the largest
             one, each divided by the default side. Images of other shapes have about as many pixels as a square in this
             range. None if the range is unknown, or if the model supports only its default size.
-        search: Search words in ComfyUI with which users find the loader node.
+        search: Words that users can type into ComfyUI's node search to find the loader node.
         published: Published models of the family.
     """
 

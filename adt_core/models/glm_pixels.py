@@ -1,14 +1,14 @@
 """Second stage of GLM-Image: diffusion from tokens to pixels, with GlmImagePipeline of diffusers.
 
 A transformer with 7B parameters denoises the latents of an image in steps. At every step it reads two conditions: the
-tokens of the image, one per 32 x 32 pixels, and the text that the prompt has in quotation marks. The text encoder ByT5
-encodes this text letter by letter. After the last step, a VAE decodes the latents to pixels. In image-to-image mode,
+tokens of the image, one per 32 x 32 pixels, and the parts of the prompt in quotation marks. The text encoder ByT5
+encodes these parts letter by letter. After the last step, a VAE decodes the latents to pixels. In image-to-image mode,
 the transformer also reads the latents and tokens of the source images.
 
 Layout: ``zai-org/GLM-Image`` as published, with the folders ``transformer``, ``text_encoder``, ``vae``, ``tokenizer``
-and ``scheduler``. Instead of one of the first three folders, a single weights file is possible; this module then uses
-the published configuration. diffusers is an optional dependency. It provides the modules and the denoising loop, and
-this module reads the weights.
+and ``scheduler``. A single weights file can replace each of the first three folders. This module then uses the
+published configuration of that part. diffusers is an optional dependency. It provides the modules and the denoising
+loop, and this module reads the weights.
 
 In shapes, latents are [B, C, h, w]: images, channels, height and width. A latent position represents 8 x 8 pixels.
 """
@@ -178,7 +178,7 @@ def _part(transformer: Path, name: str, path: Path | None) -> Path:
 
 
 def _made(kind: Any, part: Checkpoint, published: dict) -> Any:
-    """Return an empty diffusers module of class ``kind``, configured by the part's config.json.
+    """Return a diffusers module of class ``kind`` without weights, configured by the part's config.json.
 
     If there is no config.json, use the published configuration.
     """
@@ -273,7 +273,7 @@ def _source_arguments(sources: Sequence[SourceImage], device: torch.device) -> d
 
 
 def _finer(tokens: Tensor) -> Tensor:
-    """Repeat every token of [rows, columns] in both dimensions: a token covers 32 x 32 pixels, a patch 16 x 16."""
+    """Return every token twice in both dimensions: one for each 16 x 16 pixels, as the transformer requires."""
     return tokens.repeat_interleave(2, 0).repeat_interleave(2, 1)
 
 

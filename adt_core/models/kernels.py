@@ -72,7 +72,7 @@ def reduced_precision_settings() -> list[str]:
     For example, ComfyUI's option `--fast` activates such settings.
     """
     matmul = torch.backends.cuda.matmul
-    precision = getattr(matmul, "fp32_precision", "") or torch.get_float32_matmul_precision()  # torch 2.9 has the first
+    precision = getattr(matmul, "fp32_precision", "") or torch.get_float32_matmul_precision()  # first: since 2.9
     settings = {"TF32": precision in ("tf32", "high", "medium")}
     settings["accumulation in fp16"] = getattr(matmul, "allow_fp16_accumulation", False)  # since torch 2.7
     return [name for name, is_active in settings.items() if is_active]

@@ -2,7 +2,7 @@
 
 Letters in shapes: R rows of the batch, n tokens of each row, N = R * n tokens in total, h hidden size, d width of an
 attention head. `end` is the number of cache positions that a forward reads. g query heads share a key head, so a key
-head has m = g * n queries.
+head has m = g * n queries. In matrix products, each of the N tokens is one row of the matrix of activations.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class LayerContext(NamedTuple):
     """Values that all layers of a forward over N = R * n tokens share.
 
     Attributes:
-        rows: Number of rows R.
-        tile: Number of rows of a tile in batch-invariant mode (:mod:`.batch_invariance`), else 0. Activations are
-            padded so that their number of rows is a multiple of the tile.
+        rows: Number of rows R of the batch.
+        tile: Number of tokens of a tile in batch-invariant mode (:mod:`.batch_invariance`), else 0. Activations are
+            padded so that their number of tokens is a multiple of the tile.
         rotation: Rotary embeddings of the tokens.
         cache_position: Where keys and values are written, as in :class:`.rows.AttentionMetadata`.
         mask: [R, 1, g * n, end] mask that is added to the attention scores.
@@ -165,8 +165,9 @@ def _plus(y: Tensor, plus: Tensor | None) -> Tensor:
 
 
 WIDENED_BYTES = 2**21
-"""Bytes of a piece of a weight that is converted to float32 at a time. A piece fits into the processor's cache. Writing
-the complete converted weight to memory would take longer than the product itself."""
+"""Size in bytes of a piece of a weight after its conversion to float32. Pieces are converted one at a time, because one
+piece fits into the processor's cache. Writing the complete converted weight to memory would take longer than the
+product itself."""
 
 
 def _widened(x: Tensor, weight: Tensor, tile: int, kind: Hashable) -> Tensor:

@@ -14,8 +14,8 @@ from .target import Target
 
 FAMILIES: list[Family] = [
     chameleon.FAMILY,
-    lumina.FAMILY,  # Chameleon also recognises its checkpoints, so this line follows Chameleon's
-    lumina2.FAMILY,  # both families above also recognise its checkpoints
+    lumina.FAMILY,  # after chameleon.FAMILY, which also recognises checkpoints of Lumina-mGPT
+    lumina2.FAMILY,  # after both, which also recognise checkpoints of Lumina-mGPT 2.0
     llamagen.FAMILY,
     janus.FAMILY,
     emu3.FAMILY,
@@ -66,7 +66,7 @@ def load(
     Args:
         checkpoint: The files.
         device: Device of the weights.
-        dtype: Dtype of transformer and text encoder, with the exceptions of :func:`_set_dtypes`. The codec is float32.
+        dtype: Dtype of transformer and text encoder; :func:`_set_dtypes` lists exceptions. The codec is float32.
         check: Called before each tensor is read. It may raise an exception to cancel.
         weights: "int8" or "fp8" to quantise the transformer's matrices; None to store them in ``dtype``.
         exact: Whether to use batch-invariant mode in half precision (:mod:`.batch_invariance`).

@@ -1,8 +1,8 @@
 """MoVQGAN: a VQGAN whose decoder uses the codebook vectors in every norm (Zheng et al., arXiv 2209.09002).
 
 After each group norm of the decoder, the features at each position are scaled and shifted. Scale and shift are linear
-functions of the nearest codebook vector (spatially conditional normalisation). The other parts are those of
-:mod:`.vq`, with attention at the coarsest level.
+functions of a codebook vector: that of the code at this place in the image (spatially conditional normalisation). The
+other parts are those of :mod:`.vq`, with attention at the coarsest level.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ context variable hands them to the norms, because the modules between decoder an
 
 
 class SpatialNorm(nn.Module):
-    """Group norm of x [B, channels, H, W], then scale and shift by linear functions of the nearest codebook vectors."""
+    """Group norm of x [B, channels, H, W], then scale and shift. Both depend on the code at each place in the image."""
 
     def __init__(self, norm: nn.GroupNorm, width: int):
         super().__init__()

@@ -14,8 +14,8 @@ from .reading.tokenizer import encode, load_tokenizer, tokenizer_from_json
 from .target import EncodedPrompt, Prompter, Target
 
 MOST_CHARACTERS = 10_000
-"""Maximum length of a prompt in characters. No model accepts more. The run time of some tokenizers is quadratic in the
-length."""
+"""Maximum length of a prompt in characters, for all models. Longer prompts are rejected before they are tokenized,
+because the run time of some tokenizers is quadratic in the length."""
 
 
 def stripped(text: str) -> str:

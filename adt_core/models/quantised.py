@@ -2,8 +2,8 @@
 
 The quantisation is symmetric, with one scale per output channel: a weight is approximately `stored * scale`. This is
 the method of LLM.int8 (arXiv 2208.07339) without its separate treatment of outliers. Embedding, norms and head keep
-their dtype. :mod:`.quantised_matmul` multiplies by quantised weights. As with other weights, drafting does not
-change the images.
+their dtype. :mod:`.quantised_matmul` multiplies by quantised weights. As with other weights, images
+decoded with drafts are equal to images decoded without drafts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Products with int8 and fp8 weights that do not convert the weights to a wider dtype.
 
 A GPU multiplies 8-bit weights only by 8-bit activations. So each row of activations is divided by a power of two,
-``step``, and split into two or three 8-bit numbers, called digits. One product multiplies the digits of all rows by the
-weight, so the GPU reads the weight once. For int8, with two digits of 7 bits plus the sign::
+``step``, and each quotient is split into two or three 8-bit numbers, called digits. One product multiplies the digits
+of all rows by the weight, so the GPU reads the weight once. For int8, with two digits of 7 bits plus the sign::
 
     x / step      =  128 * high + low
     x @ weight    =  (128 * (high @ weight) + low @ weight) * step
@@ -29,7 +29,7 @@ _REQUIREMENTS = {torch.int8: (8, (7, 5)), torch.float8_e4m3fn: (16, (8, 9))}
 second value is the minimum compute capability."""
 
 _CHECKED_ROWS = (1, 3, 64, 130)
-"""Numbers of rows for which the fast product is checked: plain decoding (1 and 3), a tile (64), a large draft tree."""
+"""Numbers of rows for which the fast product is checked: plain decoding (1, 3), a tile (64), a large tree (130)."""
 
 
 def quantised_matmul(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
@@ -122,8 +122,9 @@ def int8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """
     step = _step(x, 14)
     rows = len(x)
-    integers = (x / step).round_().to(torch.int16)  # x has at most 11 significant bits: no rounding to 2 ** 14
-    # CUDA requires more than 16 rows. The rows after the first M are uninitialised, and their results are dropped.
+    integers = (x / step).round_().to(torch.int16)  # never 2 ** 14: x has at most 11 significant bits
+    # CUDA requires more than 16 rows, so each of the two digits has at least 9. Rows after the first M are
+    # uninitialised, and their results are dropped.
     digits = torch.empty(2, max(rows, 9), x.shape[1], dtype=torch.int8, device=x.device)
     digits[0, :rows] = integers >> 7  # with `out=`, CUDA would shift in int8
     torch.bitwise_and(integers, 127, out=digits[1, :rows])

@@ -83,8 +83,8 @@ def rope_tables(config: DecoderConfig, like: Tensor, positions: Tensor | None = 
     Args:
         config: Shape of the decoder.
         like: Tensor whose dtype and device the tables get.
-        positions: [n, 3] M-RoPE positions of n tokens, for a model with ``mrope_section``. By default, position i has
-            time, row and column i.
+        positions: [n, 3] M-RoPE positions of n tokens, for a model with ``mrope_section``. By default, the
+            token at position i has time, row and column i.
 
     Returns:
         cos and sin, [max_positions + SPARE_POSITIONS, head_dim] each, or [n, head_dim] for given ``positions``.
@@ -116,8 +116,8 @@ def _tables(angle: Tensor, like: Tensor) -> Rope:
 
 
 MATRICES_PAY_UP_TO = {"cuda": 512}
-"""Largest number of tokens, by device type, for which rotations are stored as matrices. A layer then launches one
-kernel instead of three."""
+"""Largest number of tokens, by device type, that one kernel rotates if the rotations are stored as matrices. A layer
+launches one kernel with matrices, and three with cos and sin."""
 
 
 class Rotation(NamedTuple):

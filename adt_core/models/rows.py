@@ -12,7 +12,8 @@ Three numbers describe the place of a token:
   M-RoPE, it is an index into the table of :class:`.rotary.MropePositions`.
 
 Other letters in shapes: n tokens of each row in a forward, h hidden size, w cache positions, and `end` cache positions
-that a forward reads. A root is the last decided token of an image, from which the next draft tree grows.
+that a forward reads. A root is the last token of an image that has already been decided. The next draft tree grows from
+it. The tokens before the root are called committed: their keys and values are in the cache.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class AttentionMetadata:
     Attributes:
         positions: [R, n] int64 position ids.
         cache_position: [R, n] int64 cache positions, or a slice if they are the same in all rows.
-        mask: [R, 1, n, end] mask that is added to the attention scores, in their dtype. With ``near_keys``, it covers
-            only the far keys.
-        near_keys: Near keys of batch-invariant mode (:mod:`.batch_invariance`), else None.
+        mask: [R, 1, n, end] mask that is added to the attention scores, in their dtype. If ``near_keys``
+            is set, the mask covers only the far keys (:mod:`.batch_invariance` defines near and far).
+        near_keys: Near keys of batch-invariant mode, else None.
         mrope_positions: [R, n, 3] int64 M-RoPE positions. None if the model has no M-RoPE, or if ``positions`` already
             select the right entries of the M-RoPE table.
     """
@@ -77,8 +78,8 @@ class Roots:
     Attributes:
         codes: [B] int64 codes of the roots.
         at: [B, 1] int64 raster positions of the roots, on the same device as ``codes``.
-        kv_length: Fixed number of cache positions that a forward reads, if rounds are replayed as CUDA graphs. If 0,
-            the host copies ``at`` from the device, and a forward reads only the filled part of the cache.
+        kv_length: Fixed number of cache positions that a forward reads, if decoding rounds are replayed as CUDA graphs.
+            If 0, the host copies ``at`` from the device, and a forward reads only the filled part of the cache.
     """
 
     codes: Tensor
@@ -140,7 +141,7 @@ class BatchRows:
             like: Tensor whose device and dtype the masks get.
             images: Number of images; 0 if there is one row per image.
             length: Minimum length of the padded prompts, in tokens.
-            prefix: Number of image tokens at the end of every prompt.
+            prefix: Number of image tokens at the end of every prompt, if existing images are continued; else 0.
             mrope_positions: Table of M-RoPE positions, in a model with M-RoPE.
         """
         self.length = max(length, *map(len, prompts))
@@ -252,7 +253,7 @@ class BatchRows:
         return AttentionMetadata(positions, slice(0, self.length), mask, mrope_positions=mrope_positions)
 
     def _prompt_mrope(self, positions: Tensor) -> Tensor | None:
-        """Return M-RoPE positions [R, n, 3] if a prompt brings its own ones, as with source images; else None."""
+        """Return M-RoPE positions [R, n, 3] if a prompt has ``mrope_positions``, as with source images; else None."""
         if self._mrope_table is None or not self._own_mrope:
             return None
         mrope_positions = self._mrope_table[positions.cpu()]
@@ -358,7 +359,7 @@ class BatchRows:
 def _left_padded(features: list[Tensor | None], length: int, like: Tensor) -> Tensor | None:
     """Stack the features [n, h] of all rows to [R, length, h], left-padded with zeros.
 
-    Return None if a row has only token ids.
+    Return None if any row has only token ids.
     """
     given = [row for row in features if row is not None]
     if len(given) < len(features):

@@ -1,8 +1,12 @@
 """Target model with its codec and prompter: the interface that the engine uses for all families.
 
 Terms: a code is the index of an image token in the codec's codebook. The tokens of an image are its codes and, in some
-families, a token that ends each row. A model that generates a small version of the image first has the tokens of this
-small image before the tokens of the image. The raster position of a token is its index in this sequence, from 0.
+families, a token that ends each row of codes. Some models first generate a small version of the image. The tokens of
+this small image then precede the tokens of the image itself. The raster position of a token is its index, from 0, in
+the sequence of all these tokens.
+
+A prompt row is the prompt part of one sequence of the batch. Each image has a conditional row, which contains the text.
+With classifier-free guidance, it also has an unconditional row.
 
 In shapes, B is the number of images, n the number of tokens, and h the hidden size of the decoder.
 """
@@ -27,11 +31,11 @@ from .vq import Codec
 
 
 class EncodedPrompt(list[int]):
-    """Token ids of one row of a prompt. The logits after the last token predict the first image token.
+    """Token ids of one prompt row. The logits after the last token predict the first image token.
 
     Attributes:
-        features: [n, h] decoder inputs that replace the ids in a model with a text encoder. Then only drafters read the
-            ids.
+        features: [n, h] decoder inputs that replace the embeddings of the ids, in a model with a text encoder. In such
+            a model, only drafters read the ids. None in other models.
         hidden: Number of tokens at the beginning of the row that are masked in attention.
         note: Message to the user, such as that the text was truncated; "" if there is none.
         mrope_positions: [k, 3] int64 M-RoPE positions of the first k tokens, relative to the first token of the image,
@@ -92,7 +96,7 @@ def suffixed(text: str, suffix: str) -> str:
 
 
 def grammar_at(grammar: Tensor | None, positions: Tensor) -> Tensor | None:
-    """Return a mask that excludes the tokens that are not allowed at some positions of an image.
+    """Return a mask that excludes, at each of the given positions of an image, the tokens not allowed there.
 
     Args:
         grammar: Result of :meth:`Target.grammar`.
@@ -105,7 +109,7 @@ def grammar_at(grammar: Tensor | None, positions: Tensor) -> Tensor | None:
 
 
 def guidance_at(guidance: Tensor | float, positions: Tensor) -> Tensor | float:
-    """Return the guidance scale at some positions.
+    """Return the guidance scale at each of the given positions.
 
     Args:
         guidance: Result of :meth:`Target.guidance`.
@@ -217,7 +221,8 @@ class Target:
         row_end: Whether each row of codes is followed by an end token (Lumina-mGPT, Emu3). The end token is the last of
             ``decoder.image_ids``. It is forced at the end of a row and not allowed elsewhere.
         text_encoder: Text encoder, if the model has one.
-        usual_grid: Grid of the model's default size, if the image has another size.
+        usual_grid: Grid of the model's default size, if :meth:`sized` set the size of the images. Otherwise None:
+            ``grid`` is then the grid of the default size.
         guidance_of: Function that returns the guidance scale at every position. Its arguments are the requested scale
             and the grid. None if the scale does not depend on the position.
         lead_of: Function that returns rows and columns of the small image. Its argument is the grid of the image. None
@@ -228,8 +233,8 @@ class Target:
         words: All words that the model understands, if its vocabulary is small.
         script_vocab_size: Length of the logits from which the authors' published script samples. In these logits,
             tokens other than codes are -inf. 0 if the script's logits contain only the codes.
-        script_header: Number of tokens that the script samples before the first image token. Here, these tokens are
-            part of the prompt.
+        script_header: Number of tokens that the script samples before the first image token. In this package, these
+            tokens are part of the prompt.
         prompter: Converter of texts to prompt rows.
     """
 
@@ -280,7 +285,7 @@ class Target:
 
     @property
     def loaded(self) -> dict[str, Any]:
-        """Settings with which the model was loaded. Keys are names of recipe fields.
+        """Settings with which the model was loaded. Keys are field names of a recipe, the saved settings of an image.
 
         The value of ``tiled`` depends on the current device of the weights.
         """
@@ -305,7 +310,7 @@ class Target:
 
     @property
     def script_layout(self) -> tuple[int, Tensor]:
-        """Length of the logits from which the authors' script samples, and [num_tokens] index of each token there."""
+        """Length of the logits from which the authors' script samples, and index [num_tokens] of each token in them."""
         ids = self.decoder.image_ids
         return (
             (self.script_vocab_size, ids)
@@ -351,7 +356,7 @@ class Target:
         return self.codec.downsample
 
     def check_prompt(self, text: str) -> str:
-        """Return :attr:`EncodedPrompt.note`, or raise the errors of :meth:`encode_prompt`, without a text encoder."""
+        """Return the note of a prompt or raise the errors of :meth:`encode_prompt`, without running a text encoder."""
         return self.encode_prompt(text).note if self.sources else self.prompter.check(text, self.grid)
 
     def encode_prompt(self, text: str) -> EncodedPrompt:
@@ -400,7 +405,7 @@ class Target:
                 regular distances.
 
         Returns:
-            [B, P] int64: all codes of the small image, then the kept codes of the image. Empty if ``count`` is 0.
+            [B, P] int64: P codes, first all codes of the small image, then the kept codes. P is 0 if ``count`` is 0.
         """
         kept = cells.flatten(1)[:, :count]
         if not (count and math.prod(self.lead)):
@@ -412,7 +417,7 @@ class Target:
         return torch.cat([small.flatten(1), kept], 1)
 
     def tokens(self, cells: Tensor) -> Tensor:
-        """Insert an end token after every complete row of an image's first codes [B, P], if the model needs them."""
+        """Insert an end token after every complete row of an image's first P codes [B, P], if rows have end tokens."""
         if not self.row_end:
             return cells
         rows = cells.split(self.grid[1], 1)
@@ -434,7 +439,7 @@ class Target:
         return like.new_tensor(self.guidance_of(scale, self.grid))[:, None]
 
     def grammar(self, like: Tensor) -> Tensor | None:
-        """Return a mask that excludes the tokens that are not allowed in a column of the image, to add to logits.
+        """Return a mask to add to logits, which excludes the tokens that are not allowed in each column of the image.
 
         Args:
             like: Tensor whose dtype and device the result gets.

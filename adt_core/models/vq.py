@@ -3,8 +3,8 @@
 A code is the index of a vector in the codebook. One code represents a square of pixels. The default configuration is
 Chameleon's codec. With attention at the coarsest level and codebook vectors of length 1, the codec is VQ-16, which
 LlamaGen (arXiv 2406.06525) and Janus use. Modules have the same names as in Chameleon's checkpoints, such as
-``encoder.down.0.block.0.conv1``. The ``model.vqmodel.*`` tensors of an Anole checkpoint therefore load directly. They
-include the decoder, which transformers does not implement.
+``encoder.down.0.block.0.conv1``. The ``model.vqmodel.*`` tensors of an Anole checkpoint therefore load directly. These
+tensors include the codec's decoder, which transformers does not implement.
 
 In shapes, B is the number of images, H x W their size in pixels, h x w their size in codes, and C the width of a
 codebook vector. Levels are the resolutions of encoder and decoder; the finest level has H x W positions.
@@ -138,8 +138,9 @@ class Level(nn.Module):
 def _stages(levels: Iterable[Any]) -> Iterator[nn.Module]:
     """Yield the modules of all levels in the order in which they run.
 
-    A loop over these modules can free the input of each module early. The caller of a ``Level.forward`` would keep the
-    level's input in memory until the call ends, and the input is large at full resolution.
+    A loop over these modules can free the input of each module as soon as the module has run. ``Level`` has no
+    ``forward``, because its caller would keep the level's input in memory until all modules of the level have run. The
+    input is large at full resolution.
     """
     for level in levels:
         yield from chain(*zip(level.block, level.attn))
@@ -238,7 +239,7 @@ def _finite(values: Tensor) -> Tensor:
 
 
 class Codec(nn.Module):
-    """Image tokenizer. It computes in float32 for every dtype of the transformer.
+    """Image tokenizer. It always computes in float32, whatever the dtype of the transformer.
 
     Subclasses set the attributes and implement ``_encode`` and ``_decode``.
 

@@ -76,8 +76,8 @@ class ChameleonPrompter(TokenPrompter):
 def add_codec(checkpoint: Checkpoint) -> None:
     """Add the codec from another file, if the checkpoint has no image decoder.
 
-    Most converted checkpoints have none. The other file is Meta's ``vqgan.ckpt``, or it is in the folder
-    ``Anole-7b-v0.1-vqvae-hf``. If neither is found, the checkpoint stays unchanged.
+    Most checkpoints in transformers' layout lack the image decoder. The other file is Meta's ``vqgan.ckpt``, or the
+    weights file in the folder ``Anole-7b-v0.1-vqvae-hf``. If neither is found, the checkpoint stays unchanged.
 
     Args:
         checkpoint: The checkpoint to complete.

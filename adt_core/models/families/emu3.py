@@ -166,7 +166,7 @@ def _not_emu3_gen(checkpoint: Checkpoint) -> str:
         if isinstance(vocab_size, int) and vocab_size > _TEXT["vocab_size"]:
             return "Emu3.5, which has 34 billion weights and an image decoder that this version can't read"
         return "Emu3 in BAAI's own layout, which this version can't read"
-    if "chat" in checkpoint.name.lower():  # the files do not differ otherwise
+    if "chat" in checkpoint.name.lower():  # only the name distinguishes it from Emu3-Gen
         return "Emu3-Chat, which describes images and does not generate them"
     return ""
 

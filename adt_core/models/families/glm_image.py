@@ -140,7 +140,7 @@ class GlmImagePrompter(TokenPrompter):
         return row
 
     def _row(self, before: EncodedPrompt, text: str, *grids: tuple[int, int]) -> EncodedPrompt:
-        """Return a prompt row: the tokens ``before``, the text, then the sizes ``grids``. The image's size is first."""
+        """Return a prompt row: the tokens ``before``, the text, then the sizes ``grids``, of the image first."""
         sizes = "".join(f"{BEGIN_GRID}{rows} {columns}{END_GRID}" for rows, columns in grids)
         ids = encode(self.tokenizer, text + sizes, self.name).ids
         check_length([*before, *ids], self.max_positions - sum(map(math.prod, grids)) - 1, self.name)
@@ -155,7 +155,7 @@ class GlmImagePrompter(TokenPrompter):
 
 
 class GlmImageCodec(Codec):
-    """Codec with a vision encoder for source images, a codebook, and a preview instead of a decoder (``_decode``).
+    """Codec with a vision encoder for source images and a codebook. Instead of decoding, it computes a preview.
 
     The encoder is ``GlmImageVisionModel`` of transformers. It has 1.1 billion weights, and only source images need it.
     To save memory, the codec reads the encoder's layers from the checkpoint one by one while it encodes an image, and
@@ -312,7 +312,7 @@ def _decoder_config(fields: dict, source: Path) -> DecoderConfig:
 
 
 def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
-    """Return the entries of the decoder, in transformers' layout, of the codebook and of the codebook's projection."""
+    """Return the entries of decoder, codebook and the projection to codebook vectors, in transformers' layout."""
     body = decoder_entries(target.decoder, checkpoint, "model.language_model.", rows=target.script_vocab_size)
     codebook = copy_entry(target.codec.quantize.embedding.weight, "model.vqmodel.quantize.embedding.weight")
     assert isinstance(target.codec, GlmImageCodec)

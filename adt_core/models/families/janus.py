@@ -75,7 +75,7 @@ class JanusPrompter(TokenPrompter):
 
 
 def _sections(checkpoint: Checkpoint) -> tuple[dict, dict, int]:
-    """Return three parts of the configuration, under the names of transformers.
+    """Return three parts of the configuration. The fields have the names that transformers uses.
 
     Returns:
         Fields of the decoder, fields of codec and image tokens, and the side of an image in pixels.
@@ -197,7 +197,7 @@ FAMILY = Family(
     skeleton=skeleton,
     entries=entries,
     prompter=JanusPrompter.of,
-    unneeded=(  # image understanding
+    unneeded=(  # used only for image understanding, or only in training
         "model.vision_model.",
         "model.aligner.",
         "lm_head.",

@@ -73,7 +73,7 @@ _JUNK = (
 )
 """Replacements after ftfy repaired characters that were decoded wrongly."""
 
-_MAX_JOINTS = 3  # if a text has more hyphens and underscores, all become spaces, as in words-joined-in-this-way
+_MAX_JOINTS = 3  # with more hyphens and underscores, all become spaces, as in words-joined-in-this-way
 
 
 def clean(caption: str) -> str:
@@ -94,7 +94,7 @@ def clean(caption: str) -> str:
 def _once(text: str) -> str:
     ftfy, soup = libraries()
     text = _apply(_LINKS, unquote_plus(text).strip().lower())
-    text = text if "<" in text else f"{text}\n"  # Beautiful Soup warns about a line that looks like a file name
+    text = text if "<" in text else f"{text}\n"  # else Beautiful Soup warns if it looks like a file name
     text = _apply(_TYPOGRAPHY, soup.BeautifulSoup(text, features="html.parser").text.removesuffix("\n"))
     if len(re.findall("[-_]", text)) > _MAX_JOINTS:
         text = re.sub("[-_]", " ", text)

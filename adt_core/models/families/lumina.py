@@ -27,7 +27,7 @@ END_OF_ROW = "<reserved08799>"
 PIXELS = 32  # height and width are multiples of this number of pixels
 _CELLS = 2  # number of codes per 32 pixels
 MAX_ASPECT = 4  # largest ratio of the longer side to the shorter side
-HEADER = 3  # number of tokens before the first code that the authors' script samples: begin of image, height and width
+HEADER = 3  # the authors' script also samples the 3 tokens before the first code: begin of image, height and width
 
 
 def _recognises(config: dict, names: Collection[str]) -> bool:
@@ -44,8 +44,8 @@ def size_token(steps: int) -> str:
 class LuminaPrompter(ChameleonPrompter):
     """Prompter with rows ``<s> request <reserved08706> <racm3:break> height width``.
 
-    The request is a sentence that contains the image size and the prompt. Unconditional rows consist of the last three
-    tokens.
+    The request is a sentence that contains the image size and the prompt. Unconditional rows consist of only the
+    last three tokens: ``<racm3:break> height width``.
 
     Attributes:
         CELLS: Number of codes per 32 pixels.
@@ -123,7 +123,7 @@ def _tokenizer(folder: str) -> Download:
 
 
 def _published(version: str, memory: tuple[float, float], drafter: Download | None = None) -> Published:
-    """Return a published model. Its downloads include the codec, and the tokenizer if its own repository has none."""
+    """Return a published model. Its downloads include the codec, and the tokenizer if its repository lacks one."""
     own = _download(version)
     tokenizer = () if version == "768" else (_tokenizer(own.folder),)
     pixels = f"{version.removesuffix('-Omni')}, or as many in another shape"

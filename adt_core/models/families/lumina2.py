@@ -34,12 +34,12 @@ _END_OF_ROW = 151670
 _STEPS = 24  # sides are multiples of 32 pixels; 24 * 32 = 768 pixels is the default side
 _LONGEST = _STEPS * round(MAX_ASPECT**0.5)  # largest side, in steps of 32 pixels, of an image with ratio MAX_ASPECT
 _MIN_GUIDANCE = 4.0
-_MOVQGAN_270M = (4, 16384, 4, _STEPS * PIXELS, 3, 256, (1, 2, 2, 4), 2)  # first fields of VQConfig
+_MOVQGAN_270M = (4, 16384, 4, _STEPS * PIXELS, 3, 256, (1, 2, 2, 4), 2)  # values of VQConfig's first fields
 _CODEC_FILES = "movqgan_270M.ckpt", "movqgan_270M.safetensors", "MoVQGAN/movqgan_270M.ckpt"
 
 
 def _recognises(config: dict, names: Collection[str]) -> bool:
-    """Return whether the checkpoint is Chameleon's architecture with a larger vocabulary.
+    """Return whether the checkpoint has Chameleon's architecture and a larger vocabulary.
 
     Chameleon has 65,536 tokens, and Lumina-mGPT 2.0 has more than 155,000.
     """
@@ -74,7 +74,7 @@ def guidance(scale: float, grid: tuple[int, int]) -> list[float]:
     """Return the guidance scale at every position of an image, as in the authors' sampling loop.
 
     The scale at raster position p is the previous scale times 1 - (p + 2) / N, but at least 4. N is a quarter of the
-    number of codes. The 2 counts the two tokens with the image size. The authors' loop also samples these tokens.
+    number of codes. The 2 stands for the two tokens with the image size, which the authors' loop also samples.
 
     Args:
         scale: Requested scale. At position 0, it takes the place of the previous scale.

@@ -295,7 +295,7 @@ class Checkpoint:
             The object; {} if there is no such tensor.
 
         Raises:
-            AdtError: If the tensor contains something else.
+            AdtError: If the tensor is not a JSON object stored as bytes.
         """
         if name not in self.names:
             return {}
@@ -394,7 +394,9 @@ class Checkpoint:
         return shape
 
     def count(self, name: str) -> int:
-        """Return how many tensors have names that differ only in a number and are numbered 0, 1, 2 and so on.
+        """Return the number of tensors in a numbered series, such as one tensor of every layer.
+
+        The series begins with number 0 and ends before the first number without a tensor.
 
         Args:
             name: Name of the tensors, with "{}" in the place of the number.

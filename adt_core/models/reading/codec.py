@@ -1,6 +1,7 @@
 """Configuration and tensor names of VQGAN codecs in checkpoints.
 
-:mod:`..vq` explains codes and levels. ``up.0`` is the first level of the decoder in a checkpoint's tensor names.
+:mod:`..vq` explains codes and levels. In tensor names, ``up.0``, ``up.1`` and so on are the levels of the decoder. In
+some checkpoints, ``up.0`` is the finest level; in others, it is the coarsest.
 """
 
 from __future__ import annotations

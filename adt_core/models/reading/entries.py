@@ -18,8 +18,8 @@ _UNQUANTISED = re.compile(r"b?f(loat)?(16|32|64)|f(loat)?8_e[45]m\w+", re.IGNORE
 """Dtypes whose numbers are the weights themselves, in the notations of safetensors ("F16") and torch ("float16"). Other
 dtypes need scales."""
 _WIDER = {torch.bfloat16: "float32", torch.float32: "float64"}
-"""If the range of a parameter's dtype (the key) is too small for its values, the error message recommends the other
-dtype. For parameters with a dtype that is not a key, the message recommends two dtypes."""
+"""Dtype of a parameter -> wider dtype that the error message recommends if a value exceeds the parameter's range. For
+parameters of other dtypes, the message recommends "bfloat16 or float32"."""
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
@@ -49,7 +49,7 @@ class Entry:
         """Return the same entry with other names of the tensors.
 
         Args:
-            changes: Replacements within the names: each key is replaced with its value. They run in this order.
+            changes: Replacements within the names: each key is replaced with its value, in the order of the mapping.
         """
         names = self.names
         for old, new in changes.items():

@@ -73,7 +73,7 @@ def refuse_dangling(path: Path) -> None:
 def refuse_damaged(file: Path) -> None:
     """Raise an error if a file is a dangling link, a Git LFS pointer or an incomplete zip file.
 
-    The function raises no error for a file that can't be opened. The reader of the file raises it later.
+    If the file can't be opened, the function returns, and the reader of the file raises the error later.
 
     Args:
         file: The file.

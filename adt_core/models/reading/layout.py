@@ -83,7 +83,7 @@ def with_min_positions(config: DecoderConfig, tokens: int) -> DecoderConfig:
 
 
 def layer_entries(layer: Layer, checkpoint: Checkpoint, prefix: str) -> list[Entry]:
-    """Return the entries of a layer. Matrices with the same input are concatenated: q, k, v, and gate, up.
+    """Return the entries of a layer. q, k and v are concatenated to one matrix, gate and up to another.
 
     Args:
         layer: The layer.
@@ -151,8 +151,8 @@ def reorder_heads(part: Tensor, order: Tensor | None) -> Tensor:
 
     Args:
         part: [heads * head_dim, ...] weight or bias of q or k.
-        order: [head_dim] int64: element i of a result's head is element ``order[i]`` of the head in ``part``. None to
-            keep the order.
+        order: [head_dim] int64: element i of each head in the result is element ``order[i]`` of this head in ``part``.
+            None to keep the order.
     """
     return part if order is None else part.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
 
@@ -219,7 +219,7 @@ def body_entries(decoder: Decoder, checkpoint: Checkpoint, prefix: str) -> list[
 def decoder_entries(
     decoder: Decoder, checkpoint: Checkpoint, prefix: str = "model.", head: str = "lm_head.weight", rows: int = 0
 ) -> list[Entry]:
-    """Return the entries of embedding, layers, final norm and head. The entry of the head reads only rows of codes.
+    """Return the entries of embedding, layers, final norm and head. The head gets only the rows of the codes.
 
     Args:
         decoder: The decoder.
@@ -293,7 +293,7 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
 
 
 def consecutive_ids(vocab_size: int, first: int, codes: int, source: Path, field: str = "vocab_size") -> list[int]:
-    """Return consecutive ids for the image tokens, for a vocabulary without their names: code n has id ``first`` + n.
+    """Return consecutive ids for image tokens that the vocabulary does not name: code n has the id ``first`` + n.
 
     Args:
         vocab_size: Size of the vocabulary.

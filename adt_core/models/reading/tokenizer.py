@@ -225,7 +225,7 @@ def _steps(part: Any, where: str, inside: str, kinds: dict[str, dict[str, Kind]]
 
 
 def _too_long(tokens: Iterable[object]) -> bool:
-    """Return whether a token is not a string or too long, or whether all tokens together are too long."""
+    """Return whether any token is too long or not a string, or whether all tokens together are too long."""
     lengths = [len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else _MOST_BYTES for text in tokens]
     return max(lengths, default=0) > _LONGEST_TOKEN or sum(lengths) > _MOST_BYTES
 
