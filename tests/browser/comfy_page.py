@@ -1,4 +1,8 @@
-"""Page object for ComfyUI. It opens workflows, runs them, reads maps and collects console messages."""
+"""Page object for ComfyUI. It opens workflows, runs them, reads maps and collects console messages.
+
+A map is the widget that shows how an image was decoded. ComfyUI draws nodes in one of two modes: on a canvas (canvas
+mode), or as elements of the page (Nodes 2.0).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ import pytest
 from comfy_server import ROOT
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Playwright, TimeoutError
 
-# if this variable is set and there is no browser, tests fail; otherwise they are skipped
+# if there is no browser, tests fail if this environment variable is set, and are skipped otherwise
 REQUIRED = "ADT_TREE_REQUIRE_BROWSER"
 _FLAGS = [
     "--no-sandbox",
@@ -67,8 +71,8 @@ _DRAFTED = """(text) =>
 def launch(playwright: Playwright) -> Browser:
     """Launch Chromium.
 
-    The system's Chromium is used if there is one, else the copy that playwright installs. If there is no browser, the
-    test is skipped, or fails if a browser is required.
+    Use the system's Chromium if there is one, else the copy that playwright installs. If there is no browser, skip
+    the test, or fail if the environment variable REQUIRED is set.
     """
     system = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     own = Path(playwright.chromium.executable_path)

@@ -1,11 +1,11 @@
 """Fixtures with one ComfyUI server and one browser, which all tests of this folder share.
 
-In the default tier, only tests marked ``smoke`` run, in canvas mode, which is the page's default. With ``--all``, all
-tests run in canvas mode and in Nodes 2.0.
+ComfyUI draws nodes on a canvas (canvas mode, the page's default), or as elements of the page (Nodes 2.0). In the
+default tier, only tests marked ``smoke`` run, in canvas mode. With ``--all``, all tests run in both modes.
 
-Tests run on the newest frontend, which users get with their next update. With ``--all``, tests marked
-``every_frontend`` also run on the frontend of the newest release, in its default mode. These tests depend on details of
-the page.
+Tests run on the newest frontend, which users get with their next update. Some tests depend on details of the page and
+are marked ``every_frontend``. With ``--all``, they also run on the frontend of ComfyUI's newest release, in the default
+mode of this frontend.
 """
 
 import sys
@@ -30,7 +30,7 @@ def pytest_configure(config):
 def pytest_generate_tests(metafunc):
     """Parametrize tests with a frontend and a mode.
 
-    The frontend None is the default frontend of the release. The mode False is canvas mode; True is Nodes 2.0.
+    The frontend None is the default frontend of ComfyUI's release. The mode False is canvas mode; True is Nodes 2.0.
     """
     if "tab" in metafunc.fixturenames:
         pages = [(NEWEST_FRONTEND, False), (NEWEST_FRONTEND, True)]
@@ -86,7 +86,7 @@ def tab(request, browser, comfy, tmp_path_factory, meter):
 
 @pytest.fixture(autouse=True)
 def console(request):
-    """Fail a test if the console contains an error or a warning about the pack's code after it."""
+    """Fail a test if, after the test, the console contains an error or a warning about the pack's code."""
     if "tab" not in request.fixturenames:
         yield
         return

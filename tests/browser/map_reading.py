@@ -1,4 +1,7 @@
-"""Helpers that run workflows on ComfyUI's page, and read maps as numbers and colours."""
+"""Helpers that run workflows on ComfyUI's page, and read maps as numbers and colours.
+
+A map is the widget that shows how an image was decoded. A pane is the part of the widget that shows one run.
+"""
 
 import json
 import time
@@ -118,7 +121,7 @@ def run_again(tab, node, change: str) -> str:
 
 
 def new_seed(tab, node) -> None:
-    """Set a new seed. Otherwise, the result could be in ComfyUI's cache, from a test with the same workflow."""
+    """Set a new seed. With an old seed, ComfyUI's cache could contain the result from another test."""
     give(tab, node, "seed", time.time_ns() // 1000)
 
 

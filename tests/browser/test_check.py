@@ -1,4 +1,4 @@
-"""Tests of the node Check on the page. It must show its progress, and then its report, on the node."""
+"""Tests of the Check node on the page. The node must show its progress, and then its report."""
 
 import pytest
 
@@ -16,9 +16,9 @@ SHOWN = f"(id) => {ELEMENT}.checkVisibility() && {ELEMENT}.value.includes('## Sa
 
 @pytest.mark.every_frontend
 def test_check_shows_its_progress_and_report(tab, workflow):
-    """The text must be shown without another node.
+    """The Check node must show its report without another node.
 
-    A second run must replace it. Saved workflows must not contain it.
+    A second run must replace the report. Saved workflows must not contain it.
     """
     node = workflow.add("ADTTreeCheck", (480, 80), size=(300, 80), model=(1, 0))
     workflow.data["nodes"] = [one for one in workflow.data["nodes"] if one["id"] in (1, node)]

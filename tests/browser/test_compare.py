@@ -1,4 +1,7 @@
-"""Tests of the acceptance map with two runs: side by side, or on top of each other with a line to drag."""
+"""Tests of the acceptance map (the widget that shows how an image was decoded) with two runs.
+
+The images of the two runs are side by side, or on top of each other with a line that the user can drag.
+"""
 
 import io
 
@@ -22,9 +25,9 @@ IN_ONE_PLACE = "panel.panes.length === 2 && panel.panes[0].x === panel.panes[1].
 
 
 def test_two_samplers_side_by_side(tab, workflow):
-    """Each sampler has a map, which can also show the run of the other sampler.
+    """The map of each sampler can also show the run of the other sampler.
 
-    The map must then show which was faster.
+    The map must then show which of the two runs was faster.
     """
     sampler = workflow.sampler
     plain = workflow.second_sampler("autoregressive")
@@ -51,7 +54,10 @@ def test_two_samplers_side_by_side(tab, workflow):
 
 
 def test_both_runs_of_a_comparison_are_shown_side_by_side(tab):
-    """The Compare node must show its runs A and B with their images: during the runs, later, and after loading."""
+    """The Compare node must show both of its runs, A and B, each with its image.
+
+    This must work during the run, after the run, and in a saved workflow.
+    """
     tab.open_template("ADT-Tree compared with plain decoding")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     new_seed(tab, node)
@@ -96,7 +102,7 @@ TITLES = """(() => {
 
 
 def test_relaxed_run_is_marked(tab):
-    """The mark must be in the title above the image and in the text below."""
+    """The title above the image and the text below it must contain "Relaxed" and the share of replaced tokens."""
     tab.open_template("ADT-Tree relaxed acceptance (LANTERN)")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     new_seed(tab, node)
@@ -174,7 +180,10 @@ def drag(tab, line, span: tuple[float, float], share: float) -> None:
 
 
 def test_difference_on_request_and_image_in_the_queue(tab, comfy):
-    """A title must mark equal images. The queue must show a generated image, even if a node previews the difference."""
+    """If both images are identical, a title must state it.
+
+    ComfyUI's queue must show an image of the run, even if a preview node shows the difference of the images.
+    """
     tab.open_template("ADT-Tree compared with plain decoding")
     node = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeCompare').id")
     preview = "app.graph.nodes.find((node) => node.type === 'PreviewImage')"

@@ -1,7 +1,7 @@
 """Tests of downloads on the page. With an empty model folder, three steps must lead to an image.
 
-The steps are: choose the model, choose *download*, press Run. The server downloads from the local Hub server
-(tests/hub.py).
+The steps are: open the template of a model, set *if_missing* to *download*, press Run. The server
+downloads from the local Hub server (tests/hub.py).
 """
 
 import itertools
@@ -105,7 +105,7 @@ def run(tab) -> None:
 def test_three_steps_from_nothing_to_an_image(tab, comfy, hub, model):
     """Open the template, choose *download*, press Run.
 
-    The list of models must show the size before the download, and only the name after it.
+    Before the download, the list of models must show the model's name and size; afterwards, only its name.
     """
     tab.open()
     tab.open_template(TEMPLATES[model])  # step 1
@@ -164,7 +164,7 @@ def test_error_without_download_explains_the_option(tab, hub):
 
 
 def test_mark_of_older_versions_disappears_after_installing(tab, comfy):
-    """The saved value must also be replaced."""
+    """A workflow of an older version contains the mark "(not installed)". The page must remove it from the value."""
     tab.open()
     tab.open_template(TEMPLATES[JANUS])
     saved = tab.saved()

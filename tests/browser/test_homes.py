@@ -1,4 +1,7 @@
-"""Tests that a map is shown only on its node, and not on copies of the node or in other open workflows."""
+"""Tests that a map is shown only on its node, and not on copies of the node or in other open workflows.
+
+A map is the widget that shows how an image was decoded.
+"""
 
 import copy
 import uuid
@@ -77,7 +80,10 @@ def test_run_that_ends_in_the_background_is_shown_later(tab, small):
 
 
 def test_cached_results_go_to_the_queued_workflow(tab, comfy, small):
-    """Queue two prompts. Open another workflow before the second prompt starts, whose sampler is cached."""
+    """Queue two prompts, and open another workflow before the second prompt starts.
+
+    The sampler of the second prompt is cached. Its result must be shown in the workflow that was queued.
+    """
     sampler = small.batch(4).sampler
     tab.load(small.data)
     own = tab.page.evaluate(OPEN)

@@ -42,7 +42,7 @@ DRAWN = """() => {
 
 @pytest.fixture
 def other_mode(chinese):
-    """Return a function that switches the page to the other mode, without a reload.
+    """Return a function that switches the page between canvas mode and Nodes 2.0, without a reload.
 
     The mode is restored after the test.
     """

@@ -1,6 +1,7 @@
 """Tests of text that the server shows for a node.
 
-The text must be above the node's map, or below the node if it has no map. It must stay until the node runs again.
+A map is the widget that shows how an image was decoded. The text must be above the node's map, or below the
+node if it has no map. The text must stay until the node runs again.
 """
 
 import itertools

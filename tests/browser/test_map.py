@@ -1,4 +1,4 @@
-"""Tests of the acceptance map on the page.
+"""Tests of the acceptance map on the page: the widget that shows how many drafts were accepted for each token.
 
 The map must follow a run, agree with the trace, and be restored after a reload.
 """

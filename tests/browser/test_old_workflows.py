@@ -1,6 +1,6 @@
 """Tests of workflows and images of version 0.1.
 
-They must open with the current names of values and without invalid widgets. They must run.
+Old workflows must open with the current names of values and without invalid widgets, and must run.
 """
 
 import json

@@ -1,4 +1,7 @@
-"""Tests of a finished map: replay of rounds, summary, zoom, export as an image, and plain decoding."""
+"""Tests of the map of a finished run: replay of rounds, summary, zoom, export as an image, and plain decoding.
+
+A map is the widget that shows how an image was decoded.
+"""
 
 import io
 import re
@@ -41,7 +44,7 @@ def edge(tab, sampler, cell: int) -> tuple:
 
 
 def test_slider_shows_every_round(tab, workflow):
-    """Tokens of later rounds must be covered.
+    """The map must cover the tokens of rounds after the slider's position.
 
     The draft tree of the round must be drawn at its position. Colours must mark accepted and rejected drafts.
     """

@@ -1,4 +1,7 @@
-"""Tests of the Sampler node on the page. The preset must disable numbers, and the menu must create other nodes."""
+"""Tests of the Sampler node on the page.
+
+A preset must disable the numbers that it overrides. Commands of the context menu must create other nodes.
+"""
 
 import copy
 import json

@@ -1,6 +1,7 @@
 """Tests of maps in images and workflows.
 
-If the user drops an image on the page, it must show the image's map. Undo and reload must not remove the map.
+A map is the widget that shows how an image was decoded. If the user drops an image on the page, the page must show the
+image's map. Undo and reload must not remove the map.
 """
 
 import io

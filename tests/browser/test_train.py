@@ -1,6 +1,6 @@
-"""Tests of Train Drafter on the page.
+"""Tests of the Train Drafter node on the page.
 
-Text must show the requirements and the result, and the node must show the curve.
+Text under the node must state how long the training takes, and then its result. The node must show the training curve.
 """
 
 from itertools import count

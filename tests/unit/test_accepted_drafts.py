@@ -1,7 +1,7 @@
-"""Accepted drafts of every draft mode on fixed prompts, compared with stored rounds.
+"""Tests that compare the rounds of every draft mode on fixed prompts with stored rounds: trees and accepted drafts.
 
 Decoding stays lossless even if a drafter becomes worse, so comparing tokens does not detect it. The bundled model
-continues held-out images in float64, and every round must equal the one in ``accepted_drafts.json``. After a change
+continues held-out images in float64, and every round must equal the round in ``accepted_drafts.json``. After a change
 that alters drafts on purpose, generate the file again, and state the printed numbers of rounds in the commit message:
 
     PYTHONPATH=. python tests/unit/test_accepted_drafts.py
@@ -24,13 +24,13 @@ from model_making.data import example
 
 FILE = Path(__file__).with_suffix("").with_name("accepted_drafts.json")
 IMAGES = (4400, 4401, 4402)
-"""Indices of the held-out images. The first KEPT tokens of each image are given, the others are decoded."""
+"""Indices of the held-out images. The first KEPT tokens of each image are given, and the other tokens are decoded."""
 KEPT = 200
 """Number of given tokens of each image. An image has 256 tokens."""
 
 
 class Resting(Policy):
-    """Policy with drafts only in every third round. A drafter must also process the tokens of rounds without drafts."""
+    """Policy that drafts only in every third round. The drafter must also process the tokens of the other rounds."""
 
     CHAIN = Shape(4, 1, 4)
 
@@ -72,13 +72,16 @@ CASES = {
     "window, resting": ("jacobi", dict(method="resting")),
     "network and window, resting": ("bundled+jacobi", dict(method="resting")),
 }
-"""Name -> draft mode and settings. The third of three images gets the first of two slots that becomes free."""
+"""Name of a case -> drafter and settings of the policy.
+
+A decoding has two batch slots. If there are three images, the third image gets the slot that becomes free first.
+"""
 QUICK = "network, adt-tree", "window", "window, resting"
-"""Cases of the default tier."""
+"""Cases of the default tier (tests that run without ``--all``)."""
 
 
 def load_beginning():
-    """Return the target in float64, the encoded prompts, and the kept codes [3, KEPT] of each image."""
+    """Return the target in float64, the encoded prompts, and the given codes [images, KEPT]."""
     target = load_target(dtype=torch.float64)
     pixel_arrays, captions, _ = zip(*(example(2, number) for number in IMAGES))
     pixels = torch.stack([torch.tensor(array).permute(2, 0, 1) for array in pixel_arrays]).double() / 127.5 - 1
@@ -97,7 +100,8 @@ def drafted(beginning, name: str) -> tuple[list[str], torch.Tensor]:
     """Decode the images with a case and return its rounds.
 
     Returns:
-        One text per image, with ``position: nodes/depth accepted ranks;`` for each round, and the codes [images, T].
+        One text per image, with ``position: nodes/depth accepted ranks;`` for each round, and the codes of the
+        images [images, T], where T is the number of tokens of an image.
     """
     source, options = CASES[name]
     count = 3 if "three images" in name else 1

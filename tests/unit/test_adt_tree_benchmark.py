@@ -1,4 +1,7 @@
-"""Comparison of ADT-Tree with fixed trees: costs, choices, intervals, and resuming."""
+"""Tests of the benchmark that compares ADT-Tree with fixed trees.
+
+They check the costs of rounds, the choice of the cheapest trees, confidence intervals, and resuming.
+"""
 
 from itertools import product
 
@@ -12,7 +15,7 @@ from benchmarks.figures.trees import tables_of_trees
 
 
 def counted(first: int, count: int, temperature: float, drafting: Drafting) -> Counts:
-    """Return counts in which deeper trees need fewer rounds, and each caption has its own number."""
+    """Return counts in which deeper trees need fewer rounds. Neighbouring captions need different numbers of rounds."""
     depth = drafting.settings.depth
     rounds = 100.0 / depth + np.arange(first, first + count) % 7
     return Counts(rounds, depth * rounds, (depth - 1) * rounds, depth * rounds)

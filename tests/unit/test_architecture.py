@@ -1,4 +1,7 @@
-"""Structure of the code: imports point down, sizes are limited, and some constructs are used in one place only.
+"""Tests of the code's structure.
+
+Modules may import only modules of their layer and lower layers. Sizes are limited. Some constructs may be used in one
+place only.
 
 The tests parse the source and import nothing.
 """
@@ -159,7 +162,7 @@ def _is_method(node: ast.AST) -> bool:
 
 
 def _is_text(node: ast.AST) -> bool:
-    """Return whether this is a string, a collection of strings, or the name of a constant."""
+    """Return whether an expression is a string, a collection of strings, or the name of a constant."""
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
         return any(map(_is_text, node.elts))
     return isinstance(getattr(node, "value", None), str) or (isinstance(node, ast.Name) and node.id.isupper())
@@ -208,7 +211,7 @@ def test_files_and_images_are_opened_in_one_place():
 
 
 def test_private_names_of_torch_are_in_one_file():
-    """A new version of torch may remove private names. Replacements for this case are in the same file."""
+    """A new version of torch may remove private names. The same file contains replacements for removed names."""
     private = re.compile(r"torch(\.\w+)*\._[a-z]|torch\.ops\.")
     wrong = [
         f"{path}:{node.lineno} {ast.unparse(node)}"

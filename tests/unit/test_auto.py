@@ -1,4 +1,8 @@
-"""Tests of the policy `auto`: its formula, its estimates from profile and rounds, and its limit on losses."""
+"""Tests of the policy `auto`.
+
+They check its formula for the best tree, its estimates from the cost profile and from earlier rounds, and its limit on
+the time that an image may lose compared with plain decoding.
+"""
 
 import ast
 import inspect
@@ -17,8 +21,10 @@ from tests.drafted import costs
 
 MODES = (CHAIN, BOTH, WINDOW)
 CPU = {"chain": (1.06, 0.2, 0.05), "both": (1.1, 1.2, 0.06), "window": (1.15, 0.4, 0.06)}
-"""Costs per draft mode, similar to the costs on a CPU, in plain steps: cost of a round without drafts, additional cost
-of drafting, additional cost of each draft."""
+"""Draft mode -> three costs in plain steps, similar to the costs on a CPU. A plain step is a round of plain decoding.
+
+The costs are: cost of a round without drafts, additional cost of drafting, and additional cost of each draft.
+"""
 
 
 def profile_of(figures) -> CostProfile:
@@ -77,8 +83,8 @@ def decode(policy: Auto, accepts, image=0) -> tuple[float, list[int]]:
         image: Index of the image.
 
     Returns:
-        Cost of all rounds by the profile, in plain steps, and number of drafts of each round. After the policy has
-            stopped drafting, a round costs one plain step.
+        Cost of all rounds according to the profile, in plain steps, and the number of drafts of each round. A round
+            after the policy has stopped drafting costs one plain step.
     """
     profile = policy.context.profile
     length = policy.context.remaining
@@ -153,7 +159,7 @@ def test_images_that_accept_less_get_fewer_drafts():
 
 
 def test_a_shape_is_kept_unless_another_is_much_better(monkeypatch):
-    """Shorter windows and other modes lower the acceptance of later rounds."""
+    """After a change to a shorter window or to another mode, fewer drafts of the next rounds are accepted."""
     nearly_equal = costs("chain", "both", once=1.0, each=0.05)
 
     def changes(bonus):

@@ -109,7 +109,7 @@ class StopsDrafting(Auto):
 
 @pytest.mark.parametrize("at_once", [None, 2, 1])
 def test_after_drafting_stops_images_advance_in_step_and_the_next_enter_together(models, monkeypatch, at_once):
-    """Drafts have moved images to different positions. After drafting stops, images that are ahead wait for the others.
+    """Rounds with drafts advance images by different lengths. After drafting stops, images that are ahead must wait.
 
     No round of an image may be lost.
     """

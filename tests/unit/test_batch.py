@@ -1,6 +1,7 @@
 """Tests of batch folders.
 
-An image must not depend on the batch. It must be saved immediately, and must never be generated twice.
+An image must not depend on the other images of its batch. It must be saved as soon as it is complete, and must never
+be generated twice.
 """
 
 import json
@@ -73,7 +74,7 @@ def test_images_do_not_depend_on_the_batch(make, tmp_path):
 
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_stopped_batch_resumes(make, tmp_path, stop):
-    """Resume with another chunk size and another drafter, which must not change images."""
+    """Resume with another chunk size and another drafter. Neither of them may change an image."""
     first = run(make, PROMPTS, tmp_path, chunk=2, stop=stop)
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert stop <= len(first) == len(kept) < len(PROMPTS)
@@ -139,7 +140,10 @@ def test_the_drafter_changes_the_folder_under_lantern(make, tiny):
 
 
 def test_prompts_with_seeds(make, tmp_path):
-    """A prompt with two seeds must have two images. Each must equal the image that its seed gives in a list of one."""
+    """A prompt that is in a list several times with different seeds must give one image per seed.
+
+    Each image must equal the image of a list that contains only this prompt with this seed.
+    """
     batch = BatchFolder(make, tmp_path)
     seeds = [3, 8, 2**64 - 1]
     decoding = decode(new_decoding(make, ["a cat"] * 3, seeds=seeds, at_once=2))
@@ -291,7 +295,7 @@ def test_relaxed_images_are_marked_for_other_programs():
 
 
 def test_names_of_folders(make, tmp_path):
-    """Folders of version 0.1 are named only by their key."""
+    """The name of a folder of version 0.1 is only the key of the batch's settings. Such a folder must be found."""
     unique = job_key(make)
     assert batch_folder(tmp_path, make) == tmp_path / f"{make.target.name}-{unique}"
     assert batch_folder(tmp_path, make, "Cats & dogs/2") == tmp_path / f"Cats-dogs-2-{unique}"

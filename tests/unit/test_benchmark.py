@@ -22,7 +22,7 @@ METHODS += ["eagle2+lantern", "merged+lantern", "jacobi+lantern"]
 
 
 QUICK = ["adt-tree", "merged-chain", "auto", "eagle2+lantern"]
-"""Methods that are tested in the default tier."""
+"""Methods that are tested in the default tier (tests that run without ``--all``)."""
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_bundled_captions():
 
 
 def test_images_are_reproduced_from_their_pngs(run, tmp_path):
-    """Images must be reproducible with every drafter. This includes LANTERN, with which drafts affect the image."""
+    """Images must be reproducible with every drafter. This includes LANTERN images, which depend on the drafts."""
     methods = ["eagle2-top-k", "jacobi+lantern", "merged+lantern", "adt-tree+lantern"]
     assert run("--count", "1", methods=",".join(methods))[0] == 0
     folders = {path.parent.name: path for path in tmp_path.glob("out/images/*/*.png")}

@@ -162,7 +162,7 @@ def test_there_are_at_most_as_many_recorders_as_streams(device):
 
 @pytest.mark.parametrize("error", [None, RuntimeError("not permitted")], ids=["captured", "failed"])
 def test_garbage_collection_is_disabled_during_a_capture(device, error):
-    """The destruction of a CUDA object would end a capture."""
+    """The garbage collector could destroy a CUDA object, which would end the capture."""
     recorder = CudaRecorder(device)
     with pytest.raises(RuntimeError) if error else nullcontext():
         recorder((lambda: fail(error)) if error else (lambda: None))

@@ -28,7 +28,7 @@ from tests.layouts.edits import edit_config, edit_tensors
     ],
 )
 def test_inspect_describes_a_complete_checkpoint(written, layout, grid, pixels, codebook):
-    """Tensors that only image understanding needs must not be reported as left over."""
+    """Tensors that only image understanding needs must not be reported as unused."""
     (found,) = inspect(str(written(layout)))
     assert found["family"].startswith(layout.split(",")[0]) and found["codebook"] == codebook
     assert (found["grid"], found["pixels"]) == ([grid, grid], [pixels, pixels])

@@ -109,7 +109,7 @@ def test_relaxed_images_state_the_share_of_replaced_tokens(generate):
 
 
 def test_prompts_of_a_list_can_be_decoded_together(generate):
-    """Files, tokens and statistics must not depend on the other prompts of a batch."""
+    """The files, tokens and statistics of a prompt must not depend on the other prompts of its batch."""
     Path("list.txt").write_text("\n".join(["a red house", "x", "a boat at night"]), encoding="utf-8")
     shared = {"prompt": None, "prompts": "list.txt", "batch_size": 2, "dtype": "float64", "seed": 4, "method": "eagle2"}
     for at_once in (None, 3, 1):
@@ -142,14 +142,14 @@ def test_a_png_contains_all_settings(generate):
     assert generate(seed=3, prompt="a café", method="adt-tree")[0] == 0
     with Image.open("a.png") as image:
         saved = json.loads(image.text["adt_tree"])
-    expected = set(Recipe.options()) - {"rule"}  # a PNG without `rule` has the paper's
+    expected = set(Recipe.options()) - {"rule"}  # a PNG without `rule` uses the paper's rule
     assert expected <= set(saved), "settings that --from-png reads"
     assert saved.items() >= {"prompt": "a café", "seed": 3, "image_index": 0, "noise_version": 1}.items()
     assert {"adt-tree", "torch", "numpy"} <= set(saved["versions"])
 
 
 def test_continued_images(generate):
-    """Kept tokens must not change. The others must depend on prompt and seed. The PNG must be reproducible."""
+    """Kept tokens must not change. New tokens must depend on prompt and seed. The PNG must reproduce the image."""
     assert generate(seed=1, tokens="whole.json")[0] == 0
     with Image.open("a.png") as image:
         image.convert("L").resize((100, 64)).save("odd.png")
@@ -189,7 +189,8 @@ def test_inspect(models, capsys):
 def assert_refused(result, *named, code=1):
     """Check the result of a command with invalid input.
 
-    It must have this exit code and one line of error with these words. It must not write a file.
+    The command must return the exit code ``code`` and print one error line that contains the words ``named``. It must
+    not write a file.
     """
     found, out, err = result
     assert found == code, err

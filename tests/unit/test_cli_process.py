@@ -32,7 +32,7 @@ def command(*arguments, **settings):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 @pytest.mark.parametrize("stderr", ["2>&- >&- <&-", "2>/dev/full"])
 def test_unwritable_standard_error(tiny, tmp_path, stderr):
-    """Images must be written. Messages of libraries must not end up in other open files."""
+    """The image must be written. Messages of libraries to standard error must not end up in other open files."""
     files = {"model": tiny / "target", "drafter": tiny / "drafter"}
     files |= {"output": tmp_path / "a.png", "report": tmp_path / "r.json"}
     given = " ".join(f"--{name} {shlex.quote(str(path))}" for name, path in files.items()) + " --device cpu --seed 1"
@@ -57,7 +57,7 @@ def quiet(number):
 os.fsync = quiet
 runpy.run_module("adt_core", run_name="__main__")
 """
-"""Script that runs the command. Meanwhile, libraries write to standard error whenever a file is open."""
+"""Script that runs the command. Before each fsync of a file, it writes to standard error, as a library could do."""
 
 
 INTERRUPTED = """

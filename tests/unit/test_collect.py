@@ -69,7 +69,7 @@ def test_skipped_prompts_are_in_the_report(tmp_path):
 def test_a_report_is_only_replaced_by_the_same_list(tmp_path):
     """A report may be replaced by a report of the same list or of a longer version of this list.
 
-    It must not be replaced by a report of another list, or if the report's list is unknown.
+    A report of another list must not be replaced, and neither may a report whose list is unknown.
     """
     rows = [row("1", "a.png", 2.0), row("2", "b.png", 1.0)]
 

@@ -1,4 +1,4 @@
-"""Tests of consoles whose encoding lacks characters. The command line must escape such characters."""
+"""Tests of consoles whose encoding lacks some characters. The command line must print escapes for such characters."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Tests of input images: kept tokens, conversion to pixels, and source images."""
+"""Tests of input images: images of which some tokens are kept, conversion to pixels, and source images for editing."""
 
 import struct
 import zlib

@@ -1,4 +1,7 @@
-"""Tests of cost profiles, of the model that learns costs from decodings, and of the cache file."""
+"""Tests of cost profiles, of the cost model, which learns costs from decodings, and of the cache file.
+
+Costs are in plain steps. A plain step is a round of plain decoding.
+"""
 
 import copy
 import json
@@ -117,7 +120,7 @@ def decoding(model: CostModel, number: int = 0, speed: float = 1.0) -> CostModel
 
     Args:
         model: Cost model before the decoding.
-        number: Seed of the image, and of the noise in its times.
+        number: Seed of the image, and of the random errors of the measured times.
         speed: Factor on the time of every round.
     """
     drawn = random.Random(number)

@@ -42,7 +42,7 @@ def refused(file: Path, name: str, found: str) -> str:
 def test_damaged_numbers_of_the_decoder(target, name, value, found):
     """The damaged number is in the last row of the head. This row belongs to a text token, which isn't used.
 
-    It must be reported nevertheless, because it shows that the file is damaged.
+    The number must be reported nevertheless, because it shows that the file is damaged.
     """
     spoil(target / WEIGHTS, name, value)
     with pytest.raises(AdtError, match=refused(target / WEIGHTS, name, found)):

@@ -119,7 +119,7 @@ NO_MEMORY = torch.cuda.OutOfMemoryError("CUDA out of memory"), RuntimeError("cou
 
 @pytest.mark.parametrize("at, error", [(1, 0), (2, 1), (7, 0), (12, 1)])
 def test_the_batch_becomes_smaller_if_memory_runs_out(models, monkeypatch, caplog, at, error):
-    """Raise an out-of-memory error in the prefill, in a round, or when an image enters a slot.
+    """Raise an out-of-memory error in the prefill, in a round, or when an image enters a batch slot.
 
     Tokens and statistics must be the same as with enough memory.
     """
@@ -144,7 +144,7 @@ def test_the_batch_becomes_smaller_if_memory_runs_out(models, monkeypatch, caplo
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 @pytest.mark.parametrize("drafting", [Drafting(PLAIN), TREE], ids=lambda d: d.method)
 def test_memory_runs_out_when_the_last_image_enters(models, monkeypatch, drafting, guidance):
-    """In this case, more slots are free than images are waiting."""
+    """In this case, there are more free batch slots than waiting images."""
     target, drafter = models
     options = {"prompts": FIVE, "drafter": drafter, "drafting": drafting, "sampling": Sampling(5, guidance=guidance)}
     reference = run(target, **options)

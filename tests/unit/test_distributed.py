@@ -194,7 +194,7 @@ def test_a_benchmark_survives_a_kill_and_an_interrupt(run, cluster, folder, monk
 
 @pytest.mark.long
 def test_the_worker_of_a_lost_machine_restarts_where_another_has_finished(run, cluster, monkeypatch):
-    """All cores are in use until no prompt is left, so the worker can restart only on a core that has finished."""
+    """All cores are in use until no prompt is left. The worker can restart only when another worker frees its core."""
     machine = cluster.add_node(num_cpus=1, object_store_memory=distributed.OBJECT_STORE)
     write = generation.write
     written = []

@@ -1,4 +1,7 @@
-"""Tests of the report on how a model runs on a machine. It must list methods that differ, and must contain no paths."""
+"""Tests of the report on how a model runs on a machine.
+
+The report must list the methods whose tokens differ from plain decoding, and must contain no paths.
+"""
 
 import re
 from pathlib import Path

@@ -43,7 +43,7 @@ def hub(local_hub):
 
 @pytest.fixture
 def get(tmp_path):
-    """Return a function that downloads parts of a model to `models`. It returns the progress reports."""
+    """Return a function that downloads parts of a model to the folder `models` and returns the progress reports."""
 
     def run(*parts, check=lambda: None):
         states: list[DownloadProgress] = []

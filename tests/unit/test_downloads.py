@@ -130,7 +130,7 @@ def test_several_snapshots(tmp_path):
 def test_git_lfs_pointers(tmp_path, name):
     """In a git clone, the message must suggest that git downloads the file.
 
-    In other folders git can't, even if they are inside a clone of ComfyUI.
+    In other folders, git can't download the file, even if the folder is inside a clone of ComfyUI.
     """
     folder = write_tiny_checkpoint(tmp_path / "target")
     (folder / name).write_text(POINTER, encoding="utf-8")
@@ -231,7 +231,7 @@ def test_a_configuration_with_too_few_positions(tmp_path, stated):
     assert len(one.encode_prompt("a red house")) + one.length < one.decoder.config.max_positions
 
 
-# ---- drafters that lie beside the model ----------------------------------------------------------
+# ---- drafters next to the model ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["ar_image", "ar_image_drafters", "ar_image_drafters/sihwanpark"])

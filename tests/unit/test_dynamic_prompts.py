@@ -56,9 +56,9 @@ def test_combinations_become_prompts_with_numbered_ids():
 
 
 def test_random_choices_depend_only_on_the_seed_and_the_position():
-    """Equal lines must get different choices.
+    """Equal lines of a list must get different choices.
 
-    Other lines must have no effect, and global random generators must not be used.
+    The choice of a line must not depend on other lines. Global random generators must not be used.
     """
     line = "{a|b|c|d|e|f} {a|b|c|d|e|f}"
     states = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].copy()

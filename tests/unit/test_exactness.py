@@ -1,6 +1,7 @@
 """Tests of the invariance check, which runs before the batch-invariant mode is used.
 
-The check must detect each kind of violation and choose the fastest fallback that is sufficient.
+In this mode, the features of a token have the same bits in every forward pass. The check must detect each kind of
+violation and choose the fastest fallback that is sufficient. Far keys are keys more than 32 positions back.
 """
 
 import json
@@ -97,7 +98,7 @@ def test_features_that_depend_on_padding_are_detected(target, monkeypatch):
 
     def shifted(rows):
         step = prefill(rows)
-        step.positions += (rows.pads > 0)[:, None]  # only of the image with the shorter prompt
+        step.positions += (rows.pads > 0)[:, None]  # changes only the image with the shorter prompt
         return step
 
     monkeypatch.setattr(BatchRows, "prefill", shifted)

@@ -31,7 +31,10 @@ def models(written, tmp_path_factory):
 
 
 def test_janus_prompt_is_the_published_conversation(models):
-    """The unconditional row must keep the first and the last token. Padding replaces the tokens between them."""
+    """The unconditional row (for guidance) must keep the first and the last token of the prompt.
+
+    Padding replaces the tokens between them.
+    """
     target, _ = models("janus")
     prompt = target.encode_prompt("  a cat\n")
     ids = target.prompter.vocabulary
@@ -130,7 +133,7 @@ def test_rows_end_correctly_under_relaxed_acceptance(models, family, drafter):
 
 
 def test_kept_tokens_are_counted_in_codes(models):
-    """28 tokens of Lumina are 24 codes and 4 end-of-row tokens. 26 codes belong to a larger image."""
+    """Lumina's image has 28 tokens: 24 codes and 4 end-of-row tokens. A prefix of 26 codes must be refused."""
     target, _ = models("lumina")
     assert run(target, prefix=torch.zeros(2, 24, dtype=torch.long)).grid_codes().eq(0).all()
     with pytest.raises(AdtError, match=r"prefix has the shape \[2, 26\]; it must be \[2 images, at most 24 codes\]"):

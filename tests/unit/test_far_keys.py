@@ -1,4 +1,6 @@
-"""Tests of batch-invariant attention on a GPU, in which far keys use torch's memory-efficient kernel.
+"""Tests of batch-invariant attention on a GPU, which uses torch's memory-efficient kernel for far keys.
+
+Far keys are keys more than 32 positions back. The kernel adds them in the order of their cache positions.
 
 CPUs don't have this kernel, so a function for the CPU replaces it. The function adds keys block by block in the
 kernel's order, and checks the alignment of masks like the kernel.
@@ -23,7 +25,8 @@ LONG = "a cat beside a dog that looks at a bird in a tree by the lake under the 
 def by_blocks(q, keys, values, mask):
     """Attend to far keys. This function replaces :func:`adt_core.models.kernels.far_attention`.
 
-    Products are in float64: in float32, products on a CPU depend on the number of queries. The kernel's products don't.
+    Products are computed in float64, because float32 products on a CPU depend on the number of queries. The products of
+    the kernel do not depend on it.
     """
     block = 64 if q.shape[-1] <= 64 else 128
     assert mask.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in mask.stride()[:-1]), "mask is not aligned"
@@ -103,7 +106,7 @@ def test_a_kernel_that_depends_on_cache_positions_is_detected(runtime, wide, mon
 
 
 def test_features_are_equal_in_a_batch_with_a_longer_prompt(wide, monkeypatch):
-    tried = run(wide, prompts=("a cat",), sampling=Sampling(guidance=3.0))  # before the first image
+    tried = run(wide, prompts=("a cat",), sampling=Sampling(guidance=3.0))  # runs the check before the first image
     assert tried.exact == InvarianceReport(), "the kernel for far keys is not used"
     recorded = []
     logits = wide.decoder.logits

@@ -1,4 +1,4 @@
-"""Tests that the documents contain the stored figures and their origin."""
+"""Tests of figures (measured numbers). The documents must contain the stored figures with their date and machine."""
 
 import re
 

@@ -1,6 +1,6 @@
-"""Tests of NaN and overflow.
+"""Tests of NaN, infinity and overflow.
 
-In the transformer and the codec, they must raise an error. In the drafter, they must not change the image.
+Such values in the transformer or the codec must raise an error. Such values in the drafter must not change the image.
 """
 
 import pytest
@@ -21,7 +21,7 @@ DRAFTED = {
 
 @pytest.fixture
 def loaded(tiny):
-    """Return a function that loads a target in a dtype. It returns the target and a dict of its drafters."""
+    """Return a function (dtype) -> target in this dtype, and a dict of its drafters."""
 
     def load(dtype):
         target = load_target(tiny / "target", dtype=dtype)

@@ -1,6 +1,7 @@
-"""Tests of a disk that is full at any write.
+"""Tests of a disk that becomes full during a command.
 
-There must be one error message. Finished results must be kept, and the same command must resume.
+Whichever write fails, the command must print one error message and keep finished results. When the disk has free space
+again, the same command must resume.
 """
 
 import os
@@ -29,7 +30,7 @@ COMMANDS = {
     "train-drafter": "--prompts p.txt --steps 2 --every 1 --batch 1 --held-out 1 --output o",
 }
 WRITES = {"generate": 2 + 3, "benchmark": 1 + 2 * 2 + 3, "train-drafter": 2 + 2 + 2 * 4}
-"""Minimum number of writes of each command that the test interrupts."""
+"""Command -> minimum number of its writes. The test makes each of these writes fail."""
 
 
 @pytest.fixture

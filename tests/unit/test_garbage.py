@@ -1,6 +1,6 @@
 """Tests of checkpoints that could be loaded, but would then fail or generate garbage.
 
-An error must refuse each of them.
+The loader must refuse each of these checkpoints with an error.
 """
 
 import json
@@ -165,7 +165,7 @@ def test_swapped_channels_of_a_codec(target, fields, message):
 
 
 def test_a_file_is_rarely_opened_again(monkeypatch, tiny):
-    """To open a file with 200,000 tensors in its header takes a second, so the loader must not do this often."""
+    """Opening a file whose header lists 200,000 tensors takes a second, so the loader must open a file rarely."""
     opened = []
     usual = files.safe_open
     monkeypatch.setattr(files, "safe_open", lambda *given: opened.append(given) or usual(*given))

@@ -1,6 +1,7 @@
 """Tests of replayed rounds, with a recorder for the CPU instead of CUDA graphs.
 
-Images must be the same. A round must be one launch and one synchronisation. Memory must keep its address. Errors of the
+A replayed round repeats the captured operations of an earlier round, as a CUDA graph does. Images must be the same with
+and without graphs. A round must be one launch and one synchronisation. Tensors must keep their addresses. Errors of the
 driver must switch graphs off.
 """
 
@@ -67,9 +68,9 @@ def tape(as_on_a_gpu):
 
 
 def test_costs_are_learned_without_captures_of_their_own(target, drafters, tape, tmp_path, monkeypatch):
-    """Times of rounds that capture a graph must not be used.
+    """Costs must be learned from the rounds of a decoding, without any further captures.
 
-    From the second image on, rounds of one more mode are captured, and their times are used.
+    A decoding may capture one round per draft size that it uses, and one more.
     """
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
     captured = []
@@ -107,7 +108,10 @@ def test_relaxed_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, 
     ["adt-tree", "merged"] + [pytest.param(name, marks=pytest.mark.long) for name in ("eagle2", "static", "jacobi")],
 )
 def test_trees_and_accepted_drafts_are_the_same_with_graphs(target, drafters, as_on_a_gpu, name):
-    """The end of an image is an exception: positions after the end are cut off, or are invalid nodes of the tree."""
+    """Rounds near the end of an image are not compared.
+
+    There, positions after the end of the image are cut off without graphs, and are invalid nodes with graphs.
+    """
     source, options = METHODS[name]
 
     def entries():
@@ -123,7 +127,7 @@ def test_trees_and_accepted_drafts_are_the_same_with_graphs(target, drafters, as
 def test_plain_rounds_do_not_access_the_drafters_memory(target, drafters, as_on_a_gpu, monkeypatch):
     """Plain rounds run before the first drafts, and after drafting has ended.
 
-    After the end, the drafter's memory is freed.
+    When drafting has ended, the drafter's memory is freed.
     """
     ended = []
 

@@ -64,7 +64,7 @@ def grow(shapes: list[Shape], table: torch.Tensor, context: Context) -> tuple[Dr
 def valid_nodes(tree: DraftTree) -> list:
     """Return code, parent, depth, rank and score of each image's valid nodes.
 
-    Parents are numbered without padding, which may be in different places.
+    A parent is the index among the valid nodes, because padding may be at different indices.
     """
     parents = (tree.valid.cumsum(1) - 1).gather(1, tree.parents)
     every = torch.stack([tree.tokens, parents, tree.depths, tree.ranks, tree.scores], -1)
@@ -105,9 +105,9 @@ def test_growth_stops_when_no_deeper_candidate_can_enter_the_tree():
 
 
 def test_growth_stops_at_the_depth_of_the_last_image_that_can_grow():
-    """The second image has few nodes, and the first image ends at its depth.
+    """The first image allows depth 2 only. The tree of the second image has all of its 5 drafts at level 1.
 
-    After that, the network must not be called.
+    So the network must not be called a second time.
     """
     table = log_probabilities(0, 0.0)
     assert grow([Shape(2, 5, 12), Shape(8, 5, 5)], table, context())[1] == 1

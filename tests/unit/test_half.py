@@ -65,7 +65,7 @@ def test_rows_are_multiplied_at_once_if_bitwise_equal_to_tiles(runtime, even):
 
 
 class RecordedDtypes(TorchDispatchMode):
-    """Recorder of the dtypes of factors and of converted tensors."""
+    """Recorder of the dtypes of the factors of matrix products, and of converted tensors."""
 
     def __init__(self):
         super().__init__()

@@ -53,8 +53,8 @@ def test_branches_leave_the_spine_once_and_the_most_probable_ones_are_kept():
     log_p = torch.tensor([[0.9, 0.06, 0.04], [0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]).log()[None]
     others = torch.tensor([[[11, 12], [21, 22], [31, 32]]])
     tree = spine_and_branches(torch.tensor([[0, 10, 20, 30]]), others, log_p, nodes=6)
-    # Kept are the second candidate at position 2 (0.9 * 0.4), the spine's token after it (* 0.8), and the third
-    # candidate at position 2 (0.09), which is above 0.06 at position 1 and 0.0675 at position 3.
+    # The kept nodes are the second candidate at position 2 (0.9 * 0.4), the spine's token after it (* 0.8), and the
+    # third candidate at position 2 (0.09), which is above 0.06 at position 1 and 0.0675 at position 3.
     assert tree.tokens.tolist() == [[0, 10, 20, 30, 21, 30, 22]]
     assert tree.parents.tolist() == [[0, 0, 1, 2, 1, 4, 1]]
     assert tree.depths.tolist() == [[0, 1, 2, 3, 2, 3, 2]] and tree.ranks.tolist() == [[0, 0, 0, 0, 1, 0, 2]]
@@ -138,7 +138,7 @@ def verified(target, tokens, parents):
     """Return a verified tree.
 
     Node 1 is accepted, and the target emits 2 after node 1. After a node n of the greatest depth, the target emits 20 +
-    n. After other nodes, it emits the old draft.
+    n. After every other node, the target emits the token that was drafted there before.
     """
     tree = tree_of(tokens, parents)
     emitted = torch.where(tree.depths == tree.height, 20 + torch.arange(tree.size), GUESS)
@@ -157,11 +157,11 @@ def next_window(window):
 @pytest.mark.parametrize(
     "tokens, parents, nodes, staleness",
     [
-        # Node 2 differs from the decided token. Nodes after it follow a change that is 1 or 2 positions before.
+        # Node 2 differs from the decided token, so nodes 2 and 3 follow a change that is 1 or 2 positions before.
         ([7, 1, 9, 3], [0, 0, 1, 2], (2, 3), [1, 2]),
-        # The path of nodes 4 and 5 has no change, so these nodes are used although their indices are higher.
+        # No node on the path of nodes 4 and 5 differs from a decided token, so nodes 4 and 5 are used.
         ([7, 1, 9, 3, 2, 3], [0, 0, 1, 2, 1, 4], (4, 5), [0, 0]),
-        # Both paths have a change at the same depth, so the earlier nodes are used.
+        # Both paths differ from the decided tokens at the same depth, so the nodes with the lower indices are used.
         ([7, 1, 9, 3, 8, 3], [0, 0, 1, 2, 1, 4], (2, 3), [1, 2]),
     ],
     ids=["on the path", "beside the path", "on both paths"],
@@ -194,9 +194,9 @@ def test_after_a_change_two_estimates_and_the_position_before_are_combined(
 ):
     """Nodes 2 and 3 both differ from the decided token.
 
-    After nodes 2 and 3, code 10 has the logits `first` and `second`, and code 11 has 0.8 twice. At the previous
-    position, code 12 has the logit `before`. If the second estimate excludes a code, the code keeps the logit of the
-    first estimate.
+    After node 2, code 10 has the logit `first`. After node 3, it has the logit `second`. After both nodes, code 11
+    has the logit 0.8. At the previous position, code 12 has the logit `before`. If the second
+    estimate excludes a code, the code keeps the logit of the first estimate.
     """
     seen = verified(target, [7, 1, 9, 8, 3], [0, 0, 1, 1, 2])
     seen.perturbed[0, 1:4] = 0

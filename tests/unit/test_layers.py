@@ -109,7 +109,7 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize("tokens", [1, 7])
 @torch.inference_mode()
 def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
-    """On a GPU, each operation is a launch. Its duration is similar to the computation of a small model's layer."""
+    """On a GPU, each operation is a kernel launch. In a small model, launches take most of the time."""
     monkeypatch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
     decoder = models[0].decoder
     rows = BatchRows([[1, 2], [3]], 16, decoder.embedding)
@@ -128,7 +128,10 @@ def test_a_layer_is_thirteen_operations(models, monkeypatch, tokens):
 @pytest.mark.parametrize("near, most", [(None, 19), (4, 23)], ids=["all keys near", "far keys"])
 @torch.inference_mode()
 def test_a_batch_invariant_layer_has_few_more_operations(tiny, monkeypatch, near, most):
-    """The mode adds the padding of a tile, and a second part of attention. The first part uses torch's kernel."""
+    """The mode pads rows to a tile, and computes attention to far keys and to near keys separately.
+
+    Only attention to far keys uses torch's kernel.
+    """
     monkeypatch.setitem(rotary.MATRICES_PAY_UP_TO, "cpu", 512)
     monkeypatch.setitem(batch_invariance.TILE, "cpu", 8)
     monkeypatch.setattr(layers, "supports_half_matmul", lambda dtype: True)  # as on a GPU
@@ -160,7 +163,7 @@ def test_rotations_as_matrices_are_the_same(models, grouped, monkeypatch):
 
 
 def test_training_and_inference_compute_the_same(models):
-    """With gradients, no tensor may be overwritten."""
+    """Training needs gradients, so it may not overwrite tensors. The results must be equal nevertheless."""
     target, drafter = models
     for network in (target.decoder, drafter):
         with torch.inference_mode():

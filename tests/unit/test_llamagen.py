@@ -1,4 +1,7 @@
-"""Tests of LlamaGen: both layouts, captions and their encoder, files of several stages, and drafters that don't fit."""
+"""Tests of LlamaGen: captions and their encoder, files of several stages, and drafters that don't fit.
+
+There are two layouts of a checkpoint: the authors' .pt files, and the layout of Hugging Face.
+"""
 
 import json
 import shutil

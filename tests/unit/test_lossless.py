@@ -75,8 +75,10 @@ def is_possible(one, other):
 EXCLUDED = [pair for pair in all_pairs(NAMES) if not is_possible(*pair)]
 ROWS = pairwise(NAMES, EXCLUDED)
 QUICK = each_once([row for row in ROWS if row["family"] != "liquid" or row["numbers"] == "float64"])
-"""Rows of the default tier. Together they contain every value of every axis. Liquid has few rows, because it is slow
-with its large vocabulary."""
+"""Rows of the default tier (tests that run without ``--all``). Together they contain every value of every axis.
+
+Liquid has few rows, because it is slow with its large vocabulary.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +122,7 @@ def decode_separately(target, prompts, prefix, negative, **how):
 
 
 def prefix_of(target, kept, codes):
-    """Return the kept cells [3, P]: from the codes of these images, or random codes."""
+    """Return the codes to keep [3, P]: the first P cells of these images, or random codes if `kept` is "other"."""
     cells = torch.cat([target.small(codes).flatten(1), target.cells(codes).flatten(1)], 1)
     own = cells[:, : AXES["kept"][kept]]
     other = torch.randint(target.num_codes, own.shape, generator=torch.Generator().manual_seed(3))
@@ -128,7 +130,7 @@ def prefix_of(target, kept, codes):
 
 
 def captures(target, tape):
-    """Return the number of rounds that CUDA or the tape has captured."""
+    """Return the number of rounds that CUDA, or the recorder for the CPU (`tape`), has captured."""
     if DEVICE == "cuda":
         return sum(slots.graphs.attempts for slots in pool.pooled(target.decoder))
     return tape.captured if tape else 0

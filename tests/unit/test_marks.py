@@ -1,6 +1,7 @@
 """Tests of the marks of a batch's images.
 
-A mark must differ between images, and must not change if an image is enlarged.
+A mark is the mean colours of an image in 8 x 8 cells. By its mark, the page finds the image of a batch that a file
+shows. A mark must differ between images, and must not change if an image is enlarged.
 """
 
 import base64

@@ -83,7 +83,7 @@ def checked(monkeypatch):
 def test_the_network_reads_exactly_the_accepted_tokens(models, checked, monkeypatch, every):
     """After each round, the network must make the same prediction as a network that reads only the accepted path.
 
-    Before a round with the network, the network must read the tokens of all rounds without it.
+    Before it drafts, the network must read the tokens of all rounds in which it did not draft.
     """
     target, network = models
     monkeypatch.setitem(POLICIES, "every n-th", EveryNth)

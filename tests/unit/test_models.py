@@ -61,5 +61,5 @@ def test_every_family_has_a_title_and_search_words():
 
 @pytest.mark.parametrize("table", ["models_table", "sampling_table"])
 def test_the_docs_contain_the_tables_of_families(table):
-    """After a change of the table, copy the result of this function of ``model_tables`` to docs/models.md."""
+    """If this fails after a change of the families, copy the result of ``model_tables.<table>()`` to docs/models.md."""
     assert getattr(model_tables, table)() in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")

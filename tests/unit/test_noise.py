@@ -1,6 +1,7 @@
 """Tests of keyed noise.
 
-The noise must depend only on its key, and the ring buffer must contain the same values.
+The noise of a token must depend only on its key (seed, index of the image, and position). The ring buffer must contain
+the same values as the complete noise of an image.
 """
 
 import random

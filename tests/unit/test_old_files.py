@@ -30,7 +30,7 @@ OLD = Path(__file__).parents[1] / "fixtures" / "v0_1"
 
 @pytest.fixture
 def work(tiny, tmp_path, monkeypatch):
-    """Return a working directory with the models. The files contain relative paths to them. The cache is empty."""
+    """Return a working directory with the models and an empty cache. The files contain relative paths to the models."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path / "cache"))
     for name in ("target", "drafter"):

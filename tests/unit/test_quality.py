@@ -52,7 +52,7 @@ def clip(tmp_path_factory):
 def predictor(tmp_path):
     """Write a predictor in LAION's layout.
 
-    The linear layers 0 and 2 map 8 dimensions to 3, and 3 to 1.
+    Linear layer 0 maps 8 dimensions to 3. Linear layer 2 maps 3 dimensions to 1.
     """
     generator = torch.Generator().manual_seed(1)
     tensors = {

@@ -118,7 +118,7 @@ class OnGPU(torch.Tensor):
 
 @pytest.fixture
 def digits(runtime, monkeypatch):
-    """Return the module, as on a GPU that multiplies int8 and fp8. The GPU has not been checked yet."""
+    """Return the module `quantised_matmul` on an emulated GPU that multiplies int8 and fp8, before its first check."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     return quantised_matmul
 
@@ -176,7 +176,10 @@ def test_required_memory_on_a_cpu_does_not_include_a_converted_weight(tiny):
 @HALVES
 @BYTES
 def test_digits_represent_an_activation(digits, kind, dtype):
-    """fp8 digits must represent it exactly. For int8 digits, the error may be 2 ** -14 of the row's largest element."""
+    """fp8 digits must represent the activation exactly.
+
+    For int8 digits, the error may be 2 ** -14 of the row's largest element.
+    """
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
     one = torch.eye(64).to(quantised.KINDS[kind]).t()
     scale = torch.ones(64)

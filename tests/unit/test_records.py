@@ -21,7 +21,7 @@ def record(number: int, figures: dict | None = None, **changes) -> dict:
 
     Args:
         number: Number of the prompt.
-        figures: Statistics that replace those of the second method.
+        figures: Statistics that replace the statistics of the second method.
         **changes: Values that replace fields of the record.
     """
     run = FIGURES | {"seconds": 1.0 + number}
@@ -34,7 +34,7 @@ def record(number: int, figures: dict | None = None, **changes) -> dict:
 def folder(tmp_path):
     """Return a folder with the images of all prompts and records of the first two.
 
-    Another image is two folders above.
+    A further image is two folders above the returned folder.
     """
     folder = tmp_path / "results" / "of today"
     for number in range(3):

@@ -107,7 +107,7 @@ def decode(models, case: str, images: int) -> tuple[Tensor, list]:
 
 
 QUICK = "adt-tree", "window", "both", "lantern"
-"""Cases of the default tier."""
+"""Cases of the default tier (tests that run without ``--all``)."""
 
 
 @pytest.mark.parametrize("images", [pytest.param(1, marks=pytest.mark.long), 3])

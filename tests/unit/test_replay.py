@@ -1,4 +1,7 @@
-"""Tests of replayed images. They must have the same rounds and network calls as in a usual decoding."""
+"""Tests of replayed images, whose tokens come from a recording of plain decoding instead of the target.
+
+The rounds and network calls of a replayed image must be the same as in a decoding with the target.
+"""
 
 import pytest
 

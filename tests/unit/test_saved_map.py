@@ -1,4 +1,7 @@
-"""Tests of saved maps: their size, the digest of a node's inputs, and their place in workflows."""
+"""Tests of saved maps: their size, the digest of a node's inputs, and their place in workflows.
+
+A map is the data of the widget that shows how an image was decoded.
+"""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Tests of fp8 files with scales. The loaded weights must equal the product of numbers and scales."""
+"""Tests of fp8 files with scales. The loaded weights must equal the stored numbers times their scales."""
 
 import pytest
 import torch

@@ -154,7 +154,7 @@ def generate(batch: BatchFolder, prompt: str):
 
 @pytest.mark.parametrize("dangling", [False, True])
 def test_a_link_in_a_batch_folder_receives_no_image(batch, pack_folder, secret, dangling):
-    """The end of the name identifies the image, so the link could have any beginning."""
+    """The end of a file name identifies the image, so the name of the link may begin with any text."""
     name = batch.path("a cat").name
     if dangling:
         secret.unlink()

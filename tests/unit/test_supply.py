@@ -20,7 +20,7 @@ MEGABYTES = 28
 PERMISSIVE = ("0BSD", "Apache", "BSD", "BSL-1.0", "CC0-1.0", "CNRI-Python", "HPND", "ISC", "MIT", "MPL-2.0", "PSF-2.0")
 PERMISSIVE += ("3-Clause BSD", "Historical Permission Notice", "Mozilla Public License 2.0")
 PERMISSIVE += ("Python Software Foundation", "Zlib")
-"""Prefixes of the names of permissive licences. They have no conditions for using an unmodified library."""
+"""Prefixes of the names of permissive licences. Such a licence sets no conditions for using an unmodified library."""
 
 
 def tracked(*options: str) -> set[str]:

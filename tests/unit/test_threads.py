@@ -11,7 +11,7 @@ from adt_core.policies import PLAIN
 
 @pytest.fixture(params=[1, 3])
 def threads(request):
-    """Set a number of threads as the caller. Return this number."""
+    """Set the number of threads, as a program that calls the engine does. Return this number."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param

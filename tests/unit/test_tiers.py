@@ -1,4 +1,7 @@
-"""Tests of the two tiers of tests, of their limit of processor time, and of the counts of tests."""
+"""Tests of the two test tiers, of the limit on a test's processor time, and of the counts of tests.
+
+The default tier runs without ``--all``. It leaves out tests that are marked ``long`` or ``alone``.
+"""
 
 import json
 

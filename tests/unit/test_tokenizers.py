@@ -1,6 +1,6 @@
 """Tests of tokenizers from untrusted checkpoints.
 
-Published kinds of tokenizers must be read. Dangerous tokenizers must never reach the library.
+Published kinds of tokenizers must be read. Dangerous tokenizers must never be passed to the library `tokenizers`.
 """
 
 import base64

@@ -76,7 +76,7 @@ def test_training_improves_loss_and_acceptance(train, tiny, tmp_path):
     assert code == 0, err
     rows = table(tmp_path / "out")
     assert [row["step"] for row in rows] == ["30", "60", "90"]
-    # the first row is from the warm-up, whose loss is another one
+    # the first row is from the warm-up, which has another loss
     assert float(rows[-1]["loss"]) < float(rows[1]["loss"])
     trained, random = out.strip().splitlines()
     for depth in (1, 2, 3):
@@ -87,7 +87,7 @@ def test_training_improves_loss_and_acceptance(train, tiny, tmp_path):
 
 
 def test_start_from_another_drafter(train, tmp_path):
-    """With a learning rate near 0, the weights of the start must stay the same."""
+    """With a learning rate near 0, the weights must stay equal to the weights of the other drafter."""
     first, continued, new = (tmp_path / name for name in ("first", "continued", "new"))
     train(output=first, steps=30, every=30)
     results = [
@@ -199,7 +199,7 @@ def test_training_equals_inference(models, tmp_path):
 
 
 def test_training_images_equal_those_of_generate(train, tiny, tmp_path):
-    """Image i of the training must have image index i in the noise."""
+    """Image i of the training must be drawn with the noise of image index i."""
     assert train(seed=9, cfg=2, top_k=10, temperature=1, top_p=1, steps=1)[0] == 0
     folder = tmp_path / "out" / "training"
     prompt = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["captions"][4]

@@ -1,6 +1,6 @@
-"""Tests of upstream noise.
+"""Tests of upstream noise: the random numbers of the scripts that the models' authors published.
 
-It must equal the noise of `torch.multinomial` with the same generator, and PNGs must record it.
+Upstream noise must equal the noise of `torch.multinomial` with the same generator. PNGs must record the kind of noise.
 tests/parity/test_upstreams_noise.py compares complete images with the original scripts.
 """
 
@@ -28,7 +28,10 @@ UPSTREAM = Sampling(SEED, noise="upstream")
 
 
 def calls(seed=SEED, together=1, count=LENGTH, width=WIDTH, columns=COLUMNS):
-    """Return the noise [count, together, V] of consecutive calls of `torch.multinomial` in a script."""
+    """Return the noise [count, together, V] of consecutive calls of `torch.multinomial` in a script.
+
+    The dimensions are calls, images of a batch, and vocabulary.
+    """
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.empty(together, width).exponential_(generator=generator) for _ in range(count)]
     return -torch.stack(drawn)[..., columns].log()

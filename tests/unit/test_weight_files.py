@@ -210,7 +210,7 @@ def test_one_tensor_in_two_files_of_one_model(tmp_path):
 
 
 def test_a_file_that_does_not_belong_to_the_folders_model(target):
-    """If this file could be loaded, the loader would load its folder, and therefore another file."""
+    """If the loader accepted the path of this file, it would load the folder's model, which is in another file."""
     other_model(target / "model2.safetensors", target / "model.safetensors")
     assert resolve(target / "model.safetensors", "target") == target
     with pytest.raises(
