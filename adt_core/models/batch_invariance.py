@@ -70,7 +70,7 @@ def near_window(device: torch.device, dtype: torch.dtype, width: int) -> int | N
         far_attention(q, q, q, q.new_zeros(1, 1, 8, 8))
     except (RuntimeError, NotImplementedError) as error:
         if is_out_of_memory(error):
-            raise  # temporary, so this must not be cached
+            raise  # lack of memory is temporary, so the answer must not be cached
         return None
     return NEAR_WINDOW
 

@@ -112,8 +112,8 @@ def load(
 
     Args:
         transformer: Folder or weights file of the transformer.
-        text_encoder: Folder or weights file of ByT5; by default the folder next to the transformer's folder.
-        vae: Folder or weights file of the VAE; the default is as for ``text_encoder``.
+        text_encoder: Folder or weights file of ByT5; by default the folder ``text_encoder`` next to ``transformer``.
+        vae: Folder or weights file of the VAE; by default the folder ``vae`` next to ``transformer``.
         device: Device of the weights.
         dtype: Dtype of all parts. float16 is not possible, because the activations of T5 exceed its range.
         fp8: Whether to store the transformer's matrices in float8. Each product converts its matrix to ``dtype``.

@@ -11,7 +11,8 @@ _LINEAR = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, "_l
 def onednn_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """Multiply float32 matrices on a CPU with oneDNN, as torch.compile does.
 
-    If torch has no such kernel, use ``x @ weight``. It calls MKL, which is slower for a small number of rows.
+    If torch has no such kernel, return ``x @ weight``, which torch computes with MKL. MKL is slower for a small number
+    of rows.
 
     Args:
         x: [N, in] float32.

@@ -15,7 +15,7 @@ from .target import Target
 FAMILIES: list[Family] = [
     chameleon.FAMILY,
     lumina.FAMILY,  # after chameleon.FAMILY, which also recognises checkpoints of Lumina-mGPT
-    lumina2.FAMILY,  # after both, which also recognise checkpoints of Lumina-mGPT 2.0
+    lumina2.FAMILY,  # after chameleon and lumina, which also recognise checkpoints of Lumina-mGPT 2.0
     llamagen.FAMILY,
     janus.FAMILY,
     emu3.FAMILY,

@@ -20,7 +20,7 @@ context variable hands them to the norms, because the modules between decoder an
 
 
 class SpatialNorm(nn.Module):
-    """Group norm of x [B, channels, H, W], then scale and shift. Both depend on the code at each place in the image."""
+    """Group norm of x [B, channels, H, W], then scale and shift by linear functions of the images' codebook vectors."""
 
     def __init__(self, norm: nn.GroupNorm, width: int):
         super().__init__()

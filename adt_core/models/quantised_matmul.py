@@ -67,7 +67,7 @@ def _uses_digits(x: Tensor, weight: Tensor) -> bool:
 
 
 def supports_byte_matmul(device: torch.device, stored: torch.dtype) -> bool:
-    """Return whether an NVIDIA GPU multiplies matrices of the 8-bit dtype ``stored``, by its compute capability."""
+    """Return whether the compute capability of an NVIDIA GPU allows products of the 8-bit dtype ``stored``."""
     return torch.cuda.get_device_capability(device) >= _REQUIREMENTS[stored][1]
 
 
@@ -92,7 +92,7 @@ def _digits_work(device: torch.device, dtype: torch.dtype, stored: torch.dtype) 
         reason = f"the fast product of {rows} rows gave wrong results"
     except RuntimeError as error:
         if is_out_of_memory(error):
-            raise  # temporary, so this must not be cached
+            raise  # lack of memory is temporary, so the answer must not be cached
         reason = str(error).split("\n")[0].rstrip(".")
     kind = str(stored).removeprefix("torch.")
     logging.getLogger(__name__).warning(

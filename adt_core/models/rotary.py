@@ -78,7 +78,8 @@ def rope_tables(config: DecoderConfig, like: Tensor, positions: Tensor | None = 
 
     The first half of sin is negated, so the rotated vector is ``x * cos + roll(x, head_dim / 2) * sin``. With
     ``grid_rope``, half of the pairs use the row and half use the column. Both tables are 0 for the tokens before the
-    grid, so their rotated queries and keys are zero.
+    grid, so the rotated queries and keys of these
+    tokens are zero.
 
     Args:
         config: Shape of the decoder.

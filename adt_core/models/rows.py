@@ -155,7 +155,7 @@ class BatchRows:
         self.features = _left_padded([getattr(prompt, "features", None) for prompt in prompts], self.length, like)
         self._set_position_ids(prompts, pads, mrope_positions)
         hidden = [pad + getattr(prompt, "hidden", 0) for prompt, pad in zip(prompts, pads)]
-        self._hidden_until = torch.tensor(hidden, device=self.device)  # cache positions before it are masked
+        self._hidden_until = torch.tensor(hidden, device=self.device)  # lower cache positions are masked
         self.columns = torch.arange(cache_length, device=self.device)
         self._visible = like.new_zeros(())
         self._masked = like.new_full((), -math.inf)

@@ -37,7 +37,7 @@ _CODEC_FILES = (
 
 
 def is_chameleon(config: dict, names: Collection[str] = ()) -> bool:
-    """Return whether a config.json states Chameleon's architecture. It is also the architecture of Lumina-mGPT."""
+    """Return whether a config.json states Chameleon's architecture. Lumina-mGPT has the same architecture."""
     return model_type(config) == "chameleon"
 
 

@@ -32,7 +32,7 @@ NEGATIVE = (
     "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
 )
 """Negative prompt of the authors' example. It is the default negative prompt."""
-_PIXELS = 720  # side of an image of the default size; images of other shapes have as many pixels
+_PIXELS = 720  # side of an image of the default size; images of other shapes have at most as many pixels
 # Defaults of ``text_config`` fields that a config.json may omit.
 _TEXT = {
     "vocab_size": 184622,
@@ -223,7 +223,7 @@ FAMILY = Family(
         suffix=" masterpiece, film grained, best quality.",
         source="github.com/baaivision/Emu3",
     ),
-    trained=(1, 1),  # other shapes have as many pixels as the default square
+    trained=(1, 1),  # only sizes with as many pixels as the default square were trained
     search=("emu3",),
     published=(Published(EMU3.folder, (EMU3,), "720, or as many in another shape", (23.0, 16.5)),),
 )

@@ -48,7 +48,7 @@ PIXELS = 32  # a code represents 32 x 32 pixels
 _DEFAULT_SIDE = 32  # codes per side of an image of the default size
 _MAX_SIDE = 64  # largest number of codes per side
 _SMALL_SIDE = 16  # codes per side of the small image, if the image is a square
-_MAX_POSITIONS = 16384  # for prompt and image together; rotary tables for the published 131,072 would be large
+_MAX_POSITIONS = 16384  # for prompt and image together; tables for the published 131,072 positions would be large
 # CLIP's normalisation of red, green and blue, for source images.
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)

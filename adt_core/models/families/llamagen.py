@@ -49,7 +49,7 @@ CAPTION = 120
 END = "</s>"
 """Token of T5 that ends every caption."""
 FILLER = 0
-"""Token id at every caption position. The decoder reads features there; only drafters read this id as well."""
+"""Token id at every caption position. The decoder reads features instead of this id; only drafters read the id."""
 CODEC = "codec."
 T5 = "t5."
 EMBEDDER = "cls_embedding."

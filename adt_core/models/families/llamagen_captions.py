@@ -28,7 +28,7 @@ _LINKS = (
     (rf"\b(?:https?:(?:/{{1,3}}|[a-zA-Z0-9%])|{_DOMAIN})", ""),
     (rf"\b(?:www:(?:/{{1,3}}|[a-zA-Z0-9%])|{_DOMAIN})", ""),
 )
-"""Replacements before HTML tags are removed."""
+"""Replacements that run before HTML tags are removed."""
 
 _TYPOGRAPHY = (
     (r"@\w+\b", ""),  # nicknames
@@ -50,7 +50,7 @@ _TYPOGRAPHY = (
     ("[#\u00ae\u2022\u00a9\u2122&@\u00b7\u00ba\u00bd\u00be\u00bf\u00a1\u00a7~()\\[\\]{}|\\\\/*]+", " "),
     (r"\s+\.\s+", " "),
 )
-"""Replacements after HTML tags were removed."""
+"""Replacements that run after HTML tags are removed."""
 
 _JUNK = (
     (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # product numbers: this rule and the next two
@@ -71,7 +71,7 @@ _JUNK = (
     ("['_,\\-:+]$", ""),
     (r"^\.\S+$", ""),
 )
-"""Replacements after ftfy repaired characters that were decoded wrongly."""
+"""Replacements that run last, after ftfy has repaired characters that were decoded wrongly."""
 
 _MAX_JOINTS = 3  # with more hyphens and underscores, all become spaces, as in words-joined-in-this-way
 

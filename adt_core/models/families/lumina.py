@@ -141,7 +141,7 @@ FAMILY = Family(
     unneeded=chameleon.FAMILY.unneeded,
     remedies=chameleon.FAMILY.remedies,
     sampling=PublishedSampling(guidance=4.0, top_k=2000, source="github.com/Alpha-VLLM/Lumina-mGPT"),
-    trained=(1, 1),  # other shapes have as many pixels as the default square
+    trained=(1, 1),  # only sizes with as many pixels as the default square were trained
     search=("lumina",),
     published=(
         _published("512", (15.8, 9.8)),

@@ -88,7 +88,7 @@ def read(config: dict, name: str, kind: Kind, source: ConfigSource, default: Any
         default: Value to return if the field is missing or null. If None, the field is required.
 
     Raises:
-        AdtError: If the value is not of this kind.
+        AdtError: If the field is required but missing, or if its value does not fit ``kind``.
     """
     value = config.get(name)
     if value is None and default is not None:
@@ -109,7 +109,7 @@ def size(config: dict, name: str, source: ConfigSource, default: int | None = No
         default: Value to return if the field is missing, null or 0. If None, the field is required.
 
     Raises:
-        AdtError: If the value is not an integer in this range.
+        AdtError: If the field is required but missing, or if its value is not an integer in this range.
     """
     value = config.get(name) or default
     return read({name: value}, name, whole_number(1, MOST.get(name, USUAL_MOST)), source)
@@ -126,7 +126,7 @@ def sizes(config: dict, name: str, source: ConfigSource, default: tuple[int, ...
         low: Smallest allowed size. It is also the smallest allowed length of the list.
 
     Raises:
-        AdtError: If the value is not a list of sizes.
+        AdtError: If the field is required but missing, or if its value is not a list of sizes.
     """
     kind = list_of(whole_number(low, MOST.get(name, USUAL_MOST)), low, MOST_LEVELS)
     return tuple(read(config, name, kind, source, default))

@@ -26,7 +26,7 @@ _QUANTISED = re.compile(
     r"|W_q|codebooks|weight\._data|weight\._scale|weight_scales)$"  # HQQ, AQLM, quanto, EETQ
     r"|(^|\.)scaled_fp8$|_proj_(blocks|scales)$"  # marker of ComfyUI's fp8 files, MXFP4
 )
-"""Names of tensors that occur only in checkpoints with quantised weights, such as their scales."""
+"""Names of tensors, such as scales, that occur only in checkpoints with quantised weights."""
 _DFLOAT11 = re.compile(r"(^|\.)(encoded_exponent|sign_mantissa)$")
 """Names of tensors that occur only in checkpoints that DFloat11 (arXiv 2504.11651) compressed."""
 

@@ -154,7 +154,7 @@ def _indexed(index: Path) -> list[Path]:
 
 
 def _sets(files: list[Path]) -> dict[tuple[str, str], list[Path]]:
-    """Group files by set. The key is the name of the set and its number of shards, "" for a file that is not a shard.
+    """Group files by set. Each key is a set's name and number of shards, which is "" for a file that is no shard.
 
     For example, model-00001-of-00002.fp16.safetensors belongs to ("model.fp16", "00002").
     """

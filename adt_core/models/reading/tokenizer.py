@@ -2,8 +2,8 @@
 
 A malicious ``tokenizer.json`` can make the library use any amount of memory or time, or crash the process. This module
 therefore accepts only components that published tokenizers have, with limited sizes and with published regular
-expressions. It ignores truncation, padding and templates, because the prompters of the families add special tokens. It
-reads no other file of a tokenizer.
+expressions. It ignores the settings for truncation, padding and templates, because this package does not use them: the
+prompters of the families check lengths and add special tokens. It reads no other file of a tokenizer.
 
 A component is one of the JSON objects in a ``tokenizer.json``, such as the normalizer. A normalizer or pre-tokenizer
 consists of one or more steps.
