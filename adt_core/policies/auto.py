@@ -158,23 +158,24 @@ class Auto(Policy):
         return max((choice.speed_up for choice in self._choices), default=0.0)
 
     def begin(self) -> bool:
-        """Forget all images, and return whether there are draft modes."""
+        """Forget all images, and return whether any round can have drafts."""
         self._images = {}
-        self.drafts = bool(self._choices)
+        self.drafts = self._pays or self._trial is not None
         return self.drafts
 
     def _find_trial(self) -> Choice | None:
         """Return the choice for the trial, which is the smallest tree of a mode; None for no trial.
 
-        If no mode has the expected speed-up `MIN_SPEED_UP`, the cheapest mode is tried. Otherwise each decoding tries
-        one of the modes other than the best mode, in turns. But with a profile that was not learned from any decoding,
+        If no mode has the expected speed-up `MIN_SPEED_UP`, the cheapest mode is tried: with a batch of B images in
+        every B-th decoding. Otherwise each decoding tries one of the modes other than the best mode, in turns. But with a profile that was not learned from any decoding,
         there is no such trial, so that a GPU captures no graphs for it.
         """
         profile = self.context.profile
         assert profile is not None
         smallest = [choice for choice in self._choices if choice.shape.nodes == SIZES[0]]
         if not self._pays:
-            return min(smallest, key=lambda choice: choice.cost, default=None)
+            is_due = profile.decodings % profile.images == 0
+            return min(smallest, key=lambda choice: choice.cost, default=None) if is_due else None
         best = max(self._choices, key=lambda choice: choice.speed_up).shape.mode
         others = [choice for choice in smallest if choice.shape.mode != best]
         return others[profile.decodings % len(others)] if others and profile.decodings else None

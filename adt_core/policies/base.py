@@ -68,8 +68,7 @@ class DraftMode(NamedTuple):
         half: Number of drafts n for which the expected number of accepted drafts is half of `limit`.
         cpu_cost: Estimated cost of drafting on a CPU, for a batch of one image.
         gpu_cost: Estimated cost of drafting on a GPU, for a batch of one image.
-        hot_gain: Accepted drafts at temperature 1, divided by those at temperature 0.6. `limit` and `half` were measured
-            at 0.6.
+        hot_gain: Accepted drafts at temperature 1, divided by those at 0.6, where `limit` and `half` were measured.
     """
 
     name: str

@@ -139,14 +139,14 @@ class CostModel:
         return CostProfile(self.name, self.images, costs, self.decodings, gains)
 
     def learn(self, rounds: Iterable[RoundResult]) -> CostModel:
-        """Return a model that has also learned from these rounds of a decoding; `self` if no round had drafts."""
+        """Return a model that has also learned from these rounds of a decoding."""
         results: dict[Size, list[RoundResult]] = {PLAIN_STEP: []}
         for result in rounds:
             results.setdefault(result.size, []).append(result)
         times = {size: [result.seconds for result in its] for size, its in results.items()}
         plain = times.pop(PLAIN_STEP)
         if not times:
-            return self
+            return replace(self, decodings=self.decodings + 1)
         cost = self._fitted()
         # `steps` are estimates of the time of a plain step: from the rounds with drafts and their costs in the model,
         # from the rounds without drafts, and from earlier decodings. Each estimate can be wrong: the model may be

@@ -209,6 +209,12 @@ def test_the_cheapest_mode_is_tried_once_if_no_mode_pays_off():
     assert not policy.drafts
 
 
+def test_a_batch_is_tried_less_often_if_no_mode_pays_off():
+    expensive = dict.fromkeys(CPU, (1.1, 2.0, 1.0))
+    profiles = [replace(profile_of(expensive), images=4, decodings=decodings) for decodings in range(9)]
+    assert [made_policy(profile).begin() for profile in profiles] == [at % 4 == 0 for at in range(9)]
+
+
 def test_modes_other_than_the_best_take_turns_from_decoding_to_decoding():
     """In each decoding, the policy tries another mode. It thereby measures a mode again that only seems expensive."""
     found = []

@@ -4,6 +4,7 @@ An image must be reproducible with the same trees, even if the machine has anoth
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def test_a_png_contains_the_cost_profile(generate, monkeypatch, relaxed, dtype):
     with monkeypatch.context() as other_machine:
         other_machine.setattr(CostModel, "profile", lambda *_: profile)
         rounds_of_png = generate(**options)
+    shutil.rmtree("cache", ignore_errors=True)
     assert CostProfile.from_json(read_settings(Path("a.png"))["profile"]) == profile
     assert generate(from_png="a.png", output="again.png") == rounds_of_png
     assert not list(Path("cache").glob("costs-*")), "no costs are learned if the PNG has a profile"
