@@ -166,9 +166,10 @@ class Auto(Policy):
     def _find_trial(self) -> Choice | None:
         """Return the choice for the trial, which is the smallest tree of a mode; None for no trial.
 
-        If no mode has the expected speed-up `MIN_SPEED_UP`, the cheapest mode is tried: with a batch of B images in
-        every B-th decoding. Otherwise each decoding tries one of the modes other than the best mode, in turns. But with a profile that was not learned from any decoding,
-        there is no such trial, so that a GPU captures no graphs for it.
+        If no mode has the expected speed-up `MIN_SPEED_UP`, the cheapest mode is tried. With a batch of B images, this
+        happens only in every B-th decoding. Otherwise each decoding tries one of the modes other than the best mode, in
+        turns. But with a profile that was not learned from any decoding, there is no such trial, so that a GPU captures
+        no graphs for it.
         """
         profile = self.context.profile
         assert profile is not None
