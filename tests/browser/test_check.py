@@ -27,7 +27,7 @@ def test_check_shows_its_progress_and_report(tab, workflow):
         output["links"] = [link for link, *_ in workflow.data["links"] if output["name"] == "model"]
     tab.load(workflow.data)
     box = "(id) => { const [width, height] = app.graph.getNodeById(id).size; return height; }"
-    assert tab.page.evaluate(box, node) < 150, "the node has no empty space"
+    assert tab.page.evaluate(box, node) < 150, "the node must have no empty space"
     assert not tab.page.evaluate(f"(id) => {ELEMENT}.checkVisibility()", node)
     tab.page.evaluate(HEAR, node)
     tab.run()

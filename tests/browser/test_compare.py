@@ -46,7 +46,9 @@ def test_two_samplers_side_by_side(tab, workflow):
     assert ratio_text in tab.map(sampler, "(panel.draw(), panel.line.textContent)")
     tab.widget(sampler).get_by_label("Opacity").fill("100")
     tab.wait(sampler, "map.imageShown()")
-    assert len({tuple(colour) for colour in settled(tab, sampler, 1)}) > 20, "plain decoding shows its image"
+    assert len({tuple(colour) for colour in settled(tab, sampler, 1)}) > 20, (
+        "the pane of plain decoding must show its image"
+    )
     assert same_colours(painted(tab, sampler, 0), expected(tab, sampler))
     tab.page.mouse.move(*point(tab, sampler, 20))
     tab.wait(sampler, "!panel.tip.hidden && panel.tip.textContent.includes('B: 1 token in this pass')")
@@ -76,12 +78,12 @@ def test_both_runs_of_a_comparison_are_shown_side_by_side(tab):
     assert len(tab.frames) <= 10 * (tab.frames[-1][0] - tab.frames[0][0]) + 4
     tab.widget(node).get_by_label("Opacity").fill("0")
     left, right = (settled(tab, node, pane) for pane in range(2))
-    assert same_colours(left, right), "the images are equal"
+    assert same_colours(left, right), "the images of both runs must be equal"
     before = values(tab, node)
     tab.widget(node).get_by_role("button", name="Slider").click()
     tab.load(tab.saved())
     tab.wait(node, "panel.panes.length === 2 && run.state === 'done'")
-    assert tab.map(node, IN_ONE_PLACE), "the view is restored"
+    assert tab.map(node, IN_ONE_PLACE), "the view must be restored"
     assert values(tab, node) == before and tab.map(node, "panel.runs.map((one) => one.method)") == [
         "auto",
         "autoregressive",
@@ -125,7 +127,9 @@ def test_previous_run_can_be_compared(tab, workflow):
     tab.widget(sampler).get_by_label("Compare").select_option("previous")
     tab.wait(sampler, "panel.panes.length === 2")
     assert tab.map(sampler, "Array.from(panel.runs[1].values('acceptance', 0))") == before
-    assert "fast" not in tab.map(sampler, "(panel.draw(), panel.line.textContent)"), "made at different times"
+    assert "fast" not in tab.map(sampler, "(panel.draw(), panel.line.textContent)"), (
+        "the speeds of runs at different times must not be compared"
+    )
 
 
 def test_both_images_in_one_place(tab, workflow):
@@ -197,7 +201,7 @@ def test_difference_on_request_and_image_in_the_queue(tab, comfy):
     shown = {name: job["preview_output"][name] for name in ("filename", "subfolder", "type")}
     with Image.open(io.BytesIO(comfy.get("/view", **shown))) as picture:
         assert len(picture.convert("RGB").getcolors(10**6)) > 20
-    assert not out_of_place(tab), "no second image below the map"
+    assert not out_of_place(tab), "the node must not show a second image below the map"
     button = tab.widget(node).get_by_role("button", name="Difference")
     button.click()
     tab.wait(node, "panel.settings.difference && panel.panes[0].x === panel.panes[1].x")

@@ -16,7 +16,7 @@ def test_preset_is_listed_by_name_and_saved_by_method(tab, workflow):
     tab.load(workflow.method("auto").data)
     visible = "node.widgets.filter((one) => node.isWidgetVisible(one)).map((one) => one.name)"
     assert settings(tab, visible) == ["method"]
-    assert settings(tab, "node.size[1]") < 150, "the node has no empty space"
+    assert settings(tab, "node.size[1]") < 150, "the node must have no empty space"
     shown = tab.page.locator("[data-node-id]").filter(has_text="ADT-Tree Settings")
     if tab.vue:
         shown.get_by_text("Auto", exact=True).click()

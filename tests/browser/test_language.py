@@ -118,5 +118,5 @@ def test_map_is_translated(chinese, workflow):
     sampler = done(chinese, workflow)
     chinese.wait(sampler, "panel.line.textContent.includes('144 个 token，用时')")
     assert chinese.widget(sampler).locator("button[data-figure=depth]").text_content() == "深度"
-    assert chinese.map(sampler, "map.node.title") != "ADT-Tree Sampler", "the node's title is translated too"
+    assert chinese.map(sampler, "map.node.title") != "ADT-Tree Sampler", "the title of the node must be translated, too"
     chinese.screenshot("chinese")

@@ -121,7 +121,7 @@ def test_summary_and_table_of_details(tab, workflow):
     tab.widget(sampler).locator("table").click(position={"x": 20, "y": 5})
     tab.page.mouse.wheel(0, 60)
     tab.wait(sampler, "panel.table.parentElement.scrollTop > 0")
-    assert tab.page.evaluate("app.canvas.ds.scale") == scale, "the wheel scrolls the table"
+    assert tab.page.evaluate("app.canvas.ds.scale") == scale, "the wheel must scroll the table, not zoom the page"
     tab.widget(sampler).locator("summary").press("Enter")
     tab.wait(
         sampler, f"Math.abs(map.node.size[1] - {size[0]}) < 3 && Math.abs(panel.stage.clientHeight - {size[1]}) < 3"
@@ -176,7 +176,9 @@ def test_map_is_saved_as_an_image(tab, workflow):
     assert image.width == 1024 and image.height > 1024
     assert len({image.getpixel((43 + 85 * i, 43 + 85 * j)) for i in range(12) for j in range(12)}) > 20
     scale = [sum(image.getpixel((x, 1024 + 22))) for x in range(200, 860, 20)]
-    assert scale == sorted(scale) and scale[-1] > scale[0] + 200, "the scale is dark to light between its labels"
+    assert scale == sorted(scale) and scale[-1] > scale[0] + 200, (
+        "the scale must go from dark to light between its labels"
+    )
 
 
 def test_plain_decoding_shows_the_time_of_each_token(tab, workflow):
@@ -187,7 +189,9 @@ def test_plain_decoding_shows_the_time_of_each_token(tab, workflow):
     assert moments == sorted(moments) and moments[0] < moments[-1]
     assert re.fullmatch(r"[\d.]+ ?[\d.]+ s elapsed", tab.map(sampler, "panel.legend.element.textContent"))
     assert tab.map(sampler, "panel.legend.element.title") == "seconds from the start of the run"
-    assert tab.map(sampler, "panel.sentence.textContent") == "Details", "all regions are equally fast"
+    assert tab.map(sampler, "panel.sentence.textContent") == "Details", (
+        "all regions are equally fast, so no region may be named"
+    )
     tab.screenshot("plain")
 
 

@@ -248,7 +248,7 @@ def test_preferences(tab, default_workflow, prefer):
       return [widget('speed').value, widget('acceptance_map').map.panel.settings.opacity];
     }"""
     assert tab.page.evaluate(made) == ["No drafting", 0.25]
-    assert sent(tab)["speed"] == "Auto", "existing samplers do not change"
+    assert sent(tab)["speed"] == "Auto", "existing samplers must not change"
 
 
 def test_preference_with_a_renamed_value_is_used(tab, default_workflow, prefer):

@@ -69,7 +69,7 @@ def test_png_dropped_on_another_server_restores_map_prompt_and_seed(tab, comfy, 
         assert f"seed {wanted[1]}" in other.map(node, "(panel.draw(), panel.caption.element.textContent)")
         other.screenshot("dropped")
         graph = json.dumps(other.page.evaluate("app.graph.serialize()"))
-        assert "adt_tree_maps" not in graph and len(graph) < 60_000, "undo steps do not contain maps"
+        assert "adt_tree_maps" not in graph and len(graph) < 60_000, "undo steps must not contain maps"
         other.page.wait_for_timeout(1500)  # ComfyUI saves its draft of the workflow with a delay
         other.open()
         other.finished(node)
@@ -223,7 +223,9 @@ def test_caption_reports_a_changed_prompt_and_restores_it(tab, workflow):
     tab.map(sampler, f"({text}.value = '{{a red|a blue}} house', 0)")
     capture_state(tab)
     tab.settle()
-    assert tab.map(sampler, "panel.caption.element.textContent") == caption, "the choices may give the same prompt"
+    assert tab.map(sampler, "panel.caption.element.textContent") == caption, (
+        "the prompt may be the same, depending on the choices"
+    )
     tab.map(sampler, f"({text}.value = 'another house', 0)")
     capture_state(tab)
     tab.wait(sampler, f"panel.caption.own.firstChild.data === '{caption} The prompt has changed.'")
@@ -272,7 +274,7 @@ def test_caption_compares_the_prompt_of_another_node(tab, workflow):
     second = tab.map(sampler, SECOND_PROMPT, text)
     capture_state(tab)
     tab.settle()
-    assert tab.map(sampler, "panel.caption.element.textContent") == caption, "the text is the same"
+    assert tab.map(sampler, "panel.caption.element.textContent") == caption, "the text of the other node is the same"
     tab.map(sampler, "(app.graph.getNodeById(argument).widgets[0].value = 'another house', 0)", second)
     capture_state(tab)
     tab.wait(sampler, f"panel.caption.element.textContent === '{caption} The prompt has changed.'")

@@ -35,7 +35,9 @@ def test_cost_of_captured_rounds_includes_every_level():
 
 def test_results_are_stored_in_parts_and_reused(runs, monkeypatch):
     before = runs.counts(0, 70, 0.6, "eagle2", depth=4)
-    assert len(runs.file.read_text(encoding="utf-8").splitlines()) == 3, "70 captions are parts of 32, 32 and 6"
+    assert len(runs.file.read_text(encoding="utf-8").splitlines()) == 3, (
+        "70 captions must be split into parts of 32, 32 and 6"
+    )
     monkeypatch.delattr(adt_tree, "count_rounds")
     after = Runs(runs.file, "1234567").counts(0, 70, 0.6, "eagle2", depth=4)
     assert np.array_equal(before, after) and len(after.rounds) == 70

@@ -175,7 +175,9 @@ def test_a_shape_is_kept_unless_another_is_much_better(monkeypatch):
 
 
 def test_the_first_round_of_an_image_has_no_drafts():
-    assert chosen(new_policy(costs("chain"))) == NO_DRAFTS, "even if drafts cost nothing"
+    assert chosen(new_policy(costs("chain"))) == NO_DRAFTS, (
+        "the first round must have no drafts, even if drafts cost nothing"
+    )
     assert chosen(started_policy(costs("chain"))).nodes > 0
 
 
@@ -224,7 +226,7 @@ def test_modes_other_than_the_best_take_turns_from_decoding_to_decoding():
         trial = chosen(policy)
         add_round(policy, 0, trial)
         found.append((trial.mode, trial.nodes))
-        assert chosen(policy).mode not in ("", trial.mode), "the trial's expected cost does not use up the budget"
+        assert chosen(policy).mode not in ("", trial.mode), "the loss of the trial must not count"
     assert found == [("window", 4), ("both", 4)] * 2 or found == [("both", 4), ("window", 4)] * 2
 
 

@@ -48,7 +48,7 @@ def test_a_png_contains_the_cost_profile(generate, monkeypatch, relaxed, dtype):
     shutil.rmtree("cache", ignore_errors=True)
     assert CostProfile.from_json(read_settings(Path("a.png"))["profile"]) == profile
     assert generate(from_png="a.png", output="again.png") == rounds_of_png
-    assert not list(Path("cache").glob("costs-*")), "no costs are learned if the PNG has a profile"
+    assert not list(Path("cache").glob("costs-*")), "no costs may be learned if the PNG contains a profile"
     assert Path("again.png").read_bytes() == Path("a.png").read_bytes()
     assert generate(**options, output="b.png") != rounds_of_png, "the profile of this machine must differ"
 

@@ -266,7 +266,7 @@ def test_settings_for_other_programs(make, tmp_path):
     assert line.startswith(
         f"Steps: {make.target.length}, Sampler: autoregressive, CFG scale: 2.0, Seed: 3, Size: {size}"
     )
-    assert read_settings(path)["prompt"] == "a dog on a mat", "the chunk of this pack is kept"
+    assert read_settings(path)["prompt"] == "a dog on a mat", "the text chunk with this pack's settings must be kept"
 
 
 def test_texts_for_other_programs():
@@ -299,11 +299,15 @@ def test_names_of_folders(make, tmp_path):
     unique = job_key(make)
     assert batch_folder(tmp_path, make) == tmp_path / f"{make.target.name}-{unique}"
     assert batch_folder(tmp_path, make, "Cats & dogs/2") == tmp_path / f"Cats-dogs-2-{unique}"
-    assert batch_folder(tmp_path, make, "../..") == tmp_path / unique, "a name may be reduced to nothing"
+    assert batch_folder(tmp_path, make, "../..") == tmp_path / unique, (
+        "a name without valid characters must be left out"
+    )
     run(make, PROMPTS[:2], tmp_path / unique, chunk=2)
     assert batch_folder(tmp_path, make) == tmp_path / unique
     assert run(make, PROMPTS[:3], batch_folder(tmp_path, make), chunk=2) == PROMPTS[2:3], "an image was generated twice"
-    assert batch_folder(tmp_path, make, "cats") == tmp_path / f"cats-{unique}", "a name selects another folder"
+    assert batch_folder(tmp_path, make, "cats") == tmp_path / f"cats-{unique}", (
+        "another name must select another folder"
+    )
 
 
 def test_unwritable_folders_are_reported(make, tmp_path):

@@ -79,7 +79,7 @@ def test_an_interrupted_benchmark_resumes(run, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs.Request, "of", make_request)
     assert run(methods="eagle2")[0] == 0
     after = (tmp_path / "out" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
-    assert after[:2] == lines and after[2].startswith('{"prompt": 1, "te'), "existing records are unchanged"
+    assert after[:2] == lines and after[2].startswith('{"prompt": 1, "te'), "existing records must stay unchanged"
     assert [json.loads(line)["text"] for line in [after[1], *after[3:]]] == ["a cat", "a dog", "a cow"]
     assert (
         run(methods="eagle2")[0] == 0

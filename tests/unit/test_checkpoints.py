@@ -142,7 +142,7 @@ def empty_codec(path):
 DOWN = "model.layers.1.mlp.down_proj.weight"
 WRONG = {
     "chameleon": {
-        "codes that do not follow each other": (config(swap_codes), r"gives code 2 the id \d+, but \d+ was expected"),
+        "codes whose ids are not consecutive": (config(swap_codes), r"gives code 2 the id \d+, but \d+ was expected"),
         "no codec": (config(lambda c: c.pop("vq_config")), "no vq_config.*own config.json"),
         "no vocabulary": (config(lambda c: c.pop("vocabulary_map")), "vocabulary_map lacks <s>"),
         "no width": (config(lambda c: c.pop("hidden_size")), "hidden_size is None"),
@@ -150,7 +150,7 @@ WRONG = {
             tensors(lambda t: t.update({DOWN: torch.zeros(64, 95)})),
             rf"{DOWN} has shape \(64, 95\), but \(64, 96\) was expected",
         ),
-        "two tensors lost": (tensors(lose_two), "lacks the tensor '.*' and 1 more"),
+        "two missing tensors": (tensors(lose_two), "lacks the tensor '.*' and 1 more"),
         "no tokenizer": (without("tokenizer.json"), "no tokenizer.json; download it"),
     },
     "lumina-mgpt-2": {
@@ -162,7 +162,7 @@ WRONG = {
             config(lambda c: c.update(vocab_size=155010)),
             "vocab_size 155010 is too small for the 40 image tokens",
         ),
-        "a codec of no channels": (
+        "a codec without channels": (
             empty_codec,
             "the shapes of the codec's tensors do not fit together; download the codec again",
         ),
@@ -188,12 +188,12 @@ WRONG = {
         ),
     },
     "emu3": {
-        "a shard alone": (keep_only_one_shard, r"lacks the tensor '(text_model|vqmodel)\..* and \d+ more"),
-        "no end of row": (
+        "only one shard": (keep_only_one_shard, r"lacks the tensor '(text_model|vqmodel)\..* and \d+ more"),
+        "no end-of-row token": (
             config(lambda c: c["vocabulary_map"].pop("<|extra_200|>")),
             r"vocabulary_map lacks <\|extra_200\|>",
         ),
-        "a code lost": (
+        "a missing code": (
             config(lambda c: c["vocabulary_map"].pop("<|visual token 000007|>")),
             "does not name image tokens 0 to n - 1",
         ),

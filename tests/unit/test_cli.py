@@ -56,7 +56,7 @@ def test_output_files(generate):
     )
     assert code == 0, err
     assert all(words in out for words in ("tau", "mean depth", "tokens/s", "Speed-up", "tokens identical"))
-    assert "16/" in err or "32/32" in err or "%" in err, "a progress bar on stderr"
+    assert "16/" in err or "32/32" in err or "%" in err, "stderr must contain a progress bar"
     grids = load("t.json")["tokens"]
     assert [len(grids), len(grids[0]), len(grids[0][0])] == [1, 4, 4]
     assert all(0 <= code < 40 for row in grids[0] for code in row)
@@ -126,7 +126,7 @@ def test_prompts_of_a_list_can_be_decoded_together(generate):
     for figure in ("tokens", "images", "tau", "mean_depth", "verified_nodes"):
         assert load("r1.json")[figure] == pytest.approx(load("r3.json")[figure]), figure
     forwards = [load(f"r{at_once}.json")["target_forwards"] for at_once in (1, None, 3)]
-    assert forwards[0] > forwards[1] > forwards[2], "a shared forward pass counts once"
+    assert forwards[0] > forwards[1] > forwards[2], "a forward pass of several images must count once"
     assert forwards[0] * load("r1.json")["tau"] == pytest.approx(6 * 15)
     accepted = [
         [
@@ -143,7 +143,7 @@ def test_a_png_contains_all_settings(generate):
     with Image.open("a.png") as image:
         saved = json.loads(image.text["adt_tree"])
     expected = set(Recipe.options()) - {"rule"}  # a PNG without `rule` uses the paper's rule
-    assert expected <= set(saved), "settings that --from-png reads"
+    assert expected <= set(saved), "the PNG lacks settings that --from-png reads"
     assert saved.items() >= {"prompt": "a café", "seed": 3, "image_index": 0, "noise_version": 1}.items()
     assert {"adt-tree", "torch", "numpy"} <= set(saved["versions"])
 

@@ -79,12 +79,14 @@ def test_a_report_is_only_replaced_by_the_same_list(tmp_path):
         return own
 
     assert write(rows) == "report"
-    assert write([row("1", "c.png", 2.0)]) == "report-2", "a report of another list"
+    assert write([row("1", "c.png", 2.0)]) == "report-2", "the report of another list must not be replaced"
     first = (tmp_path / "report.json").read_bytes()
     assert write(rows[:1]) == "report-3", "the existing report has an image that this list lacks"
     assert (tmp_path / "report.json").read_bytes() == first
-    assert write([*rows, row("3", "d.png", 1.0)]) == "report", "the same list with one more image"
-    assert write([row("1", "c.png", 9.0)]) == "report-2", "the same list with other figures"
+    assert write([*rows, row("3", "d.png", 1.0)]) == "report", (
+        "the report of a shorter version of this list must be replaced"
+    )
+    assert write([row("1", "c.png", 9.0)]) == "report-2", "a report with other statistics must not be replaced"
     (tmp_path / "report.json").write_text("[", encoding="utf-8")
     assert write([*rows, row("9", "e.png", 1.0)]) == "report-3" and write([row("5", "f.png", 1.0)]) == "report-4"
     (tmp_path / "sums.csv").write_text("of somebody else", encoding="utf-8")
@@ -142,7 +144,9 @@ def test_lone_surrogates_are_escaped(tmp_path):
 @pytest.mark.parametrize("columns, shape", [(0, (3, 2)), (2, (2, 3)), (9, (5, 1))])
 def test_positions_of_images_on_the_sheet(columns, shape):
     sheet = collect.contact_sheet(IMAGES, [""] * 5, columns, width=50)
-    assert sheet.size == (shape[0] * 58 + 8, shape[1] * 33 + 8), "the aspect ratio is 2:1, with gaps"
+    assert sheet.size == (shape[0] * 58 + 8, shape[1] * 33 + 8), (
+        "images must have the aspect ratio 2:1 and gaps between them"
+    )
     for number, color in enumerate(COLORS):
         assert sheet.getpixel((8 + number % shape[0] * 58 + 25, 8 + number // shape[0] * 33 + 12)) == color
 
@@ -152,7 +156,7 @@ def test_labels_are_below_their_images_and_truncated():
     sheet = np.asarray(collect.contact_sheet(IMAGES, labels, columns=5, width=100))
     ink = (sheet > 128).all(-1)
     columns = np.flatnonzero(ink.any(0))
-    assert 116 <= columns.min() and columns.max() < 216, "only below the second image"
+    assert 116 <= columns.min() and columns.max() < 216, "the label must be only below the second image"
     assert not ink[:58].any() and ink[58:].any()
 
 

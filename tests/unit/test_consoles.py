@@ -45,7 +45,7 @@ def test_emoji_in_messages(console, line, tmp_path, encoding):
     code, out, err = console(encoding, *line)
     assert code == 0, err
     assert f"{ESCAPED}.png: 16 tokens in" in out
-    assert "16/16" in err or "%" in err, "the progress bar"
+    assert "16/16" in err or "%" in err, "stderr lacks the progress bar"
     assert (tmp_path / f"{EMOJI}.png").is_file()
 
 

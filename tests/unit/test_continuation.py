@@ -46,7 +46,7 @@ def test_other_shapes_are_cropped_and_resized(tmp_path):
     wide.save(tmp_path / "wide.png")
     pixels = to_pixels(open_rgb(tmp_path / "wide.png", "x"), 8, 8)
     assert pixels.shape == (1, 3, 8, 8) and torch.equal(pixels[0, :, 4, 4], torch.tensor([-1.0, -1.0, 1.0]))
-    assert (pixels[0, 2] > 0.5).all(), "the blue centre"
+    assert (pixels[0, 2] > 0.5).all(), "the result must be the blue centre of the image"
 
 
 def test_an_image_of_the_right_size_is_not_changed(tmp_path):

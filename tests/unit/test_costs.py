@@ -95,7 +95,9 @@ def test_estimated_costs_of_drafts_are_high_on_a_cpu_and_low_on_a_gpu(mode):
     cpu, gpu, batch = (replace(ESTIMATED, **more).profile((*SIZES, 32)) for more in values)
     assert gpu.cost(mode, 24) < 1.45 and gpu.cost(mode, 63) < 2 and cpu.cost(mode, 63) > 3
     assert batch.cost(mode, 16) > 1.5 * cpu.cost(mode, 16) and cpu.decodings == 0
-    assert gpu.cost(mode, 31) - gpu.cost(mode, 24) < 0.1 < gpu.cost(mode, 32) - gpu.cost(mode, 31), "another tile"
+    assert gpu.cost(mode, 31) - gpu.cost(mode, 24) < 0.1 < gpu.cost(mode, 32) - gpu.cost(mode, 31), (
+        "the 32nd draft needs another tile"
+    )
 
 
 TOKENS = {(mode.name, size): 1 + mode.expected_accepted(size) for mode in MODES for size in sizes_of(mode)}
@@ -219,7 +221,7 @@ def test_what_was_learned_is_found_by_name_and_batch_size(cache):
     cache.rename(cache.with_name("away"))
     cache.write_text("a file where the folder should be", encoding="utf-8")
     profiles.save_costs(replace(model, images=3))
-    assert profiles.find_costs("a device", 3)["decodings"] == 6, "kept for the process"
+    assert profiles.find_costs("a device", 3)["decodings"] == 6, "costs must be kept in memory if they can't be saved"
 
 
 VALUE = {

@@ -88,7 +88,9 @@ def test_slow_methods_are_skipped_and_named(small, monkeypatch):
     monkeypatch.setattr(diagnostics, "MAX_SECONDS", -1.0)
     monkeypatch.setattr(diagnostics, "MAX_RUN_SECONDS", 0.0)
     page = report_on(small)
-    assert re.search(r"over the first \d tokens", part(page, "Methods")), "a run stops after some rounds"
+    assert re.search(r"over the first \d tokens", part(page, "Methods")), (
+        "a slow method must be stopped after some rounds"
+    )
     assert part(page, "Same image") == "Every method that was tested gives the same tokens as plain decoding."
     assert "Skipped to save time: auto, jacobi, a chain." in part(page, "Methods")
 

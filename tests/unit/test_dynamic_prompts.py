@@ -41,7 +41,7 @@ def test_all_combinations(text, expected):
     assert texts(text, ALL) == expected
     assert texts(text, OFF) == [text]
     chosen = {texts(text, RANDOM, seed)[0] for seed in range(50)}
-    assert chosen == set(expected), "every combination is chosen by some seed"
+    assert chosen == set(expected), "every combination must be chosen with some seed"
 
 
 def test_combinations_become_prompts_with_numbered_ids():

@@ -49,7 +49,7 @@ def test_emu3_prompt_contains_the_grid(models):
     target, _ = models("emu3")
     prompt = target.encode_prompt(" a cat\n")
     assert spelled(target, prompt).replace(" ", "") == "<|extra_203|>acat<|imagestart|>5*6<|imagetoken|>"
-    assert prompt[-1] == target.prompter.tokenizer.token_to_id("<|image token|>"), "one token"
+    assert prompt[-1] == target.prompter.tokenizer.token_to_id("<|image token|>"), "the tag must be one token"
     assert target.unconditional(prompt) == target.encode_prompt(NEGATIVE)
 
 

@@ -124,7 +124,7 @@ def test_lines_are_complete_after_any_content(tmp_path, before):
     text = path.read_text(encoding="utf-8")
     assert text.startswith(before) and text.endswith("\n") and text.split("\n")[-3:-1] == ["two", "three"]
     assert text.count("two") == 1 + bool(before and not before.endswith("\n")), (
-        "only after an incomplete line it is written twice"
+        "the line must be written twice only after an incomplete line"
     )
 
 

@@ -58,7 +58,7 @@ def test_each_write_of_a_command(run, name, monkeypatch):
             code, error = run(name, output)
         if code == 0:
             break
-        assert code == 1 and error[0].startswith(f"error: '{output}/"), "it names the file"
+        assert code == 1 and error[0].startswith(f"error: '{output}/"), "the error must name the file"
         assert "the disk is full" in error[0] and "finished results were kept" in error[0] and error[0].count(". ") == 0
         check_complete(Path(output))
         finished = {path: path.read_bytes() for path in Path(output).rglob("*.jsonl")}

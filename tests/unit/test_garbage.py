@@ -170,11 +170,11 @@ def test_a_file_is_rarely_opened_again(monkeypatch, tiny):
     usual = files.safe_open
     monkeypatch.setattr(files, "safe_open", lambda *given: opened.append(given) or usual(*given))
     load_target(tiny)
-    assert len(opened) == 2, "for the header, and for all tensors"
+    assert len(opened) == 2, "the file must be opened once for the header and once for all tensors"
     opened.clear()
     monkeypatch.setattr(files, "MOST_MAPPED", 10_000)
     load_target(tiny)
-    assert len(opened) > 10, "large files are not read completely into memory"
+    assert len(opened) > 10, "a large file must be opened again for each part"
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_scores_cover_only_named_attributes():
     assert list(score.named.values()) == [False] * 3
     assert score.kind_and_colour == [True], "kind and colour are right, only the place is wrong"
     two = score_prompt(contents, PromptSpec("", "", (ObjectSpec(("sailboat",)), ObjectSpec(("sailboat",), "red"))))
-    assert two.kind_and_colour == [True, False], "one detection satisfies only one requirement"
+    assert two.kind_and_colour == [True, False], "one detected object may satisfy only one requirement"
     assert two.not_repeated == []
 
 

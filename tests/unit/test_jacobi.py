@@ -45,7 +45,7 @@ def test_a_model_that_ignores_context_is_predicted_after_one_round(target):
     chain = Drafting("eagle2", depth=4, width=1, nodes=4)
     decoding = run(target, load_drafter("jacobi", target), ("a",), drafting=chain)
     shares = [share for round in decoding.trace.rounds for share in round.images]
-    assert len(shares) == 3, "15 tokens after the first one, 5 per round"
+    assert len(shares) == 3, "15 tokens after the first token need 3 rounds of 5 tokens"
     assert all(share.accepted == share.depth for share in shares)
 
 

@@ -51,7 +51,7 @@ def test_parts_cover_the_prompts_in_order(prompts, at_once, together, workers):
     found = split(prompts, at_once, together, workers)
     assert [number for part in found for number in part] == list(range(prompts))
     assert at_once > together or all(len(part) == 1 for part in found)
-    assert len(found) >= min(workers, prompts // -(-at_once // together)), "a worker has no part"
+    assert len(found) >= min(workers, prompts // -(-at_once // together)), "a worker gets no part"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def training(tensors: dict, **arguments: object) -> dict:
     return {"model": tensors, "optimizer": moments, "steps": 50_000, "args": namespace}
 
 
-@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "of before torch 1.6"])
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "before torch 1.6"])
 def test_a_training_checkpoint_is_read(tmp_path, is_zip):
     tensors = llamagen.transformer()
     torch.save(training(tensors), tmp_path / "t2i_256.pt", _use_new_zipfile_serialization=is_zip)
@@ -172,7 +172,7 @@ def test_dfloat11(target, how):
     )
 
 
-@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "of before torch 1.6"])
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "before torch 1.6"])
 def test_a_pickle_named_safetensors_is_named(target, is_zip):
     """A pickle must not be opened under this name. The error must suggest another name."""
     before = load_target(target).decoder.head
@@ -183,7 +183,7 @@ def test_a_pickle_named_safetensors_is_named(target, is_zip):
     assert torch.equal(load_target(target).decoder.head, before)
 
 
-@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "of before torch 1.6"])
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "before torch 1.6"])
 def test_a_file_of_llamagen_named_safetensors_is_named(tmp_path, is_zip):
     torch.save({"a": torch.zeros(1)}, tmp_path / "t2i_256.pt", _use_new_zipfile_serialization=is_zip)
     (tmp_path / "t2i_256.pt").rename(tmp_path / "t2i_256.safetensors")

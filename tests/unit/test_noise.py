@@ -74,12 +74,14 @@ def test_images_that_advance_by_random_steps_get_the_complete_noise(ahead, chunk
         roots = [start] * len(indices)
         memory = buffer.ring.data_ptr()
         buffer.prepare([start - 1] * len(indices), ahead=1)
-        assert has_rows(buffer, roots, expected, ahead=0), "row of the first token"
+        assert has_rows(buffer, roots, expected, ahead=0), "the buffer lacks the row of the first token"
         while min(roots) < LENGTH - 1:
             buffer.prepare(roots)
             assert has_rows(buffer, roots, expected)
             roots = [min(root + random_steps.randint(0, min(stride, ahead)), LENGTH - 1) for root in roots]
-            assert has_rows(buffer, roots, expected, ahead=0), "rows made for the round before include the new roots"
+            assert has_rows(buffer, roots, expected, ahead=0), (
+                "the rows of the previous round must include the new roots"
+            )
         assert buffer.ring.data_ptr() == memory
 
 
@@ -100,7 +102,7 @@ def test_the_ring_is_shorter_than_an_image_and_each_chunk_is_made_once(monkeypat
     assert len(calls) == 1
     for root in range(LENGTH):
         buffer.prepare([root])
-    assert len(calls) == -(-LENGTH // 4), "each chunk is made once"
+    assert len(calls) == -(-LENGTH // 4), "each chunk must be made only once"
     assert new_noise([0], ahead=200).ring.shape[1] == LENGTH
 
 

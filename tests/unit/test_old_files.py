@@ -96,7 +96,9 @@ def test_measured_costs_of_earlier_versions_are_replaced(work, path):
     model = CostModel(profile.name, profile.images, MergedDrafter.modes, on_cpu=True)
     assert model.with_json(profiles.find_costs(profile.name, profile.images)) == model
     profiles.save_costs(replace(model, decodings=1))
-    assert [file.name for file in Path("cache").iterdir()] == [path.name], "the same file"
+    assert [file.name for file in Path("cache").iterdir()] == [path.name], (
+        "the new costs must replace the old costs in the same file"
+    )
     assert model.with_json(profiles.find_costs(profile.name, profile.images)).decodings == 1
 
 

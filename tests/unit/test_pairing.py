@@ -101,7 +101,7 @@ def test_the_pairing_is_found_saved_and_used(counter, tmp_path, capsys, planted)
         Drafting("eagle2", depth=4, width=2, nodes=8, proposal="top-k"),
     ):
         (share,) = counted(target, loaded, drafting).trace.rounds[1].images
-        assert share.accepted == share.depth >= 4, "every draft is correct at all depths"
+        assert share.accepted == share.depth >= 4, "the drafts at all depths must be correct"
 
 
 def counted(target, drafter, drafting):

@@ -75,7 +75,9 @@ def test_statistics_count_decoded_tokens(models):
     report = drafted.trace.report()
     assert report["tokens"] == 2 * 10 and drafted.total_tokens == drafted.done_tokens == 2 * 16
     shares = [share for round in drafted.trace.rounds for share in round.images]
-    assert sum(share.accepted + 1 for share in shares) == 2 * 9, "the prefill samples the first one"
+    assert sum(share.accepted + 1 for share in shares) == 2 * 9, (
+        "rounds must not count the first token, which the prefill samples"
+    )
     cells = [cell for row in drafted.trace.acceptance_map() for cell in row]
     assert cells[:6] == [0] * 6 and all(cell > 0 for cell in cells[6:])
     assert all(share.position >= 6 for share in shares)

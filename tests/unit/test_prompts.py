@@ -189,7 +189,9 @@ def test_selection():
     assert [prompt.id for prompt in select(prompts, filter="red", start=2, count=3)] == ["5", "7", "9"]
     shuffled = select(prompts, shuffle=1)
     assert sorted(shuffled) == sorted(prompts) and shuffled != prompts and shuffled != select(prompts, shuffle=2)
-    assert select(prompts, shuffle=1, start=4, count=4) == shuffled[4:8], "a part of the same order"
+    assert select(prompts, shuffle=1, start=4, count=4) == shuffled[4:8], (
+        "the selection must be a part of the same shuffled order"
+    )
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_identical_images_are_scored_once(tiny, tmp_path, clip, predictor, capsy
     table = capsys.readouterr().out
     results = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
     plain, exact, relaxed = results["summary"]
-    assert len(calls) == 4, "jacobi shares the images of plain decoding"
+    assert len(calls) == 4, "the images of jacobi equal the images of plain decoding, so they must not be scored again"
     assert all(plain[column] == exact[column] for column in ("CLIP score", "aesthetic", "IS"))
     assert plain["aesthetic"] != relaxed["aesthetic"] and plain["IS"] == relaxed["IS"] == 2
     assert "| CLIP score | aesthetic | IS |" in table
@@ -133,7 +133,7 @@ def test_identical_images_are_scored_once(tiny, tmp_path, clip, predictor, capsy
     images = tmp_path / "out" / "images"
     written = [path.relative_to(images).as_posix() for path in images.rglob("*.png")]
     assert sorted(written) == [f"{name}/000{i}.png" for name in ("autoregressive", "jacobi+lantern") for i in (1, 2)]
-    assert cli.main(command) == 0 and len(calls) == 4, "nothing is measured again"
+    assert cli.main(command) == 0 and len(calls) == 4, "nothing may be measured again"
     assert cli.main(command[:-4]) == 1 and "other settings" in capsys.readouterr().err
 
 

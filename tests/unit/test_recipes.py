@@ -248,7 +248,9 @@ def test_the_help_shows_method_and_option(capsys):
     assert "toy: drafts now and then" in shown and "--stride" in shown
     help = "Drafts where the position is a multiple of this, 25 % of them"
     assert f"{help} (default: 4, or automatic for drafter and device)" in shown
-    assert list(options())[-1] == "stride", "saved workflows refer to the options before it by position"
+    assert list(options())[-1] == "stride", (
+        "new options must come last, because saved workflows refer to options by position"
+    )
 
 
 @pytest.mark.parametrize(

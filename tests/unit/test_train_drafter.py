@@ -164,7 +164,7 @@ def test_estimate_of_time_memory_and_disk_space(train, tmp_path, monkeypatch):
         rf"{number} GB of disk",
         estimate,
     )
-    assert "The training takes" not in train()[2], "a finished run has no estimate"
+    assert "The training takes" not in train()[2], "the command must print no estimate for a finished run"
 
 
 # ---- training and inference -------------------------------------------

@@ -31,7 +31,7 @@ def test_words_json_equals_the_training_vocabulary(tmp_path):
     words = bundled_vocabulary()
     assert {kind: sorted(getattr(words, kind)) for kind in words._fields} == captions.known_words()
     assert frozenset().union(*words) > {*captions.vocabulary()} - {captions.UNKNOWN}
-    assert sum(map(len, words)) == len(frozenset().union(*words)), "a word has two kinds"
+    assert sum(map(len, words)) == len(frozenset().union(*words)), "a word is in the lists of two kinds"
 
 
 def test_kinds_of_words():

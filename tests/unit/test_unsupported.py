@@ -162,5 +162,5 @@ def test_templates_state_the_download_size(row):
     """Emu3-Gen-hf is published in float32, so the download is twice as large as the weights in memory."""
     notes = (file.read_text(encoding="utf-8") for file in (ROOT / "workflows").glob("*.json"))
     shown = [note for note in notes if f"Choose *{row.name}*" in note]
-    assert all(note.count(row.size) >= 2 for note in shown), "in English and in Chinese"
+    assert all(note.count(row.size) >= 2 for note in shown), "the size must be stated in English and in Chinese"
     assert row.name != "Emu3-Gen-hf" or shown and row.size == "35 GB"

@@ -89,15 +89,15 @@ def test_noise_of_other_images_is_drawn_once(monkeypatch):
             ahead(range(first, first + 4))
     assert drawn == [range(4), range(4, 8)]
     one(range(8, 12))
-    assert len(kind._kept) == 2, "memory is bounded"
+    assert len(kind._kept) == 2, "old noise must be dropped, so that memory is bounded"
 
 
 def test_the_first_call_belongs_to_the_first_generated_token():
     rows = UpstreamNoise(WIDTH, COLUMNS, 1, start=6)((SEED, 0))
     assert torch.equal(rows(range(4, 9))[2:], calls()[:3, 0]) and rows(range(9, 11)).equal(calls()[3:5, 0])
-    assert torch.equal(rows(range(14, 16)), calls()[8:10, 0]), "noise of skipped positions is consumed"
+    assert torch.equal(rows(range(14, 16)), calls()[8:10, 0]), "skipped positions must use up their noise"
     later = UpstreamNoise(WIDTH, COLUMNS, 1, before=3)((SEED, 0))
-    assert torch.equal(later(range(4)), calls()[3:7, 0]), "noise of earlier calls of the script is consumed"
+    assert torch.equal(later(range(4)), calls()[3:7, 0]), "earlier calls of the script must use up their noise"
 
 
 def test_noise_in_the_ring_buffer():
