@@ -40,7 +40,7 @@ NO_NPM = "check not run: format, style and types of the JavaScript, which need n
 BUDGET = {"first run": 480, "default": 300, ALL: 5100}
 """Maximum duration of ``dev.py test`` on two cores in seconds, including the set-up."""
 SIDE_BY_SIDE = ["-n", str(max(2, min(3, os.cpu_count() or 2)))]
-ONE_BY_ONE = ["-m", "alone", "--reruns", "1"]  # timed tests; a failed test runs again: a shared machine may stall
+ONE_BY_ONE = ["-m", "alone", "--reruns", "1"]  # timed tests; a failed test runs again, as the machine may be busy
 
 CAPTION = "A red house on the left of a grassy field under a clear blue sky and a yellow hot air balloon on the right."
 SEED = "3"  # the image of this seed shows everything in the caption
@@ -82,7 +82,7 @@ def test(options: list[str]) -> int:
     started = time.monotonic()
     installed = environment(REQUIREMENTS, TEST_REQUIREMENTS)
     if installed:
-        _run("-c", "import torch, transformers")  # writes their bytecode once, before the test processes start
+        _run("-c", "import torch, transformers")  # compiles both packages once, before the test processes start
     counts: Counter[str] = Counter()
     if options not in ([], [ALL]):
         code = _pytest(counts, *options)

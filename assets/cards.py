@@ -39,7 +39,7 @@ MARGIN = 36
 GRID = 12
 """Number of tokens along each side of the acceptance map that represents the result."""
 RUN_LENGTHS = (1, 2, 3, 4, 6, 9, 12)
-"""Numbers of tokens per pass that occur in this random acceptance map."""
+"""Numbers of tokens per pass that occur in the random acceptance map."""
 
 
 class Workflow:

@@ -2,12 +2,16 @@
 
     python -m benchmarks.adt_tree [--count 64]
 
-The options of both are chosen on other captions than those of the comparison: the fixed tree for each temperature, and
-ADT-Tree's options for all temperatures together. Nothing is timed. The *value* of a tree is the number of tokens per
-time of a plain step, if a round costs 1 + a fixed part + a part for each draft + a price for each call of the network.
-Trees are counted with :mod:`.replay`, so other processes may be running. Each result is appended to a temporary file,
-from which an interrupted measurement resumes. The table is stored in docs/figures.json and written into
-docs/results.md, like those of ``python -m benchmarks.figures``.
+The options of both methods are chosen on other captions than the captions of the comparison. For each number of drafts,
+the fixed tree is chosen separately for each temperature, but ADT-Tree has the same options at all temperatures.
+
+Nothing is timed. The *value* of a tree is computed from counts: it is the number of tokens that are decoded in the time
+of one plain step. The computation assumes the cost of a round in plain steps: 1, plus a fixed cost, plus a cost for
+each draft, plus a cost for each call of the drafter's network. :mod:`.replay` counts the rounds and calls. Other
+processes may run at the same time, because they do not change the counts.
+
+Each result is appended to a temporary file, from which an interrupted measurement resumes. The table is stored in
+docs/figures.json and written into docs/results.md, like the tables of ``python -m benchmarks.figures``.
 """
 
 from __future__ import annotations
@@ -41,9 +45,9 @@ EVALUATION = 1000
 TUNED = 8
 """Number of captions on which options are chosen."""
 AT_ONCE = 16
-"""Images that are decoded at the same time. The results do not depend on it."""
+"""Number of images that are decoded at the same time. The results do not depend on this number."""
 PART = 32
-"""Captions whose results are stored together."""
+"""Number of captions whose results are stored together."""
 TEMPERATURES = (0.0, 0.6, 1.0)
 BUDGETS = (24, 31, 63, 12, 6)
 """Numbers of drafts, in the order of their measurement."""
@@ -54,7 +58,7 @@ FIXED = {
     31: ((8, 5), (8, 8), (10, 4), (10, 8), (16, 3)),
     63: ((8, 8), (10, 8), (16, 3)),
 }
-"""Depth and width of fixed trees by number of drafts."""
+"""Number of drafts -> depth and width of each fixed tree to choose from."""
 _BOTH = {"rule": "predicted", "init": "both"}
 _STEPS = {"depth": 8, "width": 4, "depth_min": 4, "depth_max": 20, "depth_step": 3, "width_min": 2, "width_max": 6}
 
@@ -73,7 +77,7 @@ ADAPTIVE: dict[int, tuple[dict[str, Any], ...]] = {
     31: (_predicted(0.7, 5, 12, 8), _predicted(0.7, 6, 13, 8)),
     63: (_predicted(0.7, 5, 12, 8), _predicted(0.7, 6, 14, 8)),
 }
-"""Options of ADT-Tree by number of drafts."""
+"""Number of drafts -> sets of options of ADT-Tree to choose from."""
 
 
 class Price(NamedTuple):
@@ -83,7 +87,8 @@ class Price(NamedTuple):
         fixed: Cost of any round.
         draft: Cost of each draft that is verified.
         call: Cost of each call of the network.
-        captured: Whether rounds are captured, so that every level of the chosen depth is called.
+        captured: Whether rounds are captured as CUDA graphs. The network is then called for every level of the depth
+            that the policy has chosen, even if the tree stops growing earlier.
     """
 
     fixed: float
@@ -97,19 +102,19 @@ PRICES = {
     "captured": Price(0.15, 0.0, 0.06, captured=True),
     "CPU": Price(0.31, 0.043, 0.16),
 }
-"""Prices by name. The first two are near an H100's. CPU is fitted to the tables in docs/performance.md."""
+"""Prices by name. The first two are close to the costs on an H100. `CPU` is fitted to tables in docs/performance.md."""
 CHOSEN_BY = "early stop", "captured"
-"""Prices for which the best fixed tree is chosen; the CPU's uses that of the first."""
+"""Prices for which the best fixed tree is chosen. For the price `CPU`, the tree of the first is used."""
 
 
 class Counts(NamedTuple):
-    """Counts of the decoding of each caption, [n] each.
+    """Counts from decoding n captions. Each array [n] has a count per caption.
 
     Attributes:
         rounds: Rounds with drafts.
         depth: Sum of the depths of the verified trees.
-        calls: Calls of the network, where growth stops early.
-        levels: Sum of the depths that the policy has chosen, which are the calls of captured rounds.
+        calls: Calls of the network, if a tree may stop growing before it has the chosen depth.
+        levels: Sum of the depths that the policy has chosen. Captured rounds call the network as often.
     """
 
     rounds: np.ndarray
@@ -176,7 +181,7 @@ class Runs:
         self._known = {line["key"]: line["counts"] for line in map(json.loads, lines)}
 
     def counts(self, first: int, count: int, temperature: float, method: str, **options: Any) -> Counts:
-        """Return the counts of a method on some captions, measured unless they are in the file."""
+        """Return the counts of a method on some captions. Counts that are not in the file are measured."""
         drafting = Drafting(method, **options)
         starts = range(first, first + count, PART)
         parts = [self._part(start, min(PART, first + count - start), temperature, drafting) for start in starts]
@@ -205,7 +210,7 @@ def choose_fixed(runs: Runs, temperature: float, drafts: int, price: Price) -> d
 
 
 def choose_adaptive(runs: Runs, drafts: int) -> dict[str, Any]:
-    """Return ADT-Tree's options with the highest values on the tuning captions, as mean of all temperatures."""
+    """Return ADT-Tree's options with the highest geometric mean of the values of all temperatures and `CHOSEN_BY`."""
     choices = [{**options, "nodes": drafts} for options in ADAPTIVE[drafts]]
 
     def cost(options: dict[str, Any]) -> float:
@@ -216,7 +221,7 @@ def choose_adaptive(runs: Runs, drafts: int) -> dict[str, Any]:
 
 
 def ratio_with_interval(one: np.ndarray, other: np.ndarray) -> list[float]:
-    """Return sum(one) / sum(other) and its 95 % bootstrap interval over pairs."""
+    """Return sum(one) / sum(other) and its 95 % bootstrap interval. A resample keeps one[i] and other[i] together."""
     drawn = np.random.default_rng(0).integers(len(one), size=(4000, len(one)))
     ratios = one[drawn].sum(1) / other[drawn].sum(1)
     return [float(one.sum() / other.sum()), *map(float, np.quantile(ratios, (0.025, 0.975)))]
@@ -226,7 +231,8 @@ def compare(runs: Runs, count: int, temperature: float, drafts: int) -> dict[str
     """Compare ADT-Tree with the best fixed trees.
 
     Returns:
-        Budget and temperature, the chosen options, the figures of each tree, and the ratio of values by price.
+        The number of drafts, the temperature and the chosen options. For each price also the tokens per round, counts
+        per round and values of the fixed tree and of ADT-Tree, and the ratio of ADT-Tree's value to the fixed tree's.
     """
     options = choose_adaptive(runs, drafts)
     adaptive = runs.counts(EVALUATION, count, temperature, "adt-tree", **options)
@@ -246,7 +252,7 @@ def compare(runs: Runs, count: int, temperature: float, drafts: int) -> dict[str
 
 def measure(count: int) -> list[dict[str, Any]]:
     """Compare all numbers of drafts and temperatures, and print each result."""
-    from .figures.__main__ import origin  # which imports this module
+    from .figures.__main__ import origin  # not at the top, because `figures` imports this module
 
     runs = Runs(RUNS, origin()["commit"])
     lines = []

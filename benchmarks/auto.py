@@ -20,14 +20,15 @@ There are three sets of prompts:
 
 The exit code is 1 if *auto* is too slow. On each set, *auto* must reach 0.97 times the speed of the best other method,
 and 0.98 times the speed of plain decoding. On each batch, *auto* must reach 0.90 times the speed of plain decoding.
-With ``--busy`` it must reach 0.93 times the speed of the best other method.
+With ``--busy``, 0.93 times the speed of the best other method is enough.
 
-``--busy N`` runs N other busy processes during the measurement. ``--history`` is what *auto* has done before:
+``--busy N`` runs N other busy processes during the measurement. ``--history`` sets what *auto* has learned before the
+measurement:
 
 - ``none``: nothing.
-- ``busy``: it has learned the costs from six images while two other processes were busy.
-- ``x0.3``, ``x3``: it has learned the costs, and then all of them were multiplied by this number.
-- ``both:x10``: likewise, with the costs of the draft mode ``both`` only.
+- ``busy``: *auto* has learned the costs of rounds from six images, while two other processes were busy.
+- ``x0.3``, ``x3``: *auto* has learned the costs. Then all costs in its cache were multiplied by this number.
+- ``both:x10``: like ``x10``, but only the costs of the draft mode ``both`` (network and window) were multiplied.
 
 After a history, *auto* decodes three images on the quiet machine before the measurement begins.
 """
@@ -67,8 +68,8 @@ from model_making.prompts import PROMPTS
 from .harness import RECIPE, SAMPLING, captions
 from .interleaving import header, interleave, row
 
-LEARNING = 6  # images from which `auto` learns before its costs are spoiled
-CORRECTING = 3  # images that `auto` decodes between that and the measurement
+LEARNING = 6  # number of images from which `auto` learns costs in `prepare`
+CORRECTING = 3  # number of images that `auto` then decodes before the measurement
 FIRST_CAPTION = 3000  # number of the first held-out caption of this benchmark
 FREE_PROMPTS = (
     "a white tent in a snowy field at night|a boat near a brick wall|an old man reading a newspaper|"
@@ -90,7 +91,7 @@ METHODS: dict[str, tuple[str, Drafting]] = {
 MIN_OF_BEST = 0.97
 """Minimum speed of `auto` on a set, as a multiple of the speed of the best other method."""
 MIN_OF_BEST_BUSY = 0.93
-"""The same on a busy machine."""
+"""Value that replaces `MIN_OF_BEST` on a busy machine (option ``--busy``)."""
 MIN_OF_PLAIN = 0.98
 """Minimum speed of `auto` on a set, as a multiple of the speed of plain decoding."""
 MIN_OF_PLAIN_PER_BATCH = 0.90
@@ -205,7 +206,9 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def prepare(auto: MethodWorker, history: str) -> None:
-    """Let `auto` learn costs, spoil them, and decode three images.
+    """Let `auto` learn costs, multiply the learned costs, and let `auto` decode three images.
+
+    With the history "none", do nothing. With the history "busy", the costs are not multiplied.
 
     Args:
         auto: Process of the method `auto`.

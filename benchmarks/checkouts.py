@@ -31,7 +31,7 @@ for line in sys.stdin:
             code = exit.code or 0
     print(json.dumps([code, output.getvalue()]), flush=True)
 """
-"""Program of the process of a `Checkout`.
+"""Program that a `Checkout` runs in its process.
 
 The program reads lines from standard input. Each line is a JSON list of arguments, with which the program runs
 ``python -m adt_core``. All runs share one process, so that torch is imported only once."""

@@ -32,7 +32,7 @@ SCENES = "attributes found"
 SAMPLING = Sampling(1, BUNDLED_SAMPLING.temperature, guidance=BUNDLED_SAMPLING.guidance)
 """Default sampling of the bundled model."""
 RECIPE = Recipe(SAMPLING, lantern=Lantern(100, 0.1), drafter="bundled")
-"""Default recipe of comparisons. Only methods whose name ends in ``+lantern`` use its LANTERN settings."""
+"""Default recipe of comparisons. Only methods whose name ends in ``+lantern`` use LANTERN."""
 
 
 def captions(start: int, count: int) -> list[str]:

@@ -32,7 +32,7 @@ BATCHED_PROMPTS = 4
 """Number of prompts in runs with ``--at-once``, which decode several images at the same time."""
 IMAGE = HERE / "assets" / "icon.png"
 FIELDS = tuple("image position depth_asked width_asked depth width nodes accepted ranks substituted".split())
-"""Keys of the trace whose values are compared, for each image of each round."""
+"""Keys of the trace. Their values are compared for each image of each round."""
 
 CHAIN = "--method eagle2 --depth 16 --width 1 --nodes 16"
 PRUNED = "--depth 6 --width 3 --nodes 10 --expand-above 0.3 --keep-above 0.05"

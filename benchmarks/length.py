@@ -151,6 +151,7 @@ def compare(target: Target, prompts: list[str]) -> None:
 
 
 def _twice(measure: Callable[[], float], _prompt: str) -> tuple[float, float]:
+    """Return a forward's time twice: a row of the table needs a time per round and a time per token."""
     value = measure()
     return value, value
 

@@ -8,7 +8,7 @@ float32, rounding may change the order of two candidates that are nearly tied. A
 first different token of an image is not a near tie. A near tie is a position at which the two largest perturbed logits
 (logits plus Gumbel noise) of plain decoding differ by less than 1e-3.
 
-A setting also fails if its drafts were not accepted at more than one depth, because the check would then prove nothing.
+A setting also fails if drafts were accepted at no depth or only at depth 1, because the check would then prove nothing.
 The report counts the accepted drafts by depth in the tree and by sibling rank. All captions of a seed are decoded as
 one batch.
 """
@@ -145,7 +145,8 @@ class Cell:
     Attributes:
         images: Number of images.
         identical: Number of images with the same tokens as plain decoding.
-        first_gaps: For each other image, the gap of plain decoding (see `plain_run`) at the first different token.
+        first_gaps: For each image that is not identical, the gap of plain decoding (see `plain_run`) at the first
+            different token.
         emitted: Number of tokens that the rounds decoded.
         forwards: Number of rounds, summed over all images.
         depths: Number of accepted drafts by depth in the tree.

@@ -1,4 +1,4 @@
-"""Measure how fast ComfyUI's page scrolls with twenty finished acceptance maps, compared with twenty stock samplers.
+"""Measure how fast ComfyUI's page scrolls with twenty finished acceptance maps, compared with twenty KSampler nodes.
 
     python -m benchmarks.page [--turns 5] [--frames 120]
 
@@ -30,7 +30,7 @@ OURS = "ADTTreeSampler"
 STOCK = "KSampler"
 COUNT = 20  # number of sampler nodes on the page
 SCALES = {"all in sight": 0.25, "some in sight": 0.6}
-"""Zoom of the page.
+"""Name in the results -> zoom of the page.
 
 At 0.25, all nodes are visible, and their text is too small to read. At 0.6, the text is readable."""
 MAKE = """async (count) => {
@@ -86,7 +86,7 @@ PAN = """async (frames) => {
 
 
 def with_stock_samplers(workflow: str) -> str:
-    """Return a copy of the workflow in which a stock sampler of the same size and position replaces every node."""
+    """Return a copy of the workflow in which a KSampler of the same size and position replaces every node."""
     data = json.loads(workflow)
     kept = ("id", "pos", "size", "order", "mode", "flags")
     values = [0, "fixed", 20, 8.0, "euler", "simple", 1.0]

@@ -1,8 +1,9 @@
-"""Draft trees on images that are known already, without the target's forward passes.
+"""Counts of rounds and network calls on images whose tokens are already known, without the target's forward passes.
 
-A lossless method decodes the tokens of plain decoding, so these tokens and the target's features determine every round
-of a drafter network. :func:`record` decodes the images plainly and keeps both; within :func:`replaying`, a decoding of
-the same images verifies its trees with them. Rounds, trees and calls of the network are those of a usual decoding.
+A lossless method generates the same tokens as plain decoding. The drafter's network drafts from these tokens and from
+the target's features (its last hidden states). :func:`record` decodes the images without drafts, and records the tokens
+and the features. In the block of :func:`replaying`, a decoding of the same images uses the recording instead of the
+target. Its rounds, trees and network calls are the same as with the target.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from adt_core.rules.verify import Acceptance, exact_agreement, longest_path
 
 
 class Recording(NamedTuple):
-    """Images that were decoded plainly.
+    """Tokens and features of images that were decoded without drafts.
 
     Attributes:
-        codes: [B, T].
-        features: [rows per image, B, T, h], target's features of these tokens; not of the last one.
+        codes: Codes [B, T] of B images with T tokens.
+        features: [rows per image, B, T, h]: the target's features of these tokens, with hidden size h. An image has two
+            rows with guidance, else one. The features of the last token are not recorded.
     """
 
     codes: Tensor
@@ -39,7 +41,7 @@ class Recording(NamedTuple):
 
 
 def record(job: Job, prompts: list[str]) -> Recording:
-    """Decode one image per prompt plainly, as one batch.
+    """Decode one image per prompt without drafts, all as one batch, and record tokens and features.
 
     Args:
         job: Job of plain decoding.
@@ -65,8 +67,9 @@ class Replay:
     """Replacement of the target's forward passes by a recording, with a counter of the network's calls.
 
     Attributes:
-        calls: Calls of the network by image, as if each image was decoded alone and without those of prompts. In a
-            batch, the network is called for all images until the last tree ends.
+        calls: Number of the image -> calls of the network, without the call that reads the prompt. The number is the
+            same as if the image were decoded alone. A batch has more calls, because the network is called for all
+            images until the last tree is complete.
     """
 
     def __init__(self, recording: Recording):
@@ -75,7 +78,7 @@ class Replay:
         self._images: list[tuple[int, bool]] = []
 
     def begin_round(self, slots: Slots) -> None:
-        """Count the call that reads the accepted path, for images that can get drafts."""
+        """Count the call in which the network reads the accepted path, for each image that can still get drafts."""
         self._images = list(zip(slots.images, slots.active))
         self.add(self._recording.codes.shape[1] - 2 - torch.tensor(slots.positions))
 
@@ -85,7 +88,11 @@ class Replay:
             self.calls[image] = self.calls.get(image, 0) + (is_active and count > 0)
 
     def verify(self, slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Verified:
-        """Verify a tree. The recorded features of nodes outside the accepted path are not theirs, and not used."""
+        """Verify a tree with the recording.
+
+        A node gets the features of its position. They are wrong for nodes outside the accepted path, but the features
+        of these nodes are not used.
+        """
         codes, features = self._recording
         images = torch.tensor(slots.images)[:, None]
         at = (slots.roots.at + tree.depths).clamp_max(codes.shape[1] - 2)
@@ -98,7 +105,7 @@ class Replay:
 
 @contextmanager
 def replaying(recording: Recording) -> Iterator[Replay]:
-    """Verify trees of a drafter network with a recording within this block.
+    """Verify the trees of a drafter network with a recording during the block.
 
     Yields:
         The replay, with its counter.
@@ -122,12 +129,12 @@ def replaying(recording: Recording) -> Iterator[Replay]:
         return counts
 
     with (
-        patch.object(rounds, "_has_drafts", lambda *_: True),  # a plain step would read the target's cache
+        patch.object(rounds, "_has_drafts", lambda *_: True),  # no plain steps: they would run the target
         patch.object(rounds, "verify", replay.verify),
         patch.object(rounds, "_drafted_round", run_round),
         patch.object(EagleProposer, "_grow_chain", count_chain),
         patch.object(Growth, "promising", count_level),
-        # the target's cache is not used, so its paths need not be made contiguous
+        # The target's cache is not used, so the accepted paths need not be moved to consecutive cache positions.
         patch.object(Acceptance, "is_scattered", lambda acceptance: torch.zeros(1)),
     ):
         yield replay

@@ -3,9 +3,10 @@
     python -m benchmarks.sweep [--tune 6] [--evaluate 16] [--temperature 0.6]
 
 A candidate is a set of drafting options. There are three families of candidates: fixed EAGLE-2 trees (a tree of width 1
-is a chain), ADT-Tree, and both with confidence pruning. The benchmark measures all candidates on the tuning captions.
-In each family, the winner is the candidate with the highest median speed-up over plain decoding. The benchmark then
-measures the three winners on the evaluation captions, and compares ADT-Tree with the best fixed tree prompt by prompt.
+is a chain), ADT-Tree, and trees of either kind with confidence pruning. The benchmark measures all candidates on the
+tuning captions. In each family, the winner is the candidate with the highest median speed-up over plain decoding. The
+benchmark then measures the three winners on the evaluation captions, and compares ADT-Tree with the best fixed tree
+prompt by prompt.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ ADAPTIVE = (
 SHAPES = (("eagle2", 8, 1), ("eagle2", 8, 2), ("eagle2", 8, 3), ("adt-tree", 4, 2), ("adt-tree", 4, 3))
 """Method, depth and width of pruned trees."""
 CONFIDENCES = ((0.35, 0.1), (0.5, 0.1), (0.6, 0.05))
-"""Confidence thresholds of pruned trees: a tree expands a node above the first, and keeps a node above the second."""
+"""Confidence thresholds of pruned trees: nodes above the first are expanded, nodes above the second are verified."""
 
 
 def families() -> dict[str, dict[str, Preset]]:

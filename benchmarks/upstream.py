@@ -124,7 +124,7 @@ def generate(model: ChameleonForConditionalGeneration, target: Target, prompt: s
 
 
 def check(prompts: list[str]) -> bool:
-    """Print for each method how many images are equal to the images of transformers. Return whether all are."""
+    """Print for each method how many images are equal to transformers' images. Return whether all images are equal."""
     target = load_target()
     model = chameleon()
     equal = dict.fromkeys(METHODS, 0)

@@ -3,9 +3,10 @@
     git worktree add ../before COMMIT
     python -m benchmarks.versions ../before [--prompts 12] [--threads 2]
 
-Each checkout runs in a separate process. Both decode the first image, then both decode the second image, and so on. The
-benchmark reports the seconds per image of the bundled model, without reading the prompt and without the codec. It also
-reports medians of ratios with 95 % bootstrap intervals.
+Each checkout runs in a separate process. Both checkouts decode the first image, then both decode the second image, and
+so on. The benchmark reports the seconds per image of the bundled model, without reading the prompt and without the
+codec. It also reports two speed-ups, as medians with 95 % bootstrap intervals: of this checkout over the other commit,
+and of each method over plain decoding.
 
 Both checkouts must accept the same options of ``generate``. This benchmark does not compare the images; use
 ``benchmarks.identity`` for that.

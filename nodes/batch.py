@@ -66,8 +66,8 @@ SAME, STEPPED = "same", "increment"
 CHUNK = 4
 """Default number of images that are decoded together."""
 _SHOWN_EVERY, _SHOWN = 1.0, 64
-"""The node shows finished images during the run. These are the seconds between two updates of the shown images, and the
-maximum number of images in an update."""
+"""The node shows finished images during the run. `_SHOWN_EVERY` is the number of seconds between two updates of these
+images, and `_SHOWN` is the maximum number of images that an update shows."""
 
 
 def _invalid_prompts_input() -> io.Combo.Input:
@@ -86,7 +86,7 @@ class BatchItem(NamedTuple):
         prompt: Prompt for the model. If the prompt in the list is too long, this is the truncated prompt.
         seed: Seed of the image.
         place: Beginning of the file name.
-        id: Id of the prompt, from the input `ids` or the prompt's number in the list.
+        id: Id of the prompt: its value in the input `ids`, or its number in the list if `ids` is not connected.
         caption: Complete prompt, as it is in the list.
         note: Description of how `prompt` differs from `caption`, or "" if both are equal.
     """
@@ -206,7 +206,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
         name = single.pop("folder", "")
         job, drafter = _job(model=model, **single)
         items, left_out = read_items(prompts=prompts, ids=ids, seeds=seeds, job=job, **asked)
-        with loaded(patchers(model, drafter)):  # the folder's name contains a digest of the weights
+        with loaded(patchers(model, drafter)):  # the digest of the weights is a part of the name
             folder = _folder(job=job, folder=name)
         batch = BatchFolder(job, folder, metadata(cls.hidden))
         made, missed = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
@@ -266,7 +266,7 @@ def _job(
     preset: str | None = None,
     **sampling,
 ) -> tuple[Job, LoadedDrafter | None]:
-    """Return the job of the batch, and its drafter. The drafter is None for plain decoding."""
+    """Return the job (models and settings) of the batch, and its drafter. Plain decoding has no drafter (None)."""
     preset = choose_preset(preset, **sampling)
     numbers = choose_sampling(model, preset, **sampling)
     draft = choose_drafting(model, drafter, settings, lantern, speed, numbers)
@@ -338,7 +338,7 @@ def _draw(
     chunk_size: int,
     node_id: str,
 ) -> tuple[dict[tuple, SavedImage], str]:
-    """Generate and save the missing images. Return them by (prompt, seed), and a remark for the user or "".
+    """Generate and save the missing images. Return (prompt, seed) -> image, and a remark for the user or "".
 
     The progress bar and the images on the node also include `before`, the images of earlier runs.
     """
@@ -450,7 +450,7 @@ def news(items: list[BatchItem], left_out: list[LeftOut]) -> str:
 def _duplicates(items: list[BatchItem]) -> str:
     """Return a sentence on items that have the same prompt and seed as another item, or "" if there are none.
 
-    The node generates only one image for such items.
+    The node generates only one image for all items with the same prompt and seed.
     """
     count = len(items) - len({(item.prompt, item.seed) for item in items})
     return message("batch.duplicates" if count > 1 else "batch.duplicate", count=count) if count else ""

@@ -78,7 +78,9 @@ _COMPARE_TOOLTIPS = Tooltips(
 
 
 class ADTTreeCompare(io.ComfyNode):
-    HAS_INTERMEDIATE_OUTPUT = True  # ComfyUI also sends the map of a cached result; older versions ignore this
+    # With this attribute, ComfyUI sends the acceptance map to the browser even if the node's result is cached.
+    # Older versions of ComfyUI ignore the attribute.
+    HAS_INTERMEDIATE_OUTPUT = True
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -139,7 +141,7 @@ class ADTTreeCompare(io.ComfyNode):
         both, trial = ([make_decoding(model, job, [texts.text]) for job in jobs] for _ in range(2))
         drafting = next((draft.loaded for draft in drafts if draft.loaded is not None), None)
         with loaded_for(both, model, drafting):
-            for decoding in trial:  # not timed; warms up the device, and its tokens are discarded
+            for decoding in trial:  # a warm-up of the device; its time and tokens are not used
                 warm_up(decoding)
             maps = _take_turns(both, model, cls.hidden)
             for decoding in both:
@@ -158,8 +160,8 @@ class ADTTreeCompare(io.ComfyNode):
 def _take_turns(both: list[Decoding], model: LoadedModel, hidden: io.Hidden) -> list[LiveMap]:
     """Run both decodings to the end, show progress and a live map for each, and return the maps.
 
-    In each turn, the decoding with fewer finished tokens runs one round. Both decodings therefore run at the same time,
-    and a change in the machine's load affects both.
+    In each turn, the decoding with fewer finished tokens runs one round. Both decodings therefore progress at the
+    same rate, and a change in the machine's load affects both.
     """
     total = both[0].total_tokens
     progress = Progress(2 * total, hidden.unique_id, lambda: _side_by_side(model, both))
@@ -181,7 +183,7 @@ def _picture(images: Tensor, number: int) -> Image.Image:
 
 
 def _report(a: Decoding, b: Decoding) -> str:
-    """Return one line that compares both decodings, and then one line on each.
+    """Return one line that compares both decodings, followed by one line on each decoding.
 
     The comparison is the first line, because a small node shows only one line.
     """

@@ -1,4 +1,7 @@
-"""Report of a batch: a contact sheet (PNG), a table (CSV), and all statistics (JSON)."""
+"""Report of a batch: a contact sheet (PNG), a table (CSV), and all statistics (JSON).
+
+A batch is a list of prompts and the images that were generated from this list.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +47,9 @@ def summary(rows: Sequence[dict], left_out: int = 0) -> dict:
 
     Returns:
         `images` is the number of rows. `distinct_images` is the number of files, because several rows can have the same
-        file. The other values count each file once: sums of `seconds` and `tokens`, and means of `tau` (tokens per
-        target pass), `mean_depth` (levels of the draft trees) and `substitution_rate` (share of replaced tokens).
+        file. `left_out` is the argument. The other values count each file once: sums of `seconds` and `tokens`, and
+        means of `tau` (tokens per target pass), `mean_depth` (levels of the draft trees) and `substitution_rate` (share
+        of replaced tokens).
     """
     images = list({row["file"]: row for row in rows}.values())
     seconds, tokens = (sum(image[name] for image in images) for name in ("seconds", "tokens"))
@@ -63,8 +67,8 @@ def summary(rows: Sequence[dict], left_out: int = 0) -> dict:
 def own_name(folder: Path, name: str, rows: Sequence[dict]) -> str:
     """Return the name for the report of a list. Append a number if the report of another list has this name.
 
-    A report belongs to this list if the list contains all images of the report. If a user adds prompts to a list, the
-    new report therefore replaces the old one.
+    An existing report belongs to this list if the list contains all images of the report. If a user adds prompts to a
+    list, the new report of the list therefore replaces its old report.
 
     Args:
         folder: Folder of the batch.

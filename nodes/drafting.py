@@ -22,7 +22,7 @@ from .sockets import LoadedDrafter, LoadedModel
 
 AUTO, EXACT, RELAXED, UNDRAFTED = "Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "No drafting"
 _METHODS = {EXACT: "adt-tree", UNDRAFTED: PLAIN}
-"""Drafting method of these values of `speed`. With other values, the settings or the default determine the method."""
+"""Value of `speed` -> drafting method. For `AUTO` and `RELAXED`, the settings or the default determine the method."""
 
 
 class DraftConfig(NamedTuple):
@@ -44,7 +44,7 @@ class DraftConfig(NamedTuple):
 
 
 def speed_input() -> io.Input:
-    """Return the input `speed`, optional because prompts saved by older versions lack it."""
+    """Return the input `speed`. It is optional, because API prompts of older versions do not have it."""
     ways = [AUTO, EXACT, RELAXED, UNDRAFTED]
     return io.Combo.Input("speed", display_name="drafting", options=ways, default=AUTO, optional=True)
 
@@ -64,8 +64,8 @@ def choose_drafting(
         drafter: Connected drafter, if any.
         settings: Options by name, from the Settings node.
         lantern: Relaxed acceptance from a connected LANTERN node, if any.
-        speed: Value of the input `speed`. If it determines a method, this overrides the method of `settings`.
-        sampling: How tokens are sampled. The default number of drafts depends on the guidance.
+        speed: Value of the input `speed`. A method that this value determines overrides the method of `settings`.
+        sampling: Sampling parameters. The default number of drafts depends on the guidance.
 
     Raises:
         AdtError: If the inputs contradict each other, or the drafter was loaded for another model.
@@ -134,7 +134,8 @@ def open_drafter(model: LoadedModel, path: str, window: bool = False) -> LoadedD
     Args:
         model: Model that the drafter drafts for.
         path: Path of a network, or name of a drafter without files.
-        window: Whether the network also drafts with the Jacobi window.
+        window: Whether to add the Jacobi window to the network. The window drafts with guesses from the target's own
+            earlier passes.
     """
     drafter = load_drafter(path, model.target, check_cancelled, mm.unet_offload_device())
     patcher = None

@@ -1,4 +1,4 @@
-"""Nodes that turn the trace of a run into images of its maps and into text."""
+"""Two nodes for the trace of a run: one draws its acceptance maps as images, the other returns its statistics."""
 
 import json
 

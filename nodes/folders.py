@@ -1,4 +1,4 @@
-"""Checkpoints that the loader nodes list: the bundled ones, then those in ComfyUI's model folders.
+"""Checkpoints that the loader nodes list: first the bundled checkpoints, then those in ComfyUI's model folders.
 
 ComfyUI requests the lists for every `/object_info` and every prompt. Directory listings and configurations are
 therefore cached with their modification times, so an unchanged list costs one `stat` per directory.
@@ -83,7 +83,7 @@ def plain(name: str) -> str:
 
 
 def installed(name: str) -> str | None:
-    """Return the path of a model by its name in the list or in a template, or None if it is not installed."""
+    """Return the path of a model by its name in the list or in a workflow template, or None if it is not installed."""
     paths = models()
     own = plain(name)
     return paths.get(own) or next((path for path in paths.values() if name_of(Path(path)) == own), None)
@@ -98,7 +98,7 @@ def find_model(name: str) -> str:
     """Return the path of a model.
 
     Args:
-        name: Name in the list or in a template.
+        name: Name in the list or in a workflow template.
 
     Raises:
         AdtError: If the model is not installed, with instructions.
@@ -138,20 +138,20 @@ def _named(names: list[str]) -> str:
 
 
 def drafters() -> dict[str, str]:
-    """Return name -> path of the drafters: `WITHOUT_FILES`, whose path is the name, then those in the folders."""
+    """Return name -> path of the drafters: first `WITHOUT_FILES`, with the name as path, then the installed ones."""
     return _choices(_roots(DRAFTERS_KEY), lambda path: True, *WITHOUT_FILES)
 
 
 def glm_transformers() -> dict[str, str]:
     """Return name -> path of the transformers for GLM-Image's second stage.
 
-    Folders in the published layout are first, then single files in `models/diffusion_models`.
+    Folders with the files that the publisher provides are first, then single files in `models/diffusion_models`.
     """
     return _choices(_model_roots(), lambda path: _config(path).get("_class_name") == KIND) | files("diffusion_models")
 
 
 def files(key: str) -> dict[str, str]:
-    """Return name -> path of the safetensors files in ComfyUI's model folders of a key."""
+    """Return name -> path of the safetensors files in the model folders that ComfyUI registers under a key."""
     names = [name for name in folder_paths.get_filename_list(key) if name.endswith(".safetensors")]
     return {name: folder_paths.get_full_path_or_raise(key, name) for name in names}
 

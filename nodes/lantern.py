@@ -1,4 +1,4 @@
-"""LANTERN node: relaxed acceptance, which changes the image within the bounds that its inputs set."""
+"""LANTERN node: relaxed acceptance, which changes the image. The inputs of the node limit the change."""
 
 from comfy_api.v0_0_2 import io
 

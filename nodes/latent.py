@@ -18,15 +18,16 @@ def read_latent(
     The noise index of an image is its index in the batch. It selects the noise of the image, so the images of a batch
     differ. Example: with 2 images in the LATENT and 2 copies, the noise indices are [0, 1, 2, 3].
 
-    If a node took an image out of a batch, the LATENT has a `batch_index`. The first copy of the image then has its
-    noise index from that batch. Example: with `batch_index` [3] and 2 copies, the noise indices are [3, 7].
+    If a node took an image out of a batch, the LATENT has a `batch_index`. The first copy of the image then has the
+    noise index that the image had in that batch. For each further copy, the largest index + 1 is added. Example: with
+    `batch_index` [3] and 2 copies, the noise indices are [3, 7].
 
     Args:
         latent: LATENT of B images.
         model: Model whose codec made the LATENT.
-        target: Target model that generates the new images. It includes the source images of the prompt.
+        target: Target model that generates the new images. Its prompts include the source images.
         keep: Share of the rows to keep, 0 to 1.
-        keep_left: Share to keep of the first row below the kept rows, from the left, 0 to 1.
+        keep_left: In the first row below the kept rows, the share of tokens to keep, from the left, 0 to 1.
         copies: Number of new images per image of the LATENT.
 
     Returns:
@@ -45,7 +46,9 @@ def read_latent(
 
 
 def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
-    """Return the codes of a LATENT's images. A code is the index of the codebook vector that is nearest to a vector.
+    """Return the codes of a LATENT's images.
+
+    For each vector of the LATENT, the code is the index of the nearest codebook vector.
 
     Args:
         latent: LATENT of B images.

@@ -81,8 +81,8 @@ class Lettering:
 
         Args:
             on: Image to draw on.
-            left: Left edge in pixels.
-            top: Top edge of the tallest font in pixels.
+            left: Left edge of the text in pixels.
+            top: Top edge of the text in pixels. Only the tallest font of the text reaches this edge.
             text: Result of `readable`.
             ink: RGB colour.
         """

@@ -51,7 +51,7 @@ class LiveMap:
         self._trace = trace
         self._model = model
         self._prompt = prompt_id()
-        self._node = PromptServer.instance.last_node_id  # the id that the page uses, also inside a loop
+        self._node = PromptServer.instance.last_node_id  # in a loop, `unique_id` names a copy that the page lacks
         self._part = part
         self._parts = parts
         self._interval = self._INTERVAL * parts

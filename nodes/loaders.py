@@ -1,4 +1,4 @@
-"""Loader nodes for a target model, with a CLIP and a VAE for stock nodes, and for a drafter."""
+"""Two loader nodes: one for a target model with a CLIP and a VAE for ComfyUI's own nodes, and one for a drafter."""
 
 import comfy.model_management as mm
 import torch
@@ -112,9 +112,9 @@ class ADTTreeModelLoader(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, model: str | None = None) -> bool | str:
-        """Accept a published model that is not installed. `execute` then raises the error, which the page shows.
+        """Accept a published model that is not installed.
 
-        The page would hide an error that this method returns.
+        The page would hide an error that this method returns. It shows the error that `execute` raises.
         """
         is_published = isinstance(model, str) and folders.is_published(model)
         return is_published or refusal(folders.find_model, name=model)

@@ -1,4 +1,4 @@
-"""Marks, with which the browser page finds out which image of a batch an image file shows.
+"""Marks of images. With them, the browser page finds out which image of a batch an image file shows.
 
 The node Save Image writes the same workflow, and thus the same acceptance map, into all files of a batch. Only the
 pixels of the files differ. A map of several images therefore has one mark per image: the mean colours of 8 by 8 regions
@@ -24,6 +24,8 @@ _awaited: OrderedDict[bytes, list[tuple[dict, int]]] = OrderedDict()
 
 def expect(vectors: Tensor, saved: dict) -> None:
     """Register a saved map, so that `note` adds the marks of its images when they are decoded.
+
+    A single image needs no mark.
 
     Args:
         vectors: Codebook vectors [B, C, h, w] of the B images of the map: C channels, h rows and w columns of tokens.

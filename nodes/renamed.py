@@ -22,7 +22,7 @@ RENAMED = {
 class Values(list):
     """List of a combo's values. ComfyUI validates a value with `in`. For this list, `in` also accepts old names."""
 
-    input_id = ""  # a class attribute, because ComfyUI copies only the items of lists
+    input_id = ""  # default for copies, because ComfyUI copies only the items of a list
 
     @classmethod
     def of(cls, input_id: str, listed: list) -> "Values":

@@ -24,7 +24,7 @@ from ..adt_core.messages import parts_of
 from .decoration import decorating
 
 _LINE_EVENT = "adt_tree.line"
-"""Event with the parts of a line of text under a node."""
+"""Event that sends a line of text under a node to the page, in parts that the page can translate."""
 _FREE_RAM = 128 * 2**30
 """Amount of RAM in bytes. ComfyUI's cache drops results of earlier prompts until this amount is free. Most machines
 have less RAM, so the cache drops all such results."""
@@ -263,7 +263,7 @@ class Progress:
     its current rate. At the end of the run, a preview of the complete image is made and stored in the attribute `last`.
 
     Args:
-        total: Value of `done` at the end of the run.
+        total: Value of the argument `done` of `update` at the end of the run.
         node_id: Id of the node.
         preview: Function that makes a preview, or returns None if there is nothing to show yet. None for a node without
             previews.

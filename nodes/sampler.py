@@ -1,4 +1,7 @@
-"""Sampler node: generates images from a prompt. Its LATENT holds their codebook vectors, which VAE Decode decodes."""
+"""Sampler node: generates images from a prompt.
+
+The output LATENT holds the codebook vectors of the images. VAE Decode decodes these vectors to pixels.
+"""
 
 import comfy.model_management as mm
 import torch
@@ -107,7 +110,9 @@ _SAMPLER_TOOLTIPS = Tooltips(
 
 
 class ADTTreeSampler(io.ComfyNode):
-    HAS_INTERMEDIATE_OUTPUT = True  # ComfyUI also sends the map of a cached result; older versions ignore this
+    # With this attribute, ComfyUI sends the acceptance map to the browser even if the node's result is cached.
+    # Older versions of ComfyUI ignore the attribute.
+    HAS_INTERMEDIATE_OUTPUT = True
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -178,7 +183,7 @@ class ADTTreeSampler(io.ComfyNode):
 
 
 def _expect_marks(vectors: torch.Tensor, hidden: io.Hidden) -> None:
-    """Register the node's saved maps, so that VAE Decode adds the marks of the images to them; see `marks.expect`."""
+    """Register the node's saved acceptance maps, so that VAE Decode adds marks to the maps; see `marks`."""
     with decorating("the marks of the images"):
         for saved in parts_of(hidden):
             expect(vectors, saved)

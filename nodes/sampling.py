@@ -94,8 +94,8 @@ def choose_sampling(model: LoadedModel, preset: str, **given: Any) -> Sampling:
 def ignored(model: LoadedModel, preset: str, **given: Any) -> str:
     """Return a sentence that lists the given sampling parameters that the preset overrides, or "".
 
-    The sentence does not list default values. The page sends the default of an input that the preset disables, so the
-    user has not set this value.
+    The sentence does not list default values: for an input that the preset disables, the page sends the default, which
+    the user has not set.
 
     Args:
         model: Model, whose published parameters the preset `OWN` selects.
@@ -121,7 +121,7 @@ class PromptTexts(NamedTuple):
     """Texts of a run, short enough for the model.
 
     Attributes:
-        target: The target model. If the prompt has source images, the model includes them.
+        target: The target model. If the prompt has source images, this target adds them to every prompt.
         text: The prompt.
         negative: The negative prompt, or "".
         note: Sentences about truncated prompts, or "".
@@ -177,7 +177,7 @@ def make_job(
         sampling: Sampling parameters.
         negative: Negative prompt, or "".
         suffix: Text to append to every prompt.
-        target: Target model that includes the prompt's source images (default: the model without source images).
+        target: Target model that adds source images to the prompt (default: the model without source images).
     """
     recipe = Recipe(
         sampling,

@@ -1,4 +1,4 @@
-"""Node schemas with tooltips. `help_tables` makes the tables of the help pages from them."""
+"""Node schemas with tooltips. `help_tables` makes the tables of a node's help page from its schema."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ IMAGE_TOKENS = ("image tokens", "vqgan", "vq-vae", "图像 token")
 
 
 class Tooltips(NamedTuple):
-    """Tooltips of a node, by the name that users see. This is the display name, or the id if there is none.
+    """Tooltips of a node, by the name of the input or output that users see: the display name, or else the id.
 
     Attributes:
         inputs: Tooltips of inputs that do not define their own.
@@ -28,8 +28,8 @@ class Tooltips(NamedTuple):
 class _LowerBound(float):
     """Lower bound of a float input that also rejects NaN.
 
-    ComfyUI rejects a value if `value < bound`. If the bound is a plain float, this is False for NaN. If the bound is of
-    this class, Python calls `bound.__gt__(value)`, which is True for NaN.
+    ComfyUI rejects a value if `value < bound`. If the bound is a plain float, the comparison is False for NaN. If the
+    bound is of this class, Python calls `bound.__gt__(value)`, which is True for NaN.
     """
 
     def __gt__(self, value: float) -> bool:
@@ -72,7 +72,7 @@ def widget(name: str, option: Option, **more: Any) -> io.Input:
     Args:
         name: Id of the input.
         option: The setting.
-        **more: Further arguments of the input, which override those from `option`.
+        **more: Further arguments of the input, which override the arguments from `option`.
     """
     if option.choices:
         return io.Combo.Input(name, list(option.choices), default=option.default, **more)

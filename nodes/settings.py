@@ -86,7 +86,7 @@ class ADTTreeSettings(io.ComfyNode):
 
     @classmethod
     def execute(cls, method: str = DEFAULT, rule: str = PAPER, **values) -> io.NodeOutput:
-        # Prompts of version 0.2 have no `rule`. They use the paper's rule, even if the drafter has another default.
+        # API prompts of version 0.2 have no `rule`. They get the paper's rule, even if the drafter has another default.
         given = {name: value for name, value in values.items() if value != 0}
         return io.NodeOutput({"method": method, "rule": rule, **given})
 

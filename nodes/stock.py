@@ -239,7 +239,7 @@ class ImageTokenizer(_Stock):
 def cropped(image: Tensor, side: int, name: str) -> Tensor:
     """Crop an IMAGE so that its height and width are multiples of `side`, and remove the alpha channel.
 
-    Opposite edges lose the same number of pixels, as with ComfyUI's own VAEs.
+    The crop is centred, as with ComfyUI's own VAEs.
 
     Args:
         image: IMAGE [B, H, W, 3 or 4].

@@ -1,16 +1,16 @@
-"""Measure the figures in README.md and docs that describe this pack, on the bundled model.
+"""Measure the figures of this pack in README.md and docs, on the bundled model.
 
     python -m benchmarks.figures [--only NAME,...] [--count N]      measure, store the figures, update the documents
     python -m benchmarks.figures --write                            update the documents from the stored figures
 
 A part is a group of figures that are measured together. The file docs/figures.json stores the figures of each part,
-together with the commit, the machine and the date of the measurement. Each document marks the places for figures with
-``<!-- figures: NAME -->`` and ``<!-- /figures -->``. This command writes a table between the two marks, followed by the
-commit, the machine and the date.
+together with the commit, the machine and the date of the measurement. A place for figures in a document begins with
+``<!-- figures: NAME -->`` and ends with ``<!-- /figures -->``. This command writes a table into each place, followed by
+the commit, the machine and the date.
 
-The part ``trees`` takes about 25 minutes on one core, all others together about 20 minutes on two. Run nothing else at
-the same time, unless you measure only parts that count tokens and depths. ``--count`` sets the number of prompts of
-every part.
+The part ``trees`` takes about 25 minutes on one core. All other parts together take about 20 minutes on two cores. Run
+nothing else at the same time, unless you measure only parts that count tokens and depths. ``--count`` sets the number
+of prompts of every part.
 
 Two measurements take longer and have their own commands: ``python -m model_making.quality`` measures the quality of the
 images, and ``python -m benchmarks.lossless`` checks losslessness.
@@ -80,7 +80,7 @@ def _read(path: str) -> str:
 
 
 def render(figures: dict[str, dict]) -> dict[str, str]:
-    """Return the text for every mark in the documents.
+    """Return the text for every place in the documents.
 
     A table is followed by the commit, the machine and the date of its part. A text of one line is not.
 
@@ -88,7 +88,7 @@ def render(figures: dict[str, dict]) -> dict[str, str]:
         figures: Stored figures by the name of the part.
 
     Returns:
-        Texts by the name of the mark.
+        Texts by the name of the place.
     """
     texts = {}
     for name, part in figures.items():
@@ -99,14 +99,14 @@ def render(figures: dict[str, dict]) -> dict[str, str]:
 
 
 def fill(document: str, texts: dict[str, str]) -> str:
-    """Replace the text between the marks of a document.
+    """Replace the texts in the places of a document.
 
     Args:
         document: Content of the document.
-        texts: New texts by the name of the mark.
+        texts: New texts by the name of the place.
 
     Raises:
-        KeyError: If the document has a mark whose name is not in `texts`.
+        KeyError: If the document has a place whose name is not in `texts`.
     """
 
     def replacement(marker: re.Match) -> str:
@@ -142,7 +142,7 @@ def measure_and_store(names: list[str], count: int | None, file: Path, figures: 
         file: JSON file to write. It has one line per part.
         figures: Figures that are already known, by the name of the part. This function adds the new figures.
     """
-    where = origin()  # before the checkout changes
+    where = origin()  # now, because the files of the checkout may change during the measurement
     for name in names:
         figures[name] = where | measure(name, count or PARTS[name].count)
         lines = [f"{json.dumps(part)}: {json.dumps(figures[part])}" for part in PARTS if part in figures]
@@ -150,7 +150,7 @@ def measure_and_store(names: list[str], count: int | None, file: Path, figures: 
 
 
 def update_documents(texts: dict[str, str]) -> None:
-    """Write the texts into all documents that contain their marks."""
+    """Write the texts into their places in all documents. `texts` has the texts by the name of the place."""
     for page in pages():
         text = page.read_text(encoding="utf-8")
         if (new := fill(text, texts)) != text:

@@ -63,7 +63,7 @@ def measure(count: int) -> list[dict]:
 
 
 def tables(lines: list[dict]) -> dict[str, str]:
-    """Return the table for the mark ``transformers``."""
+    """Return the table, by its name ``transformers``. See `FigurePart.tables`."""
     columns = ("decoder", "seconds per image", "speed-up over transformers", "speed-up over plain decoding")
     rows = [
         [

@@ -21,8 +21,8 @@ RELAXABLE = ("adt-tree", "merged")
 FIXED = {f"eagle2 d{depth} k2 N6": Preset(Drafting("eagle2", depth=depth, width=2, nodes=6)) for depth in (4, 5)}
 """Fixed trees that are comparable with the trees of ADT-Tree.
 
-Their number of drafts N is the mean of ADT-Tree. Their depths d are the two integers next to the mean depth of
-ADT-Tree. k is the width."""
+N is their number of drafts. It is the mean number of drafts of ADT-Tree's trees. d is their depth: the two depths are
+the integers next to the mean depth of ADT-Tree's trees. k is the width."""
 MAIN = {
     **{
         name: PRESETS[name]
@@ -82,7 +82,7 @@ def upper_bounds(rows: list[dict]) -> list[list]:
 
 
 def tables_of_methods(data: dict) -> dict[str, str]:
-    """Return the tables of `measure_methods` by the name of their mark."""
+    """Return the tables of `measure_methods` by name. See `FigurePart.tables`."""
     rows = {row["method"]: row for row in data["rows"]}
     speed = [
         [title, "{speedup:.2f} ({low:.2f} to {high:.2f})".format(**rows[name]), f"{rows[name]['tau']:.1f}"]
@@ -176,18 +176,18 @@ def measure_changes(count: int) -> list[list]:
 
 
 def tables_of_lantern(data: dict) -> dict[str, str]:
-    """Return the table for the mark ``lantern``."""
+    """Return the table, by its name ``lantern``. See `FigurePart.tables`."""
     return {"lantern": summary_table(data["rows"], data["images"], SHORT)}
 
 
 def tables_of_greedy(data: dict) -> dict[str, str]:
-    """Return the table for the mark ``greedy``."""
+    """Return the table, by its name ``greedy``. See `FigurePart.tables`."""
     columns = (*SHORT[:7], "seconds", "identical", "agreement")
     return {"greedy": summary_table(data["rows"], data["images"], columns)}
 
 
 def tables_of_changes(lines: list[list]) -> dict[str, str]:
-    """Return the table for the mark ``changes``."""
+    """Return the table, by its name ``changes``. See `FigurePart.tables`."""
     return {"changes": table(["method", "change", "tokens per target pass", "depth", "drafts per round"], lines)}
 
 

@@ -25,7 +25,7 @@ SETS = {"grammar": "captions", "ordinary": "ordinary prompts"}
 
 
 def measure_auto(count: int) -> list[dict]:
-    """Measure *auto* and other methods on both `SETS`. Every process starts without measured costs."""
+    """Measure *auto* and other methods on both `SETS`. Every process starts with an empty cache of costs."""
     lines = []
     for kind in SETS:
         with workers(list(METHODS)) as started:
@@ -34,7 +34,7 @@ def measure_auto(count: int) -> list[dict]:
 
 
 def tables_of_auto(lines: list[dict]) -> dict[str, str]:
-    """Return the table for the mark ``auto``."""
+    """Return the table, by its name ``auto``. See `FigurePart.tables`."""
     columns = ["prompts", "method", "speed-up over plain", "lowest of an image", "identical"]
     rows = ([SETS[kind], *rest] for kind, _, *rest in map(cells, lines))
     return {"auto": table(columns, rows)}
@@ -79,7 +79,7 @@ def measure_together(count: int) -> list[dict]:
 
 
 def tables_of_together(lines: list[dict]) -> dict[str, str]:
-    """Return the table for the mark ``together``."""
+    """Return the table, by its name ``together``. See `FigurePart.tables`."""
     columns = [
         "method",
         "batch size",
@@ -134,7 +134,7 @@ def measure_half(count: int) -> list[dict]:
 
 
 def tables_of_half(lines: list[dict]) -> dict[str, str]:
-    """Return a table for the mark ``half``, and a short text for the mark ``exact``.
+    """Return a table with the name ``half``, and a short text with the name ``exact``. See `FigurePart.tables`.
 
     The text is the range of the cost of the batch-invariant mode: decoding time with the mode divided by decoding time
     without it.
@@ -248,7 +248,7 @@ def measure_regions(count: int) -> dict[str, list]:
 
 
 def tables_of_regions(figures: dict[str, list]) -> dict[str, str]:
-    """Return the table for the mark ``regions``."""
+    """Return the table, by its name ``regions``. See `FigurePart.tables`."""
     columns = [
         "method",
         "Spearman of depth",

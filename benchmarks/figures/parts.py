@@ -13,7 +13,7 @@ class FigurePart(NamedTuple):
         count: Default number of prompts.
         measure: Function that gets the number of prompts and returns the figures, as values that JSON supports.
         tables: Function that gets the figures and returns texts for the documents. The key of a text is the name of its
-            mark (see `figures.__main__`).
+            place in the documents (see `figures.__main__`).
     """
 
     count: int

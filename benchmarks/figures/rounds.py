@@ -7,8 +7,8 @@ time for the arithmetic, whichever is longer. It is computed from the memory ban
 device, which two simple tests measure.
 
 The second table shows the components of a round in complete images: the target's layers, the head and the drafter. The
-time of the head includes calls by the drafter. *At most* is an upper bound of the speed-up. It
-assumes that drafting takes no time, and that each node apart from the root takes only the time of its arithmetic.
+time of the head includes calls by the drafter. *At most* is an upper bound of the speed-up. It assumes that drafting
+takes no time, and that each node apart from the root takes only the time of its arithmetic.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _rows_by_method(data: dict) -> Iterator[list]:
 
 
 def tables(data: dict) -> dict[str, str]:
-    """Return a text with the limits of the device, and both tables. Keys are the names of their places in documents."""
+    """Return a text with the limits of the device, and both tables, by name. See `FigurePart.tables`."""
     columns = ["method", "ms per round", *COMPONENTS, "rest", "nodes", "tau", "ms per token", "speed-up", "at most"]
     return {
         "device": f"it read memory at {data['bandwidth'] / 1e9:.0f} GB/s and multiplied large matrices at "

@@ -13,12 +13,12 @@ def _pair(values: list[float]) -> str:
 
 
 def _ratio(interval: list[float]) -> str:
-    """Format a ratio of values and its interval. They are near 1, so they have three decimals."""
+    """Format a ratio of values and its interval. All three numbers are near 1, so they get three decimals."""
     return "{:.3f} ({:.3f} to {:.3f})".format(*interval)
 
 
 def tables_of_trees(lines: list[dict]) -> dict[str, str]:
-    """Return the table for the marker ``trees``."""
+    """Return the table, by its name ``trees``. See `FigurePart.tables`."""
     columns = ["temperature", "drafts", "fixed tree", "tau", "mean depth", "calls", "value", "ratio of values"]
     columns += ["ratio, every level", "ratio, CPU"]
     rows = []

@@ -90,7 +90,7 @@ def speedup_with(weights: str) -> Callable[[Rows], float | None]:
 
 
 def bundled_speedup(rows: Rows) -> float | None:
-    """Return the speed-up of the bundled model over plain decoding, for one image at a time."""
+    """Return the speed-up of the method `BOTH` over plain decoding on the bundled model, for one image at a time."""
     table = "Batches of the bundled model"
     return find(rows.get("batches", []), "times plain", table=table, method=TITLES[BOTH], images=1)
 

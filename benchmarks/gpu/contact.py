@@ -4,8 +4,9 @@
   64 rows (one tile), 128 rows (two tiles) and 130 rows (slightly more). A tile is the fixed number of rows that the
   batch-invariant mode multiplies in one product.
 - *Far attention*: attention of the batch-invariant mode, for one image with guidance. Three variants are timed: over
-  all columns (*whole*), in chunks of 256 columns, and in chunks whose results are merged. Chunks are useful only if
-  they are faster for plain steps and for trees, because both must compute attention in the same way.
+  all columns (cache positions) at once (*whole*), in chunks of 256 columns, and in chunks whose results are merged.
+  Chunks are useful only if they are faster for plain steps and for trees, because both must compute attention in the
+  same way.
 - *Images*: three images that ``auto`` decodes one after the other. No costs are known at the start, so the engine
   captures CUDA graphs and measures costs.
 - *Company*: images of a batch, compared with images that plain decoding makes one by one.
@@ -49,7 +50,7 @@ from .models import (
 
 ROWS = (2, 64, 128, 130)
 EDGES = (1, 32, 33, 64, 65)
-"""Numbers of tokens in a forward, on both sides of the limits of a tile. A token has two rows, because of guidance."""
+"""Numbers of tokens in a forward, at the limits of one and two tiles of 64 rows. A token has two rows (guidance)."""
 CHUNK = 256
 PROMPTS = ("A picture.", "A picture of a house by a lake, with two boats on it.", "A cat.", "A red car on a street.")
 
@@ -114,7 +115,8 @@ def _chunked(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Ten
 def _merged(*arguments: Tensor) -> Tensor:
     """Compute attention in chunks and merge the results.
 
-    The merge uses float64, as a batch-invariant result requires: the rounded sum does not depend on the order.
+    The merge uses float64. After rounding, its result does not depend on the order of the sum, as the batch-invariant
+    mode requires.
     """
     out, log_sums = _chunked(*arguments)
     return (out * log_sums.double().softmax(2)[..., None]).sum(2)
@@ -169,8 +171,8 @@ def _company(method: str, rehearse: bool) -> Iterator[dict]:
     """Decode small images in different ways, and compare them with plain decoding of single images.
 
     The four prompts have different lengths. The ways are: a single image, a batch of all four, the single image again,
-    and the single image from a prefix. The engine's pool of CUDA graphs is limited to one entry, so the batch removes
-    the graphs of the single image.
+    and the single image with its upper half given. The engine's pool of CUDA graphs is limited to one entry, so the
+    batch removes the graphs of the single image.
     """
     target = with_quarter_grid(random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16))
     network = random_network(target)

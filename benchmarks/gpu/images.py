@@ -7,7 +7,7 @@ accepts (*tau*). *Tau of* is the source of tau:
 - *bundled model*: measured with the bundled model on this device.
 - *paper*: from the tables of arXiv 2512.21857, for temperature 0 on COCO unless stated otherwise.
 
-The timed trees have the mean depth and the mean size of the trees that reached this tau.
+The timed trees have the mean depth and the mean size of the trees for which this tau was measured.
 
 transformers decodes a model of the same shape with guidance, as one batch of two rows. It uses its default settings:
 no padding and no CUDA graphs. *Times transformers* is the speed-up over transformers with the faster of its two caches.

@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
 
 def transformers_model(shape: ModelShape):
-    """Create a transformers model with random weights in some shape.
+    """Create a transformers model of a given shape with random weights.
 
     The model is a Chameleon if the shape has norms of queries and keys, as Chameleon does. Otherwise it is a LLaMA. If
     the shape has a separate head for image tokens, the vocabulary of the LLaMA has the size of this head.
@@ -117,7 +117,7 @@ def transformers_step(model, shape: ModelShape, length: int, kind: str) -> Step:
 
 
 def _lantern_module_and_config(repository: Path, shape: ModelShape):
-    """Import the Anole module of LANTERN's public code, and create a configuration in some shape.
+    """Import the Anole module of LANTERN's public code, and create a configuration of a given shape.
 
     The import skips the ``__init__`` of the package, which requires an old version of transformers.
     """
@@ -139,7 +139,7 @@ def _lantern_module_and_config(repository: Path, shape: ModelShape):
 
 
 def lantern_step(repository: Path, shape: ModelShape, length: int) -> Step:
-    """Prepare plain decoding by the Anole model in LANTERN's public code, with the KV cache of this code.
+    """Prepare plain decoding by the Anole model in LANTERN's public code, with LANTERN's own KV cache.
 
     The first step decodes the token in the middle of an image.
 

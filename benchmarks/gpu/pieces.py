@@ -17,7 +17,7 @@ Columns:
   the piece.
 - *Kernels*: number of kernels that the device ran.
 - *Launches*: number of calls with which the host launched kernels.
-- *Idle*: share of the time in which no kernel ran.
+- *Idle*: share of the piece's time in which no kernel ran.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ NODES = (1, 8, 32, 64)
 WIDTH = 8
 DEPTHS = (3, 6)
 DRAFTS = 31
-"""Trees with the same number of drafts and two different depths.
+"""`WIDTH`, `DEPTHS` and `DRAFTS` define two trees with the same number of drafts and different depths.
 
 Comparing the two depths separates the time of a drafter level from the rest of a round."""
 LONGEST = 4096

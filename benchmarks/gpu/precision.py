@@ -4,7 +4,7 @@ In the batch-invariant mode (*exact* on), every image must be equal to the image
 images may differ, and the differences show why the mode exists. *First* is the median position of the first different
 token, over the images that differ. *Flips per token* estimates how likely it is that a token differs: the number of
 different images, divided by the number of tokens up to and including their first difference. Later tokens do not count,
-because the first difference changes them.
+because the first different token changes them, too.
 """
 
 from __future__ import annotations
