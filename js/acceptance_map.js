@@ -1,6 +1,7 @@
 /**
- * Acceptance map on the nodes ADT-Tree Sampler and ADT-Tree Compare. This file adds a map (a NodeMap) to each of these
- * nodes. If the server sends a message about a node, this file passes the message to the map of the node.
+ * Acceptance map on the nodes ADT-Tree Sampler and ADT-Tree Compare. The map shows how many tokens each model pass has
+ * accepted in each part of an image. This file adds a map (a NodeMap) to each of these nodes. If the server sends a
+ * message about a node, this file passes the message to the map of the node.
  *
  * Terms: a run is one decoding of a batch of images. The home of a map is its workflow and its node, see node_map.js.
  */
@@ -60,7 +61,7 @@ function finish(message) {
   const saved = parts(message.output);
   if (!saved.length) return;
   // The maps of the latest run contain the id of its workflow. Other maps come from ComfyUI's cache and may contain the
-  // id of another workflow. For these, use the workflow that was open at the start of the prompt.
+  // id of another workflow. For such maps, use the workflow that was open at the start of the prompt.
   const own = saved.find(({ id }) => id === running.id);
   const home = homeOf(message.prompt_id, message.display_node ?? message.node, own ? own.workflow : running.workflow);
   const reference = { prompt: message.prompt_id, node: String(message.node) };

@@ -1,8 +1,8 @@
 /**
  * Identification of the image of a batch that an image file shows. All files of a batch contain the same workflow and
- * the same map. The map has a mark of each image: the mean colours of 8 by 8 regions, see nodes/marks.py. This file
- * compares the marks with the colours of the image file. For older maps, which have thumbnails instead of marks, this
- * file computes the marks from the thumbnails.
+ * the same acceptance map. The map has a mark of each image: the mean colours of 8 by 8 regions, see nodes/marks.py.
+ * This file compares the marks with the colours of the image file. For older maps, which have thumbnails instead of
+ * marks, this file computes the marks from the thumbnails.
  */
 
 const SIDE = 8; // regions along each side of an image
@@ -12,8 +12,8 @@ const MAX_PIXELS = 2048; // maximum length of the longer side; larger images are
 const THUMBNAIL = { side: 192, quality: 0.6 }; // longer side in pixels, and JPEG quality
 
 /**
- * The index in the batch of the image that a file shows, or null if it is not certain. If the map has no thumbnail of
- * this image, this function adds one.
+ * Which image of the batch a file shows: the index of the image, or null if it is not certain. If the map has no
+ * thumbnail of this image, this function adds one.
  *
  * @param {Blob | null} file image file
  * @param {import("./saved_map.js").SavedMap} saved result of `checkMap`

@@ -1,6 +1,6 @@
 /**
- * Text above a map: the server's message, the seed and method that made the image, and the values of the node that have
- * changed since the run.
+ * Text above an acceptance map: the server's message, the seed and method that made the image, and the values of the
+ * node that have changed since the run.
  */
 
 import { make, setText } from "./elements.js";

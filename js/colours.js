@@ -1,5 +1,5 @@
 /**
- * Colour scale of the map, as in nodes/colours.py: a curve from dark blue over green to light yellow in OKLab
+ * Colour scale of acceptance maps, as in nodes/colours.py: a curve from dark blue over green to light yellow in OKLab
  * (B. Ottosson, 2020), in steps of equal length. Lightness increases along the scale. Colour-blind users, and readers
  * of greyscale prints, can distinguish low and high values.
  */

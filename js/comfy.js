@@ -104,8 +104,9 @@ export function canvasContext() {
 /**
  * Let the user zoom the canvas with the wheel and move it with the middle button, while the pointer is over an element.
  *
- * In the classic mode, this function passes the events of the element to the canvas. In Nodes 2.0, the canvas gets them
- * already. There, the function stops presses of other buttons, so that a press on a control does not drag the node.
+ * In the classic mode, this function passes the events of the element to the canvas. In Nodes 2.0, the canvas gets
+ * these events anyway. There, the function only stops presses of other buttons, so that a press on a control does not
+ * drag the node.
  *
  * @param {HTMLElement} element
  */
@@ -127,7 +128,7 @@ export function forwardWheelAndPan(element) {
   }
 }
 
-/** Whether the pointer is over a part of the element that the wheel scrolls. Such a part is higher than its box. */
+/** Whether the wheel scrolls the part of the element under the pointer: its content is higher than its box. */
 function scrolls({ target }) {
   const box = target.closest("[data-capture-wheel]");
   return box !== null && box.scrollHeight > box.clientHeight;
@@ -374,7 +375,7 @@ export function savedNames(node) {
 
 /** Hide the advanced inputs of a node until the user opens them. Hidden inputs leave no gap on the node. */
 export function foldAdvanced(node) {
-  for (const widget of node.widgets) widget.advanced = widget.options?.advanced; // the canvas reads this one
+  for (const widget of node.widgets) widget.advanced = widget.options?.advanced; // the canvas reads this property
   const { getLayoutWidgets } = node;
   node.getLayoutWidgets = () => {
     const widgets = [...(getLayoutWidgets?.call(node) ?? node.widgets)];
@@ -462,7 +463,7 @@ export function originOf(node, name) {
   return isLinked(node, name) ? node.graph.getNodeById(node.getInputLink(slotOf(node, name))?.origin_id) : undefined;
 }
 
-/** Copy the link of the input `name` of the node `from`, if it has one, to the input `own` of another node. */
+/** If the input `name` of the node `from` is linked, link the input `own` of another node to the same output. */
 export function copyLink(from, name, node, own = name) {
   const slot = slotOf(node, own);
   if (slot >= 0) originOf(from, name)?.connect(from.getInputLink(slotOf(from, name)).origin_slot, node, slot);

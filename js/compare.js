@@ -1,6 +1,7 @@
 /**
- * Controls to compare the run of a map with another run. The images are shown side by side, or overlaid with a divider
- * that the user drags, or as their difference.
+ * Controls to compare the run of an acceptance map with another run. A run is one decoding of a batch of images, and a
+ * pane is the drawing of one run (see map_view.js). The images of both runs are shown side by side, or overlaid with a
+ * divider that the user drags, or as their difference.
  */
 
 import { subtracted } from "./difference.js";
@@ -20,7 +21,7 @@ export class Compare {
 
   /**
    * @param {() => { id: string, label: string }[]} choices runs to compare with
-   * @param {{ over: boolean, difference: boolean }} settings `over` overlays both images, `difference` subtracts them
+   * @param {{ over: boolean, difference: boolean }} settings `over`: overlay both images, `difference`: subtract them
    * @param {{ chosen: () => void, turned: () => void, moved: () => void }} listeners `chosen` is called when the user
    *   chooses another run, `turned` when the user changes a setting, and `moved` when the user moves the divider
    */

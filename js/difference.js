@@ -2,11 +2,11 @@
 
 import { texts } from "./texts.js";
 
-const computed = new WeakMap(); // bitmap A -> { b, canvas, identical } of the last B
+const computed = new WeakMap(); // bitmap A -> { b, canvas, identical }: the last bitmap B, and the result
 
 /**
- * The difference |A - B| of two bitmaps, or null if a bitmap is missing. `canvas` shows the difference in the size of A.
- * `identical` is true if the difference is 0 for all pixels.
+ * The difference |A - B| of two bitmaps, or null if a bitmap is missing. `canvas` shows the difference in the size of
+ * A. `identical` is true if the difference is 0 for all pixels.
  */
 export function difference(a, b) {
   if (!a || !b) return null;
@@ -24,7 +24,7 @@ export function difference(a, b) {
   return result;
 }
 
-/** One pane that shows the difference of the images of two panes, without a map; see `draw` in map_view.js. */
+/** A pane that shows the difference between the images of two panes, without a map; see `draw` in map_view.js. */
 export function subtracted([a, b]) {
   const found = difference(a.bitmap, b.bitmap);
   return {

@@ -1,11 +1,12 @@
 /**
- * Images under the maps, as bitmaps that a canvas can draw. During a run, the live previews are shown. After the run,
- * the image files of the server are shown. If there are no files, the thumbnails in the saved map are shown.
+ * Images under the acceptance maps, as bitmaps that a canvas can draw. During a run (the decoding of a batch of
+ * images), the live previews are shown. After the run, the image files of the server are shown. If there are no files,
+ * the thumbnails in the saved map are shown.
  */
 
 import { imageAddress } from "./comfy.js";
 
-// Run -> Map of its bitmaps. The key of a preview is the image's index. The key of a file or thumbnail is its address.
+// Run -> bitmaps of the run by key. The key of a preview is the image's index, and of a file or thumbnail its address.
 const bitmaps = new WeakMap();
 
 function bitmapsOf(run) {
@@ -50,7 +51,7 @@ export async function showPreviews(runs, count, blob, redraw) {
   redraw();
 }
 
-/** Copy the previews of a live run to its finished run, which shows them until its files have been fetched. */
+/** Copy the previews of a live run to the finished run, which shows the previews until its files have been fetched. */
 export function inheritPreviews(run, live) {
   if (live && bitmaps.has(live)) bitmaps.set(run, new Map(bitmaps.get(live)));
 }

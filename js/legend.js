@@ -1,4 +1,4 @@
-/** Legend of a map's colours. */
+/** Legend of the colours of an acceptance map. */
 
 import { cssColour } from "./colours.js";
 import { make } from "./elements.js";

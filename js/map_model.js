@@ -1,5 +1,6 @@
 /**
- * Data of one run of a sampler, from the messages of nodes/live_map.py. This file does not use the page.
+ * Data of one run of a sampler, from the messages of nodes/live_map.py. A run is one decoding of a batch of images.
+ * This file does not use the page.
  *
  * A round is one pass of the model. A share is the part of one image in a round: its draft tree and accepted tokens. A
  * cell is a place in the grid of an image's tokens. Cells are numbered row by row, from 0.
@@ -37,18 +38,18 @@ class Grid {
     this.first = first;
     this.ends = ends;
     this.cells = rows * columns;
-    this.end = first + rows * (columns + ends); // position after its last token
+    this.end = first + rows * (columns + ends); // position after the last token of the grid
     this.roundOf = Array.from({ length: images }, () => new Int32Array(this.cells).fill(NONE));
   }
 
-  /** The cell of a token; null if it ends a row or is outside the grid. */
+  /** The cell of the token at a position; null if the token ends a row or is outside the grid. */
   cellAt(position) {
     const column = (position - this.first) % (this.columns + this.ends);
     const isOutside = position < this.first || position >= this.end;
     return isOutside || column === this.columns ? null : this.cellsBefore(position);
   }
 
-  /** The number of cells before a token. If the token has a cell, this is the number of its cell. */
+  /** The number of cells before the token at a position. If the token has a cell, the cell has this number. */
   cellsBefore(position) {
     const at = Math.min(Math.max(position, this.first), this.end) - this.first;
     const row = Math.floor(at / (this.columns + this.ends));
@@ -74,7 +75,7 @@ export class Run {
     this.start = header.start ?? 0; // number of tokens per image that were kept from another image, not generated
     this.lantern = header.relaxed ?? false; // whether LANTERN was on; older maps do not have this field
     this.inputs = header.inputs ?? {}; // values of the node when it was queued
-    this.texts = header.texts ?? {}; // texts of its prompts: node id -> input id -> text
+    this.texts = header.texts ?? {}; // texts of the node's prompts: node id -> input id -> text
     this.files = header.pictures ?? []; // parameters of `/view` for the finished images
     this.thumbnails = header.thumbnails ?? []; // data URLs
     this.abreast = header.parts ?? 1; // number of runs that the node makes side by side
@@ -89,7 +90,7 @@ export class Run {
     this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, substituted: 0, drafted: 0 };
     this.state = "running"; // then "done" or "stopped"
     /** @type {import("./runs.js").Reference | undefined} */
-    this.reference = undefined; // of a finished run
+    this.reference = undefined; // only of a finished run
   }
 
   /** Create the grids. In GLM-Image, the tokens of a smaller image precede the tokens of the image. */
@@ -141,7 +142,7 @@ export class Run {
     this.known.drafted += Number(nodes > 0);
   }
 
-  /** The cell of a token; null if it ends a row or is in another grid. */
+  /** The cell of the token at a position; null if the token ends a row or is in another grid. */
   cellAt(position) {
     return this.shown.cellAt(position);
   }
@@ -200,7 +201,7 @@ export class Run {
     return this.known.emitted ? this.known.substituted / this.known.emitted : 0;
   }
 
-  /** The figure that is shown if the user chooses `figure`. In a run without drafts, "moment" replaces all but "time". */
+  /** The figure to show if the user chooses `figure`. Without drafts, "moment" replaces every figure except "time". */
   figureShown(figure) {
     return (this.plain || this.drafted === 0) && figure !== "time" ? "moment" : figure;
   }
@@ -303,11 +304,11 @@ export class Run {
   }
 
   /**
-   * The speed of this run divided by the speed of another run of the same size. null unless both ran in turns or in the
-   * same prompt, because otherwise the load of the machine may have changed between the runs.
+   * The speed of this run divided by the speed of another run of the same size. null unless both runs took turns or
+   * belong to the same prompt. For other runs, the load of the machine may have been different.
    *
    * @param {Run | null} other
-   * @returns {{ratio: number, turns: boolean} | null} `turns` is true if both ran in turns
+   * @returns {{ratio: number, turns: boolean} | null} `turns` is true if both runs took turns
    */
   against(other) {
     const same = (...names) => names.every((name) => this[name] === other[name]);

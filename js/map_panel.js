@@ -1,5 +1,5 @@
 /**
- * HTML element of a node's map: controls, canvas and texts. Its owner is a NodeMap, which stores the runs.
+ * HTML element of a node's acceptance map: controls, canvas and texts. Its owner is a NodeMap, which stores the runs.
  *
  * A run is one decoding of a batch of images, see map_model.js. A figure is a quantity by which tokens are coloured.
  */
@@ -314,8 +314,8 @@ export class MapPanel {
   }
 
   /**
-   * The data to draw: `runs`; `untils`, the round before which each run is shown; `figure`; `maps`, its values for each
-   * run; and `ends`, the values at both ends of the colour scale.
+   * The data to draw: `runs`; `untils`, for each run the index of the first round that is not shown; `figure`; `maps`,
+   * the values of the figure for each run; and `ends`, the values at both ends of the colour scale.
    */
   #shown() {
     const { runs } = this;
@@ -326,7 +326,7 @@ export class MapPanel {
     runs.forEach((run, i) => {
       run.look(this.#imageOf(run), untils[i]);
     });
-    // If a run with drafts is compared with plain decoding, plain decoding has no values of the figure. Show its image.
+    // Plain decoding, compared with a run with drafts, has no values of the figure. Show only its image.
     const none = (run) => new Float32Array(run.cells).fill(NaN);
     const values = (run, i, until) =>
       figures[i] === figure ? run.values(figure, this.#imageOf(run), until) : none(run);

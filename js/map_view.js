@@ -1,5 +1,5 @@
 /**
- * Drawing of maps on a canvas: the image, the token grid over it, and the cursor.
+ * Drawing of acceptance maps on a canvas: the image, the token grid over it, and the cursor.
  *
  * A pane is the drawing of one run. A cell is the place of a token in the grid.
  */

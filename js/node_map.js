@@ -1,5 +1,6 @@
 /**
- * Map of one node: it stores the node's runs, the widget that shows them, and the property that is saved with the node.
+ * Acceptance map of one node: it stores the node's runs, the widget that shows them, and the property that is saved
+ * with the node.
  *
  * A run is one decoding of a batch of images, see map_model.js.
  */
@@ -41,7 +42,7 @@ import { ZoomedOutMap } from "./zoomed_out.js";
 const WIDGET = "acceptance_map";
 const PROPERTY = "adt_tree_map"; // property of the node: settings of the panel, tag of the node, references to its runs
 const WILDCARDS = /[{}]|\/\*|\/\//; // when ComfyUI queues a prompt, it chooses from {red|blue} and removes comments
-const BESIDE = "beside"; // id of run B in the list of runs to compare with
+const BESIDE = "beside"; // id of run B of the Compare node in the list of runs to compare with
 const PREVIOUS = "previous"; // id of the previous run in this list
 
 // In pixels:
@@ -60,8 +61,8 @@ export class NodeMap {
   constructor(node) {
     this.node = node;
     this.tag = newTag(); // random text that identifies the node, also after "undo" or a reload of its workflow
-    this.parts = []; // the shown runs: one run of the sampler, or the runs A and B of Compare
-    this.previous = null; // the run before the shown one
+    this.parts = []; // the shown runs: one run of the sampler, or the runs A and B of the node Compare
+    this.previous = null; // the run before the runs in `parts`
     this.panel = new MapPanel(this, { opacity: preference("opacity") / 100 });
     const { element } = this.panel;
     forwardWheelAndPan(element);
@@ -117,7 +118,7 @@ export class NodeMap {
     return `${openWorkflow()} ${this.tag}`;
   }
 
-  /** Show a live run, or its new rounds. `part` is its index in `parts`: 1 for run B of Compare, otherwise 0. */
+  /** Show a live run, or its new rounds. `part` is its index in `parts`: 1 for Compare's run B, otherwise 0. */
   receive(run, part) {
     if (run !== this.parts[part]) {
       this.#start(run, part);
@@ -178,8 +179,8 @@ export class NodeMap {
   /**
    * Restore the settings and runs of the node.
    *
-   * If the workflow contains maps, because it was opened from an image file, the node shows only its map of these.
-   * Otherwise it shows the runs that its property refers to, or later runs that it has shown in this browser tab.
+   * If the workflow was opened from an image file and contains maps, the node shows only its own map from this file.
+   * Otherwise the node shows the runs that its property refers to, or later runs that it has shown in this browser tab.
    *
    * @param {any} loading data about the workflow that is being loaded, or null if the node is a copy.
    *   `travelled`: the maps in the workflow by execution id, or null. `file`: a promise of the image file, or of null.

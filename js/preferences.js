@@ -1,4 +1,4 @@
-/** Page of this pack in ComfyUI's settings, and its badge on the page "About". */
+/** Page of this pack in ComfyUI's settings, and badge of this pack on the settings page "About". */
 
 import { getSetting, registerExtension, setSetting } from "./comfy.js";
 
@@ -54,7 +54,7 @@ registerExtension({
   setup() {
     for (const { id } of Object.values(SETTINGS)) {
       const renamed = RENAMED[/** @type {string} */ (getSetting(id))];
-      if (renamed) setSetting(id, renamed); // so that the settings page shows it
+      if (renamed) setSetting(id, renamed); // so that the settings page shows the new name
     }
   },
   aboutPageBadges: [{ label: `${PAGE} ${VERSION}`, url: PAPER, icon: "pi pi-images" }],

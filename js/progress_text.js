@@ -85,7 +85,7 @@ function removeLine(node) {
   redrawNode(node);
 }
 
-/** The line of this pack with this text. If there is none, as for other packs, a plain line. @returns {Line} */
+/** The announced line with this text. If there is none, for example for other packs, a plain line. @returns {Line} */
 function lineOf(id, text) {
   const line = announced.get(id);
   return line?.text === text ? line : { text, parts: [{ text }], is_lasting: true };

@@ -23,7 +23,7 @@ function rename(node) {
   }
 }
 
-/** Rename values in a node that is a subgraph. It stores values of inputs of its inner nodes. */
+/** Rename values in a node that is a subgraph. Such a node stores values of its inner nodes' inputs. */
 function renameShown(host) {
   const inner = nodesOf(subgraphOf(host)).flatMap((node) => widgetsOf(node).map(({ name }) => ({ node, name })));
   for (const widget of widgetsOf(host)) {

@@ -1,4 +1,4 @@
-/** Controls under a map to replay a finished run, pass by pass. A round is one pass of the model. */
+/** Controls under an acceptance map to replay a finished run, pass by pass. A round is one pass of the model. */
 
 import { make } from "./elements.js";
 import { texts } from "./texts.js";

@@ -1,11 +1,11 @@
 /**
- * Store of finished runs by id. It has three levels: the memory of this page, the session storage of this browser tab,
- * and ComfyUI's history for older runs.
+ * Store of finished runs by id. A run is one decoding of a batch of images. The store has three levels: the memory of
+ * this page, the session storage of this browser tab, and ComfyUI's history for older runs.
  *
  * This file also stores which runs each node has shown. "Undo" and a reload restore an earlier state of the workflow.
  * The nodes of this state refer to old runs, but should show their newest runs.
  *
- * The `home` of a map is the id of its workflow and the tag of its node, see node_map.js.
+ * The `home` of an acceptance map is the id of its workflow and the tag of its node, see node_map.js.
  */
 
 import { fetchHistory } from "./comfy.js";
@@ -131,10 +131,11 @@ export function noteShown(home, references) {
 }
 
 /**
- * The references to the runs that a node should show.
+ * The references to the runs that the node of `home` should show.
  *
- * `references` are those in the node's workflow. If the node has shown their runs in this tab, or if there are none,
- * the result has the runs that the node of `home` showed last, and the run before them. Otherwise it is `references`.
+ * `references` is the list in the node's workflow. If the list is empty, or if the node has already shown the runs of
+ * the list in this tab, the result has the runs that the node showed last, and the run before them. Otherwise the result
+ * is `references`.
  */
 export function latest(home, references) {
   const shown = stored().shown[home];

@@ -1,4 +1,4 @@
-/** Image file that shows a map, and below it the colour scale and captions. */
+/** Image file that shows an acceptance map, with the colour scale and captions below the map. */
 
 import { ends, RAMP } from "./legend.js";
 import { draw, layout } from "./map_view.js";

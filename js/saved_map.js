@@ -1,6 +1,6 @@
 /**
- * Reader of saved maps, which nodes/saved_map.py packs. Saved maps are in ComfyUI's history and in the workflow of
- * image files. An image file may be from anybody, so all values are checked before they are used.
+ * Reader of saved acceptance maps, which nodes/saved_map.py packs. Saved maps are in ComfyUI's history and in the
+ * workflow of image files. An image file may be from anybody, so all values are checked before they are used.
  *
  * A round is one pass of the model. A share is the part of one image in a round.
  */

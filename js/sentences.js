@@ -22,7 +22,7 @@ export function titleOf(run, other) {
   return run.seed === other.seed ? shortName(run) : texts.seed(shortName(run), run.seed);
 }
 
-/** One line with the measurements of a run. If `other` was measured under the same conditions, it has the speed-up. */
+/** One line with a run's measurements. If `other` ran under the same conditions, also the speed-up over `other`. */
 export function summary(run, other = null) {
   const { done, total, rate, tau, seconds } = run.figures();
   const parts = [drafting(run, tau), texts.rate(rate.toFixed(rate < 10 ? 1 : 0))];

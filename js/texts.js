@@ -1,6 +1,6 @@
-/** Texts of the map, the Settings node and the context menus, in the languages of `locales`. */
+/** Texts of the acceptance map, the Settings node and the context menus, in the languages of the folder `locales`. */
 
-/** Name of a `Difference` (see caption.js) in the text of a prompt. Other differences have the name of their input. */
+/** `name` of a `Difference` (see caption.js) in a prompt's text. For other differences, `name` is the input's name. */
 export const PROMPT = Symbol("prompt");
 
 const sentenceCase = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;

@@ -1,6 +1,7 @@
 /**
- * Map on a canvas that is zoomed out so far that ComfyUI hides HTML elements. This file draws the map once as an image,
- * and then only copies the image to the canvas. An HTML element would need a layout in every frame while the user pans.
+ * Acceptance map on a canvas that is zoomed out so far that ComfyUI hides HTML elements. This file draws the map once
+ * as an image, and then only copies the image to the canvas. An HTML element would need a layout in every frame while
+ * the user pans.
  */
 
 import { boxOf, canvasContext, isZoomedOut, onPlaceholder, redrawNode } from "./comfy.js";
