@@ -3,7 +3,7 @@
 
     python3 dev.py demo               generate an image with the bundled model and measure the speed-up
     python3 dev.py test               check format, style and types, and run the tests of the default tier
-    python3 dev.py test --all         the same with all tests; takes over an hour, for a release
+    python3 dev.py test --all         for a release: the same checks with all tests; takes over an hour
     python3 dev.py test tests/unit    run only pytest, with these arguments
 
 The first run creates the environment in ``.venv``. Later runs reuse this environment.

@@ -1,4 +1,4 @@
-"""Record the first workflow in a real ComfyUI and browser: docs/comfyui.png and the animation docs/comfyui.webp.
+"""Record a workflow (`TEMPLATE`) in ComfyUI and a browser: docs/comfyui.png and the animation docs/comfyui.webp.
 
     python assets/film.py            run this in the root of the repository, in the environment of the tests
 

@@ -104,7 +104,7 @@ PRICES = {
 }
 """Prices by name. The first two are close to the costs on an H100. `CPU` is fitted to tables in docs/performance.md."""
 CHOSEN_BY = "early stop", "captured"
-"""Prices for which the best fixed tree is chosen. For the price `CPU`, the tree of the first is used."""
+"""Prices for which the best fixed tree is chosen. For `CPU`, the comparison uses the tree of "early stop"."""
 
 
 class Counts(NamedTuple):
@@ -113,8 +113,9 @@ class Counts(NamedTuple):
     Attributes:
         rounds: Rounds with drafts.
         depth: Sum of the depths of the verified trees.
-        calls: Calls of the network, if a tree may stop growing before it has the chosen depth.
-        levels: Sum of the depths that the policy has chosen. Captured rounds call the network as often.
+        calls: Calls of the network in rounds that are not captured. There, a tree may stop growing before it has the
+            depth that the policy has chosen.
+        levels: Sum of the depths that the policy has chosen. Captured rounds have this number of calls.
     """
 
     rounds: np.ndarray

@@ -6,8 +6,8 @@
 
 Every method runs in a separate process. The benchmark runs all methods on one batch, then all methods on the next
 batch, and so on. Every process starts with an empty cache of cost profiles. The results therefore include the first
-images, for which *auto* has estimated costs only. The measured time includes reading the prompts, but neither loading
-the model nor the image decoder.
+images, for which *auto* has estimated costs only. The measured time includes reading the prompts. It does not include
+loading the model or decoding tokens to pixels.
 
 The speed-up of a method is the total time of plain decoding divided by the total time of the method. Its 95 % interval
 is a bootstrap over the batches. The table also shows the lowest speed-up of a single batch.

@@ -9,8 +9,8 @@ first different token of an image is not a near tie. A near tie is a position at
 (logits plus Gumbel noise) of plain decoding differ by less than 1e-3.
 
 A setting also fails if drafts were accepted at no depth or only at depth 1, because the check would then prove nothing.
-The report counts the accepted drafts by depth in the tree and by sibling rank. All captions of a seed are decoded as
-one batch.
+The report counts the accepted drafts by depth in the tree and by rank among siblings. All captions of a seed are
+decoded as one batch.
 """
 
 from __future__ import annotations

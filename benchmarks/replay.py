@@ -54,7 +54,7 @@ def record(job: Job, prompts: list[str]) -> Recording:
     forward = rounds.forward
 
     def recorded(slots: Slots, codes: Tensor, step: object) -> Tensor:
-        out = forward(slots, codes, step)  # [R, 1, h], all conditional rows first
+        out = forward(slots, codes, step)  # [batch rows, 1, h], all conditional rows first
         features[:, slots.images, slots.positions] = out.view(len(features), len(slots), -1)
         return out
 
@@ -83,7 +83,7 @@ class Replay:
         self.add(self._recording.codes.shape[1] - 2 - torch.tensor(slots.positions))
 
     def add(self, counts: Tensor) -> None:
-        """Count a call for each image whose count [B] is above 0."""
+        """Count one call of the network for each active image whose value in `counts` [B] is above 0."""
         for (image, is_active), count in zip(self._images, counts.tolist()):
             self.calls[image] = self.calls.get(image, 0) + (is_active and count > 0)
 

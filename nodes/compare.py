@@ -1,4 +1,4 @@
-"""Compare node: one prompt and seed, decoded in two ways side by side."""
+"""Compare node: generates the image of one prompt and seed in two ways, as run A and run B, and compares both runs."""
 
 from contextlib import ExitStack
 from functools import partial

@@ -65,7 +65,7 @@ def summary(rows: Sequence[dict], left_out: int = 0) -> dict:
 
 
 def own_name(folder: Path, name: str, rows: Sequence[dict]) -> str:
-    """Return the name for the report of a list. Append a number if the report of another list has this name.
+    """Return the name for the report of a list of prompts. Append a number if another list's report has the name.
 
     An existing report belongs to this list if the list contains all images of the report. If a user adds prompts to a
     list, the new report of the list therefore replaces its old report.

@@ -79,7 +79,7 @@ def fetch(row: Published, home: Path, node_id: str) -> None:
 
 
 def offered_downloads() -> dict[str, dict[str, str]]:
-    """Return the labels that the page appends to the names of models that are not installed.
+    """Return the data for the labels that the page appends to the names of models that are not installed.
 
     Returns:
         Name -> {"size": ..., "fits": ...}. `size` is a text such as "15 GB". `fits` is "" if the model fits into the

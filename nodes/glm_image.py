@@ -27,7 +27,7 @@ PUBLISHED, BESIDE = f"{GLM.folder}/transformer", "same folder as transformer"
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _FP8 = "fp8 weights"
 _SHOWN = 64
-"""Maximum number of latents per side of a preview, equal to 512 pixels."""
+"""Maximum number of latents per side of a preview. A latent becomes 8 x 8 pixels, so a side has at most 512 pixels."""
 
 
 _GLM_DECODER_LOADER_TOOLTIPS = Tooltips(

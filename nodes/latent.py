@@ -1,4 +1,4 @@
-"""Continuation of images from a LATENT, whose first tokens are kept."""
+"""Reader of a LATENT from which images are continued. Their first tokens are kept, the others are generated again."""
 
 import torch
 from torch import Tensor

@@ -55,7 +55,7 @@ class Lettering:
             The lines.
         """
         wrapped: list[str] = []
-        # A letter is at least one pixel wide, so at most `lines * width` letters fit. The next letter is kept, so that
+        # A letter is at least one pixel wide, so at most `lines * width` letters fit. One more letter is kept, so that
         # a text that does not fit ends in three dots.
         rest = " ".join(text.split())[: lines * width + 1]
         while rest and len(wrapped) < lines:

@@ -245,7 +245,7 @@ def _fitted(target: Target, text: str, suffix: str, way: str, name: str) -> tupl
 
 
 def _truncation_note(note: str, name: str) -> str:
-    """Return the sentence for the note on a truncated prompt. `name` is `_PROMPT` or `_NEGATIVE_PROMPT`."""
+    """Return the sentence for a note of `fit_prompt` on a truncated prompt. For `name`, see `_fitted`."""
     numbers = parts_of(note)[0].parameters
     if not numbers:
         return f"{name} {note.removesuffix('.')}."

@@ -20,7 +20,7 @@ from ..adt_core.rules.trace import ImageRound, Round
 
 KEY = "adt_tree_maps"
 PROPERTY = "adt_tree_map"
-"""Property of a workflow node, in which the page stores the tag of its map."""
+"""Property of a workflow node, in which the page stores the tag (a random text) that identifies the node."""
 NODES = ("ADTTreeSampler", "ADTTreeCompare")
 # Fields of a share (the part of one image in a round), in the order of their columns in the data; see `pack`.
 _NUMBERS = ("depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
@@ -233,7 +233,7 @@ def _parts(request: dict) -> tuple[dict | None, dict | None, list[str]]:
 
 
 def _tag(workflow: dict, number: str) -> str | None:
-    """Return the tag that the page has stored for a node's map, or None."""
+    """Return the tag that the page has stored in a node, or None."""
     *path, last = number.split(":")
     graph = workflow
     try:

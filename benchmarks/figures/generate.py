@@ -35,8 +35,8 @@ def _engine_seconds(job: Job, prompt: str) -> float:
 def measure(count: int) -> list[dict]:
     """Measure the seconds per image of each method.
 
-    The time includes reading the prompt, but neither loading the model nor the image decoder. All methods decode one
-    prompt before the next prompt starts.
+    The time includes reading the prompt. It does not include loading the model or decoding tokens to pixels. All
+    methods decode one prompt before the next prompt starts.
     """
     prompts = captions(FIRST_CAPTION, count)
     target = bundled()
