@@ -47,6 +47,7 @@ def nodes(folder: Path) -> Iterator[Callable]:
     target = write_tiny_checkpoint(base / "models" / "ar_image" / "tiny", scale=3.0)
     write_tiny_drafter(base / "models" / "ar_image_drafters" / "tiny", target)
     (base / "input").mkdir()
+    (folder / "cache").mkdir()  # the folder for learned costs, which the server may write
     (base / "input" / "list.txt").write_text("a cat\na dog\n", encoding="utf-8")
     (base / "secret.txt").write_text("a secret\n", encoding="utf-8")
     with Comfy(NEWEST, base, PACKS) as server:
