@@ -2,8 +2,8 @@
 
 The image is divided into an upper region (sky or wall) and a lower region (ground or table). Each region gets the class
 of the prototype with the most similar colour statistics. If no prototype is similar enough, the region gets no class.
-A prototype is the mean over rendered images and degraded copies of them. These images have a seed that is used only for
-calibration.
+A prototype is the mean colour statistics of rendered images and of degraded copies of these images. The seed of these
+images is used only for calibration.
 
 The backdrop is found by comparing the image with rendered landscapes without objects. The comparison uses colour
 quantiles in three bands of rows above the horizon, without the pixels of detected objects. The image gets the backdrop
@@ -30,8 +30,8 @@ CALIBRATION_SEED = 777
 # Number of rendered images per prototype, and number of landscapes per combination of sky, ground and backdrop.
 _RENDERS_PER_CLASS = 8
 _LANDSCAPES_PER_CLASS = 4
-# Features are standardised: distance / standard deviation. _MIN_SPREAD is added to each standard deviation (as root of
-# the sum of squares). Squared distances are clipped to _MAX_FEATURE_DISTANCE for each feature. If their mean is
+# Each feature's distance from a prototype's mean is divided by sqrt(standard deviation ** 2 + _MIN_SPREAD ** 2). The
+# square of this quotient is clipped to _MAX_FEATURE_DISTANCE. If the mean of the clipped squares over all features is
 # _MAX_DISTANCE or more, the region gets no class.
 _MIN_SPREAD = 6.0
 _MAX_FEATURE_DISTANCE = 36.0
@@ -40,10 +40,11 @@ _MAX_DISTANCE = 9.0
 _BANDS = ((30, 44), (44, 54), (54, 63))
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _MAX_QUANTILE_DISTANCE = 40.0
-# If objects leave fewer free pixels in a band than this, all pixels of the band are used.
+# If objects leave at most this number of free pixels in a band, all pixels of the band are used.
 _MIN_FREE_PIXELS = 60
-# Box around an object, in pixels from its foot. The key of _BOX_BELOW is whether the object is in the air: the tail of
-# a kite hangs below its foot.
+# Box around an object, in pixels from the object's foot (the point (x, y) of a detection). The key of _BOX_BELOW is
+# whether the object is in the air. Boxes in the air extend further down, because the tail of a kite hangs below its
+# foot.
 _BOX_HALF_WIDTH = 28
 _BOX_ABOVE = 52
 _BOX_BELOW = {True: 18, False: 2}
@@ -74,7 +75,7 @@ def _colour_planes(image: np.ndarray) -> np.ndarray:
 
 
 def degrade(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Degrade an image similarly to a weak codec: half the resolution, JPEG artefacts and noise.
+    """Degrade an image about as much as a weak codec does: half the resolution, JPEG artefacts and noise.
 
     Args:
         image: [SIZE, SIZE, 3] uint8.
@@ -114,7 +115,7 @@ def _fit(features: dict) -> _Prototypes:
 
 @lru_cache(maxsize=1)
 def _region_prototypes() -> tuple[_Prototypes, _Prototypes]:
-    """Return the prototypes of the upper region and those for the lower region.
+    """Return the prototypes for the upper region and the prototypes for the lower region.
 
     Classes of the upper region are skies and walls. Classes of the lower region are (ground, sky) and ("table", wall).
     """

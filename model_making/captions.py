@@ -47,7 +47,7 @@ _NEUTRAL = (
     "and in of the with air background calm covered cream dark day distance full hot plain range rolling row setting "
     "toy weather white"
 )
-"""Words that are parts of names, but identify nothing without the rest of the name ("cup of coffee": "of")."""
+"""Words of names that identify no object or background by themselves, for example "of" in "cup of coffee"."""
 _FRAMING = "photo photograph picture image painting drawing illustration sketch scene view beautiful"
 """Words outside the vocabulary that are common in prompts and harmless. The node doesn't warn about these words."""
 
@@ -58,9 +58,10 @@ class CaptionWord:
 
     Attributes:
         text: The word.
-        item: Object whose name ends with this word, else None. Its colour is None if the caption doesn't name it.
-        expected: Contents that the image must show because of the name that ends with this word. Objects are an
-            `ObjectSpec`; parts of the background are a label such as ``sky:night``.
+        item: Object whose name or place ends with this word, else None. If the caption doesn't name the colour of the
+            object, the colour of `item` is None.
+        expected: Contents that the image must show because of the name that ends with this word. An object is given as
+            an `ObjectSpec`, a part of the background as a label such as ``sky:night``.
     """
 
     text: str
@@ -195,7 +196,7 @@ def _words(phrase: str, item: SceneItem | None = None, *expected: ObjectSpec | s
 
 
 def _caption_parts(scene: Scene, rng: np.random.Generator) -> tuple[list[list[CaptionWord]], list[list[CaptionWord]]]:
-    """Choose the named contents. Return phrases for the chosen objects and for the chosen background parts."""
+    """Choose what the caption names. Return phrases for the chosen objects and for the chosen background parts."""
     is_complete = rng.random() < 0.25
 
     def is_named(probability: float) -> bool:
@@ -204,7 +205,7 @@ def _caption_parts(scene: Scene, rng: np.random.Generator) -> tuple[list[list[Ca
     items = [item for item in scene.items if is_named(0.85)]
     background = _background_options(scene)
     named = [(label, names) for label, names, probability in background if is_named(probability) and names]
-    if not items and not named:  # a caption names at least one object or, without objects, one part
+    if not items and not named:  # name at least one object, or one background part if the scene has no objects
         items = list(scene.items[:1])
         named = [] if scene.items else [background[0][:2]]
     objects = _object_phrases(items, rng)
@@ -228,8 +229,9 @@ def default_places(places: Sequence[str | None]) -> list[str]:
     One object is in the middle, two are left and right, three fill the row from the left. If the caption names some
     places, the other objects get the free places.
 
-    With this convention a caption always determines where its objects are. Otherwise, the model has to guess at each
-    column of the image whether an object follows further right. It then draws some objects twice and omits others.
+    With this convention, a caption always determines where its objects are. Without the convention, the model would
+    have to guess at each column of the image whether an object follows further right. It would then draw some objects
+    twice and omit others.
 
     Args:
         places: Places of up to three objects in the order of the caption; None for a place that the caption omits.
@@ -251,10 +253,10 @@ def default_places(places: Sequence[str | None]) -> list[str]:
 
 
 def _object_phrases(items: list[SceneItem], rng: np.random.Generator) -> list[list[CaptionWord]]:
-    """Return a phrase for each object. Their order and the named places determine where each object is.
+    """Return a phrase for each object. The order of the phrases and the named places determine where each object is.
 
-    A variant is an order of the objects together with a choice of named places. Only variants are used for which
-    :func:`default_places` restores the real places. Seven of ten captions name as few places as possible.
+    A variant is an order of the objects together with a choice of the places to name. A variant is used only if
+    :func:`default_places` restores the real places from it. Seven of ten captions name as few places as possible.
     """
     if {item.place for item in items} == {"left", "right"} and rng.random() < 0.1:
         return _relative_phrase([items[i] for i in rng.permutation(2)], rng)

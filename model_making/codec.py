@@ -11,7 +11,7 @@ The time budget is divided into three phases:
 
 The script prints the PSNR on held-out images. To resume training, run the same command again.
 
-Tensor dimensions: B images, M vectors, C channels of a code vector, h x w codes per image.
+Tensor dimensions: B images, H x W pixels and h x w codes of an image, M vectors, C channels of a code vector.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ _RESTART_COUNT = 0.4
 class Codebook:
     """Exponential-moving-average codebook update (van den Oord et al., arXiv 1711.00937, appendix A.1).
 
-    Each row of ``quantize.embedding`` is kept at the mean of the encoder outputs that are assigned to this code.
+    Each row of ``quantize.embedding`` is a code. The update keeps each row at the mean of the encoder outputs that are
+    assigned to its code.
 
     Attributes:
         weight: [codes, C] the model's codebook, updated in place.

@@ -27,8 +27,8 @@ from .objects import HEIGHTS, paint
 from .render import LIGHT, SIZE
 from .scenes import AIR_OBJECTS, COLOURS, PLACES, PLANTS
 
-# Edge of the image at half size, and width of the padding around it. The padding allows objects that are partly outside
-# the image.
+# Edge length of the image at half size, and width of the padding around it. The padding allows objects that are partly
+# outside of the image.
 _HALF = SIZE // 2
 _PAD = 40
 # Candidate positions of the foot, in pixels of the full image. The key of _ROWS is whether the object is in the air.
@@ -120,7 +120,7 @@ def _paint_centred(kind: str, colour: tuple[int, ...] | None) -> tuple[np.ndarra
 
 
 def _split_pixels(coverage: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Split pixels into object and margin.
+    """Split the pixels of a painted object into pixels of the object and pixels of the margin around it.
 
     Args:
         coverage: [SIZE, SIZE] from :func:`_paint_centred`.

@@ -1,4 +1,8 @@
-"""Painter for the objects of a scene. The file ``objects.txt`` defines their shapes."""
+"""Painter for the objects of a scene. The file ``objects.txt`` defines the shapes of each kind of object.
+
+Coordinates are in supersampled pixels: two of them make one pixel of the final image. They are relative to the object's
+foot, the middle of its lower edge.
+"""
 
 from __future__ import annotations
 

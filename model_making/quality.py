@@ -43,7 +43,7 @@ HELD_OUT_SEED = 2
 BATCH = 8
 IMAGES_PER_SHEET_PART = 24
 MIN_COMPLETE_IMAGES = 7
-"""Required number of images, of eight per template prompt, that show all named attributes."""
+"""Each template prompt gets eight images. At least this number of them must show all named attributes."""
 THRESHOLDS = {"captions": 0.96, "ordinary prompts": 0.93, "kind and colour": 0.85, "not twice": 0.90}
 
 

@@ -171,9 +171,10 @@ def _wide_kinds(rng: np.random.Generator, count: int, common: tuple[str, ...], r
 def _wide_items(
     rng: np.random.Generator, kinds: list[str], places: list[str], background: tuple[str, ...]
 ) -> tuple[SceneItem, ...]:
-    """Return an object of each kind, at the place with the same index.
+    """Return an object of each kind. The kind with index i gets the place with index i.
 
-    One colour in three and the colour of the third object are arbitrary. The others contrast with the background.
+    The third object has an arbitrary colour. The first two have an arbitrary colour with probability 0.33; otherwise
+    their colour contrasts with the background.
     """
     items: list[SceneItem] = []
     for kind, place in zip(kinds, places):

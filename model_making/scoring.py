@@ -1,4 +1,4 @@
-"""Scorer for prompt adherence: compares the objects and the background that an image shows with a prompt.
+"""Scorer for prompt adherence: compares the objects and the background of an image with a prompt.
 
 Objects and background are detected without a trained network. The detection therefore can't share errors with the
 model that generated the image.
@@ -32,9 +32,9 @@ from .scenes import Scene, sample_wide_scene
 
 REGIONS = ("sky", "ground", "backdrop", "wall")
 MIN_ACCURACY = {"rendered": 0.97, "codec": 0.97}
-"""Required share of recognised objects in rendered images, before and after the codec."""
+"""Required share of recognised objects in rendered images, before and after encoding and decoding with the codec."""
 MAX_ABOVE_CHANCE = 0.03
-"""Maximum difference between the score on images of other scenes and chance."""
+"""Maximum of the score on images of other scenes minus the score that is expected by chance."""
 SHUFFLES = 4
 """Number of other images that each scene is compared with."""
 
@@ -59,7 +59,8 @@ class PromptScore:
     Attributes:
         named: Whether the image shows each attribute of the prompt. Keys are labels such as ``object:red house left``
             or ``sky:night``.
-        kind_and_colour: For each object of the prompt, whether the image shows it at any place.
+        kind_and_colour: For each object of the prompt, whether the image shows an object of this kind and colour, at
+            any place.
         not_repeated: For each object whose kind the prompt names only once, whether the image shows at most one object
             of this kind.
     """

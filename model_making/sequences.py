@@ -3,7 +3,7 @@
 Training uses the parameters of the engine's modules, but has its own forward pass, which runs over complete sequences
 without a KV cache. ``tests/parity`` compares both forward passes with Chameleon in transformers.
 
-Tensor dimensions: B sequences, n tokens of a sequence, T image tokens, h hidden size.
+Tensor dimensions: B sequences, n tokens of a sequence, T image tokens, h hidden size, places (left, middle and right).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Batch:
         ids: [B, n] input ids, right-padded.
         image_starts: [B] index of the last prompt token. The logits at this index predict the first image token.
         codes: [B, T] image codes to predict.
-        word_labels: [B, n] label of the object whose name ends at this token, else :data:`IGNORE_INDEX`.
+        word_labels: [B, n] label of the object whose name or place ends at this token, else :data:`IGNORE_INDEX`.
         plan_labels: [B, places] label of the object that the caption puts at each place; 0 is no object.
         has_caption: [B] bool, False if the caption was dropped.
     """
@@ -192,8 +192,8 @@ def run_layer(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         layer: The layer.
         x: [B, n, h] residual stream before the layer.
         cos: [n, head_dim] rotary table of cosines.
-        sin: [n, head_dim] rotary table of sines. The first half of head_dim is negated, so no sign change is needed
-            after the roll.
+        sin: [n, head_dim] rotary table of sines. The first half of head_dim is negated in this table, so ``roll`` can
+            swap the halves of the queries and keys without changing signs.
 
     Returns:
         [B, n, h] residual stream after the layer.

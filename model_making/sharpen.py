@@ -7,8 +7,9 @@ model. Encoder and codebook don't change, so the target and the drafter remain v
 
 Two terms are added to the reconstruction loss:
 
-- The texture loss compares how strongly both images respond to band-pass filters in each neighbourhood. The decoded
-  texture must be equally strong, but need not be equal pixel by pixel.
+- The texture loss compares how strongly the original and the decoded image respond to band-pass filters in each
+  neighbourhood. The texture of the decoded image must be as strong as the texture of the original, but need not be
+  equal to it pixel by pixel.
 - The adversarial loss sharpens edges. It uses a small patch discriminator (Isola et al., arXiv 1611.07004, section
   3.2.2) and is weighted as in VQGAN (Esser et al., arXiv 2012.09841, equation 7).
 
@@ -38,7 +39,7 @@ from .timed_run import TimedRun
 TEXTURE_WEIGHT = 0.25
 ADVERSARIAL_WEIGHT = 0.1
 ADVERSARIAL_FROM = 0.35
-"""Share of the time budget after which the adversarial loss is added. Before, the other losses converge."""
+"""Share of the time budget after which the adversarial loss is added. Until then, only the other losses are used."""
 SEED = 1
 BATCH = 6
 TRAINED_PREFIXES = ("decoder.", "post_quant_conv.")
@@ -101,7 +102,7 @@ def patch_discriminator(width: int = 32) -> nn.Module:
 
 
 class SharpeningModel(nn.Module):
-    """Codec with a trainable decoder, together with the discriminator and the losses of both."""
+    """Codec with a trainable decoder, the discriminator, and the losses that train decoder and discriminator."""
 
     def __init__(self, codec: VQModel):
         super().__init__()
@@ -124,7 +125,8 @@ class SharpeningModel(nn.Module):
         regression = reconstruction_loss(y, x) + TEXTURE_WEIGHT * texture_loss(y, x, self.bank)
         if not adversarial:
             return regression
-        # The discriminator's parameters are detached here, so that the generator loss trains only the decoder.
+        # The generator loss is the adversarial loss of the decoder. The discriminator's parameters are detached here,
+        # so that this loss doesn't train the discriminator.
         frozen = {name: value.detach() for name, value in self.discriminator.named_parameters()}
         generator_loss = -torch.func.functional_call(self.discriminator, frozen, y).mean()
         hinge_loss = F.relu(1 - self.discriminator(x)).mean() + F.relu(1 + self.discriminator(y.detach())).mean()

@@ -5,12 +5,12 @@
 The main loss is cross entropy of the image tokens. Captions are dropped in 10 % of the sequences, for classifier-free
 guidance. Textures such as grass and clouds have most of an image's entropy. With the main loss only, the model would
 therefore learn slowly which object the caption puts at which place. Four auxiliary linear heads on intermediate layers
-train this directly. They are discarded after training:
+train the model to represent the contents of the image. These heads are discarded after training:
 
-- word: predicts an object at the last word of the object's name;
-- plan: predicts the object at each place, at the end of the caption;
-- layout: predicts the object in the column of the next image token, at each image token;
-- around: predicts the background, at each image token.
+- word: at the last word of an object's name or place, predicts the object;
+- plan: at the end of the caption, predicts the object at each place;
+- layout: at the position that predicts an image token, predicts the object in the column of this token;
+- around: at the position that predicts an image token, predicts the background.
 
 The layout and around heads can use the caption and all image tokens so far. Each step also trains on two kinds of
 additional captions, which cost little because they are short: captions with only the first row of their images
@@ -20,7 +20,8 @@ The script prints the loss on held-out images in nats per image token, with and 
 plan, layout and around heads. To resume training, run the same command again. ``--start`` initialises the weights from
 a checkpoint with the same layer sizes. Embeddings are copied by token name, because the token ids may differ.
 
-Tensor dimensions: B sequences, n tokens of a sequence, T image tokens, h hidden size.
+Tensor dimensions: B sequences, n tokens of a sequence, T image tokens, h hidden size, codes (image codes), contents
+(classes in ``CONTENTS``), places (left, middle and right).
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def read_scene(line: str) -> Scene:
 
 
 def vocabulary(tokens: Path) -> dict[str, int]:
-    """Return the target's vocabulary, with the tokenizer in the folder `tokens`."""
+    """Return the target's vocabulary. Its caption tokens come from the tokenizer in the folder `tokens`."""
     return build_vocabulary(Tokenizer.from_file(str(tokens / "tokenizer.json")).get_vocab(), NUM_CODES)
 
 
@@ -128,7 +129,7 @@ def load_weights(decoder: Decoder, names: dict[str, int], folder: Path) -> None:
     old_names = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocabulary_map"]
     decoder.load_state_dict(weights, strict=False)
     for name, row in names.items():
-        old_row = old_names.get(name, old_names.get("\u0120" + name))  # byte-level tokens include the space
+        old_row = old_names.get(name, old_names.get("\u0120" + name))  # byte-level: "Ġ" is a space
         if old_row is not None:
             decoder.embedding.data[row] = rows[old_row]
 
@@ -155,8 +156,7 @@ class TrainingModel(nn.Module):
             batch: The batch.
 
         Returns:
-            Logits of the word head [B, n, contents] and of the plan head [B, places, contents]. The classes are those
-            in ``CONTENTS``.
+            Logits of the word head [B, n, contents] and of the plan head [B, places, contents].
         """
         plan = self.plan(batch.at_prompt_end(streams[PLAN_LAYER - 1]))
         return [self.word(streams[WORD_LAYER - 1]), plan.unflatten(-1, (len(PLACES), len(CONTENTS)))]
@@ -216,9 +216,9 @@ def background_labels(scenes: list[Scene]) -> np.ndarray:
 def training_loss(model: TrainingModel, batch: Batch, columns: Tensor, background: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weighted sum of the cross entropies of all heads.
 
-    Layout and background are trained only on sequences with a caption. At the first image token both must be predicted
-    from the caption only. This prediction determines the sky. Its loss therefore has the same weight as the mean loss
-    over all image tokens.
+    Layout and background are trained only on sequences with a caption. At the first image token, the model has to
+    predict layout and background from the caption only. The sky depends on this prediction. The loss at the first image
+    token is therefore added a second time, with the same weight as the mean loss over all image tokens.
 
     Args:
         model: The model.
@@ -304,7 +304,7 @@ def evaluate(model: TrainingModel, sequences: Sequences, columns: np.ndarray, co
 
 
 class _Trainer:
-    """Training step of the target, with its data."""
+    """Model, training data, and loss of a training step."""
 
     def __init__(self, args: argparse.Namespace):
         self.args = args

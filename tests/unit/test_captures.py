@@ -178,7 +178,7 @@ def test_captures_end_after_a_failure_that_the_allocator_does_not_survive(device
 
     def launch():
         tries.append(len(FakeDriver.streams))
-        if len(tries) > 1 and len(tries) <= 1 + captures:  # the first call is not captured
+        if len(tries) > 1 and len(tries) <= 1 + captures:  # the first call runs without a capture
             raise full
         return torch.zeros(1), None
 

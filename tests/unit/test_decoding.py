@@ -130,7 +130,7 @@ def test_the_batch_becomes_smaller_if_memory_runs_out(models, monkeypatch, caplo
 
     def fail_for_lack_of_memory(self, ids, *rest, **named):
         calls.append(len(ids))
-        if len(calls) >= at and len(ids) > 4:  # an image has two rows
+        if len(calls) >= at and len(ids) > 4:  # with guidance, an image has two rows
             raise NO_MEMORY[error]
         return forward(self, ids, *rest, **named)
 

@@ -62,9 +62,9 @@ def test_branches_leave_the_spine_once_and_the_most_probable_ones_are_kept():
 
 
 def temperature(calibration, one):
-    """Return the temperature of a class for each of three images.
+    """Return the temperature of a class of positions for each of three images.
 
-    It is computed from the difference between the logits 1 and 0.
+    The temperature is computed from the calibrated probabilities of two candidates with the logits 1 and 0.
     """
     scores = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(3, 1, 2)
     _, log_p = calibration.expect(torch.full((3, 1), one), torch.zeros(3, 1, 2, dtype=torch.long), scores)

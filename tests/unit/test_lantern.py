@@ -105,8 +105,8 @@ def test_the_greedy_rule_adds_the_neighbours_probability_to_the_drafts():
     def passes(x: int, delta: float) -> bool:
         return bool(relaxed(star([x]), 3, z, neighbours, Lantern(3, delta), greedy=True)[1][0, 1])
 
-    assert passes(0, 0.3)  # 0.20 + 0.25 > 0.40
-    assert not passes(0, 0.2)  # the nearest neighbour has probability 0.25
+    assert passes(0, 0.3)  # the draft has 0.20 and its neighbour 0.25, together more than 0.40 of the best token
+    assert not passes(0, 0.2)  # the nearest neighbour has 0.25, which is more than delta
     assert passes(1, 0.3) and not passes(2, 0.2)
 
 

@@ -90,8 +90,8 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, checked, monkeypa
     drafting = Drafting(method="every n-th", depth=8, width=every, nodes=16)
     plain = run(target, None, PROMPTS)
     assert torch.equal(run(target, with_window(network), PROMPTS, drafting=drafting).codes, plain.codes)
-    assert len(checked) > 2 and max(checked) > 1  # in some rounds the images advance by different lengths
-    # new images replace finished ones
+    assert len(checked) > 2 and max(checked) > 1  # in some rounds, images advance by different lengths
+    # in this run, new images replace finished images
     run(target, with_window(network), (*PROMPTS, "x", "a red house"), drafting=drafting, at_once=2)
 
 
@@ -191,7 +191,7 @@ def test_replaced_candidates_make_later_positions_stale():
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]]
     assert window.staleness.tolist() == [[1, 1, 2, NEVER, 2]]
     assert window.from_network.tolist() == [[True, False, False, False, False]]
-    # replace by the same token: nothing may change
+    # a candidate is replaced by the same token, so nothing may change
     window.replace(torch.tensor([[False, False, True]]), torch.tensor([[[8, 8], [8, 8], [3, 1]]]), torch.zeros(1, 3, 2))
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]] and window.staleness.tolist() == [[1, 1, 2, NEVER, 2]]
     assert staleness_after(torch.tensor([0, 1, 7, NEVER]), torch.tensor([3, 3, 3, 3])).tolist() == [3, 1, 3, NEVER]

@@ -1,4 +1,8 @@
-"""Tests of policies with a constant shape, of ADT-Tree's rules, and of the choice of a method and its options."""
+"""Tests of policies with a constant shape, of ADT-Tree's rules, and of the choice of a method and its options.
+
+In comments, a shape is (depth, width) of a tree, and a cell is the position of a token in raster order. Alpha is the
+number of accepted drafts divided by the depth of the tree; a tree becomes deeper if alpha is at least beta.
+"""
 
 from types import SimpleNamespace
 
@@ -72,7 +76,7 @@ def test_trees_become_deeper_and_narrower_after_success_and_the_reverse_after_fa
 def test_alpha_is_relative_to_the_depth_of_the_verified_tree():
     p = adt_tree()
     size(p, 0)
-    add_round(p, 0, accepted=1, depth=2)  # alpha = 1 / 2, because the tree has depth 2, although the policy chose 4
+    add_round(p, 0, accepted=1, depth=2)  # alpha = 1 / 2: the tree has depth 2, although the policy chose depth 4
     assert size(p, 2)[0] == 5
 
 
@@ -98,42 +102,44 @@ def test_a_round_without_drafts_changes_nothing():
 def test_vertical_adjacency_uses_the_cell_above():
     p = adt_tree(init="vertical")
     size(p, 0)
-    add_round(p, 0, accepted=4, depth=4)  # cells 1..5 become deeper
+    add_round(p, 0, accepted=4, depth=4)  # cells 1 to 5 get deeper trees
     for position in (5, 6, 7, 8):
         size(p, position)
         add_round(p, position, accepted=0, depth=4)
-    assert size(p, 10) == (5, 2)  # below cell 2
+    assert size(p, 10) == (5, 2)  # cell 10 is below cell 2
 
 
 def test_both_is_the_mean_of_left_and_above():
     p = adt_tree(init="both", depth_step=2)
     size(p, 0)
-    add_round(p, 0, accepted=4, depth=4)  # cells 1..5: (6, 2)
+    add_round(p, 0, accepted=4, depth=4)  # cells 1 to 5 get the shape (6, 2)
     for position in (5, 6, 7, 8):
         size(p, position)
-        add_round(p, position, accepted=0, depth=4)  # cell 6: (4, 3), then one level less each
-    assert size(p, 9) == (4, 4)  # left neighbour: (1, 5); neighbour above: (6, 2); halves are rounded up
+        add_round(p, position, accepted=0, depth=4)  # cell 6 gets (4, 3), and each later cell one level less
+    assert size(p, 9) == (4, 4)  # mean of the left cell's (1, 5) and the upper cell's (6, 2), rounded up
 
 
 def test_predicted_depth_is_the_expected_number_of_accepted_drafts_divided_by_beta():
     p = adt_tree(rule="predicted", depth_max=20, depth_min=2)  # the prior is beta * depth = 2 accepted drafts
     assert size(p, 0) == (4, 5)  # the initial depth
     add_round(p, 0, accepted=4, depth=4)
-    assert size(p, 5) == (7, 4)  # left 4, image's mean (2 + 4) / 2 = 3; 3.5 / 0.5 = 7
+    assert size(p, 5) == (7, 4)  # accepted on the left: 4; mean of the image: (2 + 4) / 2 = 3; depth 3.5 / 0.5 = 7
     add_round(p, 5, accepted=0, depth=7)
-    assert size(p, 6) == (2, 5)  # left 0, mean 2; depth 2 has the maximum width
+    assert size(p, 6) == (2, 5)  # accepted on the left: 0; mean of the image: 2; depth 2 has the maximum width
 
 
 @pytest.mark.parametrize("init, expected", [("horizontal", 2), ("vertical", 6), ("both", 4)])
 def test_init_selects_the_rounds_that_predict(init, expected):
     p = adt_tree(rule="predicted", init=init, depth_max=20, beta=0.5)
     size(p, 0)
-    add_round(p, 0, accepted=4, depth=4)  # cells 1..5 of the first row of 8
+    add_round(p, 0, accepted=4, depth=4)  # cells 1 to 5; a row has 8 cells
     size(p, 5)
-    add_round(p, 5, accepted=2, depth=4)  # cells 6..8
+    add_round(p, 5, accepted=2, depth=4)  # cells 6 to 8
     size(p, 8)
-    add_round(p, 8, accepted=0, depth=4)  # cell 9; above the next cells are cells 2..5
-    assert size(p, 9)[0] == expected  # left 0, above 4, mean (2 + 4 + 2 + 0) / 4 = 2; so 1, 3 and 2 accepted, times 2
+    add_round(p, 8, accepted=0, depth=4)  # cell 9; cells 2 to 5 are above the next cells
+    # Accepted drafts on the left: 0; above: 4; mean of the image: (2 + 4 + 2 + 0) / 4 = 2. So 1, 3 and 2 accepted ones
+    # are expected from left, above and both. The depth is this number divided by beta.
+    assert size(p, 9)[0] == expected
 
 
 def test_predicted_shapes_ignore_time_and_stay_within_the_bounds():
@@ -161,10 +167,10 @@ def test_the_papers_rule_is_not_recorded():
 def test_first_round_of_a_row(wrap, expected):
     p = adt_tree(columns=4, wrap=wrap)
     size(p, 0)
-    add_round(p, 0, accepted=1, depth=2)  # cells 1, 2: (5, 2)
+    add_round(p, 0, accepted=1, depth=2)  # cells 1 and 2 get the shape (5, 2)
     size(p, 2)
-    add_round(p, 2, accepted=3, depth=4)  # cells 3..6: (6, 1)
-    assert size(p, 6) == expected  # row 1, column 2; above it is cell 2
+    add_round(p, 2, accepted=3, depth=4)  # cells 3 to 6 get the shape (6, 1)
+    assert size(p, 6) == expected  # cell 6 is in row 1, column 2, below cell 2
 
 
 def test_random_shapes_are_seeded_and_within_the_bounds():

@@ -1,6 +1,6 @@
 """Tests of saved maps: their size, the digest of a node's inputs, and their place in workflows.
 
-A map is the data of the widget that shows how an image was decoded.
+A map is the data of the widget that shows how an image was decoded. Its home is the workflow and the node that show it.
 """
 
 import json

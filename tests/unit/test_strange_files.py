@@ -364,7 +364,7 @@ def test_no_result_overwrites_an_input(model, capsys, monkeypatch, line, words):
     (model / "drafter" / "training").mkdir()
     (model / "drafter" / "training" / "settings.json").write_text(
         "{}", encoding="utf-8"
-    )  # files of a run that can be resumed
+    )  # makes `out` the folder of a training that can be resumed
     (model / "drafter" / "pairing.json").write_text('["a cat"]', encoding="utf-8")
     (model / "runs" / "runs.jsonl").symlink_to("../list.jsonl")
     for number in range(3):
