@@ -1,9 +1,9 @@
-"""ADT-Tree against the best fixed EAGLE-2 tree with the same number of drafts, at three temperatures.
+"""Compare ADT-Tree with the best fixed EAGLE-2 tree that has the same number of drafts, at three temperatures.
 
     python -m benchmarks.adt_tree [--count 64]
 
-The options of both methods are chosen on other captions than the captions of the comparison. For each number of drafts,
-the fixed tree is chosen separately for each temperature, but ADT-Tree has the same options at all temperatures.
+The options of both methods are chosen on tuning captions. The comparison uses other captions. For each number of
+drafts, the fixed tree is chosen separately for each temperature, but ADT-Tree has the same options at all temperatures.
 
 Nothing is timed. The *value* of a tree is computed from counts: it is the number of tokens that are decoded in the time
 of one plain step. The computation assumes the cost of a round in plain steps: 1, plus a fixed cost, plus a cost for
@@ -37,20 +37,20 @@ from .harness import RECIPE, SAMPLING, bundled, captions
 from .replay import Recording, record, replaying
 
 RUNS = Path(tempfile.gettempdir()) / "adt_tree_runs.jsonl"
-"""File of results."""
+"""File to which results are appended."""
 TUNING = 2000
-"""Number of the first held-out caption on which options are chosen."""
+"""Number of the first tuning caption in the list of held-out captions."""
 EVALUATION = 1000
-"""Number of the first held-out caption of the comparison."""
+"""Number of the first caption of the comparison in the list of held-out captions."""
 TUNED = 8
-"""Number of captions on which options are chosen."""
+"""Number of tuning captions."""
 AT_ONCE = 16
 """Number of images that are decoded at the same time. The results do not depend on this number."""
 PART = 32
 """Number of captions whose results are stored together."""
 TEMPERATURES = (0.0, 0.6, 1.0)
 BUDGETS = (24, 31, 63, 12, 6)
-"""Numbers of drafts, in the order of their measurement."""
+"""Compared numbers of drafts per round, in the order in which they are measured."""
 FIXED = {
     6: ((6, 1), (4, 2), (5, 2)),
     12: ((5, 2), (5, 4), (6, 4)),
@@ -64,7 +64,7 @@ _STEPS = {"depth": 8, "width": 4, "depth_min": 4, "depth_max": 20, "depth_step":
 
 
 def _predicted(beta: float, least: int, most: int, width: int) -> dict[str, Any]:
-    """Return options of the rule `predicted` for trees of `least` to `most` levels and one width."""
+    """Return options of the rule `predicted`, for trees of `least` to `most` levels that all have the same width."""
     depth = (least + most) // 2
     bounds = {"depth_min": least, "depth_max": most, "width_min": width, "width_max": width}
     return {**_BOTH, "beta": beta, "depth": depth, "width": width, **bounds}
@@ -81,12 +81,12 @@ ADAPTIVE: dict[int, tuple[dict[str, Any], ...]] = {
 
 
 class Price(NamedTuple):
-    """Costs of a round beyond a plain step, in plain steps.
+    """Assumed costs of a round in addition to the cost of a plain step. The unit is the cost of a plain step.
 
     Attributes:
-        fixed: Cost of any round.
+        fixed: Cost of each round.
         draft: Cost of each draft that is verified.
-        call: Cost of each call of the network.
+        call: Cost of each call of the drafter network.
         captured: Whether rounds are captured as CUDA graphs. The network is then called for every level of the depth
             that the policy has chosen, even if the tree stops growing earlier.
     """
@@ -144,10 +144,10 @@ def _recording(first: int, count: int, temperature: float) -> Recording:
 
 
 def count_rounds(first: int, count: int, temperature: float, drafting: Drafting) -> Counts:
-    """Decode held-out captions and count rounds and calls.
+    """Decode held-out captions, and count the rounds and the calls of the drafter network.
 
     Args:
-        first: Number of the first caption.
+        first: Number of the first caption in the list of held-out captions.
         count: Number of captions.
         temperature: Sampling temperature.
         drafting: Method and its options.

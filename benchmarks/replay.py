@@ -45,7 +45,7 @@ def record(job: Job, prompts: list[str]) -> Recording:
 
     Args:
         job: Job of plain decoding.
-        prompts: Prompts.
+        prompts: Prompts of the images.
     """
     decoding = new_decoding(job, prompts)
     config = job.target.decoder.config
@@ -64,7 +64,7 @@ def record(job: Job, prompts: list[str]) -> Recording:
 
 
 class Replay:
-    """Replacement of the target's forward passes by a recording, with a counter of the network's calls.
+    """Verification of draft trees with a recording instead of the target, and a counter of the drafter network's calls.
 
     Attributes:
         calls: Number of the image -> calls of the network, without the call that reads the prompt. The number is the
@@ -108,7 +108,7 @@ def replaying(recording: Recording) -> Iterator[Replay]:
     """Verify the trees of a drafter network with a recording during the block.
 
     Yields:
-        The replay, with its counter.
+        The replay, whose attribute `calls` counts the calls of the network.
     """
     replay = Replay(recording)
     drafted_round = rounds._drafted_round

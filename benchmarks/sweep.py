@@ -41,7 +41,7 @@ ADAPTIVE = (
     (2, 6, 0.6, 6, 3, "vertical"),
     (2, 10, 0.6, 8, 4, "horizontal"),
 )
-"""Initial width, nodes, beta, maximum depth, maximum width and initialisation of ADT-Tree."""
+"""Options of ADT-Tree: initial width, nodes, beta, maximum depth, maximum width, and the option `init`."""
 SHAPES = (("eagle2", 8, 1), ("eagle2", 8, 2), ("eagle2", 8, 3), ("adt-tree", 4, 2), ("adt-tree", 4, 3))
 """Method, depth and width of pruned trees."""
 CONFIDENCES = ((0.35, 0.1), (0.5, 0.1), (0.6, 0.05))

@@ -61,7 +61,8 @@ FOLDER = "adt_tree_batches"
 SAME, STEPPED = "same", "increment"
 """Values of the input `seed_of_each`.
 
-`SAME`: all prompts use the seed. `STEPPED`: the first prompt uses the seed, the second prompt uses seed + 1, and so on.
+`SAME`: all prompts use the value of the input `seed`. `STEPPED`: the first prompt uses this value, the second prompt
+uses this value + 1, and so on.
 """
 CHUNK = 4
 """Default number of images that are decoded together."""
@@ -314,7 +315,7 @@ def _make(
     """Generate the images that are not in the folder yet.
 
     Returns:
-        The image of each item, in the order of `items`, and a remark for the user or "".
+        The image of each item, in the order of `items`; and a remark for the user, or "" if there is none.
     """
     # item[:2] is (prompt, seed). If several items have the same prompt and seed, only the first item is kept.
     distinct = list({item[:2]: item for item in reversed(items)}.values())[::-1]
@@ -383,7 +384,7 @@ def _images(pictures: list[SavedImage]) -> Tensor:
     """Return the pixels of the saved files as an IMAGE [B, H, W, 3].
 
     The files have 8 bits per channel. The pixels of new images are rounded to 8 bits, too. Therefore a repeated batch,
-    which reads all images from files, gives equal values.
+    which reads all images from files, gives the same values as the first run.
     """
     images = torch.empty(len(pictures), *pictures[0].pixels.shape, device=mm.intermediate_device())
     for image, picture in zip(images, pictures):

@@ -200,7 +200,7 @@ def _report(a: Decoding, b: Decoding) -> str:
 
 
 def _side_by_side(model: LoadedModel, both: list[Decoding]) -> Image.Image:
-    """Return a preview of both images, left and right."""
+    """Return a preview of both images: A on the left and B on the right."""
     a, b = (preview(model.target, decoding) for decoding in both)
     together = Image.new("RGB", (a.width + b.width, a.height))
     together.paste(a)

@@ -42,7 +42,7 @@ def summary(rows: Sequence[dict], left_out: int = 0) -> dict:
     """Summarise the statistics of all images.
 
     Args:
-        rows: One row per prompt, with `id`, `prompt`, `file` and the statistics of the image.
+        rows: One row per prompt that has an image, with `id`, `prompt`, `file` and the statistics of the image.
         left_out: Number of prompts for which no image was generated.
 
     Returns:
@@ -81,7 +81,7 @@ def own_name(folder: Path, name: str, rows: Sequence[dict]) -> str:
 
 
 def _may_replace(folder: Path, name: str, mine: set[tuple]) -> bool:
-    """Return whether the report of a list may have this name.
+    """Return whether the new report of a list may have this name.
 
     The result is True if no report has this name, or if `mine`, the images of the list, contains all images of the
     existing report.
@@ -96,7 +96,10 @@ def _may_replace(folder: Path, name: str, mine: set[tuple]) -> bool:
 
 
 def remark(rows: Sequence[dict]) -> str:
-    """Return the line below a sheet of images that LANTERN changed, or "" if all images are exact."""
+    """Return the line with the share of tokens that LANTERN replaced, or "" if all images are exact.
+
+    The contact sheet shows this line below the thumbnails.
+    """
     replaced = [row["substitution_rate"] for row in rows if row["relaxed"]]
     return f"Relaxed (LANTERN): {100 * mean(replaced):.1f} % of the tokens replaced" if replaced else ""
 

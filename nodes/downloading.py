@@ -25,7 +25,7 @@ from .runtime import Progress, check_cancelled, tell
 
 EXPLAIN, DOWNLOAD = "explain", "download"
 IF_MISSING = [EXPLAIN, DOWNLOAD]
-"""Values of the input if_missing: an error with instructions, or a download."""
+"""Values of the input `if_missing`. `EXPLAIN`: raise an error with instructions. `DOWNLOAD`: download the model."""
 ALLOWED = "ADT_TREE_ALLOW_DOWNLOAD"
 """Environment variable that allows downloads on a server that other machines can reach."""
 _EVENT = "adt_tree.models"

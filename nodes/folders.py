@@ -132,7 +132,7 @@ def drafters_home() -> Path:
 
 
 def _named(names: list[str]) -> str:
-    """Return the first names of a list, with the number of the others."""
+    """Return a text with the first names of a list and the number of the remaining names."""
     rest = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
@@ -157,7 +157,7 @@ def files(key: str) -> dict[str, str]:
 
 
 def new_drafter(name: str) -> Path:
-    """Return the folder for a new drafter of this name, from which the Drafter Loader lists it."""
+    """Return the folder in which to save a new drafter of this name, so that the Drafter Loader lists the drafter."""
     return Path(_roots(DRAFTERS_KEY)[0], name)
 
 
@@ -168,7 +168,7 @@ def check_name(name: str) -> None:
         name: Value of the input `name`.
 
     Raises:
-        AdtError: If it is not a plain file name that all systems accept.
+        AdtError: If the name is not a plain file name that all operating systems accept.
     """
     unfit = any(letter in '<>:"/\\|?*' or not letter.isprintable() for letter in name) or len(name) > LONGEST_NAME
     if unfit or not name.strip() or name.startswith(".") or is_device(name):
@@ -176,7 +176,7 @@ def check_name(name: str) -> None:
 
 
 def drafter_for(model: str) -> str:
-    """Return the name or path of the drafter that `AUTO` selects for the model at a path."""
+    """Return the name or path of the drafter that `AUTO` selects. `model` is the path of the target model."""
     row = find_published(name_of(Path(model)))
     wanted = row.drafter.folder if row is not None and row.drafter is not None else None
     return next((path for path in drafters().values() if os.path.basename(path) == wanted), default_drafter(model))

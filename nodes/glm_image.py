@@ -120,7 +120,10 @@ def _transformer(name: str) -> str | None:
 
 
 def _file(name: str, key: str, value: str) -> Path | None:
-    """Return the file that is chosen at the input `name`, or None if the value is `BESIDE`."""
+    """Return the file that the input `name` selects, or None if its value is `BESIDE`.
+
+    `key` is the name of ComfyUI's model folder that contains the file, such as "vae".
+    """
     return None if value == BESIDE else Path(folders.resolve(folders.files(key), value, name, key))
 
 

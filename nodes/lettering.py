@@ -70,7 +70,7 @@ class Lettering:
     def _fitting(self, text: str, width: float, ending: str) -> int:
         """Return how many characters of `text` fit into `width` pixels, at least 1.
 
-        If `text` is too long, `ending` will be drawn after these characters. Its width is then included.
+        If `text` is too long, `ending` will be drawn after these characters. The width of `ending` then counts, too.
         """
         if self.length(text) <= width:
             return len(text)

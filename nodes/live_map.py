@@ -83,7 +83,7 @@ class LiveMap:
         until the time budget is used up.
 
         Args:
-            picture: Function that decodes the image of an index.
+            picture: Function that gets the index of an image and returns the decoded image.
             budget: Time for decoding the images, as a share of the duration of the run.
         """
         pictures: list[dict] = []
@@ -137,7 +137,7 @@ def finished(maps: Sequence[LiveMap], hidden: Any, *pictures: Callable[[int], Im
     """Return the `ui` output of a node whose runs have finished, and attach the maps to the workflow.
 
     Args:
-        maps: One per run.
+        maps: Live maps, one per run.
         hidden: Hidden inputs of the node.
         *pictures: One function per run. It gets the index of an image and returns the decoded image.
     """
@@ -149,7 +149,7 @@ def finished(maps: Sequence[LiveMap], hidden: Any, *pictures: Callable[[int], Im
 
 
 def _values(hidden: Any) -> dict[str, str]:
-    """Return the values of the node's widgets as queued, by input id, without linked inputs."""
+    """Return input id -> value of the node's widgets in the queued prompt. Linked inputs are left out."""
     inputs = _inputs(hidden, hidden.unique_id)
     plain = {name: value for name, value in inputs.items() if isinstance(value, str | int | float)}
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in plain.items()}

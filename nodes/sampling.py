@@ -277,7 +277,7 @@ def loaded_for(
 ) -> AbstractContextManager[torch.device]:
     """Load all weights on their device, with memory for decodings that run side by side; see `runtime.loaded`.
 
-    If memory is short, each decoding reduces its batch size. Memory for one image per decoding is sufficient.
+    Memory for one image per decoding is sufficient, because a decoding reduces its batch size if memory is short.
 
     Args:
         decodings: Decodings that run side by side.

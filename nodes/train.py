@@ -34,7 +34,8 @@ from .schema import Tooltips, schema, widget
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 
 MEASURED = 10
-"""Minimum number of points of the curve, if the user sets the number of steps."""
+"""Minimum number of measurements during the training, which are the points of the curve. It applies if the user sets
+the number of steps."""
 _PARTS = 1000
 """Number of steps of the progress bar."""
 _NAMES = {
