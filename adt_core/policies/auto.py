@@ -64,6 +64,11 @@ IMAGE_PRIOR = 100.0
 """`image_bias` starts as if this many drafts had been expected, and exactly these had been accepted."""
 MIN_SPEED_UP = 1.1
 """Minimum speed-up over plain decoding. If less is expected, an image is decoded without drafts after its trial."""
+MIN_BATCH_SPEED_UP = 1.25
+"""The same for several images that are decoded together.
+
+After a round with drafts, the images of a batch are at different positions, and all later rounds are slower.
+"""
 STAY_BONUS = 1.2
 """Factor on the expected throughput of the shape of the last round. It makes changes of the shape less frequent.
 
@@ -133,7 +138,8 @@ class Auto(Policy):
         measured = [mode for mode in context.modes if mode.name in profile.costs]
         self._choices = [self._choice(mode, size) for mode in measured for size in sizes_of(mode)]
         self._plain = Choice(NO_DRAFTS, 0.0, profile.plain)
-        self._pays = self.expected_speed_up() >= MIN_SPEED_UP
+        least = MIN_SPEED_UP if profile.images == 1 else MIN_BATCH_SPEED_UP
+        self._pays = self.expected_speed_up() >= least
         self._chosen = self._plain
         self._last = NO_DRAFTS
         self._trial = self._find_trial()
@@ -166,10 +172,10 @@ class Auto(Policy):
     def _find_trial(self) -> Choice | None:
         """Return the choice for the trial, which is the smallest tree of a mode; None for no trial.
 
-        If no mode has the expected speed-up `MIN_SPEED_UP`, the cheapest mode is tried. With a batch of B images, this
-        happens only in every B-th decoding. Otherwise each decoding tries one of the modes other than the best mode, in
-        turns. But with a profile that was not learned from any decoding, there is no such trial, so that a GPU captures
-        no graphs for it.
+        If no mode has the required speed-up (`MIN_SPEED_UP`), the cheapest mode is tried. With a batch of B images,
+        this happens only in every B-th decoding. Otherwise each decoding tries one of the modes other than the best
+        mode, in turns. But with a profile that was not learned from any decoding, there is no such trial, so that a
+        GPU captures no graphs for it.
         """
         profile = self.context.profile
         assert profile is not None

@@ -211,6 +211,13 @@ def test_the_cheapest_mode_is_tried_once_if_no_mode_pays_off():
     assert not policy.drafts
 
 
+def test_a_batch_needs_a_larger_speed_up():
+    for images, drafts in ((1, True), (2, False)):
+        policy = started_policy(replace(costs("chain", once=2.7, each=0.0, images=images), decodings=2))
+        add_round(policy, 2, chosen(policy))
+        assert auto.MIN_SPEED_UP < policy.expected_speed_up() < auto.MIN_BATCH_SPEED_UP and policy.drafts is drafts
+
+
 def test_a_batch_is_tried_less_often_if_no_mode_pays_off():
     expensive = dict.fromkeys(CPU, (1.1, 2.0, 1.0))
     profiles = [replace(profile_of(expensive), images=4, decodings=decodings) for decodings in range(9)]
