@@ -48,9 +48,9 @@ def meter(request):
 def served(tmp_path_factory, meter):
     """Return a function that starts ComfyUI and returns its server.
 
-    The function has two arguments: a release of ComfyUI and a frontend. The frontend replaces the default one of the
-    release; None keeps the default. Each server starts once and stops at the end of the pytest session. It has the
-    bundled model and two small random models: ``small``, and ``tiny`` with 12 x 12 tokens.
+    The function has two arguments: a release of ComfyUI and a frontend. The frontend replaces the release's default
+    frontend; None keeps the default. Each server starts once and stops at the end of the pytest session. A server has
+    the bundled model and two small random models: ``small``, and ``tiny`` with 12 x 12 tokens.
     """
     from comfy_server import PACKS, Comfy, page
     from small import write_picture, write_small, write_tiny, write_upscaler

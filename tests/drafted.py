@@ -83,7 +83,10 @@ def costs(*sources: str, once: float = 0.0, each: float = 0.0, idle: float = 1.0
 
 
 def run(target: Target, drafter=None, prompts: tuple[str, ...] = ("a cat", "three small dogs"), **options) -> Decoding:
-    """Decode images of the prompts and return the finished decoding. Without ``drafting`` in ``options``: no drafts."""
+    """Decode images of the prompts and return the finished decoding.
+
+    If ``options`` has no ``drafting``, the images are decoded without drafts.
+    """
     decoding = Decoding(
         target,
         [target.encode_prompt(prompt) for prompt in prompts],

@@ -1,4 +1,4 @@
-"""Local server that imitates the Hugging Face Hub, with only the requests that a download needs.
+"""Local server that imitates the Hugging Face Hub. It answers only the requests that a download needs.
 
 The server redirects requests for large files to another path, as the real Hub redirects to its storage. The attributes
 of :class:`Hub` simulate network failures.
@@ -40,10 +40,11 @@ class Hub:
         gated: Repositories whose terms the user must accept. They need a token, too.
         token: Token that grants access to private and gated repositories.
         cut: Path -> number of bytes after which the connection breaks.
-        cuts: Path -> number of connections that break.
+        cuts: Path -> number of further downloads of this file whose connection breaks.
         damaged: Paths whose content does not match the published hash.
         rate: Maximum bytes per second of each connection; None means no limit.
-        stalled: Event or None. While this event is not set, large files stop after half of their bytes.
+        stalled: Event or None. While this event is not set, the server stops sending a large file after half of its
+            bytes.
         requests: (method, path) of every request.
         sent: Path -> number of content bytes that the server has sent.
         starts: Path -> first byte that the latest request asked for.
@@ -85,11 +86,11 @@ class Hub:
 
     @property
     def address(self) -> str:
-        """Value for ``HF_ENDPOINT``."""
+        """URL of the server, for the environment variable ``HF_ENDPOINT``."""
         return f"http://127.0.0.1:{self.server.server_port}"
 
     def fetched(self) -> list[str]:
-        """Return the paths whose content was requested."""
+        """Return the URL paths of the files whose content was requested."""
         return sorted({path for method, path in self.requests if method == "GET" and "/resolve/" in path})
 
 

@@ -17,7 +17,9 @@ LLAMAGEN = "LlamaGen-T2I-2"
 
 
 def publish(hub: Hub, folder: Path) -> None:
-    """Publish a Janus-Pro model, and a LlamaGen model in three parts with its drafter.
+    """Publish a Janus-Pro model, and a LlamaGen model with its drafter.
+
+    The parts of the LlamaGen model (target, codec and text encoder) are in three repositories.
 
     Args:
         hub: Server that gets the models.

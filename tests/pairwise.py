@@ -24,8 +24,8 @@ def pairwise(
 ) -> list[dict[str, str]]:
     """Return rows that together contain all pairs of values. Each row has a value of every axis.
 
-    The algorithm is greedy and deterministic. A row starts with the first pair that no other row contains. For each
-    other axis, the row gets the value that adds most pairs that no other row contains.
+    The algorithm is greedy and deterministic. A new row starts with the first pair that no earlier row contains. For
+    each other axis, the row gets the value that adds the largest number of pairs that no earlier row contains.
 
     Args:
         axes: Axis -> its values.

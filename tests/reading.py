@@ -45,7 +45,7 @@ class Reader:
         self.features = decoder(self.rows.ids, self.rows.prefill(), self.cache, self.rope, inputs=self.rows.features)
 
     def read(self, ids: Tensor, step) -> Tensor:
-        """Run the decoder over the ids [R, n] and return their features. ``step`` has their cache positions."""
+        """Run the decoder over the ids [R, n] and return their features. ``step`` has the ids' cache positions."""
         return self.decoder(ids, step, self.cache, self.rope)
 
     def read_on(self, ids: Tensor, position: int = 0) -> Tensor:

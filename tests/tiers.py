@@ -64,7 +64,7 @@ class Meter:
 
 
 def _total(process: psutil.Process) -> float:
-    """Return user and system time of a process in seconds. If the platform counts ended children, include them."""
+    """Return user and system time of a process in seconds, with ended child processes if the platform counts them."""
     try:
         return sum(process.cpu_times()[:4])
     except psutil.Error:
@@ -95,7 +95,11 @@ def load_profile(config: pytest.Config) -> None:
 
 
 def is_long(item: pytest.Item) -> bool:
-    """Return whether a test runs only with ``--all``. Timed tests ("alone") do: no other test may run with them."""
+    """Return whether a test runs only with ``--all``.
+
+    These are the tests marked "long", and the tests marked "alone". The latter measure time, so no other test may run
+    at the same time.
+    """
     return any(map(item.get_closest_marker, ("long", "alone")))
 
 
@@ -190,7 +194,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node, error) -> None:
-    """Store the number of tests that a worker left out. It is equal in all workers, as they collect the same tests."""
+    """Store the number of tests that a worker left out. It is equal in all workers: all collect the same tests."""
     stash = node.config.stash
     stash[LEFT_OUT] = max(stash[LEFT_OUT], getattr(node, "workeroutput", {}).get("left_out", 0))
 

@@ -104,7 +104,10 @@ def _vq_config(codes: int, resolution: int, downsample: int) -> dict:
 
 
 def write_tiny_drafter(folder: Path, target: Path, *, seed: int = 1, hidden: int | None = None) -> Path:
-    """Write a random EAGLE drafter with the embedding of its target; another ``hidden`` size makes a mismatch."""
+    """Write a random EAGLE drafter with the embedding of its target.
+
+    With ``hidden``, the drafter has this hidden size and a random embedding, so it doesn't match the target.
+    """
     from safetensors.torch import load_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -149,7 +152,7 @@ def chameleon_tensors(config: dict, scale: float, seed: int) -> dict[str, torch.
 
 
 def _layers(generator: torch.Generator, prefix: str, config: dict) -> dict[str, torch.Tensor]:
-    """Return random tensors of all decoder layers of a config.json."""
+    """Return random tensors of all decoder layers that a config.json describes."""
     sizes = "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"
     shape = [config[name] for name in sizes]
     tensors = {}

@@ -1,4 +1,4 @@
-"""Commands that the crash tests kill: two of the command line, and a server that runs a batch workflow."""
+"""Commands that the crash tests kill: two commands of ``adt_core``, and a server that runs a batch workflow."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Case:
         Args:
             check: Function to call while the command runs.
             after: Seconds after which to kill the command.
-            fault: Moment and number of a fault that kills it, see :mod:`.faults`.
+            fault: Kind and number of the moment at which a fault kills the command; see :mod:`.faults`.
 
         Returns:
             Whether the command was killed.

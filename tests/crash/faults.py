@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import NoReturn
 
 MOMENTS = ("write", "rename", "renamed")
-"""Moments of a kill: after half of a write, before a complete file is renamed to its final name, and directly after
-this."""
+"""Kinds of moments of a kill: after half of a write, before a complete file is renamed to its final name, and directly
+after it was renamed."""
 WATCHED_SUFFIXES = (".part", "runs.jsonl")
-"""Suffixes of the files whose writes count."""
+"""Only writes and renames of files with these suffixes count as moments."""
 CACHE_VARIABLE = "ADT_TREE_CACHE"
 """Environment variable with the cache folder. Files in this folder don't count, because timing decides when they are
 written."""
@@ -35,7 +35,7 @@ def kill() -> NoReturn:
 
 
 def full_disk() -> NoReturn:
-    """Raise the error of a write to a full disk, which has no file name."""
+    """Raise the error that a write to a full disk causes. This error has no file name."""
     raise OSError(errno.ENOSPC, "No space left on device")
 
 

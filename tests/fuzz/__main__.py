@@ -1,6 +1,7 @@
 """Command ``python -m tests.fuzz``: try many inputs.
 
-The exit code is 1 if an input crashes, hangs, or causes a write outside of its folder.
+The exit code is 1 if an input crashes the code, makes it hang, or makes it do something forbidden, such as writing
+outside of the fuzzer's folder.
 """
 
 from __future__ import annotations

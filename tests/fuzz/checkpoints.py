@@ -115,7 +115,7 @@ class Hostile:
 
 
 def pickles(folder: Path) -> Callable:
-    """Write pickles of other objects, with replaced tensors, or with damaged bytes."""
+    """Load pickles that contain replaced tensors, objects that aren't weights, or damaged bytes."""
     folders = {kind: one for kind, one in write_all(folder).items() if kind in ("chameleon", "drafter")}
     open_checkpoint = opener(folders)
     tensors = {kind: load_file(one / "model.safetensors") for kind, one in folders.items()}

@@ -79,7 +79,7 @@ def _small(path: Path) -> dict:
 
 
 def _files(base: Path) -> set[str]:
-    """Return all files in the server's folder and next to it that the server must not change."""
+    """Return all files that the server must not change, in the server's folder and next to this folder."""
     inside = {path for path in base.rglob("*") if path.relative_to(base).parts[0] not in WRITABLE | SERVER_FILES}
     return {str(path) for path in {*inside, *base.parent.iterdir()} if "custom_nodes" not in path.parts}
 
@@ -94,7 +94,8 @@ def changed(draw: Callable, prompts: list[dict], outputs: dict[str, int]) -> dic
     Args:
         draw: Hypothesis's ``draw``.
         prompts: Valid prompts.
-        outputs: Number of outputs of each kind of node. ComfyUI 0.30.0 crashes on links to higher outputs of any node.
+        outputs: Number of outputs of each kind of node. Links go only to outputs that exist, because ComfyUI 0.30.0
+            crashes on links to an output with a higher number.
     """
     prompt = json.loads(json.dumps(draw(st.sampled_from(prompts))))
     ours = sorted(key for key, node in prompt.items() if node["class_type"].startswith("ADTTree"))
@@ -120,7 +121,7 @@ def _try(server, prompt: dict) -> None:
     Raises:
         AdtError: If the prompt was refused or failed with an error message.
         AssertionError: If a node of this pack failed in another way.
-        Hung: If it was not finished in time.
+        Hung: If the prompt was not finished in time.
     """
     from comfy_server import Refused
 

@@ -80,7 +80,7 @@ def captions(folder: Path) -> Callable:
 
 
 def records(folder: Path) -> Callable:
-    """Open files of records and of measured costs with unexpected or damaged lines."""
+    """Open files of benchmark records and files of measured costs, with unexpected or damaged contents."""
     settings = {"prompts": ["a cat", "a dog"], "methods": {"autoregressive": {}}, "grid": [1, 2], "metrics": ["m"]}
     figures = {**dict.fromkeys(FIGURES, 1), "acceptance": [[1, 2]], "quality": {"score": [0.5, 1]}}
     runs = {"autoregressive": {**figures, "picture": "images/0.png"}}

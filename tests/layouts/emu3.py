@@ -4,7 +4,7 @@ The model class of transformers writes the files. The token names follow models/
 transformers and emu3/mllm/tokenization_emu3.py in github.com/baaivision/Emu3. The order of the tokens is:
 ``<|endoftext|>``, chat marks, 205 extra tokens, image tokens.
 
-The files published by BAAI have the tensor names of the first versions of this class (early 2025). These names start
+The files published by BAAI have the tensor names of the model class's first versions (early 2025). These names start
 with ``text_model.model.``, ``text_model.lm_head.`` or ``vqmodel.``, and ``rope_theta`` is at the top level of
 config.json. conversion_mapping.py in transformers renames these tensors.
 """

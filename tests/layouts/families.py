@@ -58,7 +58,7 @@ def write_network(family: str, folder: Path, target: Target) -> Path:
     """Write a drafter for the family, in the layout of LANTERN's published drafters. Return its path."""
     if family == "llamagen":
         llamagen.write_drafter(folder)
-        edit_config(folder, lambda config: config.pop("input_type"))  # it makes the loader require a published size
+        edit_config(folder, lambda config: config.pop("input_type"))  # with it, the loader requires a published size
         return folder
     write_drafter(folder, target)
     if family.startswith("lumina"):

@@ -109,7 +109,7 @@ def _config(tokenizer: Tokenizer, hidden: int, heads: int, kv_heads: int) -> tra
 
 
 def _tokenizer() -> Tokenizer:
-    """Return a tokenizer with the image tokens first and byte tokens after them, in GLM-4's style."""
+    """Return a tokenizer with the image tokens first. The byte tokens, in GLM-4's style, follow after them."""
     codes = [*(f"<|dit_token_{code}|>" for code in range(CODES)), BEGIN_IMAGE, END_IMAGE]
     names = [*codes, *sorted(pre_tokenizers.ByteLevel.alphabet()), BEGIN_GRID, END_GRID, IMAGE]
     tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))

@@ -153,7 +153,10 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 def deepseek_name(name: str) -> str:
-    """Convert a tensor name from transformers to DeepSeek. In the vision tower, only the prefix is correct."""
+    """Convert a tensor name from transformers to DeepSeek.
+
+    For tensors of the vision tower, only the prefix is converted. The rest of the name differs from DeepSeek's name.
+    """
     for old, new in _NAMES:
         name = name.replace(old, new) if not old.startswith("lm_head") or name.startswith(old) else name
     return re.sub(r"(conv_blocks\.\d+\.)block\.", r"\1res.", name)

@@ -207,7 +207,10 @@ def write_hugging_face(folder: Path, side: int = 16, **shape) -> Path:
 
 
 def drafter(seed: int = 7) -> dict[str, Tensor]:
-    """Return random tensors of an EAGLE drafter. It has no norm before its attention, and a separate embedding."""
+    """Return random tensors of an EAGLE drafter.
+
+    The drafter has no norm before its attention. Its embedding differs from the target's embedding.
+    """
     draw = _generator(seed)
     layer = "layers.0"
     tensors = {

@@ -4,8 +4,8 @@
     python -m tests.soak --runs 1000 --in-process     with the engine only
 
 Some runs are cancelled, some are invalid, and some are compared with plain decoding. Memory, threads and open files at
-the end are compared with the values after the first tenth of the runs. The exit code is 1 if a check fails. It needs
-Linux with glibc.
+the end are compared with the values after the first tenth of the runs. The exit code is 1 if a check fails. The test
+needs Linux with glibc.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .loop import Report, soak
 from .models import write_models
 
 KERNEL_CACHES = dict.fromkeys(("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "128")
-"""Environment variables that limit the kernel caches of oneDNN and of torch's layer above it. They store a kernel of
-about 0.5 MiB for each shape of a matrix product. Trees have many shapes, so with the default of 1,024 kernels memory
-would grow for hundreds of runs."""
+"""Environment variables that limit the kernel caches of oneDNN and of torch's layer above it. These caches store a
+kernel of about 0.5 MiB for each shape of a matrix product. Draft trees cause many shapes. With the default limit of
+1,024 kernels, memory would therefore grow for hundreds of runs."""
 
 
 def run(options: argparse.Namespace, folder: Path) -> Report:

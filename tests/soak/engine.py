@@ -27,8 +27,8 @@ from .mix import NETWORK, Request
 from .models import DRAFTERS, drafter_name, load, path_of
 
 MAX_CALLS = 150
-"""Maximum number of calls of ``check`` before a cancellation. It can happen during loading, during decoding or after
-the end."""
+"""Maximum number of calls of ``check`` before a cancellation. The cancellation can happen during loading, during
+decoding or after the end."""
 LONG_PROMPT = "long " * 100
 MISTAKES = {
     "no text": ("prompt", lambda request: replace(request, prompts=(" ",), batch=1)),

@@ -30,10 +30,10 @@ ROUNDED = ("float32", "int8 weights")
 """Dtypes in which an image may differ from plain decoding, because rounding decides between nearly tied tokens
 (benchmarks/lossless.py)."""
 MAX_DIFFERENT = 0.01
-"""Maximum share of different images in these dtypes."""
+"""Maximum share of images that differ from plain decoding, in the dtypes of ROUNDED."""
 FILE_COUNTS = 5
 """Number of times that open files are counted. The minimum is used, because a request that has just ended may still
-have one."""
+have an open file."""
 
 
 class Outcome(NamedTuple):
@@ -231,7 +231,8 @@ def plain_codes(target: Target, request: Request, codes: Tensor) -> Tensor:
     Args:
         target: Model of the request.
         request: The request.
-        codes: [B, tokens] with drafts; the given prefix is taken from them.
+        codes: [B, tokens] codes of the run with drafts. If the request continues an image, the given tokens are copied
+            from these codes.
     """
     job = Job(target, Recipe(Sampling(**request.sampling), Drafting(PLAIN), negative=request.negative))
     kept = codes[:, : request.kept(target)]

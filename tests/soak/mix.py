@@ -19,7 +19,7 @@ KINDS = {"images": 10, "continue": 3, "list": 2, "compare": 1, "mistake": 3}
 """Weights of the kinds of requests: images of a prompt, images with a given prefix, a list of prompts, a comparison of
 two settings, and an invalid request."""
 MODELS = {**dict.fromkeys(WRITERS, 10), BUNDLED: 1}
-"""Weights of the models, for requests that use another model than the previous request."""
+"""Weights of the models, for requests that don't keep the model of the previous request."""
 KEEP_MODEL = 0.6
 """Probability that a request uses the model of the previous request."""
 CANCELLED = 0.2
@@ -46,7 +46,7 @@ class Request:
         kind: Key of KINDS.
         model: Name of the model.
         dtype: Dtype of the model.
-        drafter: NETWORK, optionally with a window, a drafter without files, or None.
+        drafter: NETWORK (with or without a window), the name of a drafter without files, or None.
         drafting: Options of ``Drafting``.
         sampling: Options of ``Sampling``.
         negative: Negative prompt.

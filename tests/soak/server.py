@@ -1,4 +1,7 @@
-"""Player that runs requests as prompts in a ComfyUI server. Some requests have a browser, and some are interrupted."""
+"""Player that runs requests as prompts in a ComfyUI server.
+
+During some requests a browser is connected. Some requests are interrupted.
+"""
 
 from __future__ import annotations
 
