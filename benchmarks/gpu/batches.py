@@ -116,7 +116,7 @@ def _seven(size: int, rehearse: bool) -> Iterator[dict]:
 
 
 def cases(rehearse: bool) -> list[Case]:
-    """Return the cases of this part: each of both models with each batch size."""
+    """Return the cases of this part. A case measures one model with one batch size."""
     sizes = SIZES[:2] if rehearse else SIZES
     bundled = [(f"bundled {size}", partial(_bundled, size, rehearse)) for size in sizes]
     return bundled + [(f"{SEVEN_B} {size}", partial(_seven, size, rehearse)) for size in sizes]

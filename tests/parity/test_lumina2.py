@@ -50,7 +50,7 @@ def theirs(model, row):
 def test_logits_of_prompt_and_rows(target, model):
     """Compare the logits of the conditional row and of the unconditional row.
 
-    Each has the first two rows of the image: 12 codes and an end-of-row token per row.
+    Both sequences end with the first two lines of the image. A line is 12 codes and an end-of-line token.
     """
     codes = torch.randint(CODES, (26,), generator=torch.Generator().manual_seed(1))
     codes[12::13] = CODES

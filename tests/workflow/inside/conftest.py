@@ -1,4 +1,4 @@
-"""Fixtures with ComfyUI in this process, without a server. Tests call the pack's nodes directly, as ComfyUI loads them.
+"""Fixtures with ComfyUI in this process, without a server. ComfyUI's loader loads the pack. Then tests call its nodes.
 
 The tests of this folder need the Python environment of ComfyUI. ``../test_inside.py`` runs them there, once for each
 release. To run them by hand:
@@ -41,7 +41,7 @@ PLUGS = {
     "ADT_RESULTS": ["batch", 2],
     "STRING": "a cat",
 }
-"""Type of an input -> value for required inputs of this type in a prompt."""
+"""Type of an input -> value for required inputs of this type: a link to a node of `SOURCES`, or a text."""
 
 
 class Pack:
@@ -56,7 +56,7 @@ class Pack:
 
         args.cpu = True
         args.base_directory = str(base)
-        in_order = "utils.install_util", "execution", "nodes", "server"  # main.py's order: there are two ``utils``
+        in_order = "utils.install_util", "execution", "nodes", "server"  # as main.py: there are two packages utils
         _, self._execution, nodes, server = map(importlib.import_module, in_order)
         self.base = base
         self._loop = asyncio.new_event_loop()

@@ -13,7 +13,7 @@ QUICK = {"pictures": 4, "minutes": 60.0, "steps": 4, "held_out": 2, "batch": 2, 
 
 
 class Cancelled(BaseException):
-    """Exception that cancels a run. In newer versions of ComfyUI, it is also derived from BaseException."""
+    """Stands for ComfyUI's exception for a cancelled run, which newer versions derive from BaseException."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def weights(pack, name: str) -> bytes:
 
 
 def test_trained_drafter_is_listed_and_lossless(pack, small, train, caplog):
-    """Before the training, a run of the sampler creates tensors in inference mode.
+    """The training must also work after a sampler has run, which leaves tensors that were made in inference mode.
 
     The training must not change the global random state.
     """
