@@ -1,7 +1,7 @@
 """LANTERN's budget: how many tokens of each image may still be substituted.
 
-LANTERN (arXiv 2410.03355) accepts some drafts that differ from the target's token but look similar. Such a draft
-substitutes the target's token.
+LANTERN (arXiv 2410.03355) accepts some drafts that differ from the token that the target would emit, but that look
+similar. Such a draft takes the place of the target's token: the target's token is *substituted*.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Budget:
         """Count the tokens that were substituted in an image in one round.
 
         Args:
-            entry: The image's part of the round.
+            entry: The image's part of the round, as recorded in the trace.
         """
         self._substituted[entry.image] += entry.substituted
 

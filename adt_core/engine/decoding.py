@@ -4,7 +4,7 @@ Callers iterate over a :class:`Decoding`. Between rounds they can show progress 
 
 Notation: B images of T tokens each. Every method has a *policy* (:mod:`adt_core.policies`) that decides the size of the
 next draft tree of each image. Some policies also choose between the draft modes of the drafter (`Policy.chooses`). For
-this choice they use a *cost profile*: the time of rounds on this device, which depends on the number of drafts.
+this choice they use a *cost profile*, which contains the duration of a round on this device for each number of drafts.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Decoding:
 
     Attributes:
         request: Batch to decode.
-        codes: [B, T] int64 on the CPU, the tokens decided so far; -1 for tokens that are not decided.
+        codes: [B, T] int64 on the CPU, the tokens decided so far; -1 for tokens that are not decided yet.
         trace: Rounds and statistics.
         at_once: Maximum number of images that are decoded at the same time. It is halved when memory runs out.
-        exact: Report of the batch-invariant mode; complete from the first round on.
+        exact: Result of the trial of batch-invariant mode (:mod:`.device.invariance`). It is empty before iteration.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Decoding:
         check: Check | None = None,
         profile: CostProfile | None = None,
     ):
-        """Make a decoding from the parts of a recipe, for use as a library.
+        """Make a decoding from the parts of a recipe, for callers that use this package as a library.
 
         Args:
             target: Model that generates the images.
@@ -83,10 +83,10 @@ class Decoding:
             prefix: [B, P], codes of the first P cells of each image, which are not generated (default: none).
             at_once: Maximum number of images that are decoded at the same time (default: all).
             check: Called often; may raise an exception to cancel.
-            profile: Cost profile (default: the profile learned on this device, else an estimate).
+            profile: Cost profile (default: the profile learned on this device; an estimate if there is none).
 
         Raises:
-            AdtError: If arguments contradict each other. Iteration raises it if the machine's memory is too small.
+            AdtError: If arguments contradict each other. Iteration also raises it if the main memory is too small.
         """
         recipe = Recipe(sampling, drafting, lantern, replace(Loading(), **target.loaded), profile)
         job = Job(target, recipe, drafter)
@@ -161,7 +161,7 @@ class Decoding:
         return self._costs.profile
 
     def grid_codes(self) -> Tensor:
-        """Return the codes in the grid of each image, [B, rows, columns] int64."""
+        """Return the codes of each image in the order of its grid, [B, rows, columns] int64."""
         return self.target.cells(self.codes)
 
     def memory_required(self, device: torch.device | None = None) -> int:
@@ -177,7 +177,7 @@ class Decoding:
         self._costs.learn(self.at_once)
 
     def conditions(self) -> dict:
-        """Return the conditions, in addition to the recipe, that determine trees and noise, as plain JSON types."""
+        """Return everything except the recipe that determines trees and noise, as plain JSON types."""
         profile = self.profile and self.profile.to_json()
         return {"threads": self._threads, "profile": profile, **self.request.noise_settings()}
 
@@ -201,7 +201,7 @@ class Decoding:
             queue.leave()
 
     def _fix_conditions(self) -> None:
-        """Determine everything that depends on the device, after ComfyUI may have moved the weights."""
+        """Determine all values that depend on the device of the weights. ComfyUI may move the weights before this."""
         check_memory(self.request, self.at_once)
         with limit_threads(self.request.threads):
             self.exact = invariance_report(self.request)
@@ -215,7 +215,7 @@ class Decoding:
         return self._policy.begin() and self.exact.drafts
 
     def _next(self, queue: ImageQueue) -> Round | None:
-        """Run the next round and return it; None when all images are finished. Retry if memory runs out."""
+        """Run the next round and return it; return None when all images are finished. Retry if memory runs out."""
         while True:
             try:
                 with limit_threads(self._threads):
@@ -227,12 +227,12 @@ class Decoding:
                 is_least = self.at_once == 1 and not pool.held_bytes(self.target.decoder)
                 if is_least or not is_out_of_memory(error):
                     raise
-            # Drop this reference, so that the tensors can be freed. The exception, which also refers to them, is gone.
+            # Drop this reference, so that the slots' tensors can be freed. Python has already deleted the exception.
             slots = None
             self._free_memory(queue)
 
     def _free_memory(self, queue: ImageQueue) -> None:
-        """Free the pool of slots. If it is empty, halve `at_once` instead. Then restart the unfinished images."""
+        """Free the pool of slots. If the pool is empty, halve `at_once`. Then restart the unfinished images."""
         if pool.held_bytes(self.target.decoder):
             pool.release(self.target.decoder)
         else:
@@ -246,7 +246,7 @@ class Decoding:
         self.trace.restart(unfinished)
 
     def _record_first_tokens(self, slots: Slots, seconds: float) -> None:
-        """Record the first token of new images. Reading their prompts took `seconds`."""
+        """Record the first token of each new image, and the time that the prefill of these images took in seconds."""
         self.codes[slots.images, self.start] = slots.roots.codes.cpu()
         self.trace.add_prefill(slots.images, seconds)
 
@@ -280,7 +280,7 @@ class Decoding:
         return tuple(share for share, _ in outcome.images)
 
     def _shapes(self, slots: Slots) -> list[Shape]:
-        """Return the maximum size of the next draft tree of every slot. The policy chooses it."""
+        """Return the maximum size of the next draft tree of every slot, as chosen by the policy."""
         if slots.proposer is None:
             return [NO_DRAFTS] * len(slots)
         every = zip(slots.images, slots.positions, slots.active)

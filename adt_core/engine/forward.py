@@ -4,7 +4,7 @@ No function here waits for the device, because a round that waits cannot be capt
 
 Dimensions: B images; R rows of the transformer's batch (2 * B with guidance, else B); n tokens or nodes per row;
 h numbers in the feature vector of a token; V tokens in the vocabulary. `z` are processed logits, and `g` is the Gumbel
-noise of the images.
+noise of the images. The *root* of an image is its last decided token, which the target has not read yet.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def forward(slots: Slots, codes: Tensor, step: AttentionMetadata) -> Tensor:
     ids = rows.spread(decoder.image_ids[codes])
     if decoder.tile:
         step = rows.split_near_keys(step, rows.spread(slots.roots.at) + rows.cache_offset, request.near)
-    check = None if request.replayed else request.check  # an exception would break a capture
+    check = None if request.replayed else request.check  # an exception from `check` would break a graph capture
     return decoder(ids, step, slots.cache, slots.tables.rope, check)
 
 
@@ -46,8 +46,8 @@ def prefill(slots: Slots, step: AttentionMetadata) -> Tensor:
     Without batch-invariant mode, one forward pass reads all tokens. In batch-invariant mode
     (:mod:`..models.batch_invariance`), a prefix must have the same features as if it were generated. Therefore the
     prefix is read after the prompt, in separate forward passes of at most `PREFIX_CHUNK` tokens. If the device has no
-    kernel for far keys (`Request.near` is None), the prompt is read in such passes too. Otherwise the padding of the
-    prompt would change the features.
+    kernel for far keys (`Request.near` is None), the prompt is also read in passes of at most `PREFIX_CHUNK` tokens. In
+    a single pass, the padding of the prompt would change the features.
 
     Args:
         slots: State of the images. The forward passes write to its KV cache.
@@ -77,7 +77,7 @@ def prefill(slots: Slots, step: AttentionMetadata) -> Tensor:
 
 
 def logits(slots: Slots, features: Tensor, depths: Tensor | int) -> Tensor:
-    """Return the processed logits that the target computes after each node, for the next token.
+    """Return the processed logits of the token that follows each node.
 
     Processing applies guidance, temperature, the top-k and top-p filters, and the vocabulary mask (grammar).
 
@@ -99,14 +99,14 @@ def logits(slots: Slots, features: Tensor, depths: Tensor | int) -> Tensor:
 def emitted_codes(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return the code that the target emits after each node, and whether the logits at the node are usable.
 
-    The emitted code has the largest score. This score shows if something is wrong: a NaN among the logits makes it NaN,
-    and an overflow makes it infinite.
+    The emitted code has the largest score. This score is NaN if any of the logits is NaN, and infinite after an
+    overflow. In both cases the logits are not usable.
 
     Args:
         scores: [B, n, V], scores z + g.
 
     Returns:
-        Two tensors [B, n]: the emitted codes, and bool, whether the largest score is finite.
+        Two tensors [B, n]. The first has the emitted codes. The second is bool: whether the largest score is finite.
     """
     codes = scores.argmax(-1)
     return codes, scores.gather(-1, codes[..., None])[..., 0].isfinite()

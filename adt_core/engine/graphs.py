@@ -1,12 +1,13 @@
 """Capture and replay of rounds as CUDA graphs.
 
 A round launches several hundred kernels. Python takes longer to launch them than the GPU takes to run them. A captured
-round is a single launch. This requires two things: tensor sizes are fixed, and all tensors that a round reads or
-changes stay at their addresses (:mod:`.slots`). Values that change from round to round are stored in these tensors.
+round needs only a single launch. Capture requires two things: tensor sizes must be fixed, and all tensors that a round
+reads or changes must stay at their addresses (:mod:`.slots`). Values that change from round to round are stored in
+these tensors.
 
-The first round with given sizes is launched normally, then captured, then replayed. The replay must give the same
-result as the normal launch. If the results differ, or if the driver raises an error, the model runs without graphs for
-the rest of the process, and a warning is logged once.
+When tensor sizes occur for the first time, the round is launched normally, then captured, then replayed. The replay
+must give the same result as the normal launch. If the results differ, or if the driver raises an error, the model runs
+without graphs for the rest of the process, and a warning is logged once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ..errors import is_out_of_memory
 from ..runtime import get_runtime
 
 MAX_GRAPHS = 48
-"""Maximum number of captured rounds per :class:`Graphs`. Rounds with other sizes are then launched normally."""
+"""Maximum number of captured rounds per :class:`Graphs`. Beyond this number, new sizes are launched without capture."""
 VARIABLE = "ADT_TREE_GRAPHS"
 """Environment variable; "0" disables graphs."""
 
@@ -71,8 +72,9 @@ class Recorder(Protocol):
 class CudaRecorder:
     """Recorder for CUDA graphs.
 
-    All graphs of a recorder share one memory pool. This is safe because they never run at the same time. Other threads
-    may launch work during a capture. But if another thread waits for a device then, torch raises an error there.
+    All graphs of a recorder share one memory pool. This is safe because these graphs never run at the same time. Other
+    threads may launch work during a capture. But if another thread waits for a device during the capture, torch raises
+    an error in that other thread.
     """
 
     def __init__(self, device: torch.device):
@@ -111,9 +113,9 @@ class CudaRecorder:
     def _capture(self, run: Callable[[], object]) -> Callable[[], object]:
         """Capture `run`; on an error, end the capture in an orderly way.
 
-        CUDA raises an error if the host waits for the device during a capture. Its error would leave torch's allocator
-        in an undefined state. So torch is set to raise its own error before the host waits. After an error, the tensors
-        of `run` are released first, and then the capture is ended.
+        CUDA raises an error if the host waits for the device during a capture. CUDA's error would leave torch's
+        allocator in an undefined state. So torch is set to raise its own error before the host waits. After an error,
+        the tensors of `run` are released first, and then the capture is ended.
         """
         index = self._captured.add()
         mode = torch.cuda.get_sync_debug_mode()
@@ -155,7 +157,7 @@ class _CapturedGraphs:
         self.graphs[index].replay()
 
     def __del__(self) -> None:
-        self.graphs.clear()  # before the stream is taken by another recorder
+        self.graphs.clear()  # free the graphs before another recorder takes the stream
         self._streams.give_back(self.stream)
 
 
@@ -166,7 +168,7 @@ class _StreamPool:
     """
 
     _MAX_STREAMS = 32
-    """Number of different streams that torch makes. Further calls of `torch.cuda.Stream` return these streams again."""
+    """Number of different streams that torch makes. After that, `torch.cuda.Stream` returns the same streams again."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -199,7 +201,7 @@ def _stream_pool(device: torch.device) -> _StreamPool:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection during a capture. A capture fails if a CUDA object is destroyed meanwhile."""
+    """Disable garbage collection during a capture. A capture fails if a CUDA object is destroyed during the capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -225,7 +227,7 @@ def make_recorder(device: torch.device) -> Recorder | None:
 
 
 def disabled_reason(decoder: nn.Module) -> str:
-    """Return why a model runs without graphs, or "" if it runs with them."""
+    """Return why a model runs without graphs, or "" if the model runs with graphs."""
     if os.environ.get(VARIABLE) == "0":
         return f"{VARIABLE} is 0"
     runtime = get_runtime()
@@ -247,7 +249,7 @@ class _Graph(NamedTuple):
 
 
 class Graphs:
-    """Captured rounds of one set of slots.
+    """Captured rounds of one :class:`~.slots.Slots` object.
 
     Attributes:
         attempts: Number of captures that were tried.
@@ -267,7 +269,7 @@ class Graphs:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of device memory that the captures have allocated: free memory before minus after each capture."""
+        """Bytes of device memory that all captures together have allocated."""
         return self._recorder.num_bytes if self._recorder is not None else 0
 
     def is_new(self, key: Hashable) -> bool:
@@ -312,14 +314,14 @@ class Graphs:
         parts = state()
         before = [part.clone() for part in parts]
         expected, info = self._recorder.on_stream(launch)  # libraries initialise a stream at its first use
-        report = torch.full_like(expected, -1)  # outside the graph's memory pool
+        report = torch.full_like(expected, -1)  # allocated before the capture, so outside the graph's memory pool
         try:
             replay = self._recorder(lambda: report.copy_(launch()[0]))
             _copy_all(parts, before)
             replay()
             if not report.equal(expected):
                 raise RuntimeError("a replayed round gave other results than a launched one")
-        except RuntimeError as error:  # from the driver, or from an operation that can't be captured
+        except RuntimeError as error:  # raised by the driver, by an operation that can't be captured, or above
             self._handle_failure(key, error)
             _copy_all(parts, before)
             return launch()
@@ -330,7 +332,8 @@ class Graphs:
         """Disable graphs after a failed capture.
 
         If memory was too small and further captures are possible, graphs are disabled only for this key. Otherwise
-        they are disabled for the model. If no further capture is possible, they are disabled for the entire process.
+        graphs are disabled for the model. If no further capture is possible, they are also disabled for the entire
+        process.
         """
         survives = self._recorder is not None and self._recorder.survives_failure
         if is_out_of_memory(error) and survives:

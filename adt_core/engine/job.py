@@ -1,6 +1,6 @@
 """A job: a recipe, and the loaded models that the recipe names.
 
-A recipe (:class:`~adt_core.policies.recipe.Recipe`) is the settings that determine an image, apart from its prompt.
+A recipe (:class:`~adt_core.policies.recipe.Recipe`) contains all settings that determine an image, except its prompt.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Job:
             Remarks for the user; empty if there are none.
 
         Raises:
-            AdtError: If a prompt is empty or too long, or the negative prompt is too long.
+            AdtError: If a prompt is empty or too long, or if the recipe's negative prompt is too long.
         """
         notes = []
         for number, prompt in enumerate(prompts, start=1):
@@ -87,7 +87,7 @@ class Job:
             prompts: Prompt of each image, without the recipe's suffix.
 
         Returns:
-            Encoded prompts, one per image. They become the conditional rows of the transformer's batch.
+            Encoded prompts, one per image.
 
         Raises:
             AdtError: If a prompt is empty or too long.
@@ -103,7 +103,7 @@ class Job:
         """Decode the codes of images to pixels.
 
         Args:
-            codes: [B, rows, columns] int64, codes in the grid of each image.
+            codes: [B, rows, columns] int64, codes of B images in the order of each image's grid.
             check: Called often; may raise an exception to cancel.
 
         Returns:
@@ -115,8 +115,8 @@ class Job:
     def settings(self, prompt: str, image_index: int = 0, conditions: Mapping[str, Any] = {}) -> dict:
         """Return the metadata of an image's PNG, as plain JSON types.
 
-        ``generate --from-png`` reproduces the image from the prompt, the settings of the recipe, and the version and
-        device of the noise. The other values are information for users.
+        ``generate --from-png`` reproduces the image from the prompt, the settings of the recipe, the version of the
+        noise and the device that generates the noise. The other values are information for users.
 
         Args:
             prompt: Prompt of the image, without the recipe's suffix.

@@ -1,8 +1,9 @@
 """Pool of slots that stay in a GPU's memory between decodings: KV caches, state and captured graphs.
 
-A *set of slots* is one :class:`Slots` object. A *plan* (:func:`plan_of`) is a key for everything that its memory
-layout depends on. A decoding takes the set with its plan from the pool, so it needs no new captures. The pool holds
-several sets, because decodings with different methods may alternate, as in a comparison.
+A *set of slots* is one :class:`Slots` object. The *plan* of a set (:func:`plan_of`) is a key: two sets with the same
+plan have the same memory layout. A decoding computes the plan that it needs. If the pool has a set with this plan, the
+decoding reuses the set and its captured graphs. The pool holds several sets, because decodings with different methods
+may alternate, for example when a user compares two methods.
 
 Captured graphs read the weights of one decoder. Therefore the pool is an attribute of this decoder, and both are freed
 together.
@@ -21,13 +22,13 @@ from .request import Request
 from .slots import Slots
 
 MAX_POOLED = 16
-"""Maximum number of sets of slots in a pool. If there are more, the oldest sets are dropped."""
+"""Maximum number of sets of slots in a pool. If the pool has more sets, the oldest sets are dropped."""
 MEMORY_SHARE = 1 / 4
-"""Maximum share of the device's memory for the pool. A single set of slots may be larger."""
+"""Maximum share of the device's memory for the pool. A pool with only one set of slots may be larger."""
 
 
 def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
-    """Return the plan of slots. Two sets of slots with the same plan have the same memory layout and the same graphs.
+    """Return the plan of a set of slots. Sets with the same plan have the same memory layout and can share graphs.
 
     Args:
         request: Batch to decode.
@@ -43,7 +44,7 @@ def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
 
 
 def put(decoder: nn.Module, slots: Slots) -> None:
-    """Put slots into the pool, for the next decoding with the same plan.
+    """Put a set of slots into the pool, for the next decoding with the same plan.
 
     If the pool exceeds `MAX_POOLED` or `MEMORY_SHARE`, the oldest sets are dropped.
     """

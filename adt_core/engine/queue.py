@@ -1,7 +1,7 @@
 """Queue of images that wait to be decoded.
 
 An image *enters* a batch slot in three steps: the target reads the prompt (prefill), the first token is sampled, and
-the drafter makes its state. When an image is finished, a waiting image can take over its slot.
+the drafter makes its state. When an image is finished, a waiting image can take over the slot of the finished image.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ImageQueue:
 
         Args:
             request: Batch to decode.
-            drafts: Function that returns whether to draft for the images that enter next.
+            drafts: Function that returns whether a drafter is used for the images that enter next.
             entered: Function that is called when images have entered. The arguments are the slots of these images, and
                 the time in seconds of the prefill and of sampling the first tokens.
         """
@@ -104,7 +104,8 @@ class ImageQueue:
     def _enter_all(self) -> Slots:
         """Let the next images enter all slots.
 
-        Slots with the right plan (:mod:`.pool`) are reused: the slots of the images before, or slots from the pool.
+        Slots with the same plan (:mod:`.pool`) as the new images are reused. These can be the present slots, or slots
+        from the pool.
 
         Returns:
             The slots with the new images.
@@ -137,8 +138,9 @@ class ImageQueue:
 
         Args:
             count: Number of images.
-            cache_length: Number of positions of the KV cache. None is enough for the prompts and prefixes only. Use
-                None if the new slots will be copied into other slots. The other slots have longer caches.
+            cache_length: Number of positions of the KV cache. With None, the cache has only the positions of the
+                prompts and prefixes. Use None if the new slots will be copied into other slots, which have longer
+                caches.
 
         Returns:
             The new slots.
@@ -164,7 +166,7 @@ class ImageQueue:
         return slots
 
     def _new_slots(self, images: list[int], cache_length: int | None) -> Slots:
-        """Make slots for images, before the target reads their prompts. Arguments as in :meth:`_enter`."""
+        """Make slots for images, before the target reads their prompts. For `cache_length` see :meth:`_enter`."""
         request = self._request
         rows = self._rows(images)
         decoder = request.target.decoder
@@ -177,7 +179,7 @@ class ImageQueue:
         return Slots(request, images, rows, cache, self._tables(), noise, roots, [before] * len(images), graphs)
 
     def _noise(self, images: list[int], device: torch.device) -> Noise:
-        """Make the noise of images, and prepare its values for the first token of each image."""
+        """Make the noise of images, and compute the noise of the first token of each image."""
         request = self._request
         target = self._request.target
         like = torch.empty(0, dtype=target.decoder.wide_dtype, device=device)
@@ -188,17 +190,18 @@ class ImageQueue:
         return noise
 
     def _noise_kind(self, like: Tensor) -> NoiseKind:
-        """Return the generator of the noise of all images, in the dtype and on the device of `like`."""
+        """Return the generator of noise for all images. The noise has the dtype and the device of `like`."""
         request = self._request
         target = self._request.target
         if request.sampling.noise != UPSTREAM:
             return KeyedNoise(target.num_tokens, like)
         kept = Noise.held(target.length, target.num_tokens, request.noise_ahead) if request.images > 1 else 0
-        before = 0 if request.start else target.script_header  # with a prefix, the script generates no header tokens
+        # The model's original script samples header tokens before the first image token, but not after a prefix.
+        before = 0 if request.start else target.script_header
         return UpstreamNoise(*target.script_layout, request.script_batch, request.start, kept, before)
 
     def _tables(self) -> Tables:
-        """Return the lookup tables. They are made once, and all images share them."""
+        """Return the lookup tables. They are made at the first call, and all images share them."""
         self._shared_tables = self._shared_tables or Tables.of(self._request)
         return self._shared_tables
 

@@ -19,17 +19,18 @@ class RoundReport(NamedTuple):
     """Values that the host reads after a round.
 
     On the device, a report is for all B images, and each field is a tensor [B, n] int64. On the host, a report is for
-    one image, and each field is a list of n integers. The number n differs between fields. In a plain step, `levels`,
-    `codes`, `ranks` and `substituted` are empty (n = 0).
+    one image, and each field is a list of n integers. The number n differs between fields. In a *plain step* (a round
+    without drafts), `levels`, `codes`, `ranks` and `substituted` are empty (n = 0).
 
     Attributes:
         accepted: Number of accepted drafts; n = 1.
         depth: Depth of the tree; n = 1.
         root: Code of the next root; n = 1.
-        levels: Number of drafts at each depth. The entry of depth 0, the root's, is 0.
+        levels: Number of drafts at each depth. The entry of depth 0 is 0, because the root is not a draft.
         codes: Code of each node on the accepted path, the root first. Entries after the path are arbitrary.
-        ranks: Sibling rank of each node on the accepted path, the root first.
-        substituted: 1 for each node on the accepted path that LANTERN substituted, else 0; empty without LANTERN.
+        ranks: Rank of each node on the accepted path among its siblings, the root first. The most probable has rank 0.
+        substituted: For each node on the accepted path, 1 if LANTERN accepted the node in place of the target's token,
+            else 0. The field is empty without LANTERN.
         finite: 1 if the logits on the accepted path are finite, else 0; n = 1.
     """
 

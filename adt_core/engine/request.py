@@ -1,6 +1,8 @@
 """A request: one batch of images to decode with a job, and the tensor sizes that decoding needs.
 
-Rounds are *replayed* on a GPU: a round is captured once as a CUDA graph and then replayed. On a CPU they are not.
+On a GPU, rounds are *replayed*: a round is captured once as a CUDA graph, and later rounds replay this graph. On a CPU,
+rounds are executed without capture. Batch-invariant mode distinguishes near and far attention keys
+(:mod:`..models.batch_invariance`).
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ The memory for attention grows with the square of this number.
 MAX_ONE_THREAD_PARAMETERS = 3 * 10**7
 """Decoders with at most this number of parameters run on one CPU thread.
 
-A small decoder consists of many small matrix products. With several threads, each product ends when its slowest thread
+A small decoder computes many small matrix products. With several threads, each product ends when its slowest thread
 ends, so one busy core slows down every product. In larger decoders, several threads save more time than they cost.
 """
 
@@ -56,12 +58,12 @@ class Request:
     Attributes:
         job: Recipe and loaded models.
         prompts: Encoded prompts of all images; with guidance, followed by the negative prompts of all images.
-        keys: Key of each image's noise: its seed, and its index among the images of its prompt.
+        keys: Key of each image's noise: the seed of the image, and the index of the image among those of its prompt.
         prefix: [B, n] int64, the first n tokens of each of the B images, which are not generated.
         check: Called often; may raise an exception to cancel.
 
     Raises:
-        AdtError: If a prompt is too long, or the method needs a drafter and the job has none.
+        AdtError: If a prompt is too long, a necessary drafter is missing, or the noise batch is too small.
     """
 
     job: Job
@@ -199,20 +201,20 @@ class Request:
 
     @property
     def padded(self) -> int:
-        """Padded length of all prompts in tokens. The first image token has this cache position."""
+        """Number of tokens to which each prompt is padded. It is also the cache position of the first image token."""
         return self.padded_on(self.replayed)
 
     def padded_on(self, replayed: bool) -> int:
-        """Return `padded` for a device that replays rounds, or for one that does not."""
+        """Return `padded` for a device that replays rounds (True), or for a device that does not (False)."""
         return -(-self.longest // PROMPT_MULTIPLE) * PROMPT_MULTIPLE if replayed else self.longest
 
     @property
     def cache_length(self) -> int:
-        """Length of the KV caches: the padded prompt, an image, a draft tree, and one spare position, rounded up."""
+        """Number of positions of the KV caches: padded prompt, image, draft tree and a spare position, rounded up."""
         return self.cache_length_on(self.replayed)
 
     def cache_length_on(self, replayed: bool) -> int:
-        """Return `cache_length` for a device that replays rounds, or for one that does not."""
+        """Return `cache_length` for a device that replays rounds (True), or for a device that does not (False)."""
         return (
             -(-(self.padded_on(replayed) + self.target.length + self.uncommitted + 1) // MASK_ALIGNMENT)
             * MASK_ALIGNMENT
@@ -220,7 +222,7 @@ class Request:
 
     @property
     def uncommitted(self) -> int:
-        """Maximum number of cache positions that a round writes, the root's included."""
+        """Maximum number of cache positions that a round writes. The position of the root is included."""
         drafter = self.active_drafter.uncommitted(self.largest) if self.active_drafter else 1
         return max(self.largest.nodes + 1, drafter)
 
@@ -230,12 +232,12 @@ class Request:
         return self.cut(self.drafting.policy.largest(self.drafting.settings))
 
     def cut(self, shape: Shape) -> Shape:
-        """Limit the depth of a shape in batch-invariant mode: no tree may be deeper than `near`."""
+        """Limit the depth of a shape to `near`; return it unchanged if `near` is None."""
         return shape if self.near is None else shape._replace(depth=min(shape.depth, self.near))
 
     @property
     def noise_ahead(self) -> int:
-        """Number of positions after the root whose noise the current round or the next round may read."""
+        """Number of positions after the root at which the current round or the next round may read noise."""
         return 3 * self.largest.depth + 6
 
     @property
@@ -245,7 +247,7 @@ class Request:
 
     @property
     def near(self) -> int | None:
-        """Number of positions before a token whose keys are near; None if all are near, or without exact mode."""
+        """Number of positions with near keys before a token; None if all keys are near or the mode is off."""
         decoder = self.target.decoder
         if not decoder.tile or decoder.fallback is not None and not decoder.fallback.far:
             return None
@@ -262,7 +264,7 @@ class Request:
         return sum(part.numel() for part in self.target.decoder.parameters())
 
     def context(self, profile: CostProfile | None = None) -> Context:
-        """Return the part of this request that drafters and policies may see.
+        """Return the data of this request that drafters and policies may use.
 
         Args:
             profile: Cost profile of the device; None if the policy does not choose between draft modes.
@@ -289,7 +291,7 @@ class Request:
         return self.sampling.noise_batch or self._last_index + 1
 
     def noise_settings(self) -> dict:
-        """Return further settings that determine the noise of the original script; {} with this package's own noise."""
+        """Return the settings that only the noise of the original script needs; {} with this package's own noise."""
         if self.sampling.noise != UPSTREAM:
             return {}
         return {"noise_batch": self.script_batch, "noise_device": noise_device(self.target.decoder.embedding.device)}
@@ -318,7 +320,7 @@ def _with_negatives(
 
 
 def _prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor:
-    """Convert the codes [B, P] of a prefix to tokens [B, n].
+    """Convert the codes [B, P] of a prefix to tokens [B, n]. `images` is B.
 
     In some models, a special token ends each row of an image. So n can be larger than P.
     """

@@ -1,6 +1,8 @@
 """Batch slots: the state of the images that are being decoded, one slot per image.
 
 Dimensions: B is the number of slots. R is the number of rows of the transformer's batch: 2 * B with guidance, else B.
+
+The *root* of an image is its last decided token. The next draft tree grows from the root.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ class Slots:
         cache: KV cache of the target.
         tables: Lookup tables for forward passes.
         noise: Noise of the images; None at temperature 0.
-        roots: Last decided token of each image, on the device.
+        roots: Root of each image, on the device.
         positions: Raster position of each root, on the host.
         graphs: Captured rounds.
         proposer: State of the drafter; None in plain decoding.
         plan: Key of these slots in the pool (`pool.plan_of`); None if the slots can't be reused.
-        active: For each slot, True until its image is finished. A finished image may stay in its slot.
+        active: For each slot, whether its image is still being decoded. A finished image may stay in its slot.
         controls: Values that the host sets for each round, [B, 5] int64. The columns are: maximum depth, width and
             number of drafts of the tree; 1 if the image advances, else 0; number of tokens that LANTERN may still
             substitute.
@@ -65,7 +67,7 @@ class Slots:
 
     @property
     def num_bytes(self) -> int:
-        """Estimated bytes of device memory of the slots and their graphs."""
+        """Estimated number of bytes that the slots and their graphs occupy in device memory."""
         return state_bytes(self.request, len(self)) + self.graphs.num_bytes
 
     def __len__(self) -> int:
@@ -104,7 +106,7 @@ class Slots:
     def deactivate(self, slots: list[int]) -> None:
         """Mark slots as inactive.
 
-        Rounds still compute inactive slots. Fewer slots would change tensor sizes, so new graphs would be needed.
+        Rounds still compute inactive slots. Removing them would change tensor sizes, so new graphs would be needed.
         """
         for slot in slots:
             self.active[slot] = False
@@ -145,10 +147,10 @@ class Slots:
     def upload_controls(
         self, shapes: Sequence[Shape], advances: Sequence[int], max_substitutions: Sequence[int]
     ) -> None:
-        """Copy the host's values for a round to `controls` on the device.
+        """Copy the values that the host sets for a round to `controls` on the device.
 
-        If the values are the same as in the last round, nothing is copied. This method also sets `roots.kv_length`,
-        the number of cache positions that a replayed round reads.
+        If the values are the same as in the previous round, nothing is copied. This method also sets
+        `roots.kv_length`, the number of cache positions that a replayed round reads.
 
         Args:
             shapes: Maximum size of each slot's tree.
@@ -178,7 +180,8 @@ class Slots:
 
         The number is `ATTENDED_MULTIPLE` times a power of 2, but at most the length of the cache. Example: if
         `ATTENDED_MULTIPLE` is 512, a round that uses 300 positions reads 512. A round that uses 700 positions reads
-        1,024, and a round that uses 1,500 positions reads 2,048. The numbers are few, so few graphs must be captured.
+        1,024, and a round that uses 1,500 positions reads 2,048. So only few different numbers occur, and few graphs
+        must be captured.
         """
         used = max(self.positions) + self.rows.cache_offset + self.request.uncommitted
         return min(ATTENDED_MULTIPLE << (-(-used // ATTENDED_MULTIPLE) - 1).bit_length(), len(self.rows.columns))

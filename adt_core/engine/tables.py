@@ -19,8 +19,8 @@ class Tables:
     Attributes:
         rope: Tables of the decoder's rotary position embedding.
         guidance: Guidance scale at each raster position, or one scale for all positions.
-        grammar: Vocabulary mask at each raster position; None if every position may have every token.
-        neighbours: Nearest codebook neighbours of every token; None without LANTERN.
+        grammar: Vocabulary mask at each raster position; None if every token is allowed at every position.
+        neighbours: For every token, the tokens whose codebook vectors are nearest; None without LANTERN.
     """
 
     rope: Rope

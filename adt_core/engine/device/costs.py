@@ -24,8 +24,8 @@ class Costs:
     Attributes:
         profile: Profile in use; None before `choose_profile`, and if the policy does not choose.
         clock: Returns the time in seconds for measuring rounds. On a CPU this is the processor time of the calling
-            thread, because other processes interrupt some rounds for longer than these take. Windows counts it in
-            steps of 16 ms, which is too coarse.
+            thread, because an interruption by another process can take longer than the round. Windows measures
+            processor time in steps of 16 ms, which is too coarse. There, and on a GPU, this is the elapsed time.
     """
 
     def __init__(self, request: Request, given: CostProfile | None):
@@ -44,7 +44,7 @@ class Costs:
         self.clock: Callable[[], float] = time.thread_time if has_thread_time else time.perf_counter
 
     def choose_profile(self, batch_size: int) -> None:
-        """Use the given profile, or what was learned on this device.
+        """Set `profile` to the given profile; without one, to the profile that was learned on this device.
 
         Args:
             batch_size: Number of images that are decoded together.
@@ -55,13 +55,13 @@ class Costs:
     def record(self, shapes: Sequence[Shape], round: Round, seconds: float) -> None:
         """Record the time of a round.
 
-        Rounds that included other work, such as capturing a graph, and those whose trees were cut at the end of an
-        image are left out.
+        Two kinds of rounds are left out: rounds that included other work, such as capturing a graph, and rounds in
+        which a tree was cut at the end of its image.
 
         Args:
-            shapes: Shapes that were chosen, of which those of active images are equal.
+            shapes: Shape that was chosen for each slot. All active slots have the same shape.
             round: The round.
-            seconds: Its time by `clock`.
+            seconds: Duration of the round, measured with `clock`.
         """
         largest = max(shapes, key=lambda shape: shape.nodes)
         depths = {share.depth_asked for share in round.images}
@@ -71,15 +71,15 @@ class Costs:
             self._rounds.append(RoundResult(size, seconds, accepted))
 
     def learn(self, batch_size: int) -> None:
-        """Update what is stored about this device with the recorded rounds.
+        """Update the stored cost model of this device with the recorded rounds.
 
-        A decoding with a given profile changes nothing, so that repeating an image has no effect on later ones.
+        If the profile was given, nothing is stored, so that repeating an image has no effect on later images.
 
         Args:
             batch_size: Number of images that were decoded together.
         """
         if self._is_needed and self._given is None:
-            before = self._model(batch_size)  # another process may have changed it
+            before = self._model(batch_size)  # read again, because another process may have changed the file
             after = before.learn(self._rounds)
             if after is not before:
                 profiles.save_costs(after)
@@ -98,9 +98,10 @@ class Costs:
 
 
 def profile_name(request: Request) -> str:
-    """Return the name of a cost profile: everything that the cost of a round depends on except the batch size.
+    """Return the name of a request's cost profile.
 
-    The name does not identify the machine or its user.
+    The name contains everything that the cost of a round depends on, except the batch size. It identifies neither the
+    machine nor the user.
     """
     decoder = request.target.decoder
     config = decoder.config

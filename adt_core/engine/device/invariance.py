@@ -39,7 +39,7 @@ from ..request import PROMPT_MULTIPLE, Request
 from . import profiles
 
 TILE_DIVISOR = 4
-"""Factor by which a fallback reduces the number of rows of a matrix product (the tile)."""
+"""Factor by which a fallback reduces the size of a tile. A tile is the rows that are multiplied at once."""
 TRIAL_LAYERS = 2
 """Number of decoder layers in the trial. The second layer's attention shows differences that the first one makes."""
 PRECEDING_TOKENS = 160
@@ -50,7 +50,8 @@ EXTRA_PROMPT_TOKENS = PROMPT_MULTIPLE
 The longer prompt moves the image to other cache positions, even if prompts are padded to `PROMPT_MULTIPLE`.
 """
 PATH_DRAFTS = 32
-"""Number of drafts on the path that is compared. Together with one sibling for each, they fill more than a tile."""
+"""Number of drafts on the path that is compared. Together with one sibling for each draft, they fill more than a tile.
+"""
 COMPARED_DEPTHS = (0, 1, 7, 8, 15, 16, 31, 32)
 """Depths on the path at which features and logits are compared."""
 
@@ -59,6 +60,13 @@ TREE = "in a tree"
 COMPANY = "beside a longer prompt"
 COLUMNS = "among more columns"
 VARIANTS = (CHAIN, TREE, COMPANY, COLUMNS)
+"""Forward passes that the trial compares with reading tokens one by one.
+
+- `CHAIN`: one forward pass over successive tokens.
+- `TREE`: one forward pass over a draft tree.
+- `COMPANY`: as `CHAIN`, in a batch with a second image that has a longer prompt.
+- `COLUMNS`: as `CHAIN`, and attention also reads unused (masked) positions of the KV cache.
+"""
 WEIGHT_SAMPLE = 64
 """Number of elements of each matrix that are summed. The sums identify the weights."""
 MAX_REMARK_LENGTH = 300
@@ -69,9 +77,9 @@ class InvarianceReport(NamedTuple):
     """Result of the trial on one device.
 
     Attributes:
-        fallback: Slower operations to use, because the usual ones are not batch-invariant here; None for the usual
-            operations.
-        drafts: Whether drafting leaves images unchanged.
+        fallback: Slower operations to use, because the usual operations are not batch-invariant on this device; None
+            to use the usual operations.
+        drafts: Whether images with drafting are the same as without. If False, images are generated without drafts.
         differing: Variants (:data:`VARIANTS`) whose results with the usual operations were not bitwise equal.
         remark: Message for the user, or "".
     """
@@ -96,7 +104,7 @@ class InvarianceReport(NamedTuple):
 
         Args:
             value: Parsed JSON.
-            tile: Number of rows of a matrix product without a fallback, the upper bound for a fallback.
+            tile: Tile size without a fallback. A fallback's tile size must not be larger.
         """
         match value:
             case {"trust": fallback, "drafts": bool(drafts), "differing": [*differing], "remark": str(remark)}:
@@ -115,8 +123,8 @@ def invariance_report(request: Request) -> InvarianceReport:
     """Return the report for the weights and the device of a request. Run the trial if there is no report yet.
 
     Reports are stored in the runtime and in the cache folder. When a report with a remark is first used in a process,
-    the remark is logged. The caller must set `Decoder.fallback` to the report's fallback. This is also necessary for
-    plain decoding, so that it gives the same image as drafting.
+    the remark is logged. The caller must set `Decoder.fallback` to the report's fallback, also for plain decoding.
+    Otherwise plain decoding could give another image than drafting.
     """
     decoder = request.target.decoder
     if not decoder.exact or decoder.dtype not in HALF:
@@ -147,7 +155,10 @@ def _stored_or_new_report(name: str, request: Request) -> InvarianceReport:
 
 
 def report_name(request: Request) -> str:
-    """Return the name of a report. It contains the weights, and everything by which a library chooses its kernels."""
+    """Return the name of a report.
+
+    The name contains sums over the weights, and everything by which a library chooses its kernels.
+    """
     decoder = request.target.decoder
     device = decoder.embedding.device
     layer = decoder.layers[0]
@@ -179,7 +190,7 @@ def _fallback_remark(fallback: FallbackConfig, usual: int) -> Message:
 
     Args:
         fallback: Operations that are used.
-        usual: Number of rows of a matrix product without a fallback.
+        usual: Tile size without a fallback.
     """
     if fallback.far:
         return message("device.products")
@@ -257,7 +268,7 @@ class _Trial:
             Features [r, m, h] and logits [1, m, V] of the first image. r is the number of rows of an image: 2 with
             guidance, else 1. h is the length of a token's feature vector.
         """
-        self.chain()  # writes the keys and values of all tokens of the path, also of those that are not compared
+        self.chain()  # writes the keys and values of all tokens of the path, including tokens that are not compared
         itself = torch.ones(1, 1, 1, dtype=torch.bool, device=self._codes.device)
         outputs = [self._read(self._codes[:, [depth]], depth, 0, itself) for depth in self._compared]
         return [torch.cat(parts, 1) for parts in zip(*outputs)]
@@ -304,7 +315,7 @@ class _Trial:
             codes: [B, n].
             first: Depth of the first code on the path.
             depths: [1, n], depth of each code below the first code, or one depth for all.
-            visible: [1, n, n] bool, whether code i attends to code j, at [0, i, j].
+            visible: [1, n, n] bool. The element [0, i, j] is True if code i attends to code j.
             all_columns: Whether attention reads all positions of the KV cache.
 
         Returns:

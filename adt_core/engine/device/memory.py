@@ -24,18 +24,21 @@ from ..request import ATTENDED_MULTIPLE, PREFIX_CHUNK, Request
 MEMORY_SHARE = 0.8
 """Maximum share of the machine's main memory for weights, KV caches, draft trees and noise together."""
 CAPTURED_SIZES = 6
-"""Usual number of different tree sizes that are captured for each number of cache positions (`ATTENDED_MULTIPLE`)."""
+"""Typical number of different tree sizes that are captured.
+
+Each of these sizes is captured once for each number of cache positions that a round can read (`ATTENDED_MULTIPLE`).
+"""
 GRAPH_BYTES = 24 * 2**20
-"""Bytes of a captured round. This is a published figure; it was not measured with this package."""
+"""Estimated bytes of a captured round. This is a published figure; it was not measured with this package."""
 WORKSPACE_BYTES = 32 * 2**20
-"""Bytes that matrix products allocate per CUDA stream. This is a published figure; it was not measured here."""
+"""Estimated bytes that matrix products allocate per CUDA stream. This is a published figure, not a measurement."""
 
 
 def required_bytes(request: Request, batch_size: int, device: torch.device | None = None) -> int:
     """Return the bytes that decoding needs in addition to the weights.
 
-    These are KV caches, noise, the activations of the largest forward pass, captured rounds, and the codec's work on
-    one image.
+    The bytes are the sum of KV caches, noise, the activations of the largest forward pass, captured rounds, and the
+    memory in which the codec decodes one image.
 
     Args:
         request: Batch to decode.
@@ -48,7 +51,7 @@ def required_bytes(request: Request, batch_size: int, device: torch.device | Non
 
 
 def slot_bytes(request: Request, batch_size: int, device: torch.device | None = None) -> int:
-    """Return the bytes of slots and their captured rounds. The arguments are as in :func:`required_bytes`."""
+    """Return the bytes of slots and their captured rounds. The arguments are those of :func:`required_bytes`."""
     graphs = 0
     if _is_replayed(request, device):
         graphs = _activation_bytes(request, batch_size, device) + _graph_bytes(request)
@@ -56,12 +59,12 @@ def slot_bytes(request: Request, batch_size: int, device: torch.device | None = 
 
 
 def state_bytes(request: Request, batch_size: int, device: torch.device | None = None) -> int:
-    """Return the bytes of KV caches, noise and activations. The arguments are as in :func:`required_bytes`."""
+    """Return the bytes of KV caches, noise and activations. The arguments are those of :func:`required_bytes`."""
     target = request.target
     decoder = request.target.decoder
     itemsize = decoder.embedding.element_size()
     cache_length = request.cache_length_on(_is_replayed(request, device))
-    # Images that enter have their own noise and drafter state, until these are copied into the slots. So up to
+    # When new images enter, their noise and drafter state are made first and then copied into the slots. So up to
     # 2 * batch_size images have noise and drafter state at the same time.
     held = min(2 * batch_size, request.images)
     caches = KVCache.num_bytes(decoder.config, request.groups * batch_size, cache_length, itemsize)
@@ -78,7 +81,7 @@ def _is_replayed(request: Request, device: torch.device | None) -> bool:
 
 
 def _graph_bytes(request: Request) -> int:
-    """Return the bytes of captured rounds, without the activations that they use."""
+    """Return the bytes of captured rounds. The activations of these rounds are not included."""
     lengths = 1 + (-(-request.cache_length // ATTENDED_MULTIPLE) - 1).bit_length()
     sizes = 1 if request.active_drafter is None else CAPTURED_SIZES
     return WORKSPACE_BYTES + min(sizes * lengths, MAX_GRAPHS) * GRAPH_BYTES
@@ -87,8 +90,8 @@ def _graph_bytes(request: Request) -> int:
 def _activation_bytes(request: Request, batch_size: int, device: torch.device | None) -> int:
     """Return the bytes of the activations of the largest forward pass.
 
-    If the weights are quantised and the GPU has no matrix product for them, each matrix is converted before its use.
-    The result then includes one converted matrix.
+    If the weights are quantised and the GPU has no matrix product for quantised weights, each matrix is converted
+    before its use. The result then includes one converted matrix.
     """
     target = request.target
     decoder = request.target.decoder

@@ -1,7 +1,8 @@
 """Cache of cost models and invariance reports, as small JSON files in the user's cache folder.
 
-The name of a file is a hash of the device, the model and the settings. Unreadable, foreign and damaged files are
-ignored. If a file can't be written, its content is kept in the runtime for the rest of the process.
+The name of a file is a hash of the device, the model and the settings. Files are ignored if they are unreadable or
+damaged, or if another program has written them. If a file can't be written, its content is kept in the runtime
+(:mod:`adt_core.runtime`) for the rest of the process.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ...policies.cost_model import CostModel
 from ...runtime import get_runtime
 
 FOLDER = "ADT_TREE_CACHE"
-"""Environment variable for the cache folder, which replaces the system's default."""
+"""Environment variable with the path of the cache folder. If it is not set, the system's default folder is used."""
 MAX_FILE_BYTES = 2**16
 """Ignore larger files; this module never writes any."""
 
@@ -35,7 +36,10 @@ def folder() -> Path:
 
 
 def _home() -> Path:
-    """Return the user's home, or the temporary folder for an account that has none (a container's numeric user)."""
+    """Return the user's home folder, or the temporary folder if the account has no home.
+
+    For example, a numeric user in a container has no home.
+    """
     try:
         return Path.home()
     except RuntimeError:
@@ -43,7 +47,10 @@ def _home() -> Path:
 
 
 def find_costs(name: str, images: int) -> Any:
-    """Return the JSON value of the cost model of this name and batch size, or None. It may be damaged or foreign."""
+    """Return the JSON value of the cost model with this name and batch size (`images`); None if there is no such file.
+
+    The caller must check the value, because the file may be damaged or written by another program.
+    """
     return _read(_costs_path(name, images))
 
 
@@ -53,7 +60,10 @@ def save_costs(model: CostModel) -> None:
 
 
 def find_report(name: str) -> Any:
-    """Return the JSON value that `save_report` has saved under this name, or None. It may be damaged or foreign."""
+    """Return the JSON value that `save_report` has saved under this name; None if there is no such file.
+
+    The caller must check the value, because the file may be damaged or written by another program.
+    """
     content = _read(_report_path(name))
     return content.get("verdict") if isinstance(content, dict) and content.get("name") == name else None
 

@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def limit_threads(count: int) -> Iterator[None]:
-    """Context manager that lets torch use at most `count` CPU threads. Afterwards the earlier number is set again."""
+    """Let torch use at most `count` CPU threads inside a `with` block. After the block, restore the earlier number."""
     before = torch.get_num_threads()
     if count >= before:
         yield
