@@ -1,4 +1,4 @@
-"""Drafters. A drafter proposes tokens, and the target verifies them. :mod:`.table` lists all drafters."""
+"""Drafters. A drafter proposes tokens, and the target (the image model) verifies them. :mod:`.table` lists drafters."""
 
 from .base import Drafter, Prefill, Proposer, Shapes, Verified
 from .eagle_files import fits

@@ -1,7 +1,8 @@
 """Base classes of drafters.
 
-A :class:`Drafter` is loaded once. For each batch of images, it makes a :class:`Proposer` that stores their state and
-proposes their draft trees.
+A :class:`Drafter` is loaded once. For each batch of images, it makes a :class:`Proposer`. The proposer stores the state
+of these images and proposes their draft trees. The *root* of a tree is the last decided token of the image. A *draft*
+is any other node of the tree.
 
 Dimensions: B images; R rows of the transformer's batch (2 * B with guidance, else B); n prompt tokens per row; h is the
 length of a feature vector; N drafts per tree (N + 1 nodes with the root); D levels below the root; V codes. `z` are the
@@ -31,7 +32,8 @@ class Prefill:
 
     Attributes:
         features: [R, n, h], the target's features of all tokens of the prompt and prefix.
-        ids: [R, n], the id of the token that follows each feature's token. The last column is the first decoded token.
+        ids: [R, n]. Column i is the id of token i + 1, and column i of `features` belongs to token i. So the last
+            column is the first decoded token.
         step: Positions and attention mask of the forward pass.
         z: [B, 1, V], processed logits from which the first token was sampled.
         position: Raster position of the first decoded token.
@@ -52,9 +54,9 @@ class Shapes:
         width: Largest width among the images.
         nodes: Largest number of drafts among the images.
         branches: Largest number of drafts outside the longest path of a tree, among the images.
-        tree: Name of the published tree, as in :class:`Shape`.
+        tree: Name of a fixed tree from a paper ("published tree"), as in :class:`Shape`; "" for other trees.
         mode: Name of the draft mode, as in :class:`Shape`.
-        alike: Whether the trees of all images have the sizes above.
+        alike: Whether the trees of all images have exactly `depth`, `width` and `nodes` as their limits.
     """
 
     def __init__(self, shapes: Sequence[Shape], limits: Tensor, may_be_cut: bool = False):
@@ -63,7 +65,7 @@ class Shapes:
         Args:
             shapes: Shape of each image. All shapes have the same draft mode and the same published tree.
             limits: [B, 3] int64, maximum depth, width and number of drafts of each image, on the device.
-            may_be_cut: Whether the limits may be smaller than the shapes.
+            may_be_cut: Whether some limits may be smaller than the shape of the image.
         """
         self._limits = limits
         self.depth = max(shape.depth for shape in shapes)
@@ -87,7 +89,10 @@ class Shapes:
 
     @property
     def lengths(self) -> Tensor:
-        """Maximum number of drafts on a path of each image's tree, [B, 1]: the smaller one of its depth and drafts."""
+        """Maximum number of drafts on a path of each image's tree, [B, 1].
+
+        It is the smaller of two limits: the maximum depth and the maximum number of drafts.
+        """
         return torch.minimum(self._limits[:, :1], self._limits[:, 2:])
 
     @property
@@ -145,10 +150,10 @@ class Proposer:
     Attributes:
         by_image: Names of the attributes with one entry per image.
         by_row: Names of the attributes with one entry per batch row.
-        supports_plain_steps: Whether a round without drafts may be a plain step. After a plain step, `on_plain_step` is
-            called instead of `on_verified`.
+        supports_plain_steps: Whether a round without drafts may be a plain step, in which the target reads only the
+            roots. After a plain step, `on_plain_step` is called instead of `on_verified`.
         forwards: Number of forward passes of the drafter's own network so far.
-        context: The part of the request that drafters may see.
+        context: Data of the request that drafters may use.
         rows: Prompt rows of the images.
         noise: Noise with which the target samples; None at temperature 0.
     """
@@ -171,7 +176,7 @@ class Proposer:
         """Initialise the state from the prompts and prefixes."""
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
-        """Return a draft tree for each image; an image with depth 0 gets only the root."""
+        """Return a draft tree for each image. If the depth of an image is 0, its tree has only the root."""
         raise NotImplementedError
 
     def on_verified(self, verified: Verified) -> None:
@@ -208,7 +213,7 @@ class Proposer:
 
         Args:
             slots: [b], indices of the slots to fill.
-            others: Proposer of the same class, with the state of the b new images.
+            others: Proposer of the same class, with the state of the b new images, in the order of `slots`.
             rows: Prompt rows of all slots, the new images included. The caller has also updated the noise.
         """
         for name, index in self._indexed_state(slots, rows):
@@ -246,9 +251,9 @@ class Drafter:
     Attributes:
         defaults: Default options of drafting with this drafter. They can include the default method; without it, the
             method is `auto`.
-        gpu_defaults: Options whose defaults differ on a GPU, where more drafts cost almost nothing.
-        unguided_gpu_defaults: Options whose defaults differ on a GPU without guidance, because an image then has one
-            row instead of two.
+        gpu_defaults: Defaults that replace `defaults` on a GPU, where more drafts cost almost nothing.
+        unguided_gpu_defaults: Defaults that also replace `gpu_defaults` if there is no guidance. An image then has one
+            batch row instead of two.
         modes: Draft modes, for a policy that chooses between modes.
     """
 
@@ -264,14 +269,14 @@ class Drafter:
 
     @property
     def kind(self) -> Hashable:
-        """Key. Two drafters with the same key make the same drafts."""
+        """Key for comparing drafters. Two drafters with the same key make the same drafts."""
         return self
 
     def proposer(self, context: Context, rows: BatchRows, noise: Noise | None) -> Proposer:
         """Make the state for a batch of images.
 
         Args:
-            context: The part of the request that drafters may see.
+            context: Data of the request that drafters may use.
             rows: Prompt rows of the images.
             noise: Noise with which the target samples; None at temperature 0.
 
@@ -281,7 +286,7 @@ class Drafter:
         raise NotImplementedError
 
     def uncommitted(self, largest: Shape) -> int:
-        """Return the maximum number of entries that a round appends to the drafter's KV cache.
+        """Return the maximum number of entries per batch row that a round appends to the drafter's KV cache.
 
         Args:
             largest: Size of the largest draft tree of the method.
@@ -289,7 +294,7 @@ class Drafter:
         return 0
 
     def cache_bytes(self, rows: int, cache_length: int, itemsize: int) -> int:
-        """Return the bytes of a proposer's large state: its KV cache and tables of features.
+        """Return the bytes of the large parts of a proposer's state: its KV cache and its tables of features.
 
         Args:
             rows: Number of rows of the transformer's batch.

@@ -1,9 +1,10 @@
-"""Reliability of drafts, learned while an image is decoded. It depends on the staleness of a draft.
+"""Reliability of drafts, learned while an image is decoded. The reliability of a draft depends on its staleness.
 
-The candidates at a position were computed from the tokens before it. Later, some of these tokens may have changed. The
-*staleness* of a position is the distance to the nearest changed token before it, or 0 if no token has changed.
-Positions with similar staleness form a *class*. Example: the candidates at position 10 were computed, then the tokens
-at positions 4 and 7 changed. The staleness of position 10 is 3.
+At each position there are several *candidates* for the draft. They were computed from the tokens before the position.
+Later, some of these tokens may have changed. The *staleness* of a position is its distance to the nearest changed token
+before it, or 0 if no token has changed. Positions with similar staleness form a *class*. Example: the candidates at
+position 10 were computed, then the tokens at positions 4 and 7 changed. The staleness of position 10 is 3. The *spine*
+is the sequence of the most probable candidates (:mod:`.jacobi`).
 
 Dimensions: B images, m positions, K candidates per position. A *score* is a logit plus noise.
 """
@@ -21,32 +22,32 @@ from torch import Tensor
 from .base import Verified
 
 NEVER = 10**6
-"""Value that stands for the staleness of a position that the target has not read yet."""
+"""Staleness of a position that the target has not read yet. It is larger than every distance between positions."""
 STALE_AFTER = (1, 2, 3, 4, 5, 9, NEVER)
 """Smallest staleness of the classes 1, 2, ..., 7. Class 5 has the staleness 5 to 8, and class 6 the staleness 9 or
 more.
 
-Class 0 has the staleness 0: no token before the position has changed, so its candidates are almost certain.
+Class 0 has the staleness 0: no token before the position has changed, so its first candidate is almost always correct.
 """
 CLASSES = len(STALE_AFTER) + 1
 """Number of staleness classes."""
 INITIAL_TEMPERATURES = (0.05, *(distance**-0.5 for distance in STALE_AFTER[:-1]), 1.0)
 """Initial temperature of each class's candidate distribution."""
 INITIAL_HIT_RATES = (0.95, 0.4, 0.7, 0.8, 0.85, 0.9, 0.9, 0.2)
-"""Initial hit rate of each class. The hit rate is the share of positions whose most probable candidate is correct."""
+"""Initial hit rate of each class: the estimated share of positions whose most probable candidate is correct."""
 INITIAL_NETWORK_HIT_RATES = (0.5,) * CLASSES
 """Initial hit rates of candidates from a drafter network.
 
-These candidates have their own classes, numbered from `CLASSES` on: class c with such candidates is `CLASSES + c`.
+A position with candidates from the network has the class `CLASSES + c`, where c is the class for its staleness.
 """
 LEARNING_RATE = 0.1
 """Learning rate of the temperatures."""
 PRIOR = 4.0
-"""Weight of an initial hit rate: it counts like this number of observed positions."""
+"""Weight of an initial hit rate: the initial rate counts as much as this number of observed positions."""
 
 
 class Forecast(NamedTuple):
-    """Predictions for some positions. They are compared with the tokens that are decided there later.
+    """Predictions for some positions. They are later compared with the tokens that were decided at these positions.
 
     Attributes:
         classes: [B, m], class of each position.
@@ -71,7 +72,7 @@ class Calibration:
 
         Args:
             images: Number of images.
-            like: Tensor that sets dtype and device.
+            like: Tensor whose dtype and device are used.
         """
         self._temperature = like.new_tensor(INITIAL_TEMPERATURES + (1.0,) * CLASSES).repeat(images, 1)
         self._hits = (like.new_tensor(INITIAL_HIT_RATES + INITIAL_NETWORK_HIT_RATES) * PRIOR).repeat(images, 1)
@@ -87,12 +88,12 @@ class Calibration:
         self._temperature, self._hits, self._seen = (part[slots] for part in self.state())
 
     def admit(self, slots: Tensor, others: Calibration) -> None:
-        """Replace the images of the given slots by the images of `others`."""
+        """Replace the values of the images in the given slots by the values of the images of `others`."""
         for part, new in zip(self.state(), others.state()):
             part[slots] = new
 
     def expect(self, classes: Tensor, candidates: Tensor, scores: Tensor) -> tuple[Forecast, Tensor]:
-        """Predict the tokens of some positions.
+        """Estimate how probable the candidates at some positions are.
 
         Args:
             classes: [B, m], class of each position.
@@ -112,11 +113,11 @@ class Calibration:
     def learn(self, forecasts: Sequence[Forecast], verified: Verified) -> None:
         """Update temperatures and hit rates from a verified tree.
 
-        Only positions up to the first wrong token of the spine count. The drafts after it were computed from this wrong
-        token.
+        Only positions up to the first wrong token of the spine are used. The drafts after this position were computed
+        from the wrong token.
 
         Args:
-            forecasts: Predictions for the positions of the spine.
+            forecasts: Predictions for the positions of the spine; several if several kinds of candidates are compared.
             verified: The verified tree.
         """
         if not forecasts:

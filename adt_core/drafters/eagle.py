@@ -1,12 +1,13 @@
 """EAGLE drafter: a network with one decoder layer that predicts the target's next feature.
 
-A *feature* is the target's final hidden state of a token, the input of its head. Element i of the network's input is
-the *pair* (feature of token i, embedding of token i + 1), combined by a linear layer. The output predicts the feature
-of token i + 1, and the target's head computes from it the logits of token i + 2. (EAGLE, arXiv 2401.15077.)
+A *feature* is the target's final hidden state of a token, which is the input of the target's head. Element i of the
+network's input is the *pair* (feature of token i, embedding of token i + 1), combined by a linear layer. The output of
+the network is a prediction of the feature of token i + 1. From this prediction, the target's head computes the logits
+of token i + 2. (EAGLE, arXiv 2401.15077.)
 
-The layout is that of `jadohu/anole_drafter` (LANTERN, arXiv 2410.03355). LANTERN's drafters for LlamaGen
-(`jadohu/llamagen_drafter`, `jadohu/llamagen2_drafter`) differ in two ways. The rotary position of a pair is the grid
-cell of its token. And the network attends to all pairs of the condition, padding included.
+The network has the same layout as `jadohu/anole_drafter` (LANTERN, arXiv 2410.03355). LANTERN's drafters for LlamaGen
+(`jadohu/llamagen_drafter`, `jadohu/llamagen2_drafter`) differ from it in two ways. The rotary position of a pair is the
+grid cell of token i + 1. And the network attends to all pairs of the condition (LlamaGen's prompt), padding included.
 
 Dimensions: B images; R batch rows (2 * B with guidance, else B); n, m: numbers of pairs or nodes; h: length of a
 feature; V codes; N drafts per tree.
@@ -41,8 +42,9 @@ class Pairing(NamedTuple):
     """How features and token ids were paired when a drafter was trained.
 
     EAGLE pairs the feature of a token with the id of the next token. The public training code for Anole and Lumina-mGPT
-    differs in two ways. It pairs the feature of a token with the same token. And it uses codes instead of token ids. A
-    code is the index of a codebook entry, from 0 on. The id of an image token is the code plus an offset.
+    differs in two ways. The code pairs the feature of a token with the same token. And it uses the codes of image
+    tokens instead of token ids. A code is the index of a codebook entry, from 0 on. The id of an image token is its
+    code plus an offset.
 
     Attributes:
         late: Whether the feature of a token is paired with the same token instead of the next token.
@@ -57,8 +59,9 @@ class EagleDrafter(nn.Module, Drafter):
     """Drafter network: `out = layer(fc(concat(embedding[token], feature)))`, without a final norm."""
 
     pairing = Pairing()
-    # Chosen with the counts of `benchmarks/adt_tree.py` (docs/results.md). With its root, a tree fills one tile of a
-    # GPU's matrix product, which takes as long as one node (docs/gpu.md): 2 * 32 rows with guidance, 64 rows without.
+    # Chosen with the counts of `benchmarks/adt_tree.py` (docs/results.md). A tree with its root fills one tile of a
+    # GPU's matrix product: 2 * 32 rows with guidance, 64 rows without. A full tile takes as long as one node
+    # (docs/gpu.md).
     gpu_defaults = {
         "depth": 8, "width": 8, "nodes": 31, "rule": "predicted", "init": "both", "beta": 0.7,
         "depth_min": 5, "depth_max": 12, "width_min": 8, "width_max": 8,
@@ -116,7 +119,7 @@ def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
 
     Args:
         pairing: Pairing of the drafter.
-        ids: [R, n + 1], token ids: the tokens of the n features, then the token after the last of them.
+        ids: [R, n + 1], token ids: the tokens of the n features, then the token that follows these tokens.
         image_ids: [V], token id of each code.
 
     Returns:
@@ -134,11 +137,11 @@ def draft_logits(
 ) -> Tensor:
     """Return the logits by which drafts are ranked.
 
-    Top-k and top-p filters are not applied, because they don't change the order of the most probable codes.
+    Top-k and top-p filters are not applied. They would not change the order of the most probable codes.
 
     Args:
         decoder: Decoder of the target. Its head computes the logits.
-        out: [R, m, h], outputs of the drafter.
+        out: [R, m, h], features that the drafter has predicted.
         sampling: Settings of sampling. Only the temperature is used.
         bias: [B, m or 1, V], added to the logits: the vocabulary mask (grammar) at the drafts' positions, plus the
             noise if it is used for drafting.
@@ -156,7 +159,8 @@ class EagleProposer(Proposer):
     With the option `proposal` = "coupled", the scores of drafts include the noise with which the target samples.
 
     State:
-        root_feature: [R, 1, h], the network's prediction of the root's feature. The target has not read the root yet.
+        root_feature: [R, 1, h], the network's prediction of the root's feature. The target's own feature of the root is
+            not known, because the target has not read the root yet.
         _cache: KV cache of the network. It has an entry for each pair of decided tokens.
     """
 
@@ -202,7 +206,7 @@ class EagleProposer(Proposer):
         Args:
             tokens: [B, m + 1] codes, as for :meth:`read_ahead`.
             features: [R, m, h], as for :meth:`read_ahead`.
-            first: Roots whose positions are those of the first unread pairs. Their codes are not used.
+            first: For each image, the position of its first unread pair. The codes in `first` are not used.
             counts: [B, 1], number of unread pairs of each image, at most m.
         """
         out = self.read_ahead(tokens, features, self.step_ahead(first, features.shape[1]))
@@ -211,7 +215,7 @@ class EagleProposer(Proposer):
         self.root_feature.copy_(torch.where(has_pairs, out, self.root_feature))
 
     def step_ahead(self, roots: Roots, count: int) -> AttentionMetadata:
-        """Return positions and mask of a forward pass over `count` successive tokens. The first token is the root."""
+        """Return positions and mask of a forward pass over the pairs of `count` successive tokens, the root first."""
         return self.rows.causal_step(roots, count)
 
     def read_ahead(self, tokens: Tensor, features: Tensor, step: AttentionMetadata) -> Tensor:
@@ -223,7 +227,7 @@ class EagleProposer(Proposer):
             step: Result of :meth:`step_ahead` for m tokens.
 
         Returns:
-            [R, m, h], predicted features of the tokens `tokens[:, 1:]`.
+            [R, m, h], predicted features of the tokens in `tokens[:, 1:]`.
         """
         return self._run(self._input_ids(tokens[:, 1:], tokens[:, :-1]), features, step)
 
@@ -258,8 +262,8 @@ class EagleProposer(Proposer):
         ids = self._input_ids(following, tree.tokens.gather(1, parents))
         features = self.rows.gather(verified.features, parents)
         out = self._run(ids, features, self.rows.step(verified.roots, 0, offsets, mask))
-        # Pairs to keep in the cache: those of the accepted drafts (the pair of node i has the index i - 1), then the
-        # last pair, that of the next root. In the example: path 0, 1 -> pairs 0, 3.
+        # Pairs to keep in the cache: the pairs of the accepted drafts (the pair of node i has the index i - 1), then
+        # the pair of the next root, which is the last pair. In the example: path 0, 1 -> pairs 0, 3.
         path = F.pad((acceptance.path[:, 1:] - 1).clamp_min(0), (0, 1)).scatter(1, accepted, tree.size - 1)
         starts = self.rows.spread(verified.roots.at) + self.rows.cache_offset
         self._cache.compact(starts, self.rows.spread(path))
@@ -293,15 +297,18 @@ class EagleProposer(Proposer):
 
         Returns:
             Scores and codes [B, m, width]. A score is the log-probability of a child: log-softmax of
-            :func:`draft_logits`. With noise, it is close to the logarithm of the probability that the child is
-            accepted.
+            :func:`draft_logits`. If noise is used for drafting, the score approximates the logarithm of the probability
+            that the child is accepted.
         """
         z = draft_logits(self._decoder, out, self.context.sampling, bias, self._guidance)
         scores, codes = z.log_softmax(-1).topk(min(width, z.shape[-1]), -1)
         return scores, codes
 
     def logit_bias(self, roots: Roots, depth: int) -> Tensor | None:
-        """Return noise plus grammar at the `depth` positions after each root, [B, depth, V]; None without both."""
+        """Return noise plus grammar at the `depth` positions after each root, [B, depth, V].
+
+        None if drafting uses no noise and the model has no grammar.
+        """
         if self._grammar is None and self.noise is None:
             return None
         at = (roots.at + 1 + torch.arange(depth, device=roots.at.device)).clamp_max(self.context.target.length - 1)
@@ -326,7 +333,7 @@ class EagleProposer(Proposer):
 
         Args:
             roots: Roots of the trees.
-            biases: For each level, noise plus grammar [B, 1, V]; None if there is neither.
+            biases: For each level, noise plus grammar [B, 1, V]; None if there is neither noise nor grammar.
             growth: Rules that limit the tree.
         """
         out = self.root_feature
@@ -345,9 +352,10 @@ class EagleProposer(Proposer):
         return chain(torch.cat(tokens, 1), torch.cat(scores, 1))
 
     def _grow_tree(self, roots: Roots, biases: list[Tensor | None], growth: Growth, shapes: Shapes) -> DraftTree:
-        """Grow a tree level by level. At the end, keep only the best nodes.
+        """Grow a tree level by level. At the end, keep only the nodes with the best scores.
 
-        The best nodes of a level (the beam) get `width` children each. The other nodes of the level get no children.
+        The best candidates of a level form the beam. Each candidate in the beam gets `width` children. The other
+        candidates of the level get no children.
         """
         pool = CandidatePool()
         out = self.root_feature
@@ -405,7 +413,7 @@ class Growth:
         return scores if self._keep == -math.inf else scores.masked_fill(scores < self._keep, -math.inf)
 
     def has_ended(self, scores: Tensor) -> bool:
-        """Return whether no chain can grow further. Always False in a replayed round.
+        """Return whether no chain can grow further. On a GPU, the result is always False, because sizes are fixed.
 
         Args:
             scores: Cumulative log-probability of the last draft of each chain.
@@ -416,8 +424,8 @@ class Growth:
     def beam(self, scores: Tensor, level: int, pool: CandidatePool) -> tuple[Tensor, Tensor]:
         """Select the candidates of a level that get children: the beam.
 
-        On a CPU, candidates are left out if none of their children can be in the final tree (:meth:`promising`). In a
-        replayed round, the size of the beam is fixed.
+        On a CPU, a candidate is left out if none of its children can be in the final tree (:meth:`promising`). On a
+        GPU, where rounds are replayed as CUDA graphs, the size of the beam is fixed.
 
         Args:
             scores: [B, n], cumulative log-probabilities of the level's candidates.
@@ -452,7 +460,7 @@ class Growth:
 
 
 class PublishedTree(Growth):
-    """Rules for a published tree: its nodes are fixed, and improbable drafts are not pruned."""
+    """Rules for a published tree: the paper fixes the nodes of the tree, and improbable drafts are not pruned."""
 
     def __init__(self, shapes: Shapes, context: Context):
         super().__init__(shapes, context)

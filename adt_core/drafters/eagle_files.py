@@ -1,4 +1,4 @@
-"""Loading of EAGLE drafters from checkpoints in the published layout."""
+"""Loading of EAGLE drafters from checkpoints in the layout that EAGLE's authors publish."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ from .eagle import EagleDrafter, Pairing
 PAIRING_FILE = "pairing.json"
 """File in a drafter's folder. The command `check-drafter` saves the drafter's :class:`Pairing` in this file."""
 _EAGLE3 = re.compile(r"(^|\.)(midlayer\.|layers\.0\.hidden_norm\.|(d2t|t2d)$)")
-"""Pattern that matches tensor names of EAGLE-3 drafters. Its authors, SpecForge and vLLM save such names."""
+"""Pattern of tensor names in EAGLE-3 drafters, as saved by EAGLE-3's authors, SpecForge and vLLM."""
 LLAMAGEN_GRIDS = {"t2i": (119, 16), "t2i2": (119, 32)}
-"""Value of `DecoderConfig.grid_rope` for each `input_type` in the config files of LANTERN's drafters for LlamaGen."""
+"""`DecoderConfig.grid_rope` for each `input_type` in the config files of LANTERN's drafters for LlamaGen.
+
+The two numbers are defined in :func:`grid_of_pairs`.
+"""
 
 
 @torch.inference_mode(False)
@@ -32,7 +35,7 @@ def load_eagle(
 ) -> EagleDrafter:
     """Load a drafter in the dtype of its target.
 
-    The weights are loaded outside of inference mode, because ComfyUI later moves them outside of inference mode.
+    The weights are loaded outside of inference mode, because ComfyUI later moves the weights outside of that mode.
 
     Args:
         path: "bundled" or the folder of the drafter.
@@ -137,7 +140,7 @@ def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tup
 
 
 def config_fields(config: DecoderConfig) -> dict:
-    """Return the content of a drafter's `config.json` for a configuration, by field."""
+    """Return the fields of the `config.json` of a drafter with the given configuration."""
     stage = next((name for name, grid in LLAMAGEN_GRIDS.items() if grid == config.grid_rope), None)
     return {
         **({"input_type": stage} if stage else {}),

@@ -1,8 +1,8 @@
 """Training-free drafter: Jacobi decoding with shared noise and scored branches.
 
-When the target reads a tree, it emits a token after each node, also after rejected nodes. These tokens are the drafts
-of the next round. The noise at a position is the same in all rounds. Therefore this iteration has only one fixed point:
-the image that plain decoding generates. Most drafts become correct many rounds before they are verified. (Jacobi
+When the target reads a tree, it emits a token after each node, also after rejected nodes. These tokens become the
+drafts of the next round. The noise at a position is the same in all rounds. Therefore this iteration has only one fixed
+point: the image that plain decoding generates. Most drafts become correct many rounds before they are verified. (Jacobi
 decoding: Santilli et al., arXiv 2305.10427. For images: SJD, arXiv 2410.01699. The same noise in all iterations: SCD,
 arXiv 2510.24211.)
 
@@ -10,11 +10,12 @@ The :class:`Window` contains drafts for the next positions of each image. At eac
 *candidates*. The *spine* is the sequence of the most probable candidates. A *branch* leaves the spine at one position,
 takes another candidate there, and continues with the spine's tokens.
 
-A draft becomes stale when a token before it changes. :mod:`.calibration` learns how reliable stale drafts are.
+A draft becomes stale when a token before it changes. :mod:`.calibration` learns how reliable stale drafts are. A token
+is *decided* when it is part of the image; later positions have only drafts. The *root* is the last decided token.
 
 Dimensions: B images; R batch rows (2 * B with guidance, else B); M positions of a window; K candidates per position; N
 drafts per tree; T tokens of an image; V codes; n and m are numbers of nodes or positions. `z` are processed logits, and
-`g` is the noise of an image. A *score* of a token is z + g, also called its perturbed logit.
+`g` is the noise of an image. The *score* of a token is z + g, also called its perturbed logit.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ LONGEST_RETURN = 4
 class JacobiDrafter(Drafter):
     """Drafter without weights. Its drafts come from the target's own forward passes."""
 
-    # A draft gets better each time the target reads it. In a short window, a draft is verified after few such readings.
-    # So the method ADT-Tree, which adapts the depth, has a larger minimum depth with this drafter.
+    # A draft gets better each time the target reads it. In a short window, the target reads a draft only a few times
+    # before the draft is verified. So the method ADT-Tree, which adapts the depth, has a larger minimum depth here.
     defaults = {
         "depth": 20, "width": 4, "nodes": 24, "beta": 0.25, "depth_step": 4,
         "depth_min": 8, "depth_max": 24, "width_min": 2, "width_max": 4,
@@ -97,7 +98,7 @@ class Window:
         scores: [B, M, K], scores of the candidates.
         staleness: [B, M], staleness of each position, as defined in :mod:`.calibration`.
         from_network: [B, M] bool, whether a drafter network has made the candidates.
-        live: [B, M] bool, False for positions beyond the maximum depth of the image's own tree.
+        live: [B, M] bool, False for positions that are too deep for the image's tree. Images may have different depths.
     """
 
     at: Tensor
@@ -119,7 +120,7 @@ class Window:
     def has_poor_features(self) -> Tensor:
         """Return at which positions the target's features are of little use, [B, M] bool.
 
-        These are positions directly after a changed token, and positions that the target has not read yet.
+        This holds for positions directly after a changed token, and for positions that the target has not read yet.
         """
         return (self.staleness == 1) | (self.staleness == NEVER)
 
@@ -154,13 +155,13 @@ class JacobiProposer(Proposer):
     A shape (:class:`~adt_core.policies.Shape`) means the following here. `depth` is the length of the spine. `width` is
     the number of candidates at a position. `nodes` is the number of drafts in spine and branches together.
 
-    State. Column T, the last one, is spare: writes that must have no effect go there.
+    State. Column T, the last one, is spare: values that must not be stored are written there.
         _codes: [B, T + 1], decided codes, then drafted codes.
         _candidates: [B, T + 1, K], most probable codes at each position.
         _scores: [B, T + 1, K], scores of the candidates.
         _staleness: [B, T + 1], staleness of each position.
         _filled: [B, 1], last raster position for which a draft was made so far.
-        _furthest: [B, 1, V], logits z of the furthest position for which the target has computed logits so far.
+        _furthest: [B, 1, V], logits z at the last raster position for which the target has computed logits so far.
     """
 
     by_image = ("_codes", "_candidates", "_scores", "_staleness", "_filled", "_furthest", "calibration")
@@ -170,13 +171,13 @@ class JacobiProposer(Proposer):
         """Make empty windows.
 
         Args:
-            context: The part of the request that drafters may see.
+            context: Data of the request that drafters may use.
             rows: Prompt rows of the images.
             noise: Noise with which the target samples; None at temperature 0.
             width: Number of candidates to store for each position.
 
         Raises:
-            AdtError: If the method is a published tree.
+            AdtError: If the method is a fixed tree from a paper, because such a tree needs a drafter network.
         """
         if context.largest.tree:
             check_fit(f"static:{context.largest.tree}", network=False)
@@ -216,8 +217,8 @@ class JacobiProposer(Proposer):
             verified: The verified tree.
 
         Returns:
-            Two tensors [B, m]. The first has the raster positions from the root on, or T (the spare column) where
-            no node has logits for a position. The second has, for each position, the node whose logits were used.
+            Two tensors [B, m] for the m positions from the root on. The first has the raster position, or T (the spare
+            column) if no node has logits for it. The second has the node whose logits were used for the position.
         """
         tree = verified.tree
         root = verified.roots.at
@@ -261,11 +262,11 @@ class JacobiProposer(Proposer):
         return perturbed.max(-1, keepdim=True) if self.width == 1 else perturbed.topk(self.width, -1)
 
     def _update_furthest(self, at: Tensor, z: Tensor) -> None:
-        """Store the logits z [B, 1, V] of each image whose position `at` [B, 1] is after all its drafts."""
+        """Store the logits z [B, 1, V] at positions `at` [B, 1], for each image whose position is after its drafts."""
         self._furthest.copy_(torch.where((at > self._filled)[..., None], z, self._furthest))
 
     def _expected(self, perturbed: Tensor, best: Tensor, second: Tensor, at: Tensor, staleness: Tensor) -> Tensor:
-        """Estimate the scores z + g at some positions, for the context of the current tokens.
+        """Estimate the scores z + g at some positions, given the current tokens before these positions.
 
         The estimate is the average of the scores at two nodes. If the token before a position has changed, no node has
         read the current token. The logits of the previous position, with the weight `LEFT_WEIGHT`, then improve the
@@ -273,8 +274,8 @@ class JacobiProposer(Proposer):
 
         Args:
             perturbed: [B, N + 1, V], as in :class:`Verified`.
-            best: [B, m], node with the best context for each position.
-            second: [B, m], node with the second-best context for each position.
+            best: [B, m], best node for each position (:func:`_best_nodes`).
+            second: [B, m], second-best node for each position.
             at: [B, m], raster positions.
             staleness: [B, m], distance from each position to the nearest token before it that has changed.
 
@@ -298,7 +299,7 @@ class JacobiProposer(Proposer):
         self._scores.scatter_(1, index, scores)
 
     def _store_decided(self, verified: Verified) -> None:
-        """Write the decided codes to `_codes`, over the drafts at their positions."""
+        """Write the decided codes to `_codes`. They replace the drafts at their positions."""
         emitted = verified.following
         root = verified.roots.at
         self._codes.scatter_(1, root, verified.roots.codes[:, None])
@@ -314,8 +315,8 @@ class JacobiProposer(Proposer):
             at: [B, m], raster positions from the root on.
 
         Returns:
-            [B, N + 1], depth of the last token on the path to each node that differs from the current token at the same
-            position; 0 if no token differs.
+            [B, N + 1]. For each node: among the tokens on the path to the node that differ from the current token at
+            the same position, the depth of the last one; 0 if no token differs.
         """
         changed = tree.depths * (tree.tokens != self.codes(at).gather(1, tree.depths))
         return (tree.ancestors * changed[:, None]).amax(-1)
@@ -326,7 +327,7 @@ class JacobiProposer(Proposer):
         return self.build_tree(self.open_window(roots, shapes), shapes)
 
     def open_window(self, roots: Roots, shapes: Shapes) -> Window:
-        """Return the drafts for all positions that the trees of this round can have."""
+        """Return the drafts for all positions that the trees of this round can reach."""
         depth = min(shapes.depth, shapes.nodes)
         lengths = shapes.lengths
         self._fill(roots, lengths, depth)
@@ -350,9 +351,9 @@ class JacobiProposer(Proposer):
         self.forecasts = [forecast]
         beyond = torch.arange(self.width, device=log_p.device) >= shapes.widths[..., None]
         log_p = log_p.masked_fill(beyond, -math.inf)[..., : shapes.width]
-        # All trees of the batch have the same number of nodes. It is large enough for the longest spine plus the
-        # largest number of branch nodes, if `largest` allows so many. So a long spine takes no branches from another
-        # image.
+        # The trees of all images are stored with the same number of nodes. This number is large enough for the longest
+        # spine plus the largest number of branch nodes, up to the limit of `largest`. So the branches of one image do
+        # not become fewer because another image has a longer spine.
         nodes = min(window.depth + shapes.branches, self.context.largest.nodes)
         if log_p.shape[-1] == 1 or window.depth >= nodes:
             return chain(window.tokens, log_p[..., 0].cumsum(1))
@@ -372,9 +373,9 @@ class JacobiProposer(Proposer):
     def _fill(self, roots: Roots, lengths: Tensor, longest: int) -> None:
         """Make drafts for the positions that enter the windows in this round.
 
-        The target has not computed logits for most of these positions. All these positions use the logits `_furthest`.
-        This works because the logits at neighbouring positions of an image are similar. The noise added to the logits
-        is that of each position.
+        For most of these positions, the target has not computed logits. So all of these positions use the logits
+        `_furthest`. This works because the logits at neighbouring positions of an image are similar. The noise of each
+        position is added to the logits.
 
         Args:
             roots: Roots of the round.
@@ -395,11 +396,11 @@ class JacobiProposer(Proposer):
 
 
 def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, for each position, the two nodes with the best context.
+    """Return, for each position, the two nodes whose paths agree best with the current tokens.
 
-    A node at depth d has the logits for the position that is d + 1 after the root. Several nodes can have this depth.
-    The best of them is the node with the smallest `last_change`. Below this depth, the path to the node agrees with the
-    current tokens.
+    A node at depth d has the logits for the position that is d + 1 after the root. Several nodes can have the depth d.
+    The best of these nodes is the node with the smallest `last_change`: after the depth `last_change`, all tokens on
+    the path to the node are equal to the current tokens.
 
     Args:
         tree: The trees.
@@ -479,14 +480,14 @@ def spine_and_branches(
     nodes: int,
     budgets: Tensor | None = None,
 ) -> DraftTree:
-    """Return the tree of a spine and its best branches.
+    """Return a tree that consists of a spine and the best branches of this spine.
 
     Args:
         tokens: [B, M + 1], codes of the root and of the spine.
         others: [B, M, k - 1], codes of the other candidates at each position.
         log_p: [B, M, k], log-probabilities of all candidates, the spine's first.
-        nodes: Number of drafts in spine and branches together.
-        budgets: [B, 1], number of drafts of each image; None if every image has `nodes` drafts.
+        nodes: Maximum number of drafts in spine and branches together.
+        budgets: [B, 1], maximum number of drafts of each image; None if it is `nodes` for every image.
     """
     batch, length, _ = log_p.shape
     cumulative = log_p[..., 0].cumsum(1)  # [B, M]
@@ -516,7 +517,7 @@ class _Branches(NamedTuple):
 
     Attributes:
         scores: Log-probability of each branch.
-        candidate: Flat index of (i, r - 1).
+        candidate: Index of the candidate among all candidates outside the spine: i * (k - 1) + r - 1.
         position: Position i at which the branch leaves the spine.
         rank: Rank r of the candidate at this position.
         m: Number of spine tokens after the candidate.
@@ -529,7 +530,7 @@ class _Branches(NamedTuple):
     m: Tensor
 
     def nodes(self, tokens: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the parents and tokens of the nodes, [B, n] each. The branch nodes get the numbers after the spine's.
+        """Return the parents and tokens of the nodes, [B, n] each. Branch nodes are numbered after the spine's nodes.
 
         Args:
             tokens: [B, M + 1], codes of the root and of the spine.
@@ -537,8 +538,8 @@ class _Branches(NamedTuple):
         """
         # Example: the root is 0, and the spine is 10, 20, 30. There are three branch nodes (i, r, m): token 21 in place
         # of 20 is (1, 1, 0), token 30 after 21 is (1, 1, 1), and token 22 in place of 20 is (1, 2, 0). If m = 0, the
-        # parent is the spine's node before position i, which has the number i. If m > 0, the parent is the branch node
-        # with the number before.
+        # parent is the spine's node before position i, which has the number i. If m > 0, the parent is the previous
+        # branch node.
         #
         #     node      0   1   2   3   4   5   6
         #     token     0  10  20  30  21  30  22
@@ -555,13 +556,13 @@ class _Branches(NamedTuple):
 def _best_branches(log_p: Tensor, count: int, budgets: Tensor | None) -> _Branches:
     """Return the `count` best branch nodes, sorted by i, then r, then m.
 
-    The parent of (i, r, m) is (i, r, m - 1). Its score is at least as high, and equal scores go to the smaller m. So
-    all ancestors of a chosen node are chosen too.
+    The parent of (i, r, m) is (i, r, m - 1). The score of the parent is at least as high. If both scores are equal, the
+    parent is chosen first, because its m is smaller. So all ancestors of a chosen node are chosen too.
 
     Args:
         log_p: [B, M, k], log-probabilities of all candidates, the spine's first.
         count: Number of branch nodes to choose.
-        budgets: [B, 1], number of branch nodes of each image; None if every image has `count` branch nodes.
+        budgets: [B, 1], maximum number of branch nodes of each image; None if it is `count` for every image.
     """
     scores = keep_best(branch_scores(log_p).flatten(1), budgets)
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values

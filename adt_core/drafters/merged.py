@@ -1,21 +1,23 @@
 """Drafter that combines the Jacobi window (:mod:`.jacobi`) with a drafter network (:mod:`.eagle`) in one tree.
 
-The window has a weakness. If a token changes, the draft directly after it was still computed from the old token. The
-network can read the new token, and so improve this draft. To predict at a position, the network needs the target's
-feature at the position before. The target has read most positions of the window in the last round, so these features
-are known, and *one* forward pass of the network predicts at all positions of the window.
+The window has a weakness. When a token changes, the draft directly after it is still the draft that was computed from
+the old token. The network can read the new token, and so improve this draft. To predict the token at a position, the
+network needs the target's feature at the position before. The target has read most positions of the window in the
+previous round, so these features are known. Therefore *one* forward pass of the network makes predictions for all
+positions of the window.
 
-- Correction: the last round shows the network's error at each position. The error is the target's feature minus the
-  network's prediction of this feature. A share of the last error (`CORRECTION`) is added to the new prediction.
-- Choice: the hit rates of the window's and of the network's candidates are measured. The network's candidates replace
-  the window's candidates at positions where the network has the higher hit rate.
+- Correction: after a round, the network's error at each position is known. The error is the target's feature minus the
+  network's prediction of this feature. A share (`CORRECTION`) of the error is added to the network's new prediction.
+- Choice: the hit rates of the window's and of the network's candidates are measured (:mod:`.calibration`). The
+  network's candidates replace the window's candidates at positions where the network has the higher hit rate.
 - Passes: a replaced candidate is a changed token too. So the network reads the changed window again, in several passes.
-  Where the target's feature is of little use, a pass reads the network's own prediction of the last pass instead.
+  At positions where the target's feature is of little use, a pass reads the feature that the network predicted in the
+  previous pass.
 
-After that, the tree is built from the window as in :mod:`.jacobi`.
+After the passes, the tree is built from the window as in :mod:`.jacobi`.
 
 Dimensions: B images; R batch rows (2 * B with guidance, else B); M positions of a window; K candidates per position;
-T tokens of an image; h: length of a feature; V codes. The first m positions of a window are a part of its M positions.
+T tokens of an image; h: length of a feature; V codes. m is a number of positions at the beginning of a window, m <= M.
 """
 
 from __future__ import annotations
@@ -61,11 +63,11 @@ BOTH_CHAIN = DraftMode(
 CORRECTION = (1.0, 0.6, 0.9, 1.0, 1.0, 1.0, 1.0, 0.0)
 """For each staleness class of :mod:`.calibration`, the share of the network's last error that is added.
 
-If the last changed token is far before a position, the network's error stays nearly the same, so the share is 1. In the
-last class the target has not read the position, so no error is known, and the share is 0.
+If the nearest changed token is far before a position, the network's error stays nearly the same, so the share is 1. The
+last class contains positions that the target has not read. No error is known for these, so the share is 0.
 """
 MIN_PASSES = 2
-"""Minimum number of passes of the network over the window. Each pass reads the window that the pass before changed."""
+"""Minimum number of passes of the network over the window. Each pass reads the result of the previous pass."""
 SPINE_PER_PASS = 9
 """Number of spine tokens for each pass of the network: a spine of 20 tokens needs 3 passes."""
 
@@ -116,8 +118,8 @@ class MergedProposer(Proposer):
         _window: Proposer of the window.
         _network: Proposer of the network.
         _unread_from: [B, 1], raster position of the first decided token that the network has not read.
-        _read: [R, T + 1, h], the target's feature from which the draft at each raster position was computed. This is
-            the feature of the token before the draft.
+        _read: [R, T + 1, h], the target's feature from which the draft at each raster position was computed: the
+            feature of the token before the draft.
         _drafted: [R, T + 1, h], the network's prediction of each feature in `_read`.
     """
 
@@ -160,7 +162,8 @@ class MergedProposer(Proposer):
         classes, *guesses = self._refine_window(window, roots)
         self._window.store_spine(window)
         tree = self._window.build_tree(window, shapes)
-        # At every position, learn how reliable the window's and the network's candidates are, whether used or not.
+        # The forecasts make `Calibration.learn` compare both kinds of candidates with the decided tokens at every
+        # position, no matter which kind the tree uses.
         expect = self._window.calibration.expect
         self._window.forecasts = [expect(classes, *own)[0], expect(classes + CLASSES, *guesses)[0]]
         return tree
@@ -173,8 +176,8 @@ class MergedProposer(Proposer):
             roots: Roots of the round.
 
         Returns:
-            Three results of the last pass: the staleness classes [B, M], and the codes and the scores of the network's
-            candidates [B, M, K].
+            Three results of the last pass: the staleness class of each position [B, M], the codes of the network's
+            candidates [B, M, K], and the scores of these candidates [B, M, K].
         """
         bias = self._network.logit_bias(roots, window.depth)
         step = self._network.step_ahead(roots, max(window.depth - 1, 1))  # shared by all passes
@@ -196,7 +199,7 @@ class MergedProposer(Proposer):
         return classes, *guesses
 
     def _corrected(self, out: Tensor, error: Tensor, classes: Tensor) -> Tensor:
-        """Correct the network's predictions by a share of its last error.
+        """Add a share of the network's last error to its new predictions.
 
         Args:
             out: [R, m, h], predictions for the first m positions.
@@ -204,7 +207,7 @@ class MergedProposer(Proposer):
             classes: [B, M], staleness class of each position.
 
         Returns:
-            [R, m, h], the predictions plus a share of the error.
+            [R, m, h], the corrected predictions.
         """
         m = out.shape[1]
         return out + self.rows.spread(self._correction[classes[:, :m]])[..., None] * error[:, :m]
@@ -243,7 +246,7 @@ class MergedProposer(Proposer):
     def on_verified(self, verified: Verified) -> None:
         roots = verified.roots
         steps = verified.acceptance.accepted[:, None] + 1
-        # If the network is not used, its prediction counts as correct: the error is 0.
+        # Without the network there is no prediction. Then the target's features are stored, so that the error is 0.
         expected = verified.features
         if self._uses_network:
             expected = self._network.read_tree(verified).to(self._drafted.dtype)
