@@ -1,6 +1,7 @@
 """Arguments of the commands: inputs, outputs, numbers of images and devices.
 
-Settings that determine an image, such as its temperature, are not here. They form the recipe (`policies.recipe`).
+The settings that determine an image, such as the temperature, are not in this module. They form the recipe
+(`policies.recipe`).
 
 Each field of a class becomes one option of the command line. This module does not import torch, so that `--help` is
 fast.
@@ -92,7 +93,7 @@ class DeviceArgs(Settings):
 
 @dataclass(frozen=True)
 class WorkerArgs(Settings):
-    """Worker processes that share the prompts of a file."""
+    """Worker processes. The prompts of a file are divided among these processes."""
 
     workers: int = integer(
         1, "Number of worker processes, each with one GPU or a share of the CPU cores.", 1, None, metavar="N"

@@ -1,8 +1,8 @@
 """Batch folders: one PNG per prompt and seed, written as soon as the image is finished, so that a batch can resume.
 
 An image depends only on its prompt, its seed and the settings. It does not depend on the other images of the batch.
-Each folder therefore stores the images of one set of settings. If the folder has a PNG for a prompt and a seed, a later
-batch reads that PNG and does not decode the image again.
+All images of a folder have the same settings. If the folder already has a PNG for a prompt and a seed, a later batch
+reads that PNG and does not decode the image again.
 
 Each PNG contains the tokens of its image and the run statistics.
 """
@@ -77,9 +77,9 @@ class BatchFolder:
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
-        """PNGs in the folder, by the digest at the end of the file name.
+        """Dictionary from the digest at the end of a file name to the PNG with this name.
 
-        Symbolic links are omitted, so that `save` replaces them.
+        Symbolic links are omitted. If `save` writes a PNG to the path of a link, the PNG replaces the link.
         """
         files = (path for path in self.folder.glob("*.png") if path.is_file() and not is_link(path))
         return {path.stem.rpartition("-")[2]: path for path in files}
@@ -90,7 +90,7 @@ class BatchFolder:
         Args:
             prompt: The prompt.
             seed: Seed of the image, or None for the recipe's seed.
-            place: Prefix of the file name. A file that exists keeps its name.
+            place: Prefix of the file name of a new file. If the PNG exists, its path is returned, whatever its prefix.
         """
         own_digest = digest(prompt if self._seed(seed) == self.job.recipe.sampling.seed else [prompt, seed])
         name = "-".join(filter(None, (place, slug(prompt), own_digest))) + ".png"
@@ -127,7 +127,7 @@ class BatchFolder:
         return columns * self.job.target.downsample, rows * self.job.target.downsample
 
     def _are_tokens(self, value: object) -> TypeGuard[list[list[int]]]:
-        """Return whether a value is a list of rows of codebook indices and has the size of the target's grid."""
+        """Return whether a value is a list of rows of valid codebook indices, with the size of the target's grid."""
         rows, columns = self.job.target.grid
         code = whole_number(0, self.job.target.num_codes - 1)
         return list_of(list_of(code, columns, columns), rows, rows).fits(value)
@@ -148,7 +148,7 @@ class BatchFolder:
             image: Index of the image in the decoding.
             prompt: The prompt.
             seed: Seed of the image, or None for the recipe's seed.
-            place: Prefix of the file name. A file that exists keeps its name.
+            place: Prefix of the file name of a new file. An existing PNG is replaced under its own name.
             check: Cancellation callback. It raises an exception to stop.
 
         Raises:
@@ -171,7 +171,8 @@ class BatchFolder:
 def _are_figures(value: object) -> TypeGuard[dict]:
     """Return whether a value is a dictionary of valid run statistics.
 
-    The keys "id", "prompt" and "file" are not allowed, because they are other columns of the node's table.
+    The keys "id", "prompt" and "file" are not allowed: the batch node writes the statistics into a table, and these
+    names are other columns of this table.
     """
     return are_run_stats(value, NUMBERS) and value.keys().isdisjoint(("id", "prompt", "file"))
 
@@ -182,7 +183,7 @@ def batch_folder(root: Path, job: Job, name: str = "") -> Path:
     Args:
         root: Parent folder.
         job: Loaded models and recipe.
-        name: First part of the folder's name. "" selects the model's name. The second part is `job_key`.
+        name: First part of the folder's name. "" selects the model's name. The second part is always `job_key(job)`.
     """
     return named_folder(root, job_key(job), name, job.target.name)
 
@@ -195,9 +196,9 @@ def named_folder(root: Path, unique: str, name: str, usual: str) -> Path:
 
     Args:
         root: Parent folder.
-        unique: Digest of the settings.
-        name: NAME, chosen by the user, or "".
-        usual: NAME if `name` is "".
+        unique: Digest of the settings. This is UNIQUE.
+        name: NAME that the user has chosen, or "".
+        usual: NAME to use if `name` is "".
 
     Raises:
         AdtError: If the path contains a link.

@@ -46,7 +46,7 @@ def load_target(
         device: Device of the weights.
         dtype: Precision of the computation.
         check: Cancellation callback. It raises an exception to stop.
-        weights: Quantisation of the matrices, "int8" or "fp8". None stores the matrices in `dtype`.
+        weights: Quantisation of the weight matrices, "int8" or "fp8". None stores the matrices in `dtype`.
         exact: Whether to use batch-invariant mode if `dtype` is half precision.
 
     Raises:
@@ -149,16 +149,16 @@ def published_sampling(path: str | Path) -> PublishedSampling:
 
 
 def is_target_config(config: dict) -> bool:
-    """Return whether a `config.json` belongs to a target.
+    """Return whether a `config.json` is the configuration of a target.
 
     Args:
-        config: Content of the `config.json`. The function reads no file.
+        config: Content of the `config.json`.
     """
     return any(family.recognises(config, ()) for family in load.FAMILIES)
 
 
 def is_target_file(name: str) -> bool:
-    """Return whether a file name belongs to a weights file that can be loaded without a `config.json`.
+    """Return whether a file name is the name of a target that consists of one weights file without a `config.json`.
 
     Args:
         name: Name of the weights file.
@@ -169,7 +169,7 @@ def is_target_file(name: str) -> bool:
 def find_drafter(model: str | Path) -> Path | None:
     """Return the folder of a target's published drafter, or None if no such drafter is installed.
 
-    The function searches the folder that contains the target, and the folder `ar_image_drafters`.
+    The function searches the folder that contains the target, and folders called `ar_image_drafters` near this folder.
 
     Args:
         model: Path of the target.
@@ -209,8 +209,8 @@ _PARTS = f"{_WEIGHTS} {_TEXTS}".split()
 def checkpoint_files(path: str | Path, role: str) -> list[Path]:
     """Return the files of a checkpoint, including files that its model family reads from other folders.
 
-    The function opens no file. If there is no checkpoint at the path, the list is empty. `open_checkpoint` raises the
-    error later.
+    The function opens no file. If there is no checkpoint at the path, the list is empty, and no error is raised here.
+    In this case, `open_checkpoint` raises the error later.
 
     Args:
         path: "bundled", a checkpoint folder or a weights file.

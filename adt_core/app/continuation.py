@@ -1,4 +1,7 @@
-"""Input images as codebook indices ("codes"): the beginning of an image to continue, and source images to edit."""
+"""Conversion of input images to codebook indices ("codes").
+
+There are two kinds of input images: an image to continue, whose upper part is kept, and source images to edit.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from .args import ImageToImageArgs
 from .images import FORMATS, IMAGE_ERRORS, open_image, to_rgb
 
 DEFAULT_KEEP = 0.5
-"""Default share of an image's rows to keep."""
+"""Default share of the rows to keep from an image to continue."""
 _SOURCE_SIDES = 512, 2048
 """Minimum length of a source image's shorter side, and maximum length of its longer side, in pixels.
 
@@ -44,7 +47,7 @@ def prefix_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
     """Return the codes that every generated image starts with, in raster order.
 
     Args:
-        args: Path of the image to continue, and the shares to keep. Without such a path, the result is ().
+        args: Path of the image to continue, and the shares to keep. Without an image to continue, the result is ().
         target: Target whose codec encodes the image.
 
     Raises:
@@ -68,9 +71,9 @@ def prefix_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
 
 
 def source_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
-    """Return the source images as one flat tuple, as it is stored in the settings of a PNG.
+    """Return the source images as one flat tuple. The settings of a PNG store the source images in this form.
 
-    The tuple contains, for each image, the number of rows, the number of columns, and the codes in raster order.
+    For each image, the tuple contains the number of rows, the number of columns, and the codes in raster order.
     For example, an image of 1 row and 2 columns with codes 7 and 9 is (1, 2, 7, 9).
 
     Args:
@@ -140,7 +143,7 @@ def open_rgb(path: Path, name: str, remedy: str = "") -> Image.Image:
 
     Args:
         path: File of the image.
-        name: Option or node input with this path. The error message names it.
+        name: Name of the option or node input that has this path, for the error message.
         remedy: Text to append to the error message, or "".
 
     Raises:

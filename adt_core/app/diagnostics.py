@@ -1,6 +1,8 @@
-"""Measurements of a model on this machine: speed of plain decoding, cost of drafts, and equality of the tokens.
+"""Measurements of a model on this machine.
 
-The measurements take at most two minutes. The module `doctor` formats the results as a report.
+They measure the speed of plain decoding and the cost of drafts. They also compare the tokens of each method with the
+tokens of plain decoding. The measurements take about two minutes at most. The module `doctor` formats the results as a
+report.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ SLOW_STEP = 0.3
 
 Measuring the costs takes several hundred steps."""
 COPY_BYTES = 2**27
-"""Size in bytes of the tensor that is copied to measure the memory bandwidth. Larger than the device's caches."""
+"""Size in bytes of the tensor that is copied to measure the memory bandwidth. It does not fit the device's caches."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class DiagnosticSetup:
         job: Recipe, target and drafter.
         rows: The `PROMPTS`, encoded by the target.
         check: Cancellation callback. It raises an exception to stop.
-        progress: Progress callback. It receives the completed share, from 0 to 1, and a line of text.
+        progress: Progress callback. Its arguments are the completed share of all measurements (0 to 1) and a text.
     """
 
     job: Job
@@ -96,7 +98,7 @@ class DiagnosticSetup:
         return replace(self.job, recipe=replace(self.job.recipe, drafting=drafting, lantern=None), drafter=drafter)
 
     def decoding(self, job: Job, images: int = 1) -> Decoding:
-        """Return a decoding of the first prompts.
+        """Return a decoding of the first prompts of `PROMPTS`.
 
         Args:
             job: Job of a method.
@@ -110,7 +112,7 @@ class DiagnosticSetup:
         The methods run one after the other, so the result is the memory of the method that needs the most.
 
         Args:
-            device: Device of the measurements. None means the device on which the model is.
+            device: Device of the measurements. None means the device of the model's weights.
         """
         needed = (self.decoding(method, len(self.rows)).memory_required(device) for method in self.methods().values())
         return max(*needed, 2 * COPY_BYTES)
@@ -123,7 +125,7 @@ class MethodMeasurement(NamedTuple):
         codes: Token ids [B, n] of B images and n positions. -1 marks positions that were not decoded.
         step: Median duration of a round in seconds.
         tokens: Mean number of tokens that a round decodes, per image.
-        drafting: Share of the time that the drafter takes, measured on the host.
+        drafting: Share of the decoding time that the drafter takes, measured on the host.
         launches: Number of operations per round that the host launches, without operations inside CUDA graphs.
         waits: Number of operations per round at which the host waits for the GPU.
         profile: Cost profile that the method used, or None.
@@ -151,7 +153,7 @@ class Diagnostics:
         runs: Two measurements per method, by the method's name. The first decodes one image. The second decodes a
             batch of two images. The second prompt of the batch is longer than the first.
         left_out: Names of the methods that were skipped to save time.
-        exact: Report on batch-invariant mode, with the differences that were found.
+        exact: Result of the trial of batch-invariant mode (`engine.device.invariance`).
         rate: Memory bandwidth of the device in bytes per second, from `copy_rate`.
         seconds: Duration of all measurements.
     """
@@ -192,7 +194,7 @@ class Diagnostics:
             name: Name of the method.
 
         Returns:
-            Two results: for the first image when it is decoded without others, and when it is decoded in a batch.
+            Two results for the image of the first prompt: when it is decoded alone, and when it is decoded in a batch.
         """
         plain = self.plain.codes[0]
         single, batched = (
@@ -216,8 +218,8 @@ class Diagnostics:
     def _run(self, method: Job, images: int, report: Callable[[int, float], None]) -> MethodMeasurement:
         """Measure a method.
 
-        The method runs twice, and the second run is measured, because the first run initialises libraries. If the first
-        run takes more than `MAX_RUN_SECONDS`, there is no second run.
+        The method runs twice. Normally the second run is measured, because the first run initialises libraries. If the
+        first run takes more than `MAX_RUN_SECONDS`, there is no second run, and the first run is measured.
         """
         count = min(TOKENS, self.subject.target.length)
         for turn in range(2):

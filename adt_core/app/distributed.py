@@ -1,11 +1,11 @@
 """Worker processes for more than one GPU or machine: `--workers` and `--ray-address`.
 
-A worker holds loaded models. It maps a number, such as the index of a prompt, to results. Without Ray, one worker runs
-in this process. With Ray, each worker is a process on this or another machine. If the machines have GPUs, each worker
-gets one GPU.
+A worker holds loaded models. The input of a worker is a number, such as the index of a prompt. Its output is the
+results for this number. Without Ray, one worker runs in this process. With Ray, each worker is a process on this or
+another machine. If the machines have GPUs, each worker gets one GPU.
 
-Ray chooses the machine of each worker and distributes the numbers. If a worker fails, Ray starts it again, and the new
-worker processes the failed worker's number again.
+Ray chooses the machine of each worker and distributes the numbers among the workers. If a worker fails, Ray starts a
+new worker, which processes the number of the failed worker again.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from ..errors import AdtError, pip_install
 from .args import WorkerArgs
 
 MAX_RESTARTS = 10
-"""Maximum number of restarts of a worker. A worker may fail every time, for example for lack of memory."""
+"""Maximum number of restarts of a worker. Without a limit, a worker that always fails would be restarted forever."""
 OBJECT_STORE = 128 * 2**20
 """Size of Ray's object store in bytes.
 
-The store holds at most one result per worker until this process fetches the result. Ray's default size is a third of
-the memory. In many containers, /dev/shm is smaller than that."""
+The store holds at most one result per worker until this process fetches the result, so a small store is enough. Ray's
+default size is a third of the main memory. In many containers, /dev/shm is too small for that."""
 CONNECT_TIMEOUT = 5.0
-"""Seconds to wait for an answer of the cluster."""
+"""Seconds to wait until the cluster accepts a connection."""
 LOAD_NOTICE = 30.0
 """Seconds to wait for the next worker to load. After this time, a message explains the delay."""
 
 
 class DistributedWorker(Protocol):
-    """Worker: loaded models that map a number to results.
+    """Worker: an object that holds loaded models and computes results for a number.
 
     Attributes:
         facts: Information about the loaded worker, such as remarks on the prompts.
@@ -56,7 +56,7 @@ def check_args(args: WorkerArgs, prompts: object) -> None:
     """Check that workers have prompts to share and that Ray is installed.
 
     Args:
-        args: Number of workers and address of the cluster. A run without Ray needs no check.
+        args: Number of workers and address of the cluster. If the run does not use Ray, nothing is checked.
         prompts: File of prompts, or None.
 
     Raises:
@@ -72,18 +72,18 @@ def check_args(args: WorkerArgs, prompts: object) -> None:
 def start_workers(
     build: Callable[[], DistributedWorker], args: WorkerArgs, device: str, count: int
 ) -> Iterator[tuple[list[Any], Callable[[Iterable[int]], Iterable[Any]]]]:
-    """Load the workers. At the end of the block, stop them, and also the Ray cluster if it was started here.
+    """Load the workers. At the end of the block, stop the workers. Also stop the Ray cluster if it was started here.
 
     Args:
         build: Function that creates a worker. Ray pickles the function and sends it to every process.
         args: Number of workers and address of the cluster.
         device: "auto", "cpu" or "cuda".
-        count: Length of the list of numbers to process. At most `count` workers are started.
+        count: How many numbers will be processed. At most `count` workers are started.
 
     Yields:
-        A list with the `facts` of every worker, and a function. The function takes all numbers and returns the results
-        of all workers. With Ray, call the function only once. It then returns the results of the number that is
-        finished first, then the results of the number that is finished next, and so on.
+        A list with the `facts` of every worker, and a function. The function takes a list of all numbers and iterates
+        over the results. Without Ray, the results have the order of the numbers. With Ray, the results of the number
+        that is finished first come first, and the function can be called only once.
 
     Raises:
         AdtError: If no cluster answers at `ray_address`, if the cluster is too small, or if a worker fails too often.
@@ -138,8 +138,8 @@ def _load(ray: Any, actors: list) -> list[Any]:
 def _map(actors: list, numbers: Iterable[int]) -> Iterator[Any]:
     """Yield the results of all numbers, in the order in which the numbers are finished.
 
-    If no number is left for a worker, this function stops the worker immediately and so frees the worker's GPU. The
-    replacement of a failed worker may need a free GPU.
+    If no number is left for a worker, this function stops the worker immediately and so frees the worker's GPU. If
+    another worker fails, its replacement may need this GPU.
     """
     from ray.util import ActorPool
 
@@ -171,7 +171,7 @@ class _RayActor:
     @cached_property
     def _worker(self) -> DistributedWorker:
         torch.set_num_threads(min(self._threads, os.cpu_count() or 1))
-        with suppress(OSError):  # another machine may lack the folder, which only relative paths need
+        with suppress(OSError):  # another machine may lack the folder; this matters only if paths are relative
             os.chdir(self._folder)
         try:
             return self._build()
@@ -187,8 +187,8 @@ class _RayActor:
     def run(self, number: int) -> tuple[list[Any], tuple[str, int] | None]:
         """Return the results of a number, and information about a restart.
 
-        The second value is normally None. If Ray has started this process to replace a failed one, the second value
-        contains the name of the machine and the process id.
+        The information about a restart is normally None. If Ray has started this process to replace a failed process,
+        it is the name of the machine and the id of this process.
         """
         import ray
 

@@ -28,10 +28,10 @@ from .checkpoints import find_published, published
 
 ROOT = Path(__file__).resolve().parents[2]
 _START = "import sys; sys.path = [sys.argv[1], *filter(None, sys.path)]; from adt_core.app.hub import main; main()"
-"""Program of the download process. Its first argument is the root of this pack, where it searches modules first.
+"""Program of the download process. Its first argument is the root folder of this pack.
 
-The program cannot rely on the current folder: ComfyUI's portable Python for Windows does not search this folder for
-modules."""
+The program adds this folder to the folders in which Python searches modules. It cannot rely on the current folder,
+because ComfyUI's portable Python for Windows does not search modules in the current folder."""
 _POLL = 0.1
 """Seconds between two calls of the cancellation callback `check`."""
 _RATE_WINDOW = 5.0
@@ -43,7 +43,7 @@ class DownloadProgress(NamedTuple):
 
     Attributes:
         state: "waiting", "listing", "checking" or "downloading".
-        done: Number of downloaded bytes. Bytes from earlier, interrupted downloads count, too.
+        done: Number of downloaded bytes, including the bytes from earlier, interrupted downloads.
         total: Number of bytes to download, 0 if it is not yet known.
         rate: Download rate in bytes per second, 0 if it is not yet known.
     """
@@ -72,7 +72,7 @@ class DownloadPart(NamedTuple):
 
     Attributes:
         download: Repository and files.
-        home: Folder of all models, or of all drafters.
+        home: Folder that contains all models (for a drafter: all drafters).
     """
 
     download: Download
@@ -85,8 +85,8 @@ def find_parts(name: str, home: Path, drafters: Path | None = None) -> list[Down
     Args:
         name: Name of a published model, or of one of its parts, such as "flan-t5-xl".
         home: Folder of all models.
-        drafters: Folder of all drafters. The default depends on the name of `home`. If `home` is called "ar_image", the
-            default is the folder "ar_image_drafters" next to `home`. Otherwise the default is `home` itself.
+        drafters: Folder of all drafters. If `home` is called "ar_image", the default is the folder "ar_image_drafters"
+            next to `home`. Otherwise the default is `home` itself.
 
     Raises:
         AdtError: If no published model or part has this name.
@@ -115,7 +115,7 @@ def download(parts: Sequence[DownloadPart], report: Callable[[DownloadProgress],
     """Download the missing files of a model. An interrupted download is resumed.
 
     Args:
-        parts: Parts of the model. The first is the model's own repository.
+        parts: Parts of the model. The first part is the model's own repository.
         report: Progress callback, called a few times per second.
         check: Cancellation callback, called ten times per second. If it raises an exception, the download stops
             immediately.
@@ -152,8 +152,8 @@ def _to_json(part: DownloadPart) -> dict[str, Any]:
 def default_folder() -> Path:
     """Return the folder of models.
 
-    If this pack is installed in ComfyUI, the result is ComfyUI's folder "models/ar_image". Otherwise it is the folder
-    "models/ar_image" in the current folder.
+    If this pack is installed in ComfyUI, the result is ComfyUI's folder "models/ar_image". Otherwise the result is the
+    relative path "models/ar_image".
     """
     base = ROOT.parents[1] if ROOT.parent.name == "custom_nodes" else Path()
     return base / "models" / "ar_image"

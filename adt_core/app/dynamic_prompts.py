@@ -1,4 +1,4 @@
-"""Alternatives in prompts. Braces can be nested.
+"""Alternatives in prompts: texts in braces, separated by bars. Braces can be nested.
 
 For example, `a {red|blue} house` expands to the prompts "a red house" and "a blue house".
 """
@@ -24,7 +24,7 @@ leaves the braces as they are."""
 MAX_PROMPTS = 100_000
 """Maximum number of prompts after expansion."""
 MAX_CHARACTERS = 20_000
-"""Maximum length of a prompt to expand. Longer prompts stay unchanged, because no model can read them anyway."""
+"""Maximum number of characters of a prompt to expand. No model can read longer prompts, so they stay unchanged."""
 _TOKENS = re.compile(r"\\[{|}]|[{|}]")
 _Group = list[list[str]]
 """Alternatives between two braces. Each alternative is the list of texts that it expands to.
@@ -33,7 +33,7 @@ For example, `{red|{dark|light} blue}` is `[["red"], ["dark blue", "light blue"]
 
 
 def expand_prompts(prompts: Sequence[PromptEntry], mode: str, seed: int = 0) -> list[PromptEntry]:
-    """Expand the alternatives in prompts. With a backslash before it, a brace or bar is ordinary text.
+    """Expand the alternatives in prompts. A brace or bar after a backslash is ordinary text.
 
     Args:
         prompts: Prompts of a list.
@@ -77,7 +77,7 @@ class _Expander:
         self._choose = choose
         self._prompt = prompt
         self._limit = limit
-        self._groups: list[_Group] = [[[""]]]  # first the text outside of braces, then one group per open brace
+        self._groups: list[_Group] = [[[""]]]  # item 0: the text outside of braces; then one group per open brace
 
     def run(self) -> list[str]:
         text = self._prompt.text
@@ -115,7 +115,7 @@ class _Expander:
         self._groups[-1][-1] = [prefix + text for prefix in before for text in texts]
 
     def _close_as_literal(self, ending: str) -> None:
-        """Append the last open group, including its brace and bars, to the surrounding text as ordinary text."""
+        """Append the last open group to the surrounding text. Its braces and bars become ordinary text."""
         group = self._groups.pop()
         self._append(["{"])
         for number, texts in enumerate(group):

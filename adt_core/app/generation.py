@@ -1,8 +1,8 @@
 """The command ``generate``: checks the arguments, decodes the images, and writes the files.
 
-The command divides the prompts into parts. Each part becomes one `Decoding`, so that memory stays bounded. Workers
-process the parts (see `distributed`). With ``--compare``, every part is decoded twice: by the chosen method, and by
-plain decoding, which uses no drafts.
+The command divides the prompts into parts. Each part becomes one `Decoding`, so that the memory for a decoding is
+bounded. Workers process the parts (see `distributed`). With ``--compare``, every part is decoded twice: by the chosen
+method, and by plain decoding, which uses no drafts.
 """
 
 from __future__ import annotations
@@ -122,13 +122,13 @@ class PartResult(NamedTuple):
 
 
 class GenerationProgress(NamedTuple):
-    """Outcome of a round.
+    """Item that a worker yields: the outcome of a round, or, as the last item of a part, the results of the part.
 
     Attributes:
         tokens: Number of tokens that the round decoded.
         pngs: PNG of each image that the round finished. The key is the image's index among all images of the command.
-        results: Results of a finished part, one per method. The key is the part's number. Only the last item of a part
-            has results.
+        results: In the last item of a part, the results of the part, one per method. The key is the part's number.
+            Otherwise {}.
     """
 
     tokens: int = 0
@@ -185,7 +185,8 @@ class GenerationWorker:
         results = []
         first = numbers[0] * self.plan.args.batch.batch_size
         turn = 1 if part % 2 else -1
-        for job in self.jobs[::turn]:  # the order alternates, so that changes of the load affect all methods
+        # The order of the methods alternates, so that changes of the machine's load affect all methods.
+        for job in self.jobs[::turn]:
             decoding = self._decoding(job, numbers)
             done = decoding.done_tokens
             with drawing(decoding) as running:
@@ -251,8 +252,8 @@ def summarise(
 
     Args:
         plan: Arguments of the run.
-        by_method: First the results of all parts by the chosen method. With ``compare``, then the results of all parts
-            by plain decoding.
+        by_method: Item 0 has the results of all parts by the chosen method. With ``compare``, item 1 has the results of
+            all parts by plain decoding.
         elapsed: Duration of the run in seconds, including loading and writing.
 
     Returns:
@@ -285,7 +286,7 @@ def _compare(seconds: float, by_method: Sequence[Sequence[PartResult]]) -> tuple
 
     Args:
         seconds: Decoding time of the chosen method.
-        by_method: Results of the chosen method, then results of plain decoding.
+        by_method: Item 0 has the results of the chosen method, item 1 the results of plain decoding.
 
     Returns:
         Statistics for the report, and a line for the user.

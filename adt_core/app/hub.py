@@ -11,9 +11,9 @@ The process reads its task from standard input as one line of JSON:
 - `{"error": message}` as the last line, if the download has failed.
 
 Each file is downloaded to `<home>/.adt-tree-download/<hash>.part`. After its size and hash are verified, the file is
-renamed to `<hash>`. When all files of the model are complete, they are moved into place. A model is therefore never
-partially installed. The next run resumes an interrupted download. If two models need the same file, they share its
-download.
+renamed to `<hash>`. When all files of the model are complete, they are moved into the model's folder. So a cancelled
+download leaves no incomplete model. The next run resumes an interrupted download. A file that several models need is
+downloaded only once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_CONNECTIONS = 4
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _CHUNK = 2**18  # bytes per write; huggingface_hub's default would lose up to 10 MiB when a user cancels
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
-_TRIES = 3  # attempts without a new byte; in each attempt, huggingface_hub may itself try five times
+_TRIES = 3  # give up after so many attempts without a new byte; in each, huggingface_hub itself may try five times
 _PAUSE = 0.2  # seconds between two state lines
 
 
@@ -58,7 +58,7 @@ class RemoteFile(NamedTuple):
         path: Path in the repository.
         size: Size in bytes.
         digest: Hash in hexadecimal digits. 64 digits are the SHA-256 of the file, 40 digits the SHA-1 of the git blob.
-        home: Folder of all models, or of all drafters.
+        home: Folder that contains all models (for a drafter: all drafters).
         place: Final path on this machine.
     """
 
@@ -128,13 +128,13 @@ def fetch(parts: Sequence[dict[str, Any]]) -> None:
 
 
 def _fetch_files(files: list[RemoteFile]) -> None:
-    """Download files. When all of them are complete, move them into place."""
+    """Download files. When all files are complete, move them to their final paths."""
     for home in {file.home for file in files}:
         inside(home, STAGING).mkdir(parents=True, exist_ok=True)
     _check_space(files)
     total = sum(file.size for file in files)
-    by_digest = {file.staged: file for file in files}  # two folders may need the same file
-    pool = ThreadPoolExecutor(MAX_CONNECTIONS)  # a `with` block would wait for the other files after an error
+    by_digest = {file.staged: file for file in files}  # download a file only once if two folders need it
+    pool = ThreadPoolExecutor(MAX_CONNECTIONS)  # after an error, a `with` block would wait for the other files
     waiting = {pool.submit(_fetch_file, file) for file in by_digest.values()}
     while waiting:
         done, waiting = wait(waiting, timeout=_PAUSE, return_when=FIRST_EXCEPTION)
@@ -151,7 +151,7 @@ def _fetch_files(files: list[RemoteFile]) -> None:
 
 
 def _list_files(part: dict[str, Any]) -> list[RemoteFile]:
-    """Ask the Hub for the files of a part, and return the required files with their sizes and hashes."""
+    """Request the list of a repository's files from the Hub, and return the required files with sizes and hashes."""
     from huggingface_hub import HfApi
 
     repository = part["repository"]
@@ -244,7 +244,7 @@ def _transfer(file: RemoteFile, target: Any, start: int) -> None:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Return whether an error is an interrupted connection, so that a repeated request may succeed."""
+    """Return whether an error comes from an interrupted connection. In this case, a repeated request may succeed."""
     from huggingface_hub.utils import OfflineModeIsEnabled
 
     answered = getattr(error, "response", None) is not None
@@ -298,10 +298,10 @@ def _endpoint() -> str:
 
 
 def _is_installed(file: RemoteFile) -> bool:
-    """Return whether a published file is in place.
+    """Return whether a published file already has its final path.
 
     Raises:
-        AdtError: If another file has this path. A download never replaces files.
+        AdtError: If there is a different file at this path. A download never replaces files.
     """
     if not file.place.exists():
         return False
@@ -351,17 +351,17 @@ def _check_space(files: Sequence[RemoteFile]) -> None:
 
 
 def _in_order(files: Sequence[RemoteFile]) -> Iterator[RemoteFile]:
-    """Yield the files in the order in which to move them into place.
+    """Yield the files in the order in which to move them to their final paths.
 
-    The `config.json` of the model itself is last. Programs recognise a model by this file, so they see the model only
-    when it is complete.
+    The `config.json` of the model itself is last. Programs recognise a model by its `config.json`, so they see the
+    model only when it is complete.
     """
     own = files[0].repository
     yield from sorted(files, key=lambda file: (file.repository == own, file.place.name == "config.json"))
 
 
 def _move(file: RemoteFile, keep: bool) -> None:
-    """Move a file from the staging folder into place without replacing another file.
+    """Move a file from the staging folder to its final path without replacing another file.
 
     Args:
         file: File to move.
@@ -383,7 +383,7 @@ def _disk_error(error: BaseException, name: str = "The folder of models") -> str
 
     Args:
         error: The error. If it contains a file name, the message uses this name.
-        name: Name to use otherwise.
+        name: Name to use if the error contains no file name.
     """
     name = getattr(error, "filename", None) or name
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
@@ -410,6 +410,6 @@ def _print(**line: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait until standard input is closed, and exit. The end of the parent process closes it."""
+    """Wait until standard input is closed, and exit. The pipe is closed when the parent process ends."""
     sys.stdin.buffer.read()
     os._exit(1)

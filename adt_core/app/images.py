@@ -27,7 +27,7 @@ KEY = "adt_tree"
 LONGEST_KEYWORD = 79
 """Maximum length of the keyword of a text chunk."""
 PARAMETERS = "parameters"
-"""Keyword of the text chunk that contains the prompt and the settings in the text format of other image generators."""
+"""Keyword of the text chunk with prompt and settings in the text format that other image generators use."""
 LONGEST_NAME = 255
 """Maximum length of a file name in bytes on all common file systems."""
 _DATA_ERRORS = (TypeError, AttributeError, LookupError, ArithmeticError, EOFError, struct.error, zlib.error)
@@ -65,8 +65,8 @@ def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] = FORMATS) ->
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert an image to RGB with 8 bits per channel.
 
-    Pillow's own `convert` clips grayscale images of more than 8 bits instead of scaling them. With `convert`, most
-    16-bit images become white, and floating-point images become black.
+    For grayscale images of more than 8 bits, Pillow's `convert` clips the values and does not scale them. With
+    `convert`, most 16-bit images would become white, and floating-point images would become black.
 
     Args:
         image: Image of any Pillow mode. In grayscale images, white is 65535 for integers of 16 or 32 bits, and 1.0 for
@@ -103,7 +103,8 @@ def to_uint8(pixels: Tensor) -> np.ndarray:
 def to_png(pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) -> bytes:
     """Encode pixels as a PNG that contains the settings in two text chunks.
 
-    One chunk contains JSON, for `read_settings`. The other contains text for other programs, from `parameters_text`.
+    One chunk contains JSON, which `read_settings` reads. The other chunk contains the result of `parameters_text`,
+    which other programs can read.
 
     Args:
         pixels: [3, H, W] in [-1, 1]: RGB, height, width.
@@ -156,7 +157,8 @@ def parameters_text(settings: dict, width: int, height: int) -> str:
 def _relaxed(settings: dict) -> str | None:
     """Return a note on relaxed acceptance (LANTERN), or None if acceptance is exact.
 
-    The note is necessary, because the same seed makes another image with relaxed acceptance.
+    Users need the note to reproduce an image: with the same seed, relaxed acceptance gives another image than exact
+    acceptance.
     """
     if settings.get("lantern_delta") is None and settings.get("lantern_lambda") is None:
         return None
@@ -272,7 +274,7 @@ def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[tuple[st
 
 
 def _identities(path: Path) -> set[object]:
-    """Return keys that identify a file. Two different paths of the same file share at least one key."""
+    """Return keys that identify a file. If two paths lead to the same file, their results share at least one key."""
     names: set[object] = {os.path.normcase(os.path.realpath(path))}
     with suppress(OSError):  # if the file exists, its inode number is the same for every spelling of the path
         file = os.stat(path)
@@ -286,7 +288,7 @@ def check_writable(path: Path, option: str) -> None:
 
     Args:
         path: Path of the file.
-        option: Name of the option with this path. The error message contains it.
+        option: Name of the option with this path, for the error message.
 
     Raises:
         AdtError: If the file cannot be written.

@@ -29,9 +29,9 @@ from . import unsupported
 from .checkpoints import open_checkpoint
 
 _STORED = {"float32": (torch.float32, None), "bfloat16": (torch.bfloat16, None), "int8": (torch.bfloat16, "int8")}
-"""Ways to load a target for which the memory is estimated: name -> dtype and quantisation.
+"""Ways to store the weights for which the memory is estimated: name -> dtype and quantisation.
 
-float16 needs as much memory as bfloat16. fp8 needs as much memory as int8."""
+There are no entries for float16, which needs as much memory as bfloat16, and fp8, which needs as much as int8."""
 _PROMPT_TOKENS = 64
 """Length in tokens of the prompt for which the memory is estimated."""
 
@@ -80,8 +80,8 @@ def _target(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]
     """Describe a target.
 
     Returns:
-        The description, the `Entry` of each parameter, and the name prefixes of stored tensors that loading ignores. An
-        `Entry` names the stored tensors from which a parameter is loaded.
+        Three values: the description, the `Entry` of each parameter, and the name prefixes of tensors that loading
+        ignores. An `Entry` names the tensors of the checkpoint from which a parameter is loaded.
     """
     unsupported.refuse_kind(checkpoint)
     family = family_of(checkpoint)
@@ -139,7 +139,7 @@ def _memory(target: Target, dtype: torch.dtype, weights: str | None) -> int:
 
 
 def _drafter(checkpoint: Checkpoint) -> tuple[dict, list[Entry], tuple[str, ...]]:
-    """Describe an EAGLE drafter. The result has the same three parts as the result of `_target`."""
+    """Describe an EAGLE drafter. The result has the same three values as the result of `_target`."""
     refuse_eagle3(checkpoint, str(checkpoint.path))
     drafter, entries = describe(checkpoint)
     return {"role": "drafter", "family": "eagle", **_decoder_figures(drafter.config)}, entries, ()

@@ -1,6 +1,6 @@
 """Loops over the rounds of a decoding.
 
-Iterating over a :class:`Decoding` decodes one round per step. Within `app`, only this module does so.
+Each step of the iteration over a :class:`Decoding` decodes one round. These functions iterate for their callers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import Check
 PART_FACTOR = 8
 """Maximum number of prompts in one decoding, as a multiple of the prompts that are decoded at the same time.
 
-A larger factor keeps the batch slots filled for longer, but the decoding needs more memory."""
+With a larger factor, all batch slots are in use for a larger share of the time, but the decoding needs more memory."""
 WARM_UP = 3
 """Number of rounds to decode and discard before a method is timed, because the first calls are slow."""
 
@@ -42,7 +42,8 @@ def new_decoding(
         image_indices: Index of each image among the images of its prompt (default: 0). Images with the same prompt and
             seed differ only if their indices differ.
         at_once: Maximum number of images that are decoded at the same time (default: all).
-        prefix: Codebook indices [images, P] of the first P tokens of each image (default: the prefix of the recipe).
+        prefix: Codebook indices [images, P] of the first P cells of each image, which are not generated (default: the
+            prefix of the recipe).
         check: Cancellation callback. It is called often, and raises an exception to stop.
         seeds: Seed of each image (default: the seed of the recipe).
 
@@ -64,8 +65,9 @@ def drawing(decoding: Decoding) -> Iterator[Iterator[list[int]]]:
         decoding: Decoding that has not begun.
 
     Yields:
-        An iterator with one item per round: the list of the images that the round has finished, by index. The list is
-        often empty. If reading a prompt already finishes the last images, the iterator has one more item.
+        An iterator with one item per round: the list of the indices of the images that the round has finished. The list
+        is often empty. If the last images are finished by reading their prompts, without a round, the iterator has one
+        more item for these images.
     """
     with closing(_finished(decoding)) as running:
         yield running
@@ -78,7 +80,7 @@ def rounds(decoding: Decoding) -> Generator[list[int], None, None]:
         decoding: Decoding that has not begun.
 
     Yields:
-        After each round, the indices of the images that it finished.
+        The items of :func:`drawing`: for each round, the indices of the images that the round has finished.
     """
     with drawing(decoding) as running:
         yield from running
@@ -137,9 +139,10 @@ def warm_up(decoding: Decoding, count: int = WARM_UP) -> None:
 
 
 def split(prompts: int, at_once: int, together: int = 1, workers: int = 1) -> list[range]:
-    """Divide prompts into parts, so that one decoding per part needs a bounded amount of memory.
+    """Divide prompts into parts. Each part becomes one decoding, so the memory of a decoding is bounded.
 
-    For example, 20 prompts with one image each and `at_once=2` become the parts 0 to 15 and 16 to 19.
+    For example, 20 prompts with one image each and `at_once=2` are divided into two parts: prompts 0 to 15, and prompts
+    16 to 19.
 
     Args:
         prompts: Number of prompts.

@@ -1,6 +1,6 @@
 """Completion of a recipe with defaults, and loading of its models.
 
-A recipe contains the settings that determine an image, apart from its prompt.
+A recipe contains all settings that determine an image, except its prompt.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def complete(given: Mapping[str, Any], device: str = "auto", strict: bool = Fals
     Args:
         given: Values of the recipe's options, by option name. None selects the default.
         device: "auto", "cpu" or "cuda".
-        strict: Whether to reject options that the chosen method does not use. The settings of a PNG may contain such
-            options, so use False for them.
+        strict: Whether to reject options that the chosen method does not use. Use False if the values come from a PNG,
+            because the settings of a PNG may contain such options.
 
     Raises:
         AdtError: If a value is out of bounds, or if two values contradict each other.
@@ -49,7 +49,7 @@ def complete(given: Mapping[str, Any], device: str = "auto", strict: bool = Fals
 def _published_sampling(model: str) -> PublishedSampling:
     """Return the sampling settings that the authors of a model recommend.
 
-    If the model cannot be read, return general defaults and raise no error. `open_target` raises the error later.
+    If the model cannot be read, this function returns general defaults. `open_target` raises the error later.
     """
     try:
         return published_sampling(model)
@@ -60,8 +60,8 @@ def _published_sampling(model: str) -> PublishedSampling:
 def default_drafter(model: str) -> str:
     """Return the name or path of the default drafter of a model.
 
-    The bundled model uses the bundled drafter. Another model uses its published drafter if that is installed, and
-    "jacobi" otherwise.
+    The default is the bundled drafter for the bundled model. For another model, it is the published drafter of this
+    model if this drafter is installed, else "jacobi".
 
     Args:
         model: Path of the model.

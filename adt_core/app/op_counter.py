@@ -1,7 +1,7 @@
-"""Counter of GPU operations that cost host time.
+"""Counter of PyTorch operations that cost time on the host.
 
-The counter distinguishes two kinds of PyTorch operations: operations that launch a kernel, and operations for whose
-result the host waits. An operation may be of both kinds.
+The counter distinguishes two kinds of operations: operations that launch a GPU kernel, and operations whose result the
+host must wait for. An operation can be of both kinds.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SYNC_OPS = {"item", "_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "bincount"}
-"""Names of ATen operations for whose result the host waits, in addition to copies to the host.
+"""Names of ATen operations whose result the host must wait for. Copies to the host are not in this list.
 
-`item` normally arrives as `_local_scalar_dense`, and `to` as `_to_copy`. In inference mode, they arrive as `item` and
-`to`."""
+Outside inference mode, PyTorch dispatches `item` as `_local_scalar_dense`, and `to` as `_to_copy`. In inference mode,
+it dispatches `item` and `to` under their own names."""
 FREE_OPS = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "_unsafe_view", "_reshape_alias"}
 FREE_OPS |= {"lift_fresh", "is_same_size"}
-"""Names of ATen operations that launch no kernel, in addition to views."""
+"""Names of ATen operations that launch no kernel. Views, which also launch no kernel, are not in this list."""
 
 
 def op_name(func) -> str:
-    """Return the name of an ATen operation without namespace and overload, such as "add" for `aten.add.Tensor`.
+    """Return the name of an ATen operation without namespace and overload. For `aten.add.Tensor`, it is "add".
 
     Args:
         func: Operation as `__torch_dispatch__` receives it.
@@ -44,7 +44,7 @@ class OpCounter(TorchDispatchMode):
 
     Attributes:
         launches: Number of operations that launch a kernel.
-        waits: Number of operations for whose result the host waits, including copies to the host.
+        waits: Number of operations whose result the host must wait for, including copies to the host.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Settings in the PNG of `--from-png`.
+"""Reading of the settings in the PNG that the user gives with `--from-png`.
 
-Anybody may have written the PNG. This module therefore checks every value, and opens no path that the PNG names.
+Anybody may have written the PNG. This module therefore checks every value, and opens no path that is in the PNG.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .loading import choose_device
 PATHS = "model", "drafter"
 """Settings whose values are paths."""
 EARLIER = {"exact": "off", "suffix": "", "rule": PAPER}
-"""Values of settings that PNGs of older versions of this pack do not contain."""
+"""Values for settings that are missing in PNGs of older versions of this pack: how these versions made images."""
 
 
 def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
-    """Return the prompt and the recipe in a PNG as values by option name. Null values are omitted.
+    """Return the prompt and the recipe's settings in a PNG, by option name. Null values are omitted.
 
     Args:
         path: The PNG.
-        given: Options that the user has set. If the PNG names a model that is not part of this pack, the user must have
-            set `model`. The same applies to `drafter`.
+        given: Options that the user has set. They must include `model` if the PNG names a model that is not part of
+            this pack, and `drafter` if the PNG names a drafter that is not part of this pack.
 
     Raises:
         AdtError: If the image cannot be reproduced from the settings.
@@ -65,9 +65,11 @@ def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
 def _check_noise_device(path: Path, saved: object, chosen: str) -> None:
     """Raise AdtError if the device in the PNG and the chosen device generate different upstream noise.
 
+    Upstream noise is the noise of the model's original script. It depends on the device.
+
     Args:
         path: The PNG.
-        saved: Device in the PNG.
+        saved: Device that the PNG names.
         chosen: Value of the option `device`.
     """
     here = noise_device(choose_device(chosen))

@@ -20,12 +20,12 @@ FILES = (".txt", ".json", ".jsonl", ".csv", ".tsv")
 BUNDLED_CAPTIONS = Path(__file__).parents[1] / "bundled" / "captions.json"
 """File of captions in MS-COCO's format. The bundled model was not trained on these captions."""
 CAPTIONS = ("first", "longest", "all")
-"""Which captions of an MS-COCO image become prompts."""
+"""Which captions of an MS-COCO image become prompts. An MS-COCO image has several captions."""
 _TEXT_COLUMNS = ("prompt", "caption")
 _OPTIONAL_COLUMNS = ("id", "seed")
-"""Optional columns of a table, which are also optional fields of JSON lines.
+"""Optional columns of a table. One of `_TEXT_COLUMNS` is required.
 
-One of `_TEXT_COLUMNS` is required in addition."""
+JSON lines have keys with the same names."""
 _ZIP = b"PK\x03\x04"
 """First bytes of a zip archive."""
 _ZIPPED = {
@@ -34,11 +34,11 @@ _ZIPPED = {
     ".odt": "an OpenDocument text",
     ".ods": "an OpenDocument spreadsheet",
 }
-"""Formats of office documents that are zip archives, by suffix."""
+"""Formats of office documents, by suffix. Files of these formats are zip archives."""
 _MAX_IDS = 5
 """Maximum number of blank prompts that a note names."""
 _MAX_LENGTH = 40
-"""Maximum length of a prompt or an id when it is used in a file name."""
+"""Maximum number of characters that a file name contains of a prompt or an id."""
 _Item = TypeVar("_Item")
 
 
@@ -46,9 +46,9 @@ class PromptEntry(NamedTuple):
     """A prompt of a list.
 
     Attributes:
-        id: Id of the prompt in the list. If the list has no ids, the number of the prompt.
-        text: The prompt, or "" if it is blank.
-        seed: Seed of the prompt in the list, or None.
+        id: Id that the list gives to the prompt. If the list has no ids, the number of the prompt.
+        text: The prompt, or "" if the prompt is blank.
+        seed: Seed that the list gives to the prompt, or None.
     """
 
     id: str
@@ -81,7 +81,7 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
       are optional. Names of columns may be in upper or lower case. Other columns are ignored.
     - any other suffix: one prompt per line.
 
-    A prompt without an id gets a number from 1 as its id: the number of its line, of its row, or of its string.
+    A prompt without an id gets a number from 1 as its id: the number of its line, table row or string in the file.
 
     Args:
         path: The file.
@@ -148,7 +148,7 @@ def non_blank(prompts: Iterable[PromptEntry]) -> list[PromptEntry]:
 
 
 def blank_note(prompts: Sequence[PromptEntry]) -> str:
-    """Return a sentence that names the blank prompts, or "" if there are none.
+    """Return a sentence that names the blank prompts, or "" if no prompt is blank.
 
     Args:
         prompts: Prompts of a list.
@@ -217,8 +217,8 @@ def file_stems(prompts: list[PromptEntry]) -> list[str]:
 def file_prefixes(ids: Sequence[str]) -> list[str]:
     """Return a prefix of the file name for each prompt.
 
-    A prefix is the position in the list, from 1. If the id differs from the position, the prefix also contains the id:
-    for example, "2-cat" for the second prompt with the id "cat".
+    A prefix is the position of the prompt in the list, from 1. If the id differs from the position, the prefix also
+    contains the id. For example, if the second prompt has the id "cat", its prefix is "2-cat".
 
     Args:
         ids: Ids of the prompts.

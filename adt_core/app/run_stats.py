@@ -8,11 +8,11 @@ from typing import TypeGuard
 from ..untrusted import number, record
 
 LARGEST = 10**12
-"""Upper bound of all statistics, so that their sums stay finite."""
+"""Upper bound of all statistics. It keeps sums of statistics finite."""
 SHARES = "substitution_rate", "agreement"
 """Names of statistics whose values are between 0 and 1."""
 SHORTEST = 1e-9
-"""Lower bound of durations in seconds. It is above 0, because speeds are computed by dividing by durations."""
+"""Lower bound of durations in seconds. It is above 0, because a speed is computed by dividing by a duration."""
 
 FIGURE = number(0, LARGEST)
 SHARE = number(0, 1)

@@ -1,4 +1,7 @@
-"""CSV and TSV tables: reading, and writing untrusted text so that spreadsheet programs can open it safely."""
+"""Reading of CSV and TSV tables, and writing of CSV tables.
+
+Tables may contain untrusted text. This text is written so that spreadsheet programs do not run it as a formula.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,17 @@ _FORMULA = re.compile(r"""(^|[;\t\r\n])([\s"]*)([=+\-@\uff1d\uff0b\uff0d\uff20])
 """Pattern of the start of a spreadsheet formula.
 
 A formula starts at the beginning of a cell, or after a semicolon, tab or line break. In some locales, spreadsheet
-programs treat these characters as delimiters, even inside quotation marks. The last four characters of the pattern are
-full-width forms of the first four."""
+programs treat a semicolon, tab or line break as a delimiter, even inside quotation marks. The formula itself starts
+with "=", "+", "-" or "@", or with the full-width form of one of these characters."""
 
 
 def to_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], encoding: str = "utf-8") -> bytes:
-    """Return a CSV table with a header. Text that a spreadsheet would run as a formula is escaped.
+    """Return a CSV table with a header. Text that a spreadsheet program would run as a formula is escaped.
 
     Args:
         columns: Names of the columns, in order.
-        rows: For each row, the values by column name. A missing value becomes an empty cell. Other keys are ignored.
+        rows: For each row, a dictionary from column name to value. If a column is missing, its cell is empty. Keys that
+            are not in `columns` are ignored.
         encoding: Encoding of the file.
     """
     text = io.StringIO()
@@ -43,8 +47,8 @@ def read_table(text: str, delimiters: str, needed: Sequence[str], known: Sequenc
 
     Args:
         text: CSV or TSV with a header. Quoted cells may contain delimiters and line breaks.
-        delimiters: Possible delimiters. They are tried in order until the header contains a needed column.
-        needed: Names of columns. The header must contain at least one of them.
+        delimiters: Possible delimiters. The first delimiter with which the header contains a needed column is used.
+        needed: Names of columns. The header must contain at least one of these columns.
         known: Names of optional columns. Only the error message uses them.
 
     Raises:
@@ -66,9 +70,9 @@ def read_table(text: str, delimiters: str, needed: Sequence[str], known: Sequenc
 def _cells(text: str, delimiter: str) -> list[list[str]]:
     """Return the cells of a table row by row, without empty rows.
 
-    Quotation marks normally enclose a cell. In the tab-separated file PartiPrompts, they are part of the text, as in
-    `"Hi" on a sign`. If a tab-separated table has invalid quoting, this function reads the table again and treats
-    quotation marks as text.
+    Quotation marks normally enclose a cell. In the tab-separated file of PartiPrompts, quotation marks are part of the
+    text, as in `"Hi" on a sign`. If the quoting of a tab-separated table is invalid, this function reads the table
+    again and treats quotation marks as text.
     """
     try:
         return _rows(text, delimiter, csv.QUOTE_MINIMAL)
@@ -87,7 +91,7 @@ def _rows(text: str, delimiter: str, quoting: Literal[0, 3]) -> list[list[str]]:
 
 
 def _to_dict(names: Sequence[str], row: Sequence[str], number: int) -> dict[str, str]:
-    """Return a row as a dictionary. Raise ValueError if it has more cells than the header."""
+    """Return a row as a dictionary. Raise ValueError if the row has more cells than the header."""
     if any(map(str.strip, row[len(names) :])):
         remedy = "put text with commas in quotation marks"
         raise ValueError(f"row {number} has {len(row)} cells, but the heading has {len(names)}: {remedy}")

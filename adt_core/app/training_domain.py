@@ -1,4 +1,4 @@
-"""Warnings about prompts and image sizes that a model was not trained for."""
+"""Warnings about prompts and image sizes for which a model was not trained."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 _WORD_PATTERN = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 """Pattern of a word, which may contain digits and apostrophes."""
 _TOLERANCE = 0.8
-"""Tolerance in comparisons of pixel counts: two counts are treated as equal if their ratio is at least this value.
+"""Tolerance in comparisons of pixel counts.
 
-Sizes are rounded to complete grid cells, so images of different shapes, such as 4:3, have slightly different counts."""
+Two counts are treated as equal if the smaller count divided by the larger count is at least `_TOLERANCE`. Sizes are
+rounded to complete grid cells, so images with different aspect ratios have slightly different counts."""
 
 
 def bundled_vocabulary() -> Words:
@@ -64,9 +65,9 @@ def _size_warning(target: Target) -> str:
 
 
 def _prompt_warning(target: Target, prompts: Sequence[str]) -> str:
-    """Return sentences about prompts that the model does not understand, and about their unknown words.
+    """Return sentences about prompts that the model does not understand, and about the unknown words in these prompts.
 
-    The result is "" if the model understands all prompts or if its vocabulary is not known.
+    The result is "" if the model understands all prompts, or if the vocabulary of the model is not known.
     """
     words = target.words
     missed = [prompt for prompt in prompts if words and not _is_understood(words, prompt)]
@@ -81,8 +82,8 @@ def _unknown_prompts(distinct: Sequence[str], count: int, total: int) -> Message
     """Return the sentence about prompts that the model does not understand.
 
     Args:
-        distinct: These prompts without repetitions.
-        count: Number of these prompts, with repetitions.
+        distinct: Prompts that the model does not understand, without repetitions.
+        count: Number of prompts that the model does not understand, with repetitions.
         total: Number of all prompts of the run.
     """
     quoted = ", ".join(repr(_shorten(prompt, _MAX_PROMPT_LENGTH)) for prompt in distinct[:_MAX_PROMPTS])
@@ -102,8 +103,8 @@ def _unknown_words(unknown: Sequence[str]) -> str:
 def _is_understood(words: Words, prompt: str) -> bool:
     """Return whether a model with this vocabulary understands a prompt.
 
-    A prompt passes if it names a known object. It also passes if it names known scenery and has no unknown words. Blank
-    prompts pass, too.
+    A prompt is understood in three cases: it names a known object, it names known scenery and has no unknown words, or
+    it is blank.
     """
     words_in_prompt = set(_LETTERS.findall(prompt.lower()))
     if not prompt.strip() or not words.things.isdisjoint(words_in_prompt):

@@ -1,4 +1,4 @@
-"""Handling of prompts in a list that a model cannot read: raise an error, truncate the prompt, or skip it."""
+"""Handling of prompts that a model cannot read. Such a prompt raises an error, is truncated, or is skipped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RAISE = "error"
 TRUNCATE = "truncate"
 SKIP = "skip"
 INVALID_MODES = RAISE, TRUNCATE, SKIP
-"""Modes for prompts that are too long or blank. `TRUNCATE` skips a blank prompt, because it cannot be shortened."""
+"""What to do with prompts that are too long or blank. `TRUNCATE` shortens long prompts and skips blank prompts."""
 
 
 class FittedPrompt(NamedTuple):
@@ -59,7 +59,7 @@ def _truncation_note(error: PromptTooLongError, kept: int, length: int) -> str:
     """Return the note on a truncated prompt.
 
     Args:
-        error: Error for the complete prompt.
+        error: Error that the check of the complete prompt has raised.
         kept: Number of characters that remain.
         length: Number of characters of the complete prompt.
     """
@@ -76,7 +76,7 @@ def _truncation_note(error: PromptTooLongError, kept: int, length: int) -> str:
 
 
 def _truncate(check: Callable[[str], str], prompt: str) -> str:
-    """Return the longest beginning of a prompt that the model can read, or "" if there is none.
+    """Return the longest beginning of a prompt that the model can read; "" if the model can read no beginning.
 
     The result ends at the end of a word if possible.
     """
@@ -85,7 +85,9 @@ def _truncate(check: Callable[[str], str], prompt: str) -> str:
 
 
 def _longest_prefix(check: Callable[[str], str], prompt: str, ends: Sequence[int]) -> str:
-    """Return the longest beginning of a prompt that the model can read, or "" if there is none.
+    """Return the longest beginning of a prompt that the model can read and that has one of the given lengths.
+
+    The result is "" if there is no such beginning.
 
     Args:
         check: As in `fit_prompt`.

@@ -19,7 +19,7 @@ _NO_WEIGHTS = {
     "an image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     "a text file": (".json", ".txt", ".md", ".yaml", ".yml", ".py", ".jinja"),
 }
-"""Kinds of files without weights -> suffixes. The folder of a model may contain such files."""
+"""Files without weights that users may choose, because the folder of a model may contain them: kind -> suffixes."""
 _OTHER_MODEL = "choose a visual autoregressive model"
 _OTHER_CHECKPOINTS = (
     (
@@ -43,15 +43,15 @@ _OTHER_CHECKPOINTS = (
 )
 """Kinds of checkpoints that are not targets.
 
-Each item contains a pattern, the kind, and the advice for the user. A checkpoint is of this kind if the name of one of
-its tensors matches the pattern."""
+Each item contains a pattern, a kind, and advice for the user. A checkpoint is of this kind if the pattern matches the
+name of at least one of its tensors."""
 _UNSUPPORTED_MODELS = {
     "xomni": "X-Omni, which needs the diffusion model FLUX.1-dev to decode its tokens",
     "blip3o": "BLIP3o, whose images are made by a diffusion model from hidden states, not from tokens",
 }
-"""Unsupported models that generate image tokens: part of a name -> description with the reason.
+"""Unsupported models that generate image tokens: part of a name -> model, and why it is not supported.
 
-A checkpoint is of this kind if the name of its folder or of its architecture contains this part."""
+A checkpoint belongs to such a model if the name of its folder or of its architecture contains the part of the name."""
 
 
 def refuse_layout(path: Path) -> None:
@@ -61,7 +61,7 @@ def refuse_layout(path: Path) -> None:
         path: Existing file or folder.
 
     Raises:
-        AdtError: If the path is such a file or folder. The message names the kind and what to choose instead.
+        AdtError: If the path is such a file or folder. The message names the kind and says what to choose instead.
     """
     names = {path.name} if path.is_file() else {file.name for file in path.iterdir()}
     kind = next((kind for kind, suffixes in _NO_WEIGHTS.items() if path.suffix.lower() in suffixes), None)
@@ -86,7 +86,7 @@ def refuse_kind(checkpoint: Checkpoint) -> None:
         checkpoint: Opened checkpoint.
 
     Raises:
-        AdtError: If the checkpoint is of such a kind. The message names the kind and what to choose instead.
+        AdtError: If the checkpoint is of such a kind. The message names the kind and says what to choose instead.
     """
     path = checkpoint.path
     part = checkpoint.config.get("_class_name")
