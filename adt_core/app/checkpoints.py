@@ -110,12 +110,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 @contextmanager
 def explain_errors(path: str | Path, role: str) -> Iterator[None]:
-    """Improve the errors of a block that reads a checkpoint.
+    """Context manager that improves the errors of code that reads a checkpoint.
 
     If the path is an unsupported kind of file, such as GGUF, the error names this kind.
 
     Args:
-        path: Path that the block reads.
+        path: Path that the code in the `with` block reads.
         role: "target" or "drafter".
 
     Raises:

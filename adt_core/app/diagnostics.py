@@ -39,7 +39,7 @@ TOKENS = 64
 MAX_RUN_SECONDS = 8.0
 """Time in seconds after which the run of one method stops early."""
 MAX_SECONDS = 90.0
-"""Time in seconds after which no further method is measured."""
+"""Time in seconds since the start of all measurements, after which no further method is measured."""
 SLOW_STEP = 0.3
 """Duration of a plain step in seconds. If a step takes longer, the costs of drafts are not measured.
 

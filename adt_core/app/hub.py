@@ -365,7 +365,7 @@ def _move(file: RemoteFile, keep: bool) -> None:
 
     Args:
         file: File to move.
-        keep: Whether to keep the file in the staging folder, because a second folder needs a copy of it.
+        keep: Whether to keep the file in the staging folder, because another folder also needs this file.
     """
     file.place.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -123,7 +123,7 @@ def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
         image_ids: [V], token id of each code.
 
     Returns:
-        [R, n].
+        [R, n], the token ids.
     """
     ids = ids[:, :-1] if pairing.late else ids[:, 1:]
     if not pairing.codes:
@@ -148,7 +148,7 @@ def draft_logits(
         guidance: Guidance scale, a tensor [..., 1] or one number for all positions.
 
     Returns:
-        [B, m, V].
+        [B, m, V], the logits.
     """
     return process_logits(decoder.logits(out.to(decoder.wide_dtype), guidance), sampling, bias, filters=False)
 

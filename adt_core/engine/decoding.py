@@ -40,8 +40,8 @@ from .slots import Slots
 class Decoding:
     """Generation of one batch of images, one round (one target forward) at a time.
 
-    Iterate over a decoding once. Each step yields a :class:`Round`. The same seed gives the same codes with every
-    method, except where two tokens have almost equal scores and rounding decides between them.
+    Iterate over a decoding once. Each step yields a :class:`Round`. With exact acceptance, the same seed gives the same
+    codes with every method, except where two tokens have almost equal scores and rounding decides between them.
 
     Attributes:
         request: Batch to decode.

@@ -111,7 +111,7 @@ class CudaRecorder:
         return self.on_stream(lambda: self._capture(run))
 
     def _capture(self, run: Callable[[], object]) -> Callable[[], object]:
-        """Capture `run`; on an error, end the capture in an orderly way.
+        """Capture `run`. If `run` raises an error, end the capture, so that further captures are possible.
 
         CUDA raises an error if the host waits for the device during a capture. CUDA's error would leave torch's
         allocator in an undefined state. So torch is set to raise its own error before the host waits. After an error,

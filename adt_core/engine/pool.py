@@ -5,8 +5,8 @@ plan have the same memory layout. A decoding computes the plan that it needs. If
 decoding reuses the set and its captured graphs. The pool holds several sets, because decodings with different methods
 may alternate, for example when a user compares two methods.
 
-Captured graphs read the weights of one decoder. Therefore the pool is an attribute of this decoder, and both are freed
-together.
+Captured graphs read the weights of one decoder. Therefore the pool is an attribute of this decoder. When the decoder is
+freed, its pool is freed too.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Slots:
             self.proposer.admit(index, others.proposer, self.rows)
 
     def restart(self, others: Slots) -> None:
-        """Replace all images by the images of another request with the same plan."""
+        """Replace all images and their request. `others` must have the same plan as these slots."""
         self.request = others.request
         self.admit(list(range(len(self))), others)
 

@@ -1,4 +1,7 @@
-"""Costs of one decoding's rounds: the profile that its policy reads, and learning from the times of its rounds."""
+"""Costs of the rounds of a decoding.
+
+The policy of the decoding reads these costs from a profile. The measured times of rounds improve later profiles.
+"""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def _bitwise_equal(expected: list[Tensor], outputs: list[Tensor]) -> bool:
 
 
 class _Trial:
-    """A partly generated image in a model with few layers, and a path of codes that could follow."""
+    """A partly generated image in a model with few layers, and a path of codes that could follow its tokens."""
 
     def __init__(self, request: Request, fallback: FallbackConfig | None, with_longer_prompt: bool = False):
         """Read the prompts and the preceding tokens.
