@@ -23,10 +23,12 @@ accepted path is 7, 3, 9 with two accepted drafts. The target emits 4 after 9, s
 
 The same functions run on every device. A CPU executes them directly. A GPU captures a round as a CUDA graph
 (:mod:`.graphs`). Later rounds with the same tensor sizes *replay* this graph. The captured part of a round begins after
-`upload_controls` and ends before the host reads the report. The code of this part follows three rules. First, it never
-waits for the device. Second, no tensor size depends on a value that is stored on the device. If a size would depend on
-such a value, the code calls `Context.size`. This method returns an upper bound if rounds are replayed, and otherwise
-reads the exact size. Third, the code changes the tensors of the state in place.
+`upload_controls` and ends before the host reads the report. The code of this part follows three rules:
+
+1. It never waits for the device.
+2. No tensor size depends on a value that is stored on the device. Where the exact size is such a value, the code calls
+   `Context.size`: in a replayed round it returns an upper bound, otherwise the exact size.
+3. It changes the tensors of the state in place.
 
 Notation: B images, N drafts per image, N + 1 nodes per tree. A *slot* holds the state of one image of the batch. The
 *policy* (:mod:`adt_core.policies`) decides the maximum size (shape) of each draft tree. The *trace*

@@ -1,11 +1,16 @@
 """Throughput by batch size.
 
-For the bundled model, the benchmark times complete images, so the tokens per second are measured. For a model with
-random weights in the shape of a 7B model, the benchmark times rounds, and the tokens per second are *computed*: the
-number of images, times the tokens per round and image, divided by the seconds of a round. The tokens per round are
-measured on the bundled model with the same method and batch size. For the 7B model, the methods run one after the
-other, because their caches do not fit into memory together. *Times plain* is the speed-up over plain decoding with the
-same batch size.
+For the bundled model, the benchmark times complete images, so the tokens per second are measured.
+
+The 7B model has random weights, so it cannot show how many drafts a real model accepts. For this model, the benchmark
+times rounds, and the tokens per second are *computed* from three numbers::
+
+    tokens per second = images * tokens per round / seconds of a round
+
+Tokens per round counts the tokens of one image. It is measured on the bundled model with the same method and batch
+size. The methods run one after the other, because the caches of all methods do not fit into memory beside the 7B model.
+
+*Times plain* is the speed-up over plain decoding with the same batch size.
 """
 
 from __future__ import annotations

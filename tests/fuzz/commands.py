@@ -43,7 +43,10 @@ COMMANDS = ["generate"] * 6 + ["benchmark", "inspect", "train-drafter", "check-d
 
 
 def commands(folder: Path) -> Callable:
-    """Run commands. A command must succeed, or print one sentence to stderr and return 1 or 2."""
+    """Return the test that runs commands with random arguments.
+
+    Each command must either succeed, or print one sentence to stderr and return 1 or 2.
+    """
     target = write_tiny_checkpoint(folder / "target")
     write_tiny_drafter(folder / "drafter", target)
     Image.new("RGB", (40, 30)).save(folder / "photo.jpg")
