@@ -46,7 +46,7 @@ def load_target(
         device: Device of the weights.
         dtype: Precision of the computation.
         check: Cancellation callback. It raises an exception to stop.
-        weights: Quantisation of the weight matrices, "int8" or "fp8". None stores the matrices in `dtype`.
+        weights: Quantisation of the weight matrices, "int8", "fp8" or "int4". None stores the matrices in `dtype`.
         exact: Whether to use batch-invariant mode if `dtype` is half precision.
 
     Raises:

@@ -28,7 +28,12 @@ from ..rules.settings import BUNDLED, Sampling
 from . import unsupported
 from .checkpoints import open_checkpoint
 
-_STORED = {"float32": (torch.float32, None), "bfloat16": (torch.bfloat16, None), "int8": (torch.bfloat16, "int8")}
+_STORED = {
+    "float32": (torch.float32, None),
+    "bfloat16": (torch.bfloat16, None),
+    "int8": (torch.bfloat16, "int8"),
+    "int4": (torch.bfloat16, "int4"),
+}
 """Ways to store the weights for which the memory is estimated: name -> dtype and quantisation.
 
 There are no entries for float16, which needs as much memory as bfloat16, and fp8, which needs as much as int8."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ from .batch_invariance import (
 from .cache import KVCache
 from .config import ACTIVATIONS, DecoderConfig
 from .kernels import far_attention, onednn_matmul, supports_half_matmul
-from .quantised_matmul import has_exact_sums, quantised_matmul
+from .quantised_matmul import converted, has_exact_sums, quantised_matmul
 from .rotary import Rope, Rotation, rope_tables
 from .rows import AttentionMetadata
 
@@ -115,6 +116,8 @@ def attention(q: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | None
 
 MATRICES = ("qkv", "out", "gate_up", "down")
 """Names of a layer's weight matrices. Together they contain nearly all weights of a model."""
+QUANTISED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
+"""Storage formats of quantised matrices (:mod:`.quantised`), with their dtypes. A byte of int4 contains two weights."""
 
 
 def product(
@@ -124,9 +127,9 @@ def product(
 
     Args:
         x: [N, in] activations.
-        weight: [in, out].
-        scale: [out] factors of a quantised weight: the weight's true value is ``weight * scale``. None if the
-            weight is not quantised.
+        weight: [in, out], or packed int4 (:mod:`.int4`).
+        scale: Scale of a quantised weight, as in :func:`.quantised_matmul.quantised_matmul`. None if the weight is not
+            quantised.
         plus: [N, out] values to add to the product, or None. Overwritten with the result unless gradients are enabled.
         tile: Number of rows of a tile in batch-invariant mode; N must be a multiple of it. 0 in other modes.
 
@@ -135,8 +138,7 @@ def product(
     """
     kind = x.device, x.dtype, weight.dtype, weight.shape, plus is None
     if _is_cpu_inference(x) and x.dtype != torch.float64 and not _has_fast_product(weight):
-        y = _widened(x.float(), weight, tile, kind)
-        return _plus((y if scale is None else y.mul_(scale)).to(x.dtype), plus)
+        return _plus(_widened(x.float(), weight, scale, tile, kind).to(x.dtype), plus)
     multiply = partial(_multiply, weight, scale)
     if not tile or scale is not None and has_exact_sums(x, weight):
         return multiply(x, plus)
@@ -170,23 +172,28 @@ piece fits into the processor's cache. Writing the complete converted weight to 
 product itself."""
 
 
-def _widened(x: Tensor, weight: Tensor, tile: int, kind: Hashable) -> Tensor:
+def _widened(x: Tensor, weight: Tensor, scale: Tensor | None, tile: int, kind: Hashable) -> Tensor:
     """Multiply by a weight that is converted to float32 piece by piece.
 
     Args:
         x: [N, in] float32.
-        weight: [in, out] in any dtype.
+        weight: [in, out] in any dtype, or packed int4.
+        scale: Scale of a quantised weight, else None.
         tile: Number of rows of a tile, or 0.
         kind: As in :func:`.batch_invariance.tiled_matmul`.
 
     Returns:
         [N, out] float32.
     """
-    pieces = weight.split(max(WIDENED_BYTES // (4 * len(weight)) // 16 * 16, 16), 1)
+    inputs = x.shape[1]
+    width = max(WIDENED_BYTES // (4 * inputs) // 16 * 16, 16)
+    scales = repeat(None) if scale is None else scale.split(width, -1)
     products = []
-    for piece in pieces:
-        multiply = partial(_multiply, piece.float(), None)
-        products.append(tiled_matmul(multiply, x, None, tile, (kind, piece.shape)) if tile else multiply(x, None))
+    for piece, piece_scale in zip(weight.split(width, 1), scales):
+        matrix, factors = converted(piece, piece_scale, torch.float32, inputs)
+        multiply = partial(_multiply, matrix, None)
+        y = tiled_matmul(multiply, x, None, tile, (kind, piece.shape)) if tile else multiply(x, None)
+        products.append(y if factors is None else y.mul_(factors))
     return products[0] if len(products) == 1 else torch.cat(products, 1)
 
 
@@ -370,8 +377,9 @@ class Decoder(nn.Module):
 
     @property
     def weights(self) -> str | None:
-        """Storage format of quantised matrices, "int8" or "fp8"; None if they are stored in ``dtype``."""
-        return {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(self.layers[0].get_parameter("qkv").dtype)
+        """Storage format of quantised matrices, a key of :data:`QUANTISED`; None if they are stored in ``dtype``."""
+        dtype = self.layers[0].get_parameter("qkv").dtype
+        return next((name for name, stored in QUANTISED.items() if stored == dtype), None)
 
     @property
     def tile(self) -> int:

@@ -68,7 +68,7 @@ def load(
         device: Device of the weights.
         dtype: Dtype of transformer and text encoder; :func:`_set_dtypes` lists exceptions. The codec is float32.
         check: Called before each tensor is read. It may raise an exception to cancel.
-        weights: "int8" or "fp8" to quantise the transformer's matrices; None to store them in ``dtype``.
+        weights: "int8", "fp8" or "int4" to quantise the transformer's matrices; None to store them in ``dtype``.
         exact: Whether to use batch-invariant mode in half precision (:mod:`.batch_invariance`).
 
     Raises:

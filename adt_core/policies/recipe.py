@@ -58,7 +58,9 @@ class Loading(Settings):
         ("on", "off"),
     )
     weights: str | None = choice(
-        None, "Store the transformer's matrices with one byte per number (default: as `dtype`).", ("int8", "fp8")
+        None,
+        "Store the transformer's matrices with 8 or 4 bits per number (default: as `dtype`).",
+        ("int8", "fp8", "int4"),
     )
     size: tuple[int, int] | None = setting(
         None,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from adt_core import load_target
 from adt_core.models import batch_invariance, layers
+from adt_core.models.layers import QUANTISED
 from adt_core.models.rows import Roots
 from adt_core.rules.tree import ancestor_matrix
 from tests.reading import Reader
@@ -85,12 +86,12 @@ def random_parents(draw, n):
 
 
 @pytest.mark.parametrize("near", [None, NEAR_WINDOW], ids=["all keys near", "far keys"])
-@pytest.mark.parametrize("kind", ["bfloat16", "float16", "int8", "fp8", "grouped heads"])
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "int8", "fp8", "int4", "grouped heads"])
 @given(data=st.data())
 @torch.inference_mode()
 def test_a_node_has_the_features_of_plain_decoding(kind, near, data):
     dtype = getattr(torch, kind, torch.bfloat16) if "float" in kind else torch.bfloat16
-    model = target(dtype, kind if kind in ("int8", "fp8") else None, 2 if kind == "grouped heads" else 4)
+    model = target(dtype, kind if kind in QUANTISED else None, 2 if kind == "grouped heads" else 4)
     decoder = model.decoder
     n = data.draw(st.integers(1, 24))
     decided = data.draw(st.lists(st.integers(0, DECIDED), min_size=2, max_size=2))

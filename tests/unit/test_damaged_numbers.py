@@ -82,7 +82,7 @@ def test_damaged_numbers_of_a_text_encoder(tmp_path):
         load_target(folder)
 
 
-@pytest.mark.parametrize("weights", ["int8", "fp8"])
+@pytest.mark.parametrize("weights", ["int8", "fp8", "int4"])
 def test_damaged_numbers_of_weights_that_are_quantised(target, weights):
     spoil(target / WEIGHTS, UP, math.nan)
     with pytest.raises(AdtError, match=refused(target / WEIGHTS, UP, "NaN")):

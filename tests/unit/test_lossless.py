@@ -44,6 +44,8 @@ AXES = {
         "int8, float64": dict(dtype=torch.float64, weights="int8"),
         "int8, bfloat16": dict(dtype=torch.bfloat16, weights="int8"),
         "fp8, float16": dict(dtype=torch.float16, weights="fp8"),
+        "int4, float64": dict(dtype=torch.float64, weights="int4"),
+        "int4, bfloat16": dict(dtype=torch.bfloat16, weights="int4"),
     },
     "family": WRITERS,
     "prompts": {"": ("a cat", "a dog", "a fox"), "of any length": ("a cat", "three small dogs", "fog")},

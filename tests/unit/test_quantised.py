@@ -1,4 +1,4 @@
-"""Tests of weight-only int8 and fp8: error of the logits, memory traffic, and products of digits.
+"""Tests of weight-only int8, fp8 and int4: error of the logits, memory traffic, and products of digits.
 
 A digit is an 8-bit part of an activation; the activation is the sum of its scaled digits.
 """
@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 from adt_core import load_target
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
-from adt_core.models import layers, quantised, quantised_matmul
-from adt_core.models.layers import MATRICES, product
+from adt_core.models import int4, layers, quantised, quantised_matmul
+from adt_core.models.layers import MATRICES, QUANTISED, product
 from tests.drafted import run
 from tests.reading import logits_after
 
-KINDS = ["int8", "fp8"]
+KINDS = ["int8", "fp8", "int4"]
 PROMPT = "A red house in a grassy field under a clear blue sky."
 
 
@@ -45,11 +45,11 @@ def test_logits_stay_close_on_the_bundled_model(kind, bundled):
     codes, true = bundled
     rounded = teacher_forced(load_target(weights=kind), codes)
     error = ((rounded - true).pow(2).mean() / true.var()).sqrt()
-    assert error < {"int8": 0.014, "fp8": 0.05}[kind]
-    assert (rounded.argmax(-1) == true.argmax(-1)).float().mean() > {"int8": 0.97, "fp8": 0.94}[kind]
+    assert error < {"int8": 0.014, "fp8": 0.05, "int4": 0.15}[kind]
+    assert (rounded.argmax(-1) == true.argmax(-1)).float().mean() > {"int8": 0.97, "fp8": 0.94, "int4": 0.85}[kind]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_matrices_have_one_byte_per_weight(tiny, kind):
     plain = load_target(tiny / "target")
     rounded = load_target(tiny / "target", weights=kind)
@@ -63,6 +63,21 @@ def test_matrices_have_one_byte_per_weight(tiny, kind):
             assert (stored.float() * scale - weight).abs().max() <= weight.abs().max() * step
 
 
+def test_int4_has_half_a_byte_per_weight_and_four_bytes_per_group(tiny):
+    plain = load_target(tiny / "target")
+    rounded = load_target(tiny / "target", weights="int4")
+    for layer, original in zip(rounded.decoder.layers, plain.decoder.layers):
+        for name in MATRICES:
+            weight = getattr(original, name)
+            stored = getattr(layer, name)
+            scale = getattr(layer, f"{name}_scale")
+            groups = -(-len(weight) // int4.GROUP) * weight.shape[1]
+            assert stored.nbytes == 32 * groups and scale.nbytes == 4 * groups
+            error = int4.unpack(stored, scale, torch.float32)[: len(weight)] - weight
+            assert 0 < error.abs().max() <= weight.abs().max() / 14
+    assert rounded.decoder.weights == "int4" and rounded.decoder.embedding.equal(plain.decoder.embedding)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_do_not_overflow_in_half_precision(kind):
     """Activations of real models have outliers. In float16, their product with unscaled weights would overflow."""
@@ -70,8 +85,7 @@ def test_products_do_not_overflow_in_half_precision(kind):
     weight = 0.02 * torch.randn(4096, 64, generator=generator)
     x = torch.randn(1, 4096, generator=generator)
     x[0, :4] = 300
-    stored = torch.empty(4096, 64, dtype=quantised.KINDS[kind])
-    scale = torch.empty(64)
+    stored, scale = quantised.empty(weight, kind, torch.float32)
     quantised.store(stored, scale, weight)
     found = product(x.half(), stored, scale)
     assert found.isfinite().all() and (found.float() - x @ weight).abs().max() < 0.1 * (x @ weight).abs().max()
@@ -96,9 +110,9 @@ class Traffic(TorchDispatchMode):
 def stored_weight(kind, inputs, outputs):
     """Return a quantised weight in the layout of `quantise`, its scale, and activations with few outliers."""
     generator = torch.Generator().manual_seed(0)
-    stored = torch.empty(outputs, inputs, dtype=quantised.KINDS[kind]).t()
-    scale = torch.empty(outputs)
-    quantised.store(stored, scale, 0.02 * torch.randn(inputs, outputs, generator=generator))
+    weight = 0.02 * torch.randn(inputs, outputs, generator=generator)
+    stored, scale = quantised.empty(weight, kind, torch.float32)
+    quantised.store(stored, scale, weight)
     x = torch.randn(3, inputs, generator=generator)
     x[:, :4] = 300
     return stored, scale, x
@@ -181,7 +195,7 @@ def test_digits_represent_an_activation(digits, kind, dtype):
     For int8 digits, the error may be 2 ** -14 of the row's largest element.
     """
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
-    one = torch.eye(64).to(quantised.KINDS[kind]).t()
+    one = torch.eye(64).to(QUANTISED[kind]).t()
     scale = torch.ones(64)
     if kind == "fp8":
         assert digits.fp8_digits(x, one, scale).equal(x)
@@ -196,7 +210,7 @@ def test_digits_represent_an_activation(digits, kind, dtype):
         ((7, 0), torch.bfloat16, 0, []),
         ((7, 5), torch.bfloat16, 0, ["int8"]),
         ((8, 6), torch.bfloat16, 0, ["int8"]),
-        ((8, 9), torch.bfloat16, 0, KINDS),
+        ((8, 9), torch.bfloat16, 0, ["int8", "fp8"]),
         ((9, 0), torch.bfloat16, 8, ["int8"]),
         ((9, 0), torch.bfloat16, 4, []),
         ((9, 0), torch.float32, 0, []),
@@ -208,7 +222,8 @@ def test_digits_are_used_on_gpus_with_8_bit_products(digits, monkeypatch, capabi
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     x = torch.ones(1, 32, dtype=dtype).as_subclass(OnGPU)
     used = []
-    for kind, stored in quantised.KINDS.items():
+    for kind in ("int8", "fp8"):
+        stored = QUANTISED[kind]
         weight = torch.ones(32, 32).to(stored).t()[:, cut:]
         digits.quantised_matmul(x, weight, torch.ones(32 - cut))  # checks the device
         monkeypatch.setattr(digits, f"{kind}_digits", lambda *_, kind=kind: used.append(kind))

@@ -15,6 +15,7 @@ import torch
 from ...errors import AdtError
 from ...models.batch_invariance import near_window
 from ...models.cache import KVCache
+from ...models.layers import Decoder
 from ...models.quantised_matmul import supports_byte_matmul
 from ...rules.noise import Noise
 from ...rules.settings import UPSTREAM
@@ -88,11 +89,7 @@ def _graph_bytes(request: Request) -> int:
 
 
 def _activation_bytes(request: Request, batch_size: int, device: torch.device | None) -> int:
-    """Return the bytes of the activations of the largest forward pass.
-
-    If the weights are quantised and the GPU has no matrix product for quantised weights, each matrix is converted
-    before its use. The result then includes one converted matrix.
-    """
+    """Return the bytes of the activations of the largest forward pass, including a converted weight matrix."""
     target = request.target
     decoder = request.target.decoder
     config = request.target.decoder.config
@@ -103,10 +100,23 @@ def _activation_bytes(request: Request, batch_size: int, device: torch.device | 
     tokens = max(prompt, request.largest.nodes + 1)
     numbers = 2 * config.intermediate_size + 8 * config.hidden_size + cache_length + target.num_codes
     where = device or decoder.embedding.device
-    matrix = decoder.layers[0].get_parameter("gate_up")
-    converts = decoder.weights is not None and where.type == "cuda" and not supports_byte_matmul(where, matrix.dtype)
     near = _near_bytes(request, cache_length, prompt, where)
-    return decoder.wide_dtype.itemsize * rows * tokens * numbers + rows * near + 2 * converts * matrix.numel()
+    return decoder.wide_dtype.itemsize * rows * tokens * numbers + rows * near + _converted_bytes(decoder, where)
+
+
+def _converted_bytes(decoder: Decoder, device: torch.device) -> int:
+    """Return the bytes of a quantised matrix that is converted to half precision before its use.
+
+    The result is 0 on a CPU, which converts a matrix in small pieces, and on a GPU that multiplies the quantised matrix
+    directly. For int4 it includes the temporary copy of half of the levels (:func:`...models.int4.unpack`).
+    """
+    if decoder.weights is None or device.type == "cpu":
+        return 0
+    stored = decoder.layers[0].get_parameter("gate_up")
+    matrix = 2 * 2 * decoder.config.hidden_size * decoder.config.intermediate_size
+    if decoder.weights == "int4":
+        return matrix + stored.numel()
+    return matrix if device.type == "cuda" and not supports_byte_matmul(device, stored.dtype) else 0
 
 
 def _near_bytes(request: Request, cache_length: int, prompt: int, device: torch.device) -> int:
@@ -141,7 +151,7 @@ def cpu_memory_shortage(request: Request, batch_size: int) -> str:
     decoder = request.target.decoder
     if decoder.embedding.device.type != "cpu":
         return ""
-    weights = sum(part.numel() * part.element_size() for part in decoder.parameters())
+    weights = sum(part.numel() * part.element_size() for part in (*decoder.parameters(), *decoder.buffers()))
     work = required_bytes(request, batch_size)
     total = psutil.virtual_memory().total
     if weights + work <= MEMORY_SHARE * total:
