@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import Check
 from ..rules.sampling import guide
+from . import int4
 from .batch_invariance import (
     HALF,
     FallbackConfig,
@@ -32,7 +33,7 @@ from .batch_invariance import (
 from .cache import KVCache
 from .config import ACTIVATIONS, DecoderConfig
 from .kernels import far_attention, onednn_matmul, supports_half_matmul
-from .quantised_matmul import converted, has_exact_sums, quantised_matmul
+from .quantised_matmul import has_exact_sums, quantised_matmul
 from .rotary import Rope, Rotation, rope_tables
 from .rows import AttentionMetadata
 
@@ -128,8 +129,8 @@ def product(
     Args:
         x: [N, in] activations.
         weight: [in, out], or packed int4 (:mod:`.int4`).
-        scale: Scale of a quantised weight, as in :func:`.quantised_matmul.quantised_matmul`. None if the weight is not
-            quantised.
+        scale: [out] factors of an int8 or fp8 weight: the weight's true value is ``weight * scale``. The scale of
+            :mod:`.int4` for an int4 weight. None if the weight is not quantised.
         plus: [N, out] values to add to the product, or None. Overwritten with the result unless gradients are enabled.
         tile: Number of rows of a tile in batch-invariant mode; N must be a multiple of it. 0 in other modes.
 
@@ -137,8 +138,10 @@ def product(
         [N, out] in the dtype of ``x``.
     """
     kind = x.device, x.dtype, weight.dtype, weight.shape, plus is None
-    if _is_cpu_inference(x) and x.dtype != torch.float64 and not _has_fast_product(weight):
-        return _plus(_widened(x.float(), weight, scale, tile, kind).to(x.dtype), plus)
+    is_widened = _is_cpu_inference(x) and x.dtype != torch.float64 and not _has_fast_product(weight)
+    if is_widened or weight.dtype == QUANTISED["int4"]:
+        y = _piecewise(x.float() if is_widened else x, weight, scale, tile, kind)
+        return _plus(y.to(x.dtype), plus)
     multiply = partial(_multiply, weight, scale)
     if not tile or scale is not None and has_exact_sums(x, weight):
         return multiply(x, plus)
@@ -166,34 +169,38 @@ def _plus(y: Tensor, plus: Tensor | None) -> Tensor:
     return plus + y if torch.is_grad_enabled() else plus.add_(y)
 
 
-WIDENED_BYTES = 2**21
-"""Size in bytes of a piece of a weight after its conversion to float32. Pieces are converted one at a time, because one
+CPU_PIECE_BYTES = 2**21
+"""Size in bytes of a piece of a weight after its conversion on a CPU. Pieces are converted one at a time, because one
 piece fits into the processor's cache. Writing the complete converted weight to memory would take longer than the
 product itself."""
+GPU_PIECE_BYTES = 2**26
+"""Size in bytes of a piece of an int4 weight after its conversion on a GPU. It limits the memory that the conversion
+needs. Products of smaller pieces would be too narrow to use the entire GPU."""
 
 
-def _widened(x: Tensor, weight: Tensor, scale: Tensor | None, tile: int, kind: Hashable) -> Tensor:
-    """Multiply by a weight that is converted to float32 piece by piece.
+def _piecewise(x: Tensor, weight: Tensor, scale: Tensor | None, tile: int, kind: Hashable) -> Tensor:
+    """Multiply by a weight that is converted to the dtype of ``x`` piece by piece.
 
     Args:
-        x: [N, in] float32.
+        x: [N, in] activations.
         weight: [in, out] in any dtype, or packed int4.
-        scale: Scale of a quantised weight, else None.
+        scale: As in :func:`product`.
         tile: Number of rows of a tile, or 0.
         kind: As in :func:`.batch_invariance.tiled_matmul`.
 
     Returns:
-        [N, out] float32.
+        [N, out] in the dtype of ``x``.
     """
-    inputs = x.shape[1]
-    width = max(WIDENED_BYTES // (4 * inputs) // 16 * 16, 16)
+    piece_bytes = CPU_PIECE_BYTES if x.device.type == "cpu" else GPU_PIECE_BYTES
+    width = max(piece_bytes // (x.element_size() * x.shape[1]) // 16 * 16, 16)
     scales = repeat(None) if scale is None else scale.split(width, -1)
     products = []
     for piece, piece_scale in zip(weight.split(width, 1), scales):
-        matrix, factors = converted(piece, piece_scale, torch.float32, inputs)
+        is_packed = piece_scale is not None and piece.dtype == QUANTISED["int4"]
+        matrix = int4.unpack(piece, piece_scale, x.dtype)[: x.shape[1]] if is_packed else piece.to(x.dtype)
         multiply = partial(_multiply, matrix, None)
         y = tiled_matmul(multiply, x, None, tile, (kind, piece.shape)) if tile else multiply(x, None)
-        products.append(y if factors is None else y.mul_(factors))
+        products.append(y if piece_scale is None or is_packed else y.mul_(piece_scale))
     return products[0] if len(products) == 1 else torch.cat(products, 1)
 
 

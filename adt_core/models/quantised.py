@@ -4,8 +4,8 @@ Compared with bfloat16, int8 and fp8 need half the memory, and int4 needs 28 %. 
 dtype. With int8 and fp8, the quantisation is symmetric, with one scale per output channel: a weight is approximately
 `stored * scale`. This is the method of LLM.int8 (arXiv 2208.07339) without its separate treatment of outliers.
 :mod:`.int4` defines the storage of int4, with a step and a zero point for each group of 64 inputs.
-:mod:`.quantised_matmul` multiplies by quantised weights. As with other weights, images decoded with drafts are equal to
-images decoded without drafts.
+:mod:`.quantised_matmul` multiplies by int8 and fp8 weights. As with other weights, images decoded with drafts are equal
+to images decoded without drafts.
 """
 
 from __future__ import annotations

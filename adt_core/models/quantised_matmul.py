@@ -1,4 +1,4 @@
-"""Products with quantised weights. Where possible, they do not convert int8 and fp8 weights to a wider dtype.
+"""Products with int8 and fp8 weights that do not convert the weights to a wider dtype.
 
 A GPU multiplies 8-bit weights only by 8-bit activations. So each row of activations is divided by a power of two,
 ``step``, and each quotient is split into two or three 8-bit numbers, called digits. One product multiplies the digits
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ..errors import is_out_of_memory
 from ..runtime import cached_per_runtime
-from . import int4
 from .kernels import fp8_matmul, int8_matmul
 
 _FP8_DIGITS = {torch.bfloat16: 2, torch.float16: 3}
@@ -36,15 +35,13 @@ _CHECKED_ROWS = (1, 3, 64, 130)
 def quantised_matmul(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """Multiply by a quantised weight, with the precision of x's dtype.
 
-    If the weight is int8 or fp8, on an NVIDIA GPU that meets :data:`_REQUIREMENTS`, x in half precision is split into
-    8-bit digits. In all other cases, the weight is converted to x's dtype.
+    On an NVIDIA GPU that meets :data:`_REQUIREMENTS`, x in half precision is split into 8-bit digits. In all other
+    cases, the weight is converted to x's dtype.
 
     Args:
         x: [M, in] activations.
-        weight: [in, out] int8 or float8_e4m3fn, with the memory layout of a contiguous [out, in] matrix; or packed int4
-            (:mod:`.int4`).
-        scale: [out] float32 or float64 factors: the weight's true value is ``weight * scale``. With int4, the scale of
-            :mod:`.int4`.
+        weight: [in, out] int8 or float8_e4m3fn, with the memory layout of a contiguous [out, in] matrix.
+        scale: [out] float32 or float64 factors: the weight's true value is ``weight * scale``.
 
     Returns:
         Product [M, out] in x's dtype.
@@ -62,7 +59,7 @@ def _digit_matmul(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 def _uses_digits(x: Tensor, weight: Tensor) -> bool:
-    if not x.is_cuda or torch.version.hip or x.dtype not in _FP8_DIGITS or weight.dtype not in _REQUIREMENTS:
+    if not x.is_cuda or torch.version.hip or x.dtype not in _FP8_DIGITS:
         return False
     multiple, _ = _REQUIREMENTS[weight.dtype]
     fits = weight.shape[0] % multiple == 0 and weight.shape[1] % multiple == 0
@@ -70,8 +67,8 @@ def _uses_digits(x: Tensor, weight: Tensor) -> bool:
 
 
 def supports_byte_matmul(device: torch.device, stored: torch.dtype) -> bool:
-    """Return whether an NVIDIA GPU multiplies the dtype ``stored`` without conversion: an 8-bit dtype it supports."""
-    return stored in _REQUIREMENTS and torch.cuda.get_device_capability(device) >= _REQUIREMENTS[stored][1]
+    """Return whether the compute capability of an NVIDIA GPU allows products of the 8-bit dtype ``stored``."""
+    return torch.cuda.get_device_capability(device) >= _REQUIREMENTS[stored][1]
 
 
 @cached_per_runtime
@@ -166,30 +163,9 @@ def fp8_digits(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 def _converted_matmul(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """Compute `quantised_matmul` with the weight converted to x's dtype.
 
-    float16 activations are scaled down before a product with factors, because it could exceed the range of float16.
+    float16 activations are scaled down first, because their products could exceed the range of float16.
     """
-    matrix, factors = converted(weight, scale, x.dtype, x.shape[1])
-    if factors is None:
-        return x @ matrix
     if x.dtype != torch.float16:
-        return (x @ matrix * factors).to(x.dtype)
+        return (x @ weight.to(x.dtype) * scale).to(x.dtype)
     step = _step(x, -7)  # a sum of 18,000 products with weights up to 448 stays in the range of float16
-    return ((x / step).half() @ matrix * step * factors).half()
-
-
-def converted(weight: Tensor, scale: Tensor | None, dtype: torch.dtype, inputs: int) -> tuple[Tensor, Tensor | None]:
-    """Convert a weight to another dtype.
-
-    Args:
-        weight: Weight in any dtype, [in, out] or packed int4.
-        scale: Scale as in `quantised_matmul`; None if the weight is not quantised.
-        dtype: Dtype of the result.
-        inputs: Number of inputs of the weight.
-
-    Returns:
-        Matrix [in, out] in ``dtype``, and factors [out] by which the product with the matrix must be multiplied; None
-        if the matrix contains the true weights.
-    """
-    if scale is not None and weight.dtype == torch.uint8:
-        return int4.unpack(weight, scale, dtype)[:inputs], None
-    return weight.to(dtype), scale
+    return ((x / step).half() @ weight.half() * step * scale).half()

@@ -15,7 +15,7 @@ import torch
 from ...errors import AdtError
 from ...models.batch_invariance import near_window
 from ...models.cache import KVCache
-from ...models.layers import Decoder
+from ...models.layers import GPU_PIECE_BYTES, Decoder
 from ...models.quantised_matmul import supports_byte_matmul
 from ...rules.noise import Noise
 from ...rules.settings import UPSTREAM
@@ -89,7 +89,7 @@ def _graph_bytes(request: Request) -> int:
 
 
 def _activation_bytes(request: Request, batch_size: int, device: torch.device | None) -> int:
-    """Return the bytes of the activations of the largest forward pass, including a converted weight matrix."""
+    """Return the bytes of the activations of the largest forward pass, including converted weights."""
     target = request.target
     decoder = request.target.decoder
     config = request.target.decoder.config
@@ -105,18 +105,18 @@ def _activation_bytes(request: Request, batch_size: int, device: torch.device | 
 
 
 def _converted_bytes(decoder: Decoder, device: torch.device) -> int:
-    """Return the bytes of a quantised matrix that is converted to half precision before its use.
+    """Return the bytes of quantised weights that are converted to half precision before their use.
 
-    The result is 0 on a CPU, which converts a matrix in small pieces, and on a GPU that multiplies the quantised matrix
-    directly. For int4 it includes the temporary copy of half of the levels (:func:`...models.int4.unpack`).
+    A CPU converts weights in small pieces. A GPU converts int4 weights in larger pieces. It converts a complete int8 or
+    fp8 matrix, unless it multiplies the stored numbers directly.
     """
     if decoder.weights is None or device.type == "cpu":
         return 0
-    stored = decoder.layers[0].get_parameter("gate_up")
     matrix = 2 * 2 * decoder.config.hidden_size * decoder.config.intermediate_size
     if decoder.weights == "int4":
-        return matrix + stored.numel()
-    return matrix if device.type == "cuda" and not supports_byte_matmul(device, stored.dtype) else 0
+        return min(matrix, GPU_PIECE_BYTES) * 5 // 4  # a quarter is the temporary copy of half of the levels
+    stored = decoder.layers[0].get_parameter("gate_up").dtype
+    return matrix if device.type == "cuda" and not supports_byte_matmul(device, stored) else 0
 
 
 def _near_bytes(request: Request, cache_length: int, prompt: int, device: torch.device) -> int:
