@@ -25,8 +25,8 @@ class Runtime:
 
     Attributes:
         cached_results: Results of functions with the decorator `cached_per_runtime`, by function and arguments.
-        equal_products: Results of a test, by kind of matrix product and number of rows: whether one product of all rows
-            is bitwise equal to separate products of tiles (groups of rows).
+        equal_products: Results of a test, by kind of matrix product and number of rows. The test checks whether one
+            product of all rows is bitwise equal to separate products of tiles (groups of rows).
         invariance_reports: Results of the tests of batch invariance, by name of the test.
         unsaved_files: Content of cache files that could not be written to the disk, by path.
         graph_failures: Reason why CUDA graphs are off for a model, by its decoder.

@@ -23,10 +23,11 @@ const UNZOOMED = { scale: 1, x: 0.5, y: 0.5 };
 const MAX_CLICK = 4; // pixels; if the pointer moves further while it is pressed, it drags the map
 
 /**
- * Functions of a node's map that its panel calls:
+ * The map of a node, as its panel uses it:
  *
  * - `choices` lists the runs that the user can compare with, and `choose` returns one of them.
- * - `differences` and `off` return contents of the caption, see caption.js.
+ * - `differences` returns the differences between two runs, for the caption (caption.js).
+ * - `off` is the note in the caption while the node is muted or bypassed, else "".
  * - `changed` stores the settings after a change, and `grow` makes the node higher.
  * - `drawn` is called after each drawing.
  *
@@ -314,8 +315,13 @@ export class MapPanel {
   }
 
   /**
-   * The data to draw: `runs`; `untils`, for each run the index of the first round that is not shown; `figure`; `maps`,
-   * the values of the figure for each run; and `ends`, the values at both ends of the colour scale.
+   * The data to draw:
+   *
+   * - `runs`;
+   * - `untils`: for each run, the index of the current round of the replay, or Infinity without a replay. The tokens of
+   *   earlier rounds are drawn, and the draft tree of the current round;
+   * - `figure`, and `maps`: the values of the figure for each run;
+   * - `ends`: the values at both ends of the colour scale.
    */
   #shown() {
     const { runs } = this;
@@ -335,7 +341,7 @@ export class MapPanel {
     return { runs, untils, figure, maps, ends };
   }
 
-  /** For each run, the index of the round that the replay shows; Infinity without a replay. */
+  /** For each run, the index of the current round of the replay; Infinity without a replay. */
   #untils(runs) {
     const { round } = this.replay;
     if (round === null || round === undefined) return runs.map(() => Infinity);

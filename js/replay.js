@@ -41,7 +41,7 @@ export class Replay {
     this.#update();
   }
 
-  /** The index in the run of the round that is shown. null if the finished image is shown. */
+  /** The index in the run of the current round of the replay. null if the finished image is shown. */
   get round() {
     return this.#shown === null ? null : this.#rounds[this.#shown];
   }

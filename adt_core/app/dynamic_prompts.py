@@ -109,8 +109,8 @@ class _Expander:
         before = self._groups[-1][-1]
         if len(before) * len(texts) > self._limit:
             raise AdtError(
-                f"choices: prompt '{self._prompt.id}', {shown(self._prompt.text)}, makes more than {MAX_PROMPTS} "
-                f"prompts; choose '{RANDOM}'."
+                f"choices: prompt '{self._prompt.id}', {shown(self._prompt.text)}, brings the list to more than "
+                f"{MAX_PROMPTS} prompts; choose '{RANDOM}'."
             )
         self._groups[-1][-1] = [prefix + text for prefix in before for text in texts]
 

@@ -161,7 +161,7 @@ class Decoding:
         return self._costs.profile
 
     def grid_codes(self) -> Tensor:
-        """Return the codes of each image in the order of its grid, [B, rows, columns] int64."""
+        """Return the code of each cell of the grids of all images, [B, rows, columns] int64."""
         return self.target.cells(self.codes)
 
     def memory_required(self, device: torch.device | None = None) -> int:

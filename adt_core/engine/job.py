@@ -103,7 +103,7 @@ class Job:
         """Decode the codes of images to pixels.
 
         Args:
-            codes: [B, rows, columns] int64, codes of B images in the order of each image's grid.
+            codes: [B, rows, columns] int64, code of each cell of the grids of B images.
             check: Called often; may raise an exception to cancel.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Soak test: many runs in one process, sampled with a seed.
+"""Soak test: many random runs in one process. A seed selects the runs.
 
     python -m tests.soak --runs 1000                  queued in a ComfyUI server
     python -m tests.soak --runs 1000 --in-process     with the engine only
