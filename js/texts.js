@@ -111,6 +111,7 @@ const ENGLISH = {
   download: {
     "": (size) => `download, ${size}`,
     int8: (size) => `download, ${size}; fits with int8 weights`,
+    int4: (size) => `download, ${size}; fits with int4 weights`,
     no: (size) => `download, ${size}; too large for this GPU`,
   },
 };
@@ -208,6 +209,7 @@ const CHINESE = {
   download: {
     "": (size) => `下载，${size}`,
     int8: (size) => `下载，${size}；int8 权重可放入显存`,
+    int4: (size) => `下载，${size}；int4 权重可放入显存`,
     no: (size) => `下载，${size}；超出显存`,
   },
 };
@@ -226,7 +228,7 @@ export function methodName(method) {
   return tree ? texts.staticTree(tree) : (texts.methods[method] ?? method);
 }
 
-/** The text after the name of a model that is not installed. @param {"" | "int8" | "no"} fits see downloading.py */
+/** The text after the name of a model that is not installed. @param {"" | "int8" | "int4" | "no"} fits see downloading.py */
 export function downloadLabel(size, fits) {
   return texts.download[fits](size);
 }

@@ -29,7 +29,8 @@ IF_MISSING = [EXPLAIN, DOWNLOAD]
 ALLOWED = "ADT_TREE_ALLOW_DOWNLOAD"
 """Environment variable that allows downloads on a server that other machines can reach."""
 _EVENT = "adt_tree.models"
-_FITS, _FITS_INT8, _TOO_LARGE = "", "int8", "no"
+_FITS = ("", "int8", "int4")
+_TOO_LARGE = "no"
 
 
 def download_missing(name: str, node_id: str) -> None:
@@ -83,7 +84,7 @@ def offered_downloads() -> dict[str, dict[str, str]]:
 
     Returns:
         Name -> {"size": ..., "fits": ...}. `size` is a text such as "15 GB". `fits` is "" if the model fits into the
-        memory of the device, "int8" if it fits only with int8 weights, and "no" if it does not fit.
+        memory of the device, "int8" or "int4" if it fits only with such weights, and "no" if it does not fit.
     """
     device = mm.get_torch_device()
     is_known = device.type != "cpu" and not mm.is_directml_enabled()
@@ -93,7 +94,7 @@ def offered_downloads() -> dict[str, dict[str, str]]:
 
 def _fits(row: Published, room: float) -> str:
     """Return the value of `fits` in `offered_downloads` for a device with `room` GiB of memory."""
-    return _FITS if row.memory[0] <= room else _FITS_INT8 if row.memory[1] <= room else _TOO_LARGE
+    return next((fits for fits, needed in zip(_FITS, row.memory) if needed <= room), _TOO_LARGE)
 
 
 def _is_complete(path: str) -> bool:

@@ -19,7 +19,7 @@ from .sockets import DrafterSocket, LoadedModel, ModelSocket, checked
 from .stock import ImageTokenizer, TextEncoder
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_WEIGHTS = {"int8 weights": "int8", "fp8 weights": "fp8"}
+_WEIGHTS = {"int8 weights": "int8", "fp8 weights": "fp8", "int4 weights": "int4"}
 
 
 def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
@@ -32,7 +32,7 @@ def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
 
     Args:
         path: Path of the model.
-        weights: "int8" or "fp8" if the weight matrices are quantised, otherwise None.
+        weights: "int8", "fp8" or "int4" if the weight matrices are quantised, otherwise None.
     """
     device = mm.get_torch_device()
     if path == BUNDLED or device.type == "cpu":
@@ -52,15 +52,24 @@ def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
     return torch.float16
 
 
+def _smaller_weights(dtype: str) -> str:
+    """Return the part of an error message that names values of `dtype` that need less memory; "" if there are none."""
+    if dtype == "int4 weights":
+        return ""
+    smaller = "'int4 weights'" if dtype in _WEIGHTS else "'int8 weights' or 'int4 weights'"
+    return f"{smaller} in the Model Loader, or "
+
+
 _MODEL_LOADER_TOOLTIPS = Tooltips(
     inputs={
         "model": "The model to load. 'bundled' is a small model of simple scenes that is included in the pack. A "
         "model with '(download, ...)' after its name is not installed; set if_missing to 'download' to get it.",
         "dtype": "Precision of the weights. auto: float32 for the bundled model and on the CPU, otherwise bfloat16 or "
-        "the best that the device supports. int8 weights and fp8 weights need half the memory of bfloat16 and change "
-        "the image slightly.",
-        "exact": "For half precision, including int8 and fp8 weights. On: drafting gives the exact image of plain "
-        "decoding. Off: faster, but drafting may give another, equally good image. Changing it changes the image.",
+        "the best that the device supports. int8 and fp8 weights need half the memory of bfloat16, int4 weights need "
+        "30 %. All three change the image.",
+        "exact": "For half precision, including int8, fp8 and int4 weights. On: drafting gives the exact image of "
+        "plain decoding. Off: faster, but drafting may give another, equally good image. Changing it changes the "
+        "image.",
         "if_missing": "What happens if a published model is not installed. explain: an error names the download. "
         "download: the node downloads all files that the model needs from Hugging Face, and resumes an interrupted "
         "download.",
@@ -139,8 +148,7 @@ class ADTTreeModelLoader(io.ComfyNode):
             weights=_WEIGHTS.get(dtype),
             exact=exact,
         )
-        lighter = "" if dtype in _WEIGHTS else "'int8 weights' in the Model Loader, or "
-        decoder = manage(target.decoder, target.name, f"choose {lighter}a smaller model")
+        decoder = manage(target.decoder, target.name, f"choose {_smaller_weights(dtype)}a smaller model")
         codec = manage(target.codec, f"{target.name}'s image tokeniser", "use a smaller image")
         text = None
         if target.text_encoder is not None:

@@ -11,7 +11,7 @@ from adt_core.models.load import FAMILIES
 
 def models_table() -> str:
     """Return the table of models in Markdown."""
-    head = ("model", "download from Hugging Face", "size", "licence", "pixels", "memory bf16 / int8")
+    head = ("model", "download from Hugging Face", "size", "licence", "pixels", "memory bf16 / int8 / int4")
     return _table(head, map(_row, published()))
 
 

@@ -161,9 +161,9 @@ def default_folder() -> Path:
 
 def list_models() -> str:
     """Return the published models as a text table."""
-    header = ("name", "download", "memory bf16 / int8", "licence")
+    header = ("name", "download", "memory bf16 / int8 / int4", "licence")
     rows = [
-        (row.name, row.size, f"{row.memory[0]} / {row.memory[1]} GiB", row.licences)
+        (row.name, row.size, f"{' / '.join(map(str, row.memory))} GiB", row.licences)
         for row in published()
         if row.downloads
     ]

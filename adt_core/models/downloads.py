@@ -52,14 +52,14 @@ class Published(NamedTuple):
         downloads: All downloads that the model needs. The first one is the model's own repository. Empty for the
             bundled model.
         pixels: Sides of the model's images in pixels, as text for the table.
-        memory: GPU memory in GiB that the model needs: with bfloat16 weights, and with int8 weights.
+        memory: GPU memory in GiB that the model needs: with bfloat16, int8 and int4 weights.
         drafter: Download of a drafter that was trained for the model, if there is one.
     """
 
     name: str
     downloads: tuple[Download, ...]
     pixels: str
-    memory: tuple[float, float]
+    memory: tuple[float, float, float]
     drafter: Download | None = None
 
     @property

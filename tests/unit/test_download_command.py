@@ -83,7 +83,7 @@ def test_list_of_published_models(capsys):
     head, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == [row.name for row in published() if row.downloads]
     janus = find_published("Janus-Pro-7B")
-    assert any("15 GB" in row and "14.5 / 8.9 GiB" in row and janus.licences in row for row in rows)
+    assert any("15 GB" in row and "14.5 / 8.9 / 6.6 GiB" in row and janus.licences in row for row in rows)
 
 
 @pytest.mark.parametrize("wrong", [[], ["Janus-Pro-1B", "--list"]])

@@ -44,13 +44,13 @@ def test_single_files_that_are_models(name, expected):
 
 def test_a_new_family_is_one_row(monkeypatch):
     """If several families recognise a checkpoint, the last of them in the table must be used."""
-    row = Published("New-1B", (Download("somebody/New-1B", 2, "MIT", "New-1B"),), "256", (2.0, 1.0))
+    row = Published("New-1B", (Download("somebody/New-1B", 2, "MIT", "New-1B"),), "256", (2.0, 1.0, 0.7))
     new = load.FAMILIES[0]._replace(name="new", recognises=lambda config, names: "new" in config, published=(row,))
     assert not checkpoints.is_target_config({"new": 1})
     monkeypatch.setattr(load, "FAMILIES", [*load.FAMILIES, new])
     assert checkpoints.is_target_config({"new": 1}) and checkpoints.published()[-1] == row
     assert model_tables.models_table().endswith(
-        "| `New-1B` | `somebody/New-1B` | 2 GB | MIT | 256 | 2.0 GiB / 1.0 GiB |"
+        "| `New-1B` | `somebody/New-1B` | 2 GB | MIT | 256 | 2.0 GiB / 1.0 GiB / 0.7 GiB |"
     )
 
 

@@ -82,8 +82,8 @@ def test_running_out_of_memory_while_sampling(comfy, plain):
     finally:
         comfy.get("/probe/exhaust", on=0)
     assert message.startswith("bundled needs 0.1 GB with its working memory, and cpu ran out of its ")
-    assert message.endswith("close other programs that use it, or choose 'int8 weights' in the Model Loader, or a "
-                            "smaller model.")  # fmt: skip
+    assert message.endswith("close other programs that use it, or choose 'int8 weights' or 'int4 weights' in the Model "
+                            "Loader, or a smaller model.")  # fmt: skip
     assert comfy.files(comfy.run(plain.prompt)), "the next run succeeds"
 
 

@@ -146,7 +146,7 @@ FAMILY = Family(
     search=("anole", "chameleon"),
     companions=_CODEC_FILES,
     published=(
-        Published("bundled", (), "128", (0.1, 0.1)),
-        Published(ANOLE.folder, (ANOLE, CHAMELEON_CODEC), "512", (15.8, 9.7), ANOLE_DRAFTER),
+        Published("bundled", (), "128", (0.1, 0.1, 0.1)),
+        Published(ANOLE.folder, (ANOLE, CHAMELEON_CODEC), "512", (15.8, 9.7, 7.3), ANOLE_DRAFTER),
     ),
 )

@@ -225,5 +225,5 @@ FAMILY = Family(
     ),
     trained=(1, 1),  # only sizes with as many pixels as the default square were trained
     search=("emu3",),
-    published=(Published(EMU3.folder, (EMU3,), "720, or as many in another shape", (23.0, 16.5)),),
+    published=(Published(EMU3.folder, (EMU3,), "720, or as many in another shape", (23.0, 16.5, 13.8)),),
 )

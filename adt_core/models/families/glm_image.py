@@ -335,5 +335,5 @@ FAMILY = Family(
     single_files=("glm_image*.safetensors", "GLM-Image*.safetensors"),
     trained=(1, 2),  # 1024 to 2048 pixels, according to its model card
     search=("glm image", "glm"),
-    published=(Published(GLM.folder, (GLM,), "1024, or another shape of up to 2048", (17.7, 10.1)),),
+    published=(Published(GLM.folder, (GLM,), "1024, or another shape of up to 2048", (17.7, 10.1, 6.9)),),
 )

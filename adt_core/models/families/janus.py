@@ -184,7 +184,7 @@ def _image_rows(decoder: Decoder, parts: list[Tensor]) -> Tensor:
     return x
 
 
-def _published(size: str, gigabytes: int, memory: tuple[float, float]) -> Published:
+def _published(size: str, gigabytes: int, memory: tuple[float, float, float]) -> Published:
     name = f"Janus-Pro-{size}"
     own = Download(f"deepseek-community/{name}", gigabytes, "DeepSeek's model licence", name)
     return Published(name, (own,), "384", memory)
@@ -208,5 +208,5 @@ FAMILY = Family(
     ),
     sampling=PublishedSampling(guidance=5.0, source="github.com/deepseek-ai/Janus"),
     search=("janus",),
-    published=(_published("1B", 4, (4.4, 3.3)), _published("7B", 15, (14.5, 8.9))),
+    published=(_published("1B", 4, (4.4, 3.3, 2.9)), _published("7B", 15, (14.5, 8.9, 6.6))),
 )

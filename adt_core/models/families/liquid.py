@@ -109,5 +109,5 @@ FAMILY = Family(
     remedies=chameleon.FAMILY.remedies,
     sampling=PublishedSampling(7.0, 0.99, 4096, 0.96, source="github.com/FoundationVision/Liquid"),
     search=("liquid", "gemma"),
-    published=(Published("Liquid_V1_7B", (LIQUID, CHAMELEON_CODEC), "512", (19.0, 11.8)),),
+    published=(Published("Liquid_V1_7B", (LIQUID, CHAMELEON_CODEC), "512", (19.0, 11.8, 8.8)),),
 )

@@ -314,7 +314,7 @@ FLAN_T5_XL = Download(
 )
 
 
-def _published(name: str, pixels: str, memory: tuple[float, float], drafter: str) -> Published:
+def _published(name: str, pixels: str, memory: tuple[float, float, float], drafter: str) -> Published:
     """Return a published model with its downloads: transformer, codec, text encoder and drafter.
 
     The transformer is the authors' file if ``name`` ends with .pt. Otherwise it is the folder that LANTERN's authors
@@ -332,8 +332,8 @@ def _published(name: str, pixels: str, memory: tuple[float, float], drafter: str
     )
 
 
-_STAGE_1 = "256", (4.7, 4.0), "llamagen_drafter"
-_STAGE_2 = "512", (6.0, 5.3), "llamagen2_drafter"
+_STAGE_1 = "256", (4.7, 4.0, 3.8), "llamagen_drafter"
+_STAGE_2 = "512", (6.0, 5.3, 5.1), "llamagen2_drafter"
 FAMILY = Family(
     name="llamagen",
     title="LlamaGen",

@@ -122,7 +122,7 @@ def _tokenizer(folder: str) -> Download:
     return _download("768")._replace(gigabytes=0.006, folder=folder, files=("tokenizer.json",))
 
 
-def _published(version: str, memory: tuple[float, float], drafter: Download | None = None) -> Published:
+def _published(version: str, memory: tuple[float, float, float], drafter: Download | None = None) -> Published:
     """Return a published model. Its downloads include the codec, and the tokenizer if its repository lacks one."""
     own = _download(version)
     tokenizer = () if version == "768" else (_tokenizer(own.folder),)
@@ -144,13 +144,13 @@ FAMILY = Family(
     trained=(1, 1),  # only sizes with as many pixels as the default square were trained
     search=("lumina",),
     published=(
-        _published("512", (15.8, 9.8)),
+        _published("512", (15.8, 9.8, 7.3)),
         _published(
             "768",
-            (18.4, 12.4),
+            (18.4, 12.4, 9.9),
             Download(f"sihwanpark/{_DRAFTER}", 1, "Apache 2.0", _DRAFTER),
         ),
-        _published("768-Omni", (18.4, 12.4)),
-        _published("1024", (22.1, 16.1)),
+        _published("768-Omni", (18.4, 12.4, 9.9)),
+        _published("1024", (22.1, 16.1, 13.6)),
     ),
 )

@@ -122,7 +122,7 @@ MOVQGAN = Download("ai-forever/MoVQGAN", 1.1, "not stated", "", ("movqgan_270M.c
 
 
 def _published(name: str) -> Published:
-    return Published(name, (_download(name), MOVQGAN), "768, or as many in another shape", (29.5, 23.5))
+    return Published(name, (_download(name), MOVQGAN), "768, or as many in another shape", (29.5, 23.5, 21.0))
 
 
 FAMILY = Family(

@@ -122,7 +122,7 @@ def test_public_server_downloads_only_if_its_owner_allows_it(
     assert wanted
 
 
-@pytest.mark.parametrize("gigabytes, fits", [(80, ""), (12, "int8"), (6, "no")])
+@pytest.mark.parametrize("gigabytes, fits", [(80, ""), (12, "int8"), (8, "int4"), (6, "no")])
 def test_list_shows_whether_a_model_fits_the_gpu(pack, downloading, monkeypatch, gigabytes, fits):
     import torch
 

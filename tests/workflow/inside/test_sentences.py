@@ -205,10 +205,11 @@ def test_models_and_images_larger_than_the_gpu(pack, gpu):
     sentence = "bundled needs 0.1 GB with its working memory, and meta has 0.0 GB; choose {}a smaller model."
     for size in (1, 64):
         message = pack.fails("ADTTreeSampler", model=model, batch_size=size, **asked)
-        assert message == sentence.format("'int8 weights' in the Model Loader, or ")
+        assert message == sentence.format("'int8 weights' or 'int4 weights' in the Model Loader, or ")
     gpu(2**20)
-    model, _, vae = pack.run("ADTTreeModelLoader", dtype="int8 weights")
-    message = pack.fails("ADTTreeSampler", model=model, batch_size=1, **asked)
-    assert "int8" not in message and message.endswith("; choose a smaller model.")
+    for dtype, smaller in (("int8 weights", "'int4 weights' in the Model Loader, or "), ("int4 weights", "")):
+        model, _, vae = pack.run("ADTTreeModelLoader", dtype=dtype)
+        message = pack.fails("ADTTreeSampler", model=model, batch_size=1, **asked)
+        assert message.endswith(f"; choose {smaller}a smaller model.")
     message = pack.fails("VAEEncode", pixels=torch.zeros(1, 1024, 1024, 3), vae=vae)
     assert message.startswith("bundled's image tokeniser needs ") and message.endswith("; use a smaller image.")
