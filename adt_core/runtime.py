@@ -25,6 +25,7 @@ class Runtime:
 
     Attributes:
         cached_results: Results of functions with the decorator `cached_per_runtime`, by function and arguments.
+        kernel_verdicts: Results of the trials of Triton kernels (:mod:`.kernels.choice`), by operation and operands.
         equal_products: Results of a test, by kind of matrix product and number of rows. The test checks whether one
             product of all rows is bitwise equal to separate products of tiles (groups of rows).
         invariance_reports: Results of the tests of batch invariance, by name of the test.
@@ -37,6 +38,7 @@ class Runtime:
     def __init__(self) -> None:
         self.cached_results: dict[Hashable, Any] = {}
         self.equal_products: dict[Hashable, bool] = {}
+        self.kernel_verdicts: dict[Hashable, Any] = {}
         self.invariance_reports: dict[str, Any] = {}
         self.unsaved_files: dict[Path, dict] = {}
         self.graph_failures: WeakKeyDictionary[Any, str] = WeakKeyDictionary()

@@ -67,6 +67,19 @@ def fp8_matmul(x: Tensor, weight: Tensor) -> Tensor:
     return torch._scaled_mm(x, weight, unscaled, unscaled, out_dtype=torch.float32)
 
 
+def occupy_gpu(cycles: int = 4_000_000) -> None:
+    """Let the current GPU wait, so that kernels which are launched meanwhile run directly after each other.
+
+    If torch lacks the function, measured times include the time of launching.
+
+    Args:
+        cycles: Clock cycles to wait. The default is about 2 ms.
+    """
+    sleep = getattr(torch.cuda, "_sleep", None)
+    if sleep is not None:
+        sleep(cycles)
+
+
 def reduced_precision_settings() -> list[str]:
     """Return the names of active torch settings that reduce the precision of matrix products on a GPU.
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = (
     ("errors", "files", "messages", "runtime", "untrusted", "version"),
     ("rules",),
-    ("models",),
+    ("kernels", "models"),
     ("policies",),
     ("drafters",),
     ("engine",),

@@ -79,7 +79,7 @@ def test_the_archive_works_without_the_rest_of_the_repository(archive, tmp_path)
         "import importlib, pkgutil, sys, adt_core, adt_core.cli\n"
         "packages = ((adt_core.__path__, 'adt_core.'),)\n"
         "modules = [module.name for package in packages for module in pkgutil.walk_packages(*package)]\n"
-        "for name in modules: name.endswith('__main__') or importlib.import_module(name)\n"
+        "for name in modules: name.endswith(('__main__', '_triton')) or importlib.import_module(name)\n"
         "print(len(modules), adt_core.__file__)\n"
         "sys.exit(adt_core.cli.main(['inspect', 'bundled']))\n"
     )

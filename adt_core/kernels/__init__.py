@@ -1,0 +1,11 @@
+"""Operations with a Triton kernel for NVIDIA GPUs and a reference in PyTorch's operations.
+
+Each operation has two files, here for the operation `linear`:
+
+- `linear.py` contains the contract, the reference, which runs on every device, and the function that launches the
+  kernel.
+- `linear_triton.py` contains the Triton kernel. It imports Triton, which some installations lack, so it may be imported
+  only inside functions.
+
+:mod:`.choice` decides for each device, dtype and shape whether the kernel is used instead of the reference.
+"""

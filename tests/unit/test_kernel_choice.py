@@ -1,0 +1,132 @@
+"""Tests of the choice between Triton kernels and their references.
+
+The trials run on a CPU: the tests replace the check of the device and the measurement of times.
+"""
+
+import pytest
+import torch
+
+from adt_core.kernels import choice
+from adt_core.kernels.choice import Case, Trial, uses_kernel, verdicts
+
+X = torch.arange(6.0)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def supported(runtime, monkeypatch, caplog):
+    """Treat the CPU as a device with Triton, on which the kernel takes 1 ms and the reference 1.3 ms."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(choice, "supports_kernels", lambda device: True)
+    monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.0, 1.3])
+
+
+def trial(kernel=lambda: X + 1, reference=lambda: X + 1, equal_results=lambda: [("1 and 2 rows", X, X)]):
+    return Trial([Case(kernel, reference)], 0.01, equal_results)
+
+
+def choose(**parts):
+    return uses_kernel("double", X, (3, 4), lambda: trial(**parts))
+
+
+def test_a_kernel_that_passes_is_used_and_tried_once(caplog):
+    assert choose()
+    assert uses_kernel("double", X, (3, 4), lambda: pytest.fail("the trial ran twice"))
+    assert [verdict.reason for verdict in verdicts()] == ["it is 1.30 times as fast as PyTorch"]
+    assert not caplog.records
+
+
+def test_each_operation_dtype_and_shape_has_its_own_trial():
+    assert choose()
+    assert not uses_kernel("double", X, (3, 5), lambda: trial(kernel=lambda: X))
+    assert not uses_kernel("halve", X, (3, 4), lambda: trial(kernel=lambda: X))
+    assert not uses_kernel("double", X.double(), (3, 4), lambda: trial(kernel=lambda: X))
+    assert [verdict.uses_kernel for verdict in verdicts()] == [True, False, False, False]
+    assert verdicts()[1].operands == "float32, 3, 5"
+
+
+def fail(error):
+    def kernel():
+        raise error
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    "parts, reason",
+    [
+        (dict(kernel=lambda: X + 2), "its values differ from PyTorch's by 1"),
+        (dict(kernel=lambda: X + torch.nan), "its values differ from PyTorch's by nan"),
+        (
+            dict(equal_results=lambda: [("1 and 2 rows", X, X.nextafter(X + 1))]),
+            "its results for 1 and 2 rows are not bitwise equal",
+        ),
+        (dict(kernel=fail(TypeError("at 3:4:\n\tno such dtype."))), "TypeError: at 3:4: no such dtype"),
+        (dict(kernel=fail(RuntimeError(""))), "RuntimeError"),
+    ],
+)
+def test_a_faulty_kernel_is_replaced_with_one_warning(parts, reason, caplog):
+    assert not choose(**parts)
+    assert not choose(**parts)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == f"PyTorch replaces the Triton kernel 'double' for float32, 3, 4: {reason}."
+
+
+def test_values_within_the_tolerance_are_accepted():
+    assert choose(kernel=lambda: X + 1.05)
+
+
+def test_a_slow_kernel_is_replaced_without_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.3, 1.0])
+    assert not choose()
+    (record,) = caplog.records
+    assert record.levelname == "INFO" and record.getMessage().endswith(": PyTorch is 1.30 times as fast.")
+
+
+def test_the_times_of_all_cases_are_added(monkeypatch):
+    monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.0, 2.0, 4.0, 2.0])
+    case = Case(lambda: X, lambda: X)
+    assert not uses_kernel("double", X, (), lambda: Trial([case, case], 0, tuple))
+    assert verdicts()[0].reason == "PyTorch is 1.25 times as fast"
+
+
+def test_the_same_reason_is_logged_once(caplog):
+    for shape in (1,), (2,):
+        assert not uses_kernel("double", X, shape, lambda: trial(kernel=fail(RuntimeError("no compiler"))))
+    assert len(caplog.records) == 1 and len(verdicts()) == 2
+
+
+def test_a_lack_of_memory_is_no_verdict(caplog):
+    with pytest.raises(RuntimeError):
+        choose(kernel=fail(RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")))
+    assert not verdicts() and not caplog.records
+    assert choose()
+
+
+@pytest.mark.parametrize(
+    "device, triton, variable, reason",
+    [
+        ("cpu", True, "1", "the device is not an NVIDIA GPU"),
+        ("cuda", False, "1", "Triton is not installed"),
+        ("cuda", True, "0", "ADT_TREE_KERNELS is 0"),
+        ("cuda", True, "1", ""),
+    ],
+)
+def test_support_of_devices(device, triton, variable, reason, monkeypatch):
+    monkeypatch.setattr(choice, "has_triton", lambda: triton)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setenv(choice.VARIABLE, variable)
+    assert choice.missing_support(torch.device(device)) == reason
+
+
+def test_the_oldest_gpus_are_not_supported(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    assert choice.missing_support(torch.device("cuda")) == "the compute capability of the GPU is too low"
+
+
+def test_other_devices_have_no_trial_and_no_message(monkeypatch, caplog):
+    monkeypatch.undo()
+    assert not uses_kernel("double", X, (), lambda: pytest.fail("a trial ran"))
+    assert not verdicts() and not caplog.records
