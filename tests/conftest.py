@@ -9,6 +9,7 @@ resembles ComfyUI, which imports the pack as a package with the name of its fold
 ``__init__.py`` files of the repository root and of ``nodes``.
 """
 
+import os
 import sys
 from contextlib import ExitStack
 from functools import cache
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+os.environ["TRITON_INTERPRET"] = "1"  # tests run Triton kernels on a CPU; Triton reads this when it is imported
 ROOT = Path(__file__).resolve().parents[1]
 pytest_plugins = ["tests.tiers"]
 

@@ -38,6 +38,7 @@ TILE = {"cuda": 64, "meta": 64, "cpu": 4}
 """Rows of a tile, by device type. "meta" stands for a GPU before the weights are loaded. On a GPU, a product with 64
 rows takes no longer than reading the weights once. On a CPU the tile has more than one row, because libraries use a
 different kernel for a single row."""
+_NO_KEY = 2**31 - 1
 NEAR_WINDOW = 32
 """Number of positions directly before a token that have near keys. It is also the maximum depth of a draft tree."""
 MASK_ALIGNMENT = 8
@@ -134,10 +135,27 @@ class NearKeys(NamedTuple):
         columns: [R, w] int64 cache positions of the near keys; None if all keys that the forward reads are near.
         mask: [R, 1, n, w] float64 mask that is added to the scores. After `for_layers` its shape is
             [R * key heads, g * n, w], where g query heads share a key head.
+        paths: [R, n, near + 1] int64 cache positions of each token's own near keys, in the order of their positions in
+            the image; then `_NO_KEY`. None unless `by_path` has been called.
     """
 
     columns: Tensor | None
     mask: Tensor
+    paths: Tensor | None = None
+
+    def by_path(self) -> NearKeys:
+        """Return the near keys with `paths`. `columns` must not be None.
+
+        A node of a draft tree is at a later cache position than its ancestors. So the order of cache positions is the
+        order of positions in the image, within the keys that one token sees.
+        """
+        # Example: columns [4, 5, 6, 7, 8], of which the second child in the example of `BatchRows.split_near_keys` sees
+        # [5, 6, 8]. Its path is [5, 6, 8].
+        assert self.columns is not None
+        n, w = self.mask.shape[2:]
+        visible = self.mask[:, 0] == 0
+        paths = torch.where(visible, self.columns[:, None], _NO_KEY).sort(-1).values
+        return self._replace(paths=paths[..., : w - n + 1].contiguous())
 
     def for_layers(self, heads: int, group: int) -> NearKeys:
         """Return the near keys with a mask that is already expanded for all heads of a layer.

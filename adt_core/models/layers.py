@@ -18,21 +18,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import Check
+from ..kernels import attend as attention
+from ..kernels import norm_rope_store as projection
+from ..kernels.attend import attend
+from ..kernels.gate import gate
+from ..kernels.norm import norm
+from ..kernels.norm_rope_store import Projection, norm_rope_store
 from ..rules.sampling import guide
 from . import int4
 from .batch_invariance import (
     HALF,
     FallbackConfig,
     NearKeys,
-    near_attention,
     pad_rows,
     repeat_for_groups,
     tile_for,
     tiled_matmul,
 )
 from .cache import KVCache
-from .config import ACTIVATIONS, DecoderConfig
-from .kernels import far_attention, onednn_matmul, supports_half_matmul
+from .config import DecoderConfig
+from .kernels import onednn_matmul, supports_half_matmul
 from .quantised_matmul import has_exact_sums, quantised_matmul
 from .rotary import Rope, Rotation, rope_tables
 from .rows import AttentionMetadata
@@ -42,7 +47,6 @@ class LayerContext(NamedTuple):
     """Values that all layers of a forward over N = R * n tokens share.
 
     Attributes:
-        rows: Number of rows R of the batch.
         tile: Number of tokens of a tile in batch-invariant mode (:mod:`.batch_invariance`), else 0. Activations are
             padded so that their number of tokens is a multiple of the tile.
         rotation: Rotary embeddings of the tokens.
@@ -51,7 +55,6 @@ class LayerContext(NamedTuple):
         near_keys: Near keys of batch-invariant mode, else None.
     """
 
-    rows: int
     tile: int
     rotation: Rotation
     cache_position: Tensor | slice
@@ -72,14 +75,16 @@ class LayerContext(NamedTuple):
         if step.mrope_positions is not None and config.mrope_section is not None:
             rope = rope_tables(config, rope[0], step.mrope_positions.flatten(0, 1))
             positions = torch.arange(len(positions), device=positions.device)
-        rotation = Rotation.of(pad_rows(positions, tile), rope, config.num_layers, tile)
+        heads = config.num_heads, config.num_kv_heads, config.head_dim
+        layers = 0 if projection.uses_kernel(step.mask, *heads) else config.num_layers
+        rotation = Rotation.of(pad_rows(positions, tile), rope, layers, tile)
         group = config.num_heads // config.num_kv_heads
         near_keys = step.near_keys
-        if near_keys is not None:
+        if near_keys is not None and near_keys.columns is not None and attention.uses_kernel(step.mask, *heads):
+            near_keys = near_keys.by_path()
+        elif near_keys is not None:
             near_keys = near_keys.for_layers(config.num_kv_heads, group)
-        return cls(
-            len(step.positions), tile, rotation, step.cache_position, repeat_for_groups(step.mask, group), near_keys
-        )
+        return cls(tile, rotation, step.cache_position, repeat_for_groups(step.mask, group), near_keys)
 
 
 @contextmanager
@@ -94,25 +99,6 @@ def without_cudnn() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
-
-
-def attention(q: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | None) -> Tensor:
-    """Compute attention over the keys and values in a layer's cache.
-
-    Args:
-        q: [R, kv heads, m, d] queries.
-        cache: [2, R, kv heads, cache_length, d] keys and values of the layer.
-        mask: [R, 1, m, end] mask that is added to the scores. With ``near_keys``, it covers only the far keys.
-        near_keys: Near keys of batch-invariant mode, else None.
-
-    Returns:
-        [R, kv heads, m, d] in the dtype of ``q``; float64 if ``near_keys`` is given.
-    """
-    keys, values = cache.narrow(3, 0, mask.shape[-1])
-    if near_keys is None:
-        return F.scaled_dot_product_attention(q, keys, values, mask)
-    far = None if near_keys.columns is None else far_attention(q, keys, values, mask)
-    return near_attention(q, near_keys.take(cache, mask.shape[-1]), near_keys.mask, far)
 
 
 MATRICES = ("qkv", "out", "gate_up", "down")
@@ -261,74 +247,29 @@ class Layer(nn.Module):
             [N, h] residual stream after the layer.
         """
         tile = context.tile
-        attended = self._attention(self._project_qkv(x, context), context, cache)
+        y = x if self.input_norm is None else self._normed(x, self.input_norm)
+        qkv = product(y, self.qkv, self.qkv_scale, tile=tile).view(len(x), -1, self.config.head_dim)
+        queries = norm_rope_store(qkv, self._projection, context.rotation, cache, context.cache_position)
+        attended = attend(queries, cache, context.mask, context.near_keys)
         x = self._add_product(x, attended, self.out, self.out_scale, self.out_norm, tile)
-        gate, up = product(self._normed(x, self.mlp_norm), self.gate_up, self.gate_up_scale, tile=tile).chunk(2, -1)
-        gate = ACTIVATIONS[self.config.activation](gate)
-        return self._add_product(x, gate * up, self.down, self.down_scale, self.down_norm, tile)
+        gate_up = product(self._normed(x, self.mlp_norm), self.gate_up, self.gate_up_scale, tile=tile)
+        gated = gate(gate_up, self.config.activation)
+        return self._add_product(x, gated, self.down, self.down_scale, self.down_norm, tile)
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (self.config.hidden_size,), weight, self.config.rms_norm_eps)
+    @property
+    def _projection(self) -> Projection:
+        return Projection(self.qkv_bias, self.qk_norm_weight, self.qk_norm_bias)
+
+    def _normed(self, x: Tensor, weight: Tensor, plus: Tensor | None = None) -> Tensor:
+        return norm(x, weight, self.config.rms_norm_eps, plus)
 
     def _add_product(
-        self, x: Tensor, y: Tensor, weight: Tensor, scale: Tensor | None, norm: Tensor | None, tile: int
+        self, x: Tensor, y: Tensor, weight: Tensor, scale: Tensor | None, weight_of_norm: Tensor | None, tile: int
     ) -> Tensor:
         """Return x + y @ weight, or x + norm(y @ weight) if a norm is given. x is the residual stream."""
-        if norm is None:
+        if weight_of_norm is None:
             return product(y, weight, scale, x, tile)
-        return _plus(self._normed(product(y, weight, scale, tile=tile), norm), x)
-
-    def _project_qkv(self, x: Tensor, context: LayerContext) -> Tensor:
-        """Return queries, keys and values [N, query and kv heads, d] of x [N, h]. Queries and keys are rotated."""
-        dim = self.config.head_dim
-        qk_heads = self.config.num_heads + self.config.num_kv_heads
-        if self.input_norm is not None:
-            x = self._normed(x, self.input_norm)
-        qkv = product(x, self.qkv, self.qkv_scale, tile=context.tile)
-        if self.qkv_bias is not None:
-            qkv = _plus(self.qkv_bias, qkv)
-        qkv = qkv.view(len(x), -1, dim)
-        if self.qk_norm_weight is not None and self.qk_norm_bias is not None:
-            normed = F.layer_norm(qkv, (dim,), eps=1e-5)  # values too: a slice without them would be copied
-            qk = torch.addcmul(self.qk_norm_bias, normed[:, :qk_heads], self.qk_norm_weight)
-        else:
-            qk = qkv[:, :qk_heads].clone()
-        return context.rotation.rotated(qk, qkv)
-
-    def _attention(self, qkv: Tensor, context: LayerContext, cache: Tensor) -> Tensor:
-        """Write keys and values to the cache, then compute attention over the cache.
-
-        Args:
-            qkv: [N, query and kv heads, d] queries, keys and values.
-            context: Positions and masks of the forward.
-            cache: [2, R, kv heads, cache_length, d] keys and values of this layer.
-
-        Returns:
-            [N, query heads * d] attention output; 0 in rows that pad a tile.
-        """
-        heads = self.config.num_heads
-        kv_heads = self.config.num_kv_heads
-        dim = self.config.head_dim
-        rows = context.rows
-        tokens = rows * (context.mask.shape[2] * kv_heads // heads)
-        padded_tokens = len(qkv)
-        qkv = qkv[:tokens].view(rows, -1, *qkv.shape[1:])
-        n = qkv.shape[1]
-        q = qkv[:, :, :heads].transpose(1, 2)
-        new = qkv[:, :, heads:].view(rows, n, 2, kv_heads, dim).permute(2, 0, 3, 1, 4)
-        if isinstance(context.cache_position, slice):
-            cache.narrow(3, context.cache_position.start, n).copy_(new)
-        else:
-            cache.scatter_(3, context.cache_position[None, :, None, :, None].expand_as(new), new)
-        # torch's fast kernels do not support grouped-query attention with a mask. So the queries of all heads that
-        # share a key head are placed in one head: [R, 8 heads, n, d] with 2 kv heads -> [R, 2, 4 * n, d].
-        y = attention(q.reshape(rows, kv_heads, -1, dim), cache, context.mask, context.near_keys)
-        y = y.unflatten(2, (-1, n)).permute(0, 3, 1, 2, 4)  # [R, n, kv heads, group, d]
-        if not context.tile:
-            return y.reshape(tokens, -1)
-        out = qkv.new_zeros(padded_tokens, heads * dim)
-        out[:tokens].view(y.shape).copy_(y)  # changes dtype and layout in one kernel launch
-        return out
+        return self._normed(product(y, weight, scale, tile=tile), weight_of_norm, x)
 
 
 WIDE = ("norm", "head_in", "head_in_bias", "head_bias", "head")

@@ -142,7 +142,7 @@ class Rotation(NamedTuple):
         Args:
             positions: [N] int64 indices into the tables.
             rope: Result of :func:`rope_tables`.
-            layers: Number of layers that use the rotations.
+            layers: Number of layers that rotate with torch, not with a kernel of :mod:`..kernels`.
             tile: Number of tokens that one kernel rotates; 0 for all N.
         """
         cos, sin = (table[positions] for table in rope)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adt_core import load_target
+from adt_core.kernels import attend
 from adt_core.models import batch_invariance, layers
 from adt_core.models.layers import QUANTISED
 from adt_core.models.rows import Roots
@@ -99,7 +100,7 @@ def test_a_node_has_the_features_of_plain_decoding(kind, near, data):
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
     tokens = torch.randint(0, model.num_codes, (2, DECIDED + n), generator=generator)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "far_attention", far_attention_float64)
+        patch.setattr(attend, "far_attention", far_attention_float64)
         batch = DecodedBatch(decoder, near, decided, tokens)
         before = batch.cache.data.clone()
         parents, depths = (torch.tensor([tree[i] for tree in trees]) for i in range(2))
@@ -156,7 +157,7 @@ def test_every_key_is_attended_once(monkeypatch, near):
 
     A key that is missing or attended twice would cause a difference above the precision of bfloat16.
     """
-    monkeypatch.setattr(layers, "far_attention", far_attention_float64)
+    monkeypatch.setattr(attend, "far_attention", far_attention_float64)
     codes = torch.randint(0, 32, (2, 18), generator=torch.Generator().manual_seed(0))
 
     def features(dtype, on):

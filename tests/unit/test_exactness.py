@@ -14,6 +14,7 @@ from adt_core.app.jobs import decode
 from adt_core.engine.device import invariance
 from adt_core.engine.device.invariance import CHAIN, COLUMNS, COMPANY, TREE
 from adt_core.engine.request import Request
+from adt_core.kernels import attend
 from adt_core.models import layers
 from adt_core.models.batch_invariance import NEAR_WINDOW, TILE, FallbackConfig
 from adt_core.models.rows import BatchRows
@@ -75,20 +76,20 @@ def test_a_product_that_depends_on_the_row_index_is_detected(target, monkeypatch
 
 
 def test_attention_that_depends_on_masked_keys_is_detected(target, monkeypatch):
-    near_attention = layers.near_attention
+    near_attention = attend.near_attention
 
     def leaky(q, near, mask, far):
         hidden = mask.isinf().double().mean(-1).view(*q.shape[:3], 1)
         return near_attention(q, near, mask, far) * (1 + hidden)
 
-    monkeypatch.setattr(layers, "near_attention", leaky)
+    monkeypatch.setattr(attend, "near_attention", leaky)
     assert TREE in differences(target)
 
 
 def test_attention_that_depends_on_the_number_of_cache_positions_is_detected(target, monkeypatch):
-    near_attention = layers.near_attention
+    near_attention = attend.near_attention
     monkeypatch.setattr(
-        layers, "near_attention", lambda q, near, *rest: near_attention(q, near, *rest) * (1 + near.shape[3] * 2**-12)
+        attend, "near_attention", lambda q, near, *rest: near_attention(q, near, *rest) * (1 + near.shape[3] * 2**-12)
     )
     assert COLUMNS in differences(target)
 
@@ -169,7 +170,7 @@ def far_keys(monkeypatch):
 
         monkeypatch.setattr(Request, "replayed", True)  # prompts are padded as on a GPU
         monkeypatch.setattr("adt_core.engine.request.near_window", lambda *model: NEAR_WINDOW)
-        monkeypatch.setattr(layers, "far_attention", kernel)
+        monkeypatch.setattr(attend, "far_attention", kernel)
 
     return attention
 

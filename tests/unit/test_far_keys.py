@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.engine.device.invariance import COMPANY, InvarianceReport
 from adt_core.engine.request import Request
-from adt_core.models import batch_invariance, layers
+from adt_core.kernels import attend
+from adt_core.models import batch_invariance
 from tests.drafted import METHODS, run
 from tests.layouts.emu3 import write_emu3
 from tests.tiny import write_tiny_checkpoint
@@ -50,7 +51,7 @@ def by_blocks(q, keys, values, mask):
 def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(Request, "replayed", True)
     monkeypatch.setattr("adt_core.engine.request.near_window", lambda *model: batch_invariance.NEAR_WINDOW)
-    monkeypatch.setattr(layers, "far_attention", by_blocks)
+    monkeypatch.setattr(attend, "far_attention", by_blocks)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ def test_a_kernel_that_depends_on_cache_positions_is_detected(runtime, wide, mon
         first = (mask == 0).int().argmax(-1, keepdim=True)
         return (out * (1 + first * 2**-9)).to(q.dtype), log_sum
 
-    monkeypatch.setattr(layers, "far_attention", by_place)
+    monkeypatch.setattr(attend, "far_attention", by_place)
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
     tried = run(wide, prompts=("a cat",), sampling=Sampling(guidance=3.0)).exact
     assert tried.differing == (COMPANY,) and tried.remark

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adt_core import load_drafter, load_target
+from adt_core.kernels import attend
 from adt_core.models import batch_invariance, layers, rotary
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import LayerContext
@@ -141,7 +142,7 @@ def test_a_batch_invariant_layer_has_few_more_operations(tiny, monkeypatch, near
     config = replace(decoder.config, num_layers=32)
     heads = decoder.config.num_heads
     seen = torch.zeros(2, heads, 3, config.head_dim, dtype=decoder.dtype), torch.zeros(2, heads, 3)
-    monkeypatch.setattr(layers, "far_attention", lambda *_: seen)
+    monkeypatch.setattr(attend, "far_attention", lambda *_: seen)
     step = rows.split_near_keys(rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 4), 3), 6, near)
     frame = LayerContext.of(step, rope_tables(config, decoder.embedding), config, decoder.tile)
     x = batch_invariance.pad_rows(torch.randn(2 * 3, config.hidden_size).to(decoder.dtype), decoder.tile)

@@ -1,0 +1,172 @@
+"""Attention of a forward pass over a layer's KV cache.
+
+In batch-invariant mode, the output of a token is bitwise equal in every forward pass (:mod:`..models.batch_invariance`
+defines the mode, and near and far keys). The reference adds near keys in float64 for this. The kernel needs no float64:
+
+- Far keys are added in chunks of :data:`CHUNK` cache positions. A program computes one chunk, and a second kernel adds
+  the chunks in the order of their cache positions. A chunk without visible keys changes nothing.
+- Near keys are read in the order of the token's path, whatever their cache positions are.
+
+Letters in shapes: R rows of the batch, n tokens of each row, N = R * n tokens in total, d elements of an attention
+head, g query heads that share a key head, `end` cache positions that the forward reads, w near keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..models.batch_invariance import NearKeys, near_attention
+from ..models.kernels import far_attention
+from . import choice
+from .attend_trial import Operands, RandomTree, join
+from .trials import is_candidate, tolerance
+
+CHUNK = 128
+"""Cache positions of a chunk. Prompts are padded to a multiple of this number in replayed rounds, so that a longer
+prompt in the batch does not move an image's keys within their chunks."""
+QUERIES = 16
+"""Queries that a program multiplies at a time: the least that a matrix instruction of a GPU needs. One number for all
+forward passes, because the order of sums depends on it."""
+NEAR_BLOCK = 16
+"""Near keys that a program of the merge reads at a time."""
+WARPS = {"far_chunks": 8, "merge": 2}
+"""Warps of a program, by kernel."""
+
+
+def attend(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | None) -> Tensor:
+    """Compute attention over the keys and values in a layer's cache.
+
+    Args:
+        queries: [at least N, heads, d] queries of row 0, of row 1 and so on, then padding.
+        cache: [2, R, key heads, cache_length, d] keys and values of the layer.
+        mask: [R, 1, g * n, end] mask that is added to the scores. With `near_keys`, it covers only the far keys.
+        near_keys: Near keys of batch-invariant mode, else None. With `near_keys.paths`, the kernel is used.
+
+    Returns:
+        [at least N, heads * d] attention output in the dtype of `queries`; 0 for padding.
+    """
+    if near_keys is not None and near_keys.paths is not None:
+        return kernel(queries, cache, mask, near_keys)
+    return reference(queries, cache, mask, near_keys)
+
+
+def reference(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | None) -> Tensor:
+    """Compute :func:`attend` with torch. `near_keys` must be prepared by :meth:`NearKeys.for_layers`."""
+    _, rows, kv_heads, _, dim = cache.shape
+    heads = queries.shape[1]
+    n = mask.shape[2] * kv_heads // heads
+    q = queries[: rows * n].view(rows, n, heads, dim).transpose(1, 2)
+    # torch's fast kernels do not support grouped-query attention with a mask. So the queries of all heads that
+    # share a key head are placed in one head: [R, 8 heads, n, d] with 2 kv heads -> [R, 2, 4 * n, d].
+    y = _attention(q.reshape(rows, kv_heads, -1, dim), cache, mask, near_keys)
+    y = y.unflatten(2, (-1, n)).permute(0, 3, 1, 2, 4)  # [R, n, kv heads, group, d]
+    if len(queries) == rows * n and y.dtype == queries.dtype:
+        return y.reshape(rows * n, -1)
+    out = queries.new_zeros(len(queries), heads * dim)
+    out[: rows * n].view(y.shape).copy_(y)  # changes dtype and layout in one kernel launch
+    return out
+
+
+def _attention(q: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | None) -> Tensor:
+    """Compute attention with queries that are already grouped by key heads.
+
+    Args:
+        q: [R, key heads, g * n, d] queries.
+        cache: As in :func:`attend`.
+        mask: As in :func:`attend`.
+        near_keys: As in :func:`attend`.
+
+    Returns:
+        [R, key heads, g * n, d] in the dtype of `q`; float64 if `near_keys` is given.
+    """
+    keys, values = cache.narrow(3, 0, mask.shape[-1])
+    if near_keys is None:
+        return F.scaled_dot_product_attention(q, keys, values, mask)
+    far = None if near_keys.columns is None else far_attention(q, keys, values, mask)
+    return near_attention(q, near_keys.take(cache, mask.shape[-1]), near_keys.mask, far)
+
+
+def kernel(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys) -> Tensor:
+    """Compute :func:`attend` with two Triton kernels. `near_keys.paths` must not be None."""
+    from triton import cdiv, next_power_of_2
+
+    from .attend_triton import far_chunks, merge
+
+    assert near_keys.paths is not None
+    _, rows, kv_heads, _, dim = cache.shape
+    heads = queries.shape[1]
+    group = heads // kv_heads
+    n = mask.shape[2] // group
+    end = mask.shape[3]
+    chunks = cdiv(end, CHUNK)
+    peaks = queries.new_empty(rows, kv_heads, chunks, n * group, 2, dtype=torch.float32)
+    sums = queries.new_empty(rows, kv_heads, chunks, n * group, dim, dtype=torch.float32)
+    out = queries.new_empty(len(queries), heads * dim)
+    slots = near_keys.paths.shape[2]
+    value_offset, row_stride, head_stride = cache.stride()[:3]
+    strides = row_stride, head_stride, value_offset
+    sizes = {"GROUP": group, "WIDTH": dim, "PADDED": next_power_of_2(dim)}
+    with torch.cuda.device_of(queries):
+        far_chunks[chunks, kv_heads, rows](
+            queries, cache, mask, sums, peaks, n, end, mask.stride(0), mask.stride(2), *strides, dim**-0.5,
+            **sizes, CHUNK=CHUNK, BLOCK=QUERIES, num_warps=WARPS["far_chunks"],
+        )  # fmt: skip
+        merge[len(queries), heads](
+            queries, cache, near_keys.paths, sums, peaks, out, n, rows, chunks, end, slots, *strides, dim**-0.5,
+            **sizes, BLOCK=NEAR_BLOCK, num_warps=WARPS["merge"],
+        )  # fmt: skip
+    return out
+
+
+def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int) -> bool:
+    """Return whether the kernel is used for all forward passes of a model that separate near and far keys.
+
+    Args:
+        x: Tensor with the dtype and on the device of the queries.
+        heads: Number of query heads.
+        kv_heads: Number of key heads.
+        dim: Number of elements d of a head.
+    """
+    shape = heads, kv_heads, dim
+    return is_candidate(x) and choice.uses_kernel("attend", x, shape, partial(_trial, x, *shape))
+
+
+def _trial(x: Tensor, heads: int, kv_heads: int, dim: int) -> choice.Trial:
+    """Return the trial: a round of two rows without drafts, and with 24 drafts."""
+    tree = RandomTree(x, heads, kv_heads, dim, [max((node - 1) // 2, -1) for node in range(25)], committed=800)
+    rounds = [join([tree.operands(range(nodes), range(nodes))] * 2) for nodes in (1, 25)]
+    cases = [
+        choice.Case(partial(kernel, *round.for_kernel()), partial(reference, *round.for_reference()))
+        for round in rounds
+    ]
+    return choice.Trial(cases, tolerance(x.dtype), partial(equal_results, tree))
+
+
+def equal_results(tree: RandomTree) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield pairs of results of the kernel that must be bitwise equal.
+
+    Args:
+        tree: Tree whose last node is computed in several forward passes.
+
+    Yields:
+        Description of the second result, result of the node as only token, and result of the node in another forward
+        pass.
+    """
+    node = len(tree.parents) - 1
+    path = tree.path(node)
+    everything = range(node + 1)
+
+    def result(row: int, *rows: Operands, padding: int = 0) -> Tensor:
+        return kernel(*join(rows, padding).for_kernel())[row]
+
+    alone = tree.operands(path, [node])
+    expected = result(0, alone)
+    yield f"1 and {node + 1} tokens", expected, result(node, tree.operands(everything, everything))
+    yield "1 and 2 rows", expected, result(1, tree.operands(path, [node]), alone, padding=5)
+    yield "two lengths of prompts", expected, result(0, tree.operands(path, [node], first=CHUNK))
+    yield "two numbers of cache positions", expected, result(0, tree.operands(path, [node], spare=3 * CHUNK + 1))

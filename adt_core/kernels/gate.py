@@ -1,0 +1,68 @@
+"""Activation of a gated MLP: the activated gate times the second half of the projection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..models.config import ACTIVATIONS
+from . import choice
+from .trials import is_candidate, random_like, tolerance
+
+BLOCK = 1024
+"""Columns that a program of the kernel computes."""
+
+
+def gate(gate_up: Tensor, activation: str) -> Tensor:
+    """Return activation(a) * b for the halves a and b of each row.
+
+    Args:
+        gate_up: [N, 2 * k]: k columns of a, then k columns of b.
+        activation: Key of :data:`..models.config.ACTIVATIONS`.
+
+    Returns:
+        [N, k].
+    """
+    run = kernel if uses_kernel(gate_up, activation) else reference
+    return run(gate_up, activation)
+
+
+def reference(gate_up: Tensor, activation: str) -> Tensor:
+    """Compute :func:`gate` with torch."""
+    a, b = gate_up.chunk(2, -1)
+    return ACTIVATIONS[activation](a) * b
+
+
+def kernel(gate_up: Tensor, activation: str) -> Tensor:
+    """Compute :func:`gate` with one Triton kernel."""
+    from triton import cdiv
+
+    from .gate_triton import gate as launch
+
+    rows = len(gate_up)
+    columns = gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, columns)
+    with torch.cuda.device_of(gate_up):
+        launch[rows, cdiv(columns, BLOCK)](
+            gate_up, out, columns, IS_GELU=activation == "gelu_pytorch_tanh", BLOCK=BLOCK, num_warps=4
+        )
+    return out
+
+
+def uses_kernel(gate_up: Tensor, activation: str) -> bool:
+    """Return whether the kernel computes activations like those of `gate_up`."""
+    shape = (*gate_up.shape[1:], activation)
+    return is_candidate(gate_up) and choice.uses_kernel("gate", gate_up, shape, partial(_trial, gate_up, activation))
+
+
+def _trial(gate_up: Tensor, activation: str) -> choice.Trial:
+    rows = random_like(gate_up, 50, gate_up.shape[1])
+
+    def equal_results() -> Iterator[tuple[str, Tensor, Tensor]]:
+        yield "1 and 50 rows", kernel(rows[7:8], activation), kernel(rows, activation)[7:8]
+
+    case = choice.Case(partial(kernel, rows, activation), partial(reference, rows, activation))
+    return choice.Trial([case], tolerance(gate_up.dtype), equal_results)

@@ -1,0 +1,75 @@
+"""RMS norm (arXiv 1910.07467), with an optional addition to the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import choice
+from .trials import is_candidate, random_like, tolerance
+
+
+def norm(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:
+    """Return the RMS norm of each row, or the sum of the norm and `plus`.
+
+    Args:
+        x: [N, h].
+        weight: [h] in the dtype of `x`.
+        eps: Epsilon of the norm.
+        plus: [N, h] residual stream, or None. Overwritten with the result unless gradients are enabled.
+
+    Returns:
+        [N, h] in the dtype of `x`.
+    """
+    run = kernel if uses_kernel(x) else reference
+    return run(x, weight, eps, plus)
+
+
+def reference(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:
+    """Compute :func:`norm` with torch."""
+    y = F.rms_norm(x, weight.shape, weight, eps)
+    if plus is None:
+        return y
+    return plus + y if torch.is_grad_enabled() else plus.add_(y)
+
+
+def kernel(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:
+    """Compute :func:`norm` with one Triton kernel, one row in each program."""
+    from triton import next_power_of_2
+
+    from .norm_triton import rms_norm
+
+    x = x.contiguous()
+    out = torch.empty_like(x) if plus is None else plus
+    rows, columns = x.shape
+    block = next_power_of_2(columns)
+    with torch.cuda.device_of(x):
+        rms_norm[rows,](
+            x, weight, out if plus is None else plus, out, columns, eps,
+            HAS_PLUS=plus is not None, BLOCK=block, num_warps=min(max(block // 512, 1), 8),
+        )  # fmt: skip
+    return out
+
+
+def uses_kernel(x: Tensor) -> bool:
+    """Return whether the kernel computes the norms of rows like those of `x`."""
+    return is_candidate(x) and choice.uses_kernel("norm", x, x.shape[1:], partial(_trial, x))
+
+
+def _trial(x: Tensor) -> choice.Trial:
+    rows = random_like(x, 50, x.shape[1])
+    weight = random_like(x, 1, x.shape[1])[0]
+    plus = random_like(x, 50, x.shape[1], seed=1)
+
+    def both(run) -> Tensor:
+        return run(run(rows, weight, 1e-5), weight, 1e-5, plus.clone())
+
+    def equal_results() -> Iterator[tuple[str, Tensor, Tensor]]:
+        yield "1 and 50 rows", kernel(rows[7:8], weight, 1e-5), kernel(rows, weight, 1e-5)[7:8]
+
+    case = choice.Case(partial(both, kernel), partial(both, reference))
+    return choice.Trial([case], tolerance(x.dtype), equal_results)

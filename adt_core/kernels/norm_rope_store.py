@@ -1,0 +1,158 @@
+"""Preparation of queries, keys and values: bias, norm, rotation, and the write to the KV cache.
+
+Letters in shapes: R rows of the batch, n tokens of each row, N = R * n tokens in total, d elements of an attention
+head. The tokens of row 0 come first, then those of row 1 and so on, then padding up to a complete tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..models.rotary import Rotation
+from . import choice
+from .trials import is_candidate, random_like, tolerance
+
+EPS = 1e-5
+"""Epsilon of the norm of queries and keys."""
+WARPS = 1
+"""Warps of a program of the kernel. A program computes one head of one token."""
+
+
+class Projection(NamedTuple):
+    """Parameters that are applied to the product with the weights of queries, keys and values.
+
+    Attributes:
+        bias: [query, key and value heads * d], or None.
+        norm_weight: [query and key heads, d] weight of the LayerNorm of each query and key, or None.
+        norm_bias: [query and key heads, d] bias of this norm, or None.
+    """
+
+    bias: Tensor | None
+    norm_weight: Tensor | None
+    norm_bias: Tensor | None
+
+
+def norm_rope_store(
+    qkv: Tensor, projection: Projection, rotation: Rotation, cache: Tensor, cache_position: Tensor | slice
+) -> Tensor:
+    """Norm and rotate queries and keys, and write keys and values to the cache.
+
+    Args:
+        qkv: [at least N, query, key and value heads, d] product. Overwritten unless gradients are enabled.
+        projection: Parameters of the projection.
+        rotation: Rotations of all tokens and of the padding.
+        cache: [2, R, key heads, cache_length, d] keys and values of the layer. Overwritten at `cache_position`.
+        cache_position: [R, n] int64 cache positions, or a slice if they are the same in all rows.
+
+    Returns:
+        [at least N, query heads, d] queries. Those of padding are undefined.
+    """
+    kv_heads, _, dim = cache.shape[2:]
+    run = kernel if uses_kernel(qkv, qkv.shape[1] - 2 * kv_heads, kv_heads, dim) else reference
+    return run(qkv, projection, rotation, cache, cache_position)
+
+
+def reference(
+    qkv: Tensor, projection: Projection, rotation: Rotation, cache: Tensor, cache_position: Tensor | slice
+) -> Tensor:
+    """Compute :func:`norm_rope_store` with torch."""
+    _, rows, kv_heads, _, dim = cache.shape
+    heads = qkv.shape[1] - 2 * kv_heads
+    if projection.bias is not None:
+        bias = projection.bias.view(1, -1, dim)
+        qkv = qkv + bias if torch.is_grad_enabled() else qkv.add_(bias)
+    if projection.norm_weight is not None and projection.norm_bias is not None:
+        normed = F.layer_norm(qkv, (dim,), eps=EPS)  # values too: a slice without them would be copied
+        qk = torch.addcmul(projection.norm_bias, normed[:, : heads + kv_heads], projection.norm_weight)
+    else:
+        qk = qkv[:, : heads + kv_heads].clone()
+    qkv = rotation.rotated(qk, qkv)
+    n = _tokens(cache_position)
+    new = qkv[: rows * n, heads:].view(rows, n, 2, kv_heads, dim).permute(2, 0, 3, 1, 4)
+    if isinstance(cache_position, slice):
+        cache.narrow(3, cache_position.start, n).copy_(new)
+    else:
+        cache.scatter_(3, cache_position[None, :, None, :, None].expand_as(new), new)
+    return qkv[:, :heads]
+
+
+def _tokens(cache_position: Tensor | slice) -> int:
+    """Return the number n of tokens of each row."""
+    if isinstance(cache_position, slice):
+        return cache_position.stop - cache_position.start
+    return cache_position.shape[1]
+
+
+def kernel(
+    qkv: Tensor, projection: Projection, rotation: Rotation, cache: Tensor, cache_position: Tensor | slice
+) -> Tensor:
+    """Compute :func:`norm_rope_store` with one Triton kernel. Sums are computed in float32 and rounded once."""
+    from triton import next_power_of_2
+
+    from .norm_rope_store_triton import norm_rope_store as launch
+
+    _, rows, kv_heads, _, dim = cache.shape
+    heads = qkv.shape[1] - 2 * kv_heads
+    n = _tokens(cache_position)
+    queries = qkv.new_empty(len(qkv), heads, dim)
+    bias, norm_weight, norm_bias = (qkv if given is None else given for given in projection)
+    has_positions = isinstance(cache_position, Tensor)
+    positions = cache_position.contiguous() if isinstance(cache_position, Tensor) else qkv
+    start = cache_position.start if isinstance(cache_position, slice) else 0
+    value_offset, row_stride, head_stride = cache.stride()[:3]
+    with torch.cuda.device_of(qkv):
+        launch[rows * n, heads + 2 * kv_heads](
+            qkv, bias, norm_weight, norm_bias, rotation.cos, rotation.sin, queries, cache, positions,
+            n, start, row_stride, head_stride, value_offset, EPS,
+            HAS_BIAS=projection.bias is not None, HAS_NORM=projection.norm_weight is not None,
+            HAS_POSITIONS=has_positions, HEADS=heads, KEY_HEADS=kv_heads, WIDTH=dim, PADDED=next_power_of_2(dim),
+            num_warps=WARPS,
+        )  # fmt: skip
+    return queries
+
+
+def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int) -> bool:
+    """Return whether the kernel is used for all forward passes of a model.
+
+    Args:
+        x: Tensor with the dtype and on the device of the queries.
+        heads: Number of query heads.
+        kv_heads: Number of key heads.
+        dim: Number of elements d of a head.
+    """
+    shape = heads, kv_heads, dim
+    return is_candidate(x) and choice.uses_kernel("norm_rope_store", x, shape, partial(_trial, x, *shape))
+
+
+def _trial(x: Tensor, heads: int, kv_heads: int, dim: int) -> choice.Trial:
+    """Return the trial: a round of two rows with 24 drafts each."""
+    qkv = random_like(x, 50, heads + 2 * kv_heads, dim)
+    norms = random_like(x, 2, heads + kv_heads, dim, seed=1)
+    projection = Projection(random_like(x, qkv[0].numel(), seed=2), *norms)
+    tables = random_like(x, 2, 50, dim, seed=3)
+
+    def at(tokens: Tensor) -> Rotation:
+        return Rotation.of(tokens, (tables[0], tables[1]), layers=3)
+
+    def result(run: Callable[..., Tensor], tokens: Tensor, rotation: Rotation) -> Tensor:
+        """Return the queries, keys and values [tokens, all heads, d] of some tokens of each of two rows."""
+        positions = torch.arange(len(tokens) // 2, device=x.device).expand(2, -1)
+        cache = x.new_zeros(2, 2, kv_heads, len(tokens) // 2, dim)
+        queries = run(qkv[tokens], projection, rotation, cache, positions)
+        return torch.cat([queries, cache.permute(1, 3, 0, 2, 4).reshape(len(tokens), -1, dim)], 1)
+
+    everything = torch.arange(50, device=x.device)
+    rotation = at(everything)
+
+    def equal_results() -> Iterator[tuple[str, Tensor, Tensor]]:
+        two = everything[7:32:24]
+        yield "1 and 25 tokens", result(kernel, two, at(two)), result(kernel, everything, rotation)[two]
+
+    case = choice.Case(*(partial(result, run, everything, rotation) for run in (kernel, reference)))
+    return choice.Trial([case], tolerance(x.dtype), equal_results)

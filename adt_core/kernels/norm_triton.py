@@ -1,0 +1,18 @@
+"""Triton kernel of :func:`.norm.norm`."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["columns"])
+def rms_norm(x, weight, plus, out, columns, eps, HAS_PLUS: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute the RMS norm of one row, and add `plus` if there is one. The grid is (rows)."""
+    row = tl.program_id(0).to(tl.int64) * columns
+    at = tl.arange(0, BLOCK)
+    exists = at < columns
+    y = tl.load(x + row + at, exists, 0.0).to(tl.float32)
+    y *= tl.rsqrt(tl.sum(y * y, 0) / columns + eps)
+    y *= tl.load(weight + at, exists, 0.0).to(tl.float32)
+    if HAS_PLUS:
+        y += tl.load(plus + row + at, exists, 0.0).to(tl.float32)
+    tl.store(out + row + at, y.to(out.dtype.element_ty), exists)

@@ -1,0 +1,93 @@
+"""Tests of the Triton kernels of attention in Triton's interpreter.
+
+Letters in shapes: R rows, n tokens of each row.
+"""
+
+import pytest
+import torch
+
+from adt_core.kernels import attend
+from adt_core.kernels.attend_trial import RandomTree, join
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+HEADS = [(2, 2, 64), (4, 2, 80), (2, 1, 128)]
+"""Numbers of query heads and key heads, and elements of a head. The second group has a width that is no power of 2."""
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3}
+"""Largest absolute difference. Outputs are at most about 1, and float16 rounds them to 2**-11 of their size."""
+
+
+def parents(nodes):
+    """Return the parents of a binary tree whose last nodes form a chain."""
+    return [max((node - 1) // 2, -1) if node < nodes // 2 else node - 1 for node in range(nodes)]
+
+
+def float64_kernel(q, keys, values, mask):
+    """Replacement for :func:`adt_core.models.kernels.far_attention`, which CPUs lack."""
+    scores = q.double() @ keys.double().mT * q.shape[-1] ** -0.5 + mask.double()
+    return scores.softmax(-1) @ values.double(), scores.logsumexp(-1)
+
+
+@pytest.fixture(autouse=True)
+def far_attention(monkeypatch):
+    monkeypatch.setattr(attend, "far_attention", float64_kernel)
+
+
+def check(operands):
+    out = attend.kernel(*operands.for_kernel())
+    expected = attend.reference(*operands.for_reference())  # computes in float64 and rounds the output
+    assert out.dtype == expected.dtype
+    assert (out.double() - expected.double()).abs().max() < TOLERANCES[out.dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("heads, kv_heads, dim", HEADS)
+@torch.inference_mode()
+def test_values_are_those_of_the_reference(dtype, heads, kv_heads, dim):
+    """Prompts of different lengths, a tree of 7 nodes, and padding to a tile."""
+    tree = RandomTree(torch.zeros((), dtype=dtype), heads, kv_heads, dim, parents(7), committed=150)
+    rows = [tree.operands(range(7), range(7), first, spare=40 - first) for first in (0, 40)]
+    check(join(rows, padding=2))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("heads, kv_heads, dim", HEADS)
+@pytest.mark.parametrize("nodes", [1, 2, 16, 33, 128])
+@torch.inference_mode()
+def test_values_of_trees_of_all_sizes_are_those_of_the_reference(dtype, heads, kv_heads, dim, nodes):
+    tree = [max((node - 1) // 2, -1) for node in range(nodes)]
+    tree = RandomTree(torch.zeros((), dtype=dtype), heads, kv_heads, dim, tree, committed=300)
+    check(tree.operands(range(nodes), range(nodes), first=5))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@torch.inference_mode()
+def test_the_first_tokens_of_an_image_have_few_near_keys(dtype):
+    """All keys of the prompt are far, also those that are less than 32 positions before the token."""
+    tree = RandomTree(torch.zeros((), dtype=dtype), 2, 2, 64, parents(3), committed=34)
+    operands = tree.operands(range(3), range(3))
+    near_keys = operands.near_keys._replace(mask=operands.near_keys.mask.clone())
+    near_keys.mask[..., :20] = -torch.inf
+    check(operands._replace(near_keys=near_keys))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("heads, kv_heads, dim", HEADS)
+@torch.inference_mode()
+def test_the_output_of_a_token_is_bitwise_equal_in_all_forward_passes(dtype, heads, kv_heads, dim):
+    tree = RandomTree(torch.zeros((), dtype=dtype), heads, kv_heads, dim, parents(11), committed=150)
+    compared = list(attend.equal_results(tree))
+    assert len(compared) == 4
+    assert not [description for description, one, other in compared if not one.equal(other)]
+
+
+@torch.inference_mode()
+def test_paths_list_near_keys_in_the_order_of_positions():
+    """The tree's nodes 0, 1 and 3 form a path; node 2 is another child of the root."""
+    tree = RandomTree(torch.zeros(()), 1, 1, 8, [-1, 0, 0, 1], committed=40)
+    paths = tree.operands(range(4), range(4)).near_keys.by_path().paths
+    assert paths.shape == (1, 4, 33)
+    assert paths[0, 0].tolist() == [*range(8, 40), 40]
+    assert paths[0, 2].tolist() == [*range(9, 40), 40, 42]
+    assert paths[0, 3].tolist() == [*range(10, 40), 40, 41, 43]

@@ -1,0 +1,86 @@
+"""Tests of the Triton kernels that compute norms, rotations and activations, in Triton's interpreter.
+
+The kernels round once, after their last operation. They are compared with references in float64. Inputs and outputs are
+about 1 in size, so a tolerance of 4e-3 in float16 is one rounding of a value below 8.
+"""
+
+import pytest
+import torch
+
+from adt_core.kernels import gate, norm, norm_rope_store
+from adt_core.kernels.norm_rope_store import Projection
+from adt_core.kernels.trials import random_like
+from adt_core.models.rotary import Rotation
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+TOLERANCES = {torch.float32: 5e-6, torch.float16: 4e-3}
+"""Largest absolute difference between kernel and reference."""
+HEADS = [(2, 2, 64), (4, 2, 80), (2, 1, 128)]
+"""Numbers of query heads and key heads, and elements of a head."""
+
+
+def check(out, expected):
+    assert out.shape == expected.shape
+    assert (out.double() - expected).abs().max() < TOLERANCES[out.dtype]
+
+
+def double(values):
+    return [None if value is None else value.double() for value in values]
+
+
+@pytest.fixture(params=TOLERANCES, ids=str)
+def like(request):
+    return torch.zeros((), dtype=request.param)
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 64), (7, 300), (128, 96)])
+@torch.inference_mode()
+def test_norm(like, rows, columns):
+    x = random_like(like, rows, columns)
+    weight = random_like(like, columns, seed=1)
+    plus = random_like(like, rows, columns, seed=2)
+    check(norm.kernel(x, weight, 1e-5), norm.reference(x.double(), weight.double(), 1e-5))
+    expected = norm.reference(x.double(), weight.double(), 1e-5, plus.double())
+    assert norm.kernel(x, weight, 1e-5, plus) is plus
+    check(plus, expected)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("rows, columns", [(1, 64), (7, 1300), (128, 96)])
+@torch.inference_mode()
+def test_gate(like, activation, rows, columns):
+    gate_up = random_like(like, rows, 2 * columns)
+    check(gate.kernel(gate_up, activation), gate.reference(gate_up.double(), activation))
+
+
+@pytest.mark.parametrize("ragged", [True, False], ids=["positions of each row", "slice"])
+@pytest.mark.parametrize("has_parameters", [True, False], ids=["bias and norm", "only rotation"])
+@pytest.mark.parametrize("heads, kv_heads, dim", HEADS)
+@torch.inference_mode()
+def test_norm_rope_store(like, heads, kv_heads, dim, has_parameters, ragged):
+    """Two rows of 3 tokens, and 2 rows of padding that are not written to the cache."""
+    qkv = random_like(like, 8, heads + 2 * kv_heads, dim)
+    norms = random_like(like, 2, heads + kv_heads, dim, seed=1)
+    projection = Projection(random_like(like, qkv[0].numel(), seed=2), *norms)
+    if not has_parameters:
+        projection = Projection(None, None, None)
+    cos, sin = random_like(like, 2, 8, 1, dim, seed=3)
+    cache_position = torch.tensor([[4, 5, 7], [9, 2, 3]]) if ragged else slice(3, 6)
+    cache = random_like(like, 2, 2, kv_heads, 16, dim, seed=4)
+    rotation = Rotation(cos.double(), sin.double(), None)
+    expected_cache = cache.double()
+    expected = norm_rope_store.reference(
+        qkv.double(), Projection(*double(projection)), rotation, expected_cache, cache_position
+    )
+    queries = norm_rope_store.kernel(qkv, projection, Rotation(cos, sin, None), cache, cache_position)
+    check(queries[:6], expected[:6])
+    check(cache, expected_cache)
+
+
+@torch.inference_mode()
+def test_a_row_is_bitwise_equal_whatever_the_number_of_rows(like):
+    x = random_like(like, 128, 96)
+    weight = random_like(like, 96)
+    assert norm.kernel(x[5:6], weight, 1e-5).equal(norm.kernel(x, weight, 1e-5)[5:6])
+    assert gate.kernel(x[5:6], "silu").equal(gate.kernel(x, "silu")[5:6])
