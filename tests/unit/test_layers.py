@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adt_core import load_drafter, load_target
-from adt_core.kernels import attend
+from adt_core.kernels import attend, gate, norm, norm_rope_store
 from adt_core.models import batch_invariance, layers, rotary
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import LayerContext
@@ -149,6 +149,53 @@ def test_a_batch_invariant_layer_has_few_more_operations(tiny, monkeypatch, near
     with Operations() as operations:
         decoder.layers[0](x, frame, cache.data[0])
     assert len(operations.names) + (near is not None) <= most, operations.names
+
+
+def replace_kernels(monkeypatch, operations):
+    """Use the kernels of all operations. The references compute their results, and count as launches of the kernels."""
+
+    def launching(module, count):
+        def kernel(*given):
+            before = list(operations.names)
+            if module is attend:
+                queries, cache, mask, near_keys = given
+                group = queries.shape[1] // cache.shape[2]
+                given = queries, cache, mask, near_keys.for_layers(cache.shape[2], group)
+            result = module.reference(*given)
+            operations.names[:] = [*before, *[module.__name__] * count]
+            return result
+
+        monkeypatch.setattr(module, "uses_kernel", lambda *_: True)
+        monkeypatch.setattr(module, "kernel", kernel)
+
+    launching(attend, 2)
+    for module in (gate, norm, norm_rope_store):
+        launching(module, 1)
+
+
+@pytest.mark.parametrize("post_norms", [False, True])
+@pytest.mark.parametrize("guided", [False, True], ids=["one row", "two rows"])
+@torch.inference_mode()
+def test_a_batch_invariant_layer_with_kernels_is_ten_launches(tiny, monkeypatch, post_norms, guided):
+    monkeypatch.setitem(batch_invariance.TILE, "cpu", 8)
+    monkeypatch.setattr(layers, "supports_half_matmul", lambda dtype: True)  # as on a GPU
+    monkeypatch.setattr(attend, "far_attention", lambda q, *_: (torch.zeros_like(q), q[..., 0].float()))
+    decoder = load_target(tiny / "target", dtype=torch.bfloat16).decoder
+    prompts = [[1, 2], [3]][: 1 + guided]
+    rows = BatchRows(prompts, 16, decoder.embedding, images=1)
+    cache = KVCache(decoder.config, len(prompts), 16, decoder.embedding)
+    layer = decoder.layers[0]
+    if post_norms:
+        layer.out_norm = layer.mlp_norm
+        layer.down_norm = layer.mlp_norm
+    step = rows.split_near_keys(rows.causal_step(Roots.all_at(torch.zeros(1, dtype=torch.long), 4), 3), 6, 4)
+    x = batch_invariance.pad_rows(torch.randn(len(prompts) * 3, decoder.config.hidden_size).bfloat16(), 8)
+    with Operations() as operations:
+        replace_kernels(monkeypatch, operations)
+        context = LayerContext.of(step, rope_tables(decoder.config, decoder.embedding), decoder.config, decoder.tile)
+        operations.names.clear()
+        layer(x, context, cache.data[0])
+    assert len(operations.names) == (12 if post_norms else 10), operations.names
 
 
 def test_rotations_as_matrices_are_the_same(models, grouped, monkeypatch):
