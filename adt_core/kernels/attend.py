@@ -29,6 +29,8 @@ from .trials import is_candidate, tolerance
 CHUNK = 128
 """Cache positions of a chunk. Prompts are padded to a multiple of this number in replayed rounds, so that a longer
 prompt in the batch does not move an image's keys within their chunks."""
+SMALL_CHUNK = 32
+"""Cache positions of a chunk on GPUs before compute capability 8.0. Their programs have 64 KB of shared memory."""
 QUERIES = 16
 """Queries that a program multiplies at a time: the least that a matrix instruction of a GPU needs. One number for all
 forward passes, because the order of sums depends on it."""
@@ -103,7 +105,8 @@ def kernel(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys) ->
     group = heads // kv_heads
     n = mask.shape[2] // group
     end = mask.shape[3]
-    chunks = cdiv(end, CHUNK)
+    chunk = chunk_size(queries.device)
+    chunks = cdiv(end, chunk)
     peaks = queries.new_empty(rows, kv_heads, chunks, n * group, 2, dtype=torch.float32)
     sums = queries.new_empty(rows, kv_heads, chunks, n * group, dim, dtype=torch.float32)
     out = queries.new_empty(len(queries), heads * dim)
@@ -114,13 +117,19 @@ def kernel(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys) ->
     with torch.cuda.device_of(queries):
         far_chunks[chunks, kv_heads, rows](
             queries, cache, mask, sums, peaks, n, end, mask.stride(0), mask.stride(2), *strides, dim**-0.5,
-            **sizes, CHUNK=CHUNK, BLOCK=QUERIES, num_warps=WARPS["far_chunks"],
+            **sizes, CHUNK=chunk, BLOCK=QUERIES, num_warps=WARPS["far_chunks"],
         )  # fmt: skip
         merge[len(queries), heads](
             queries, cache, near_keys.paths, sums, peaks, out, n, rows, chunks, end, slots, *strides, dim**-0.5,
             **sizes, BLOCK=NEAR_BLOCK, num_warps=WARPS["merge"],
         )  # fmt: skip
     return out
+
+
+def chunk_size(device: torch.device) -> int:
+    """Return the number of cache positions of a chunk on a device."""
+    is_small = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+    return SMALL_CHUNK if is_small else CHUNK
 
 
 def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int) -> bool:

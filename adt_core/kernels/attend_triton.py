@@ -47,7 +47,7 @@ def _attend_to_chunk(queries, keys, values, mask, visible, scale):
     return tl.dot(weights.to(values.dtype), values, input_precision="ieee"), highest, tl.sum(weights, 1)
 
 
-@triton.jit(do_not_specialize=["n", "end", "mask_row_stride", "mask_stride", "cache_row_stride", "value_offset"])
+@triton.jit(do_not_specialize=["n", "end", "mask_row_stride", "mask_stride"])
 def far_chunks(
     queries, cache, mask, sums, peaks,
     n, end, mask_row_stride, mask_stride, cache_row_stride, head_stride, value_offset, scale,
@@ -110,7 +110,7 @@ def _merge_chunks(sums, peaks, chunks, stride, dims, WIDTH: tl.constexpr, PADDED
     return result, highest, total
 
 
-@triton.jit(do_not_specialize=["n", "rows", "chunks", "end", "slots", "cache_row_stride", "value_offset"])
+@triton.jit(do_not_specialize=["n", "rows", "chunks", "end", "slots"])
 def merge(
     queries, cache, paths, sums, peaks, out,
     n, rows, chunks, end, slots, cache_row_stride, head_stride, value_offset, scale,

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["columns"])
+@triton.jit
 def gate(gate_up, out, columns, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
     """Multiply activated gates by their values. The grid is (rows, blocks of columns)."""
     row = tl.program_id(0).to(tl.int64)

@@ -19,7 +19,7 @@ def _scaled(x, weight, bias, place, exists):
     return x * tl.load(weight + place, exists, 0.0).to(tl.float32) + tl.load(bias + place, exists, 0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["n", "start", "cache_row_stride", "value_offset"])
+@triton.jit(do_not_specialize=["n", "start"])
 def norm_rope_store(
     qkv, bias, norm_weight, norm_bias, cos, sin, queries, cache, positions,
     n, start, cache_row_stride, head_stride, value_offset, eps,

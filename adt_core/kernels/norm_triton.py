@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["columns"])
+@triton.jit
 def rms_norm(x, weight, plus, out, columns, eps, HAS_PLUS: tl.constexpr, BLOCK: tl.constexpr):
     """Compute the RMS norm of one row, and add `plus` if there is one. The grid is (rows)."""
     row = tl.program_id(0).to(tl.int64) * columns

@@ -1,0 +1,181 @@
+"""Compilation of Triton kernels for GPUs that this machine lacks.
+
+``python -m tests.compiling`` prints the table of docs/kernels.md. With a compute capability as argument, such as 90 for
+9.0, it prints the resources of all kernels as JSON. It needs a process of its own, because the tests run kernels in
+Triton's interpreter. It calls the functions that launch kernels, with tensors on a CPU. A replacement for Triton's
+driver names the device for which to compile, and nothing is launched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
+"""Compute capabilities times 10: Turing, three of Ampere and Ada, Hopper, and two of Blackwell."""
+
+
+class Resources(NamedTuple):
+    """Resources of a compiled kernel.
+
+    Attributes:
+        kernel: Name of the kernel.
+        operands: Dtype and sizes.
+        registers: Registers of a thread.
+        spilled: Bytes that a thread stores to memory because registers are missing.
+        shared: Bytes of shared memory of a program.
+        warps: Warps of a program.
+    """
+
+    kernel: str
+    operands: str
+    registers: int
+    spilled: int
+    shared: int
+    warps: int
+
+
+def resources(capability: int) -> list[Resources]:
+    """Compile all kernels in a new process and return their resources.
+
+    Args:
+        capability: Member of :data:`CAPABILITIES`.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.compiling", str(capability)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    return [Resources(*row) for row in json.loads(done.stdout)]
+
+
+class _Driver:
+    """Replacement for the driver of a GPU. It only names the device for which Triton compiles."""
+
+    def __init__(self, capability: int):
+        self._capability = capability
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def _compile(capability: int, launches: Iterator[tuple[str, Callable[[], object]]]) -> list[Resources]:
+    """Compile the kernels of some launches.
+
+    Args:
+        capability: Member of :data:`CAPABILITIES`.
+        launches: Operands, for the table, and function that launches kernels with these operands.
+    """
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    compiled = []
+    run = JITFunction.run
+
+    def compile_only(function, *args, grid, warmup, **options):
+        compiled.append(run(function, *args, grid=grid, warmup=True, **options))
+
+    driver.set_active(_Driver(capability))
+    JITFunction.run = compile_only
+    found = []
+    for operands, launch in launches:
+        compiled.clear()
+        launch()
+        for kernel in compiled:
+            registers, spilled = _assemble(kernel.asm["ptx"], capability)
+            metadata = kernel.metadata
+            found.append(Resources(metadata.name, operands, registers, spilled, metadata.shared, metadata.num_warps))
+    return found
+
+
+def _assemble(ptx: str, capability: int) -> tuple[int, int]:
+    """Return the registers of a thread, and the bytes that it spills, as NVIDIA's assembler reports them."""
+    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx, encoding="utf-8")
+        options = ["-v", f"--gpu-name={sm_arch_from_capability(capability)}", "-o", os.devnull]
+        command = [get_ptxas(capability).path, *options, str(source)]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)
+    registers = re.search(r"Used (\d+) registers", report)
+    assert spilled and registers, report
+    return int(registers[1]), int(spilled[1]) + int(spilled[2])
+
+
+def _launches(capability: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield operands, for the table, and a function that launches kernels with these operands."""
+    import torch
+
+    from adt_core.kernels import attend, gate, norm, norm_rope_store
+    from adt_core.kernels.attend_trial import RandomTree
+    from adt_core.kernels.trials import random_like
+    from adt_core.models.rotary import Rotation
+
+    dtype = torch.bfloat16 if capability >= 80 else torch.float16
+    like = torch.zeros((), dtype=dtype)
+    name = str(dtype).removeprefix("torch.")
+    attend.chunk_size = lambda device: attend.CHUNK if capability >= 80 else attend.SMALL_CHUNK
+    for heads, kv_heads, dim in ((4, 4, 64), (4, 4, 80), (4, 4, 128), (8, 2, 128)):
+        sizes = f"{name}, heads of {dim}" + (f", {heads // kv_heads} for each key head" if heads > kv_heads else "")
+        tree = RandomTree(like, heads, kv_heads, dim, [-1, 0, 0], committed=200)
+        yield sizes, partial(attend.kernel, *tree.operands(range(3), range(3)).for_kernel())
+        norms = random_like(like, 2, heads + kv_heads, dim)
+        qkv = random_like(like, 3, heads + 2 * kv_heads, dim)
+        projection = norm_rope_store.Projection(random_like(like, qkv[0].numel()), *norms)
+        rotation = Rotation(random_like(like, 3, 1, dim), random_like(like, 3, 1, dim), None)
+        cache = random_like(like, 2, 1, kv_heads, 16, dim)
+        positions = torch.arange(3)[None]
+        yield sizes, partial(norm_rope_store.kernel, qkv, projection, rotation, cache, positions)
+    for width in (2048, 4096, 8192):
+        x = random_like(like, 2, width)
+        yield f"{name}, {width} columns", partial(norm.kernel, x, x[0].clone(), 1e-5, x.clone())
+    for activation in ("silu", "gelu_pytorch_tanh"):
+        yield f"{name}, {activation}", partial(gate.kernel, random_like(like, 2, 2 * 11008), activation)
+
+
+def table(rows: Sequence[Resources]) -> str:
+    """Return a Markdown table of the resources of all kernels, one column for each compute capability.
+
+    Args:
+        rows: Resources for each member of :data:`CAPABILITIES` in turn.
+    """
+    count = len(rows) // len(CAPABILITIES)
+    titles = [f"{capability // 10}.{capability % 10}" for capability in CAPABILITIES]
+    lines = [" | ".join(("| kernel | operands | warps", *titles)) + " |", "|---|---|---" + "|---" * len(titles) + "|"]
+    for index in range(count):
+        same = rows[index::count]
+        operands = same[0].operands.removeprefix("float16, ")
+        cells = [f"{row.registers}, {row.shared / 1024:.1f}" for row in same]
+        lines.append(" | ".join((f"| `{same[0].kernel}` | {operands} | {same[0].warps}", *cells)) + " |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the resources for one compute capability as JSON, or a table for all of them."""
+    if arguments:
+        capability = int(arguments[0])
+        json.dump(_compile(capability, _launches(capability)), sys.stdout)
+    else:
+        print(table([row for capability in CAPABILITIES for row in resources(capability)]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
