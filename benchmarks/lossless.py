@@ -242,7 +242,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--captions", type=int, default=16)
     parser.add_argument("--seeds", type=int, default=2, help="number of seeds; temperature 0 uses only the first")
     parser.add_argument("--dtype", choices=["float64", "float32", "bfloat16", "float16"], default="float64")
-    parser.add_argument("--weights", choices=["int8", "fp8"])
+    parser.add_argument("--weights", choices=["int8", "fp8", "int4"])
     parser.add_argument("--exact", choices=["on", "off"], default="on", help="batch-invariant mode of half precision")
     parser.add_argument("--guidance", type=float, default=3.0)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -179,9 +178,10 @@ def _piecewise(x: Tensor, weight: Tensor, scale: Tensor | None, tile: int, kind:
     """
     piece_bytes = CPU_PIECE_BYTES if x.device.type == "cpu" else GPU_PIECE_BYTES
     width = max(piece_bytes // (x.element_size() * x.shape[1]) // 16 * 16, 16)
-    scales = repeat(None) if scale is None else scale.split(width, -1)
     products = []
-    for piece, piece_scale in zip(weight.split(width, 1), scales):
+    for outputs in (slice(start, start + width) for start in range(0, weight.shape[1], width)):
+        piece = weight[:, outputs]
+        piece_scale = None if scale is None else scale[..., outputs]
         is_packed = piece_scale is not None and piece.dtype == QUANTISED["int4"]
         matrix = int4.unpack(piece, piece_scale, x.dtype)[: x.shape[1]] if is_packed else piece.to(x.dtype)
         multiply = partial(_multiply, matrix, None)

@@ -34,12 +34,13 @@ import torch
 from adt_core.files import write
 
 from ..auto import empty_profile_cache
-from . import generate, methods, others, rounds, trees
+from . import generate, methods, others, rounds, trees, weights
 from .parts import FigurePart
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "docs" / "figures.json"
-PARTS: dict[str, FigurePart] = {**generate.PARTS, **methods.PARTS, **others.PARTS, **rounds.PARTS, **trees.PARTS}
+_MODULES = (generate, methods, others, weights, rounds, trees)
+PARTS: dict[str, FigurePart] = {name: part for module in _MODULES for name, part in module.PARTS.items()}
 MARKED = re.compile(r"<!-- figures: (\w+) -->(?:(?!<!-- ).)*<!-- /figures -->", re.DOTALL)
 DIGITS = 6
 """Number of significant digits of a stored float."""

@@ -67,7 +67,7 @@ def piece(rows: Rows, name: str, column: str, weights: str = "bf16") -> float | 
         rows: Rows of a run.
         name: Name of the piece.
         column: Column of the figure.
-        weights: "bf16", "int8" or "fp8".
+        weights: "bf16", "int8", "fp8" or "int4".
     """
     pieces = rows.get("pieces", [])
     mode = CAPTURED if any(row.get("launched") == CAPTURED for row in pieces) else EAGER

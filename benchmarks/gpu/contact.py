@@ -219,6 +219,7 @@ def cases(rehearse: bool) -> list[Case]:
         ("edges, tile 64", partial(_edges, 64)),
         ("edges, tile 128", partial(_edges, 128)),
         ("images, fp8", partial(_images, "fp8")),
+        ("images, int4", partial(_images, "int4")),
         (f"company, {WINDOW}", partial(_company, WINDOW)),
     ]
     return [(name, partial(measure, rehearse)) for name, measure in found]

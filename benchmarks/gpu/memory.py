@@ -87,7 +87,7 @@ def cases(rehearse: bool) -> list[Case]:
     found = [
         (f"{name} {weights or 'bf16'} {method}", partial(_measure, name, weights, method, rehearse))
         for name in SHAPES
-        for weights in (None, "int8")
+        for weights in (None, "int8", "int4")
         for method in METHODS
     ]
     for name in SHAPES:

@@ -24,7 +24,7 @@ from adt_core.engine.job import Job
 from adt_core.lab.benchmark import PRESETS, RELAXED, drafters_by_name
 from adt_core.models.cache import KVCache
 from adt_core.models.config import DecoderConfig
-from adt_core.models.layers import Decoder
+from adt_core.models.layers import QUANTISED, Decoder
 from adt_core.models.quantised import quantise, store
 from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import BatchRows, Roots
@@ -139,7 +139,8 @@ def _randomise(network: nn.Module) -> None:
             elif scale is None:
                 parameter.normal_(std=1.0 if name == "embedding" else parameter.shape[0] ** -0.5)
             else:
-                store(parameter, scale, torch.randn(parameter.shape, device=scale.device) * parameter.shape[0] ** -0.5)
+                inputs = len(parameter) * (2 if parameter.dtype == QUANTISED["int4"] else 1)
+                store(parameter, scale, torch.randn(inputs, parameter.shape[1], device=scale.device) * inputs**-0.5)
 
 
 def _allocate_and_randomise(network: nn.Module, device: torch.device) -> None:
@@ -154,7 +155,7 @@ def random_target(name: str, shape: ModelShape, dtype: torch.dtype, weights: str
         name: Name of the target.
         shape: Shape of the decoder.
         dtype: Data type of the weights.
-        weights: Quantisation of the matrices, "int8" or "fp8". None does not quantise.
+        weights: Quantisation of the matrices, "int8", "fp8" or "int4". None does not quantise.
     """
     where = device.the_device()
     config = shape.config

@@ -218,6 +218,6 @@ def _measure(name: str, weights: str | None, rehearse: bool, exact: bool = True)
 def cases(rehearse: bool) -> list[Case]:
     """Return the cases of this part: the first shape with all types of weights, then the others in bfloat16."""
     first, *others = SHAPES
-    order = [(first, weights) for weights in (None, "int8", "fp8")] + [(name, None) for name in others]
+    order = [(first, weights) for weights in (None, "int8", "fp8", "int4")] + [(name, None) for name in others]
     found = [(f"{name} {weights or 'bf16'}", partial(_measure, name, weights, rehearse)) for name, weights in order]
     return [*found, (f"{first} bf16, not exact", partial(_measure, first, None, rehearse, exact=False))]

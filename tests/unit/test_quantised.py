@@ -45,7 +45,7 @@ def test_logits_stay_close_on_the_bundled_model(kind, bundled):
     codes, true = bundled
     rounded = teacher_forced(load_target(weights=kind), codes)
     error = ((rounded - true).pow(2).mean() / true.var()).sqrt()
-    assert error < {"int8": 0.014, "fp8": 0.05, "int4": 0.15}[kind]
+    assert error < {"int8": 0.014, "fp8": 0.05, "int4": 0.2}[kind]
     assert (rounded.argmax(-1) == true.argmax(-1)).float().mean() > {"int8": 0.97, "fp8": 0.94, "int4": 0.85}[kind]
 
 
