@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adt_core import load_target
-from adt_core.kernels import attend
+from adt_core.kernels import attend, gate, norm, norm_rope_store
 from adt_core.models import batch_invariance, layers
 from adt_core.models.layers import QUANTISED
 from adt_core.models.rows import Roots
@@ -99,26 +99,54 @@ def test_a_node_has_the_features_of_plain_decoding(kind, near, data):
     trees = [random_parents(data.draw, n) for _ in range(2)]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
     tokens = torch.randint(0, model.num_codes, (2, DECIDED + n), generator=generator)
+    codes = torch.randint(0, model.num_codes, (2, n), generator=generator)
+    checked = data.draw(st.lists(st.tuples(st.integers(0, 1), st.integers(0, n - 1)), max_size=3))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attend, "far_attention", far_attention_float64)
-        batch = DecodedBatch(decoder, near, decided, tokens)
-        before = batch.cache.data.clone()
-        parents, depths = (torch.tensor([tree[i] for tree in trees]) for i in range(2))
-        codes = torch.randint(0, model.num_codes, (2, n), generator=generator)
-        roots = Roots(codes[:, 0], torch.tensor(decided)[:, None])
-        seen = batch.see(roots, codes, ancestor_matrix(parents, NEAR_WINDOW), depths)
-        for image, node in data.draw(st.lists(st.tuples(st.integers(0, 1), st.integers(0, n - 1)), max_size=3)):
-            path = [node]
-            at = node
-            while at:
-                at = trees[image][0][at]
-                path.insert(0, at)
-            batch.cache.data.copy_(before)
-            for step, at in enumerate(path):
-                single = Roots(codes[:, at], torch.tensor(decided)[:, None] + step)
-                feature = batch.see(single, codes[:, at : at + 1])
-            for row in (image, image + 2):
-                assert seen[row, node].equal(feature[row, 0])
+        check_nodes(DecodedBatch(decoder, near, decided, tokens), decided, trees, codes, checked)
+
+
+def check_nodes(batch, decided, trees, codes, checked):
+    """Check that features of nodes are bitwise equal to features in plain decoding.
+
+    Args:
+        batch: Batch with the decided tokens of two images.
+        decided: Number of decided tokens of each image.
+        trees: Parents and depths of each image's nodes.
+        codes: [2, n] codes of the nodes.
+        checked: Pairs of an image and a node to check.
+    """
+    before = batch.cache.data.clone()
+    parents, depths = (torch.tensor([tree[i] for tree in trees]) for i in range(2))
+    roots = Roots(codes[:, 0], torch.tensor(decided)[:, None])
+    seen = batch.see(roots, codes, ancestor_matrix(parents, NEAR_WINDOW), depths)
+    for image, node in checked:
+        path = [node]
+        at = node
+        while at:
+            at = trees[image][0][at]
+            path.insert(0, at)
+        batch.cache.data.copy_(before)
+        for step, at in enumerate(path):
+            single = Roots(codes[:, at], torch.tensor(decided)[:, None] + step)
+            feature = batch.see(single, codes[:, at : at + 1])
+        for row in (image, image + 2):
+            assert seen[row, node].equal(feature[row, 0])
+
+
+@pytest.mark.long
+@torch.inference_mode()
+def test_a_node_has_the_features_of_plain_decoding_with_triton_kernels(monkeypatch):
+    """The kernels run in Triton's interpreter. The model has grouped heads."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    for module in (attend, gate, norm, norm_rope_store):
+        monkeypatch.setattr(module, "uses_kernel", lambda *_: True)
+    decided = [2, 8]
+    tree = [0, 0, 1, 0, 2, 4, 5], [0, 1, 2, 1, 3, 4, 5]
+    chain = [0, 0, 1, 2, 3, 4, 0], [0, 1, 2, 3, 4, 5, 1]
+    codes = torch.randint(0, 32, (2, 8 + 7), generator=torch.Generator().manual_seed(0))
+    batch = DecodedBatch(target(torch.float16, kv_heads=2).decoder, NEAR_WINDOW, decided, codes)
+    check_nodes(batch, decided, (tree, chain), codes[:, 8:], [(0, 6), (0, 3), (1, 6), (1, 5)])
 
 
 @pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
