@@ -13,7 +13,7 @@ Two rules make the results of both forward passes bitwise equal:
   belong to the prompt or to accepted tokens. Far keys are stored in the order of their positions, and torch's kernel
   adds them in that order. The order of near keys in the cache differs between forward passes. Near keys are therefore
   added in float64: there, another order changes the sum so little that the result is the same after rounding to half
-  precision.
+  precision. The kernel of :mod:`..kernels.attend` instead reads the near keys in the order of the token's path.
 
 Letters in shapes: R rows of the batch, n tokens of each row, N = R * n tokens in total, d elements of an attention
 head, m queries that share a key head, w near keys, and `end` cache positions that a forward pass reads.

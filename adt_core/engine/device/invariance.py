@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ...drafters.jacobi import JacobiDrafter
 from ...errors import is_out_of_memory
+from ...kernels.choice import supports_kernels
 from ...messages import Message, find_message, message
 from ...models.batch_invariance import HALF, MASK_ALIGNMENT, FallbackConfig
 from ...models.kernels import reduced_precision_settings
@@ -165,7 +166,9 @@ def report_name(request: Request) -> str:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
     samples = [layer.get_parameter(matrix).flatten()[:WEIGHT_SAMPLE].float().sum() for matrix in MATRICES]
     weights = torch.stack(samples).tolist()
-    libraries = VERSION, where, torch.__version__, torch.version.cuda, *reduced_precision_settings()
+    libraries = [VERSION, where, torch.__version__, torch.version.cuda, *reduced_precision_settings()]
+    if supports_kernels(device):
+        libraries.append("Triton")
     model = decoder.dtype, decoder.weights, decoder.config, weights
     return ", ".join(map(str, (*libraries, *model, request.groups, request.threads)))
 

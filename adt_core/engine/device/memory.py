@@ -13,6 +13,8 @@ import psutil
 import torch
 
 from ...errors import AdtError
+from ...kernels import attend
+from ...kernels.choice import supports_kernels
 from ...models.batch_invariance import near_window
 from ...models.cache import KVCache
 from ...models.layers import GPU_PIECE_BYTES, Decoder
@@ -120,9 +122,10 @@ def _converted_bytes(decoder: Decoder, device: torch.device) -> int:
 
 
 def _near_bytes(request: Request, cache_length: int, prompt: int, device: torch.device) -> int:
-    """Return the bytes that attention to near keys (:mod:`...models.batch_invariance`) needs for one batch row.
+    """Return the bytes that batch-invariant attention (:mod:`...models.batch_invariance`) needs for one batch row.
 
-    These are the keys, the values and three tables of attention scores, all in float64.
+    These are the near keys, their values and three tables of attention scores, all in float64. The kernel of
+    :mod:`...kernels.attend` instead needs the attention to each chunk of far keys in float32.
     """
     decoder = request.target.decoder
     config = request.target.decoder.config
@@ -133,7 +136,11 @@ def _near_bytes(request: Request, cache_length: int, prompt: int, device: torch.
     read = request.start if near is not None else prompt
     tokens = max(request.largest.nodes + 1, min(read, PREFIX_CHUNK))
     width = cache_length if near is None else near + tokens
-    return 8 * width * (2 * config.num_kv_heads * config.head_dim + 3 * config.num_heads * tokens)
+    near_bytes = 8 * width * (2 * config.num_kv_heads * config.head_dim + 3 * config.num_heads * tokens)
+    if near is None or not supports_kernels(device):
+        return near_bytes
+    chunks = -(-cache_length // attend.chunk_size(device))
+    return max(near_bytes, 4 * chunks * tokens * config.num_heads * (config.head_dim + 2))
 
 
 def check_memory(request: Request, batch_size: int) -> None:
