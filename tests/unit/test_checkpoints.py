@@ -33,7 +33,7 @@ def test_inspect_describes_a_complete_checkpoint(written, layout, grid, pixels, 
     assert found["family"].startswith(layout.split(",")[0]) and found["codebook"] == codebook
     assert (found["grid"], found["pixels"]) == ([grid, grid], [pixels, pixels])
     assert found["missing"] == found["wrong_shape"] == found["left_over"] == found["to_do"] == []
-    assert found["memory"]["bfloat16"] > found["memory"]["int8"] > 0
+    assert found["memory"]["bfloat16"] > found["memory"]["int8"] > 0 and found["memory"]["int4"] > 0
 
 
 def test_inspect_lists_missing_misshapen_and_unused_tensors(copied):

@@ -148,6 +148,14 @@ def test_a_png_contains_all_settings(generate):
     assert {"adt-tree", "torch", "numpy"} <= set(saved["versions"])
 
 
+def test_a_png_reproduces_an_image_with_int4_weights(generate):
+    assert generate(seed=3, weights="int4", tokens="first.json")[0] == 0
+    with Image.open("a.png") as image:
+        assert json.loads(image.text["adt_tree"])["weights"] == "int4"
+    assert generate(prompt=None, from_png="a.png", output="b.png", tokens="second.json")[0] == 0
+    assert load("first.json")["tokens"] == load("second.json")["tokens"]
+
+
 def test_continued_images(generate):
     """Kept tokens must not change. New tokens must depend on prompt and seed. The PNG must reproduce the image."""
     assert generate(seed=1, tokens="whole.json")[0] == 0
@@ -210,6 +218,7 @@ def assert_refused(result, *named, code=1):
         ({"depth_max": 3}, ["--depth-max", "'auto'", "--method"]),
         ({"method": "eagle2", "beta": 0.3}, ["--beta", "'eagle2'"]),
         ({"method": "magic"}, ["--method", "magic", "adt-tree"]),
+        ({"weights": "int3"}, ["--weights", "int3", "int8", "fp8", "int4"]),
         ({"prompt": None}, ["--prompt"]),
         ({"prompts": "x.txt"}, ["--prompts", "--prompt"]),
         ({"prompt": None, "prompts": "nowhere.txt"}, ["--prompts", "nowhere.txt"]),

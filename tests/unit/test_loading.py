@@ -124,18 +124,20 @@ def test_inspect_does_not_read_seven_billion_parameters(tmp_path):
     assert found["parameters"] * 2 == total and 7.0e9 < found["parameters"] < 7.2e9
     memory = found["memory"]
     assert 26e9 < memory["float32"] < 32e9 and 13e9 < memory["bfloat16"] < 17.5e9 and memory["int8"] < 11e9
+    assert 7.5e9 < memory["int4"] < 8 * 2**30
 
 
-def test_inspect_states_the_memory_that_a_decoding_requires(tiny):
+@pytest.mark.parametrize("weights", [None, "int8", "int4"])
+def test_inspect_states_the_memory_that_a_decoding_requires(tiny, weights):
     """The stated memory must include the weights and one image with `auto` on a GPU, with CUDA graphs."""
-    target = load_target(tiny / "target", dtype=torch.bfloat16)
+    target = load_target(tiny / "target", dtype=torch.bfloat16, weights=weights)
     row = [EncodedPrompt([0] * 64)]
     drafting = {"drafting": Drafting("auto"), "drafter": JacobiDrafter()}
     decoding = Decoding(target, row, negatives=row, sampling=Sampling(guidance=2.0), **drafting)
-    weights = [*target.decoder.state_dict().values(), *target.codec.parameters()]
-    stored = sum(weight.numel() * weight.element_size() for weight in weights)
+    parts = [*target.decoder.state_dict().values(), *target.codec.parameters()]
+    stored = sum(part.numel() * part.element_size() for part in parts)
     (found,) = inspect(str(tiny / "target"))
-    assert found["memory"]["bfloat16"] == stored + decoding.memory_required(torch.device("meta"))
+    assert found["memory"][weights or "bfloat16"] == stored + decoding.memory_required(torch.device("meta"))
     assert decoding.memory_required(torch.device("meta")) > decoding.memory_required() + GRAPH_BYTES
 
 

@@ -16,6 +16,7 @@ from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.models import int4, layers, quantised, quantised_matmul
 from adt_core.models.layers import MATRICES, QUANTISED, product
 from tests.drafted import run
+from tests.layouts.lumina import write_lumina
 from tests.reading import logits_after
 
 KINDS = ["int8", "fp8", "int4"]
@@ -76,6 +77,70 @@ def test_int4_has_half_a_byte_per_weight_and_four_bytes_per_group(tiny):
             error = int4.unpack(stored, scale, torch.float32)[: len(weight)] - weight
             assert 0 < error.abs().max() <= weight.abs().max() / 14
     assert rounded.decoder.weights == "int4" and rounded.decoder.embedding.equal(plain.decoder.embedding)
+
+
+def test_int4_is_read_from_a_checkpoint_in_shards(tmp_path):
+    """The matrices of a bfloat16 checkpoint in two files must be stored as if they were quantised one by one.
+
+    q, k and v, and gate and up, are separate tensors of the checkpoint. They may be in different files.
+    """
+    path = write_lumina(tmp_path / "Lumina-mGPT-7B-768", scale=3.0)
+    assert len(list(path.glob("*.safetensors"))) == 2
+    plain = load_target(path, dtype=torch.bfloat16)
+    rounded = load_target(path, dtype=torch.bfloat16, weights="int4")
+    assert rounded.decoder.dtype == torch.bfloat16
+    full = load_target(path)
+    for layer, original in zip(rounded.decoder.layers, full.decoder.layers):
+        for name in MATRICES:
+            weight = getattr(original, name)
+            stored, scale = int4.empty(*weight.shape, weight.device)
+            quantised.store(stored, scale, weight)
+            assert getattr(layer, name).equal(stored) and getattr(layer, f"{name}_scale").equal(scale)
+    names = dict(plain.decoder.named_parameters())
+    kept = {name: part for name, part in rounded.decoder.named_parameters() if part.dtype != torch.uint8}
+    assert kept.keys() == {name for name in names if name.rpartition(".")[2] not in MATRICES}
+    assert all(part.equal(names[name]) for name, part in kept.items())
+
+
+def test_required_memory_on_a_gpu_includes_a_piece_of_converted_int4(tiny):
+    """A round and its graph each need the converted piece, 2 bytes per weight, and a quarter of it for the levels."""
+    targets = [load_target(tiny / "target", dtype=torch.bfloat16, weights=weights) for weights in (None, "int4")]
+    plain, packed = (run(target).memory_required(torch.device("meta")) for target in targets)
+    piece = 2 * targets[0].decoder.layers[0].gate_up.numel()
+    assert packed - plain == 2 * piece * 5 // 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_pieces_of_int4_do_not_change_a_product(monkeypatch, dtype):
+    stored, scale, x = stored_weight("int4", 256, 100)
+    x = x.to(dtype).repeat(4, 1)
+    whole = product(x, stored, scale, tile=4)
+    monkeypatch.setattr(layers, "CPU_PIECE_BYTES", 4 * 256 * 32)
+    assert (product(x, stored, scale, tile=4) - whole).abs().max() <= 4 * torch.finfo(dtype).eps * whole.abs().max()
+
+
+class Largest(TorchDispatchMode):
+    """Recorder of the size in bytes of the largest tensor that an operation creates. Views do not count."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if not any(x.alias_info for x in func._schema.returns):
+            created = [x.nbytes for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+            self.bytes = max([self.bytes, *created])
+        return result
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_matrix_is_quantised_in_chunks(monkeypatch, kind):
+    """Temporary tensors may have 4 bytes per element of a chunk. A float32 copy of the matrix would be larger."""
+    monkeypatch.setattr(quantised, "CHUNK_SIZE", 2**12)
+    value = torch.randn(256, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
+    stored, scale = quantised.empty(value, kind, torch.float32)
+    with Largest() as largest:
+        quantised.store(stored, scale, value)
+    assert 0 < largest.bytes <= 4 * 2**12 < value.nbytes
 
 
 @pytest.mark.parametrize("kind", KINDS)
