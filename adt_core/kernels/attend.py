@@ -24,7 +24,7 @@ from ..models.batch_invariance import NearKeys, near_attention
 from ..models.kernels import far_attention
 from . import choice
 from .attend_trial import Operands, RandomTree, join
-from .trials import is_candidate, tolerance
+from .trials import MIN_SPEEDUP, is_candidate, tolerance
 
 CHUNK = 128
 """Cache positions of a chunk. Prompts are padded to a multiple of this number in replayed rounds, so that a longer
@@ -153,7 +153,7 @@ def _trial(x: Tensor, heads: int, kv_heads: int, dim: int) -> choice.Trial:
         choice.Case(partial(kernel, *round.for_kernel()), partial(reference, *round.for_reference()))
         for round in rounds
     ]
-    return choice.Trial(cases, tolerance(x.dtype), partial(equal_results, tree))
+    return choice.Trial(cases, tolerance(x.dtype), partial(equal_results, tree), MIN_SPEEDUP)
 
 
 def equal_results(tree: RandomTree) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..models.config import ACTIVATIONS
 from . import choice
-from .trials import is_candidate, random_like, tolerance
+from .trials import MIN_SPEEDUP, is_candidate, random_like, tolerance
 
 BLOCK = 1024
 """Columns that a program of the kernel computes."""
@@ -65,4 +65,4 @@ def _trial(gate_up: Tensor, activation: str) -> choice.Trial:
         yield "1 and 50 rows", kernel(rows[7:8], activation), kernel(rows, activation)[7:8]
 
     case = choice.Case(partial(kernel, rows, activation), partial(reference, rows, activation))
-    return choice.Trial([case], tolerance(gate_up.dtype), equal_results)
+    return choice.Trial([case], tolerance(gate_up.dtype), equal_results, MIN_SPEEDUP)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import choice
-from .trials import is_candidate, random_like, tolerance
+from .trials import MIN_SPEEDUP, is_candidate, random_like, tolerance
 
 
 def norm(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:
@@ -72,4 +72,4 @@ def _trial(x: Tensor) -> choice.Trial:
         yield "1 and 50 rows", kernel(rows[7:8], weight, 1e-5), kernel(rows, weight, 1e-5)[7:8]
 
     case = choice.Case(partial(both, kernel), partial(both, reference))
-    return choice.Trial([case], tolerance(x.dtype), equal_results)
+    return choice.Trial([case], tolerance(x.dtype), equal_results, MIN_SPEEDUP)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..models.rotary import Rotation
 from . import choice
-from .trials import is_candidate, random_like, tolerance
+from .trials import MIN_SPEEDUP, is_candidate, random_like, tolerance
 
 EPS = 1e-5
 """Epsilon of the norm of queries and keys."""
@@ -155,4 +155,4 @@ def _trial(x: Tensor, heads: int, kv_heads: int, dim: int) -> choice.Trial:
         yield "1 and 25 tokens", result(kernel, two, at(two)), result(kernel, everything, rotation)[two]
 
     case = choice.Case(*(partial(result, run, everything, rotation) for run in (kernel, reference)))
-    return choice.Trial([case], tolerance(x.dtype), equal_results)
+    return choice.Trial([case], tolerance(x.dtype), equal_results, MIN_SPEEDUP)

@@ -8,6 +8,9 @@ from torch import Tensor
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Dtypes of the kernels that compute in float32 and round once. They would lose precision of float64."""
 
+MIN_SPEEDUP = 0.6
+"""Minimum speed-up of kernels that replace several launches, or that are about as fast as one launch of PyTorch."""
+
 
 def is_candidate(x: Tensor) -> bool:
     """Return whether a kernel without gradients may compute results with the dtype and on the device of `x`."""

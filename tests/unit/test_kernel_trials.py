@@ -1,0 +1,118 @@
+"""Tests of the trials of Triton kernels: faulty kernels are not used.
+
+The references take the place of the kernels, so the tests need neither a GPU nor Triton.
+"""
+
+import pytest
+import torch
+
+from adt_core.kernels import attend, choice, gate, norm, norm_rope_store
+
+LIKE = torch.zeros(3, 128, dtype=torch.float16)
+CHOICES = {
+    attend: lambda: attend.uses_kernel(LIKE, 2, 1, 64),
+    gate: lambda: gate.uses_kernel(LIKE, "silu"),
+    norm: lambda: norm.uses_kernel(LIKE),
+    norm_rope_store: lambda: norm_rope_store.uses_kernel(LIKE, 2, 1, 64),
+}
+"""For each operation, a function that returns whether the kernel is used."""
+
+
+def float64_kernel(q, keys, values, mask):
+    """Replacement for :func:`adt_core.models.kernels.far_attention`, which CPUs lack."""
+    scores = q.double() @ keys.double().mT * q.shape[-1] ** -0.5 + mask.double()
+    return scores.softmax(-1) @ values.double(), scores.logsumexp(-1)
+
+
+@pytest.fixture(params=CHOICES, ids=lambda module: module.__name__.split(".")[-1])
+def operation(request, runtime, monkeypatch, caplog):
+    """Treat the CPU as a GPU on which the reference computes the results of the kernel in half of the time."""
+    module = request.param
+    caplog.set_level("INFO")
+    monkeypatch.setattr(attend, "far_attention", float64_kernel)
+    monkeypatch.setattr(module, "is_candidate", lambda x: True)
+    monkeypatch.setattr(choice, "supports_kernels", lambda device: True)
+    monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.0, 2.0] * (len(functions) // 2))
+
+    def kernel(*given):
+        if module is attend:
+            queries, cache, mask, near_keys = given
+            group = queries.shape[1] // cache.shape[2]
+            given = queries, cache, mask, near_keys.for_layers(cache.shape[2], group)
+        return module.reference(*given)
+
+    monkeypatch.setattr(module, "kernel", kernel)
+    return module
+
+
+def failing(error):
+    """Return a function that raises an error."""
+
+    def kernel(*given):
+        raise error
+
+    return kernel
+
+
+def replace_kernel(monkeypatch, module, change):
+    kernel = module.kernel
+    monkeypatch.setattr(module, "kernel", lambda *given: change(kernel(*given)))
+
+
+@torch.inference_mode()
+def test_a_kernel_without_faults_is_used(operation, caplog):
+    assert CHOICES[operation]()
+    assert not caplog.records
+
+
+@torch.inference_mode()
+def test_wrong_values_are_detected(operation, monkeypatch, caplog):
+    replace_kernel(monkeypatch, operation, lambda y: y * 1.25)
+    assert not CHOICES[operation]()
+    assert "its values differ from PyTorch's by" in caplog.text
+
+
+@torch.inference_mode()
+def test_results_that_depend_on_the_number_of_rows_are_detected(operation, monkeypatch, caplog):
+    replace_kernel(monkeypatch, operation, lambda y: y * (1 + len(y) * 2**-14))
+    assert not CHOICES[operation]()
+    assert "are not bitwise equal" in caplog.text
+
+
+@torch.inference_mode()
+def test_a_kernel_that_does_not_compile_is_replaced(operation, monkeypatch, caplog):
+    monkeypatch.setattr(operation, "kernel", failing(RuntimeError("no compiler")))
+    assert not CHOICES[operation]()
+    assert "RuntimeError: no compiler" in caplog.text
+
+
+@torch.inference_mode()
+def test_a_slow_kernel_is_replaced(operation, monkeypatch, caplog):
+    monkeypatch.setattr(choice, "device_times", lambda functions, device: [5.0, 1.0] * (len(functions) // 2))
+    assert not CHOICES[operation]()
+    assert "PyTorch is 5.00 times as fast" in caplog.text
+
+
+@torch.inference_mode()
+def test_the_choice_does_not_depend_on_small_differences_of_time(operation, monkeypatch):
+    """Otherwise another process might choose the reference, whose images differ."""
+    monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.1, 1.0] * (len(functions) // 2))
+    assert CHOICES[operation]()
+
+
+@torch.inference_mode()
+def test_a_lack_of_memory_is_no_verdict(operation, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(operation, "kernel", failing(torch.cuda.OutOfMemoryError("CUDA out of memory.")))
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            CHOICES[operation]()
+    assert CHOICES[operation]()
+
+
+@torch.inference_mode()
+def test_the_reference_replaces_a_faulty_kernel(runtime, monkeypatch):
+    monkeypatch.setattr(norm, "is_candidate", lambda x: True)
+    monkeypatch.setattr(choice, "supports_kernels", lambda device: True)
+    monkeypatch.setattr(norm, "kernel", failing(RuntimeError("no compiler")))
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    assert norm.norm(x, x[0], 1e-5).equal(norm.reference(x, x[0], 1e-5))
