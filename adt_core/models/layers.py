@@ -182,11 +182,13 @@ def _piecewise(x: Tensor, weight: Tensor, scale: Tensor | None, tile: int, kind:
     for outputs in (slice(start, start + width) for start in range(0, weight.shape[1], width)):
         piece = weight[:, outputs]
         piece_scale = None if scale is None else scale[..., outputs]
-        is_packed = piece_scale is not None and piece.dtype == QUANTISED["int4"]
-        matrix = int4.unpack(piece, piece_scale, x.dtype)[: x.shape[1]] if is_packed else piece.to(x.dtype)
-        multiply = partial(_multiply, matrix, None)
+        matrix = piece
+        if piece_scale is not None and piece.dtype == QUANTISED["int4"]:
+            matrix = int4.unpack(piece, piece_scale, x.dtype)[: x.shape[1]]
+            piece_scale = None  # included in the matrix
+        multiply = partial(_multiply, matrix.to(x.dtype), None)
         y = tiled_matmul(multiply, x, None, tile, (kind, piece.shape)) if tile else multiply(x, None)
-        products.append(y if piece_scale is None or is_packed else y.mul_(piece_scale))
+        products.append(y if piece_scale is None else y.mul_(piece_scale))
     return products[0] if len(products) == 1 else torch.cat(products, 1)
 
 

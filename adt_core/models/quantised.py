@@ -43,7 +43,7 @@ def empty(weight: Tensor, kind: str, wide_dtype: torch.dtype) -> tuple[Tensor, T
         wide_dtype: Dtype of the scale of int8 and fp8.
     """
     if kind == "int4":
-        return int4.empty(*weight.shape, weight.device)
+        return int4.empty(len(weight), weight.shape[1], weight.device)
     stored = torch.empty_like(weight.t(), dtype=QUANTISED[kind], memory_format=torch.contiguous_format).t()
     return stored, torch.empty(weight.shape[1], dtype=wide_dtype, device=weight.device)
 
