@@ -42,6 +42,7 @@ def kernel(gate_up: Tensor, activation: str) -> Tensor:
 
     from .gate_triton import gate as launch
 
+    gate_up = gate_up.contiguous()
     rows = len(gate_up)
     columns = gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, columns)

@@ -100,6 +100,7 @@ def kernel(
     _, rows, kv_heads, _, dim = cache.shape
     heads = qkv.shape[1] - 2 * kv_heads
     n = _tokens(cache_position)
+    qkv = qkv.contiguous()
     queries = qkv.new_empty(len(qkv), heads, dim)
     bias, norm_weight, norm_bias = (qkv if given is None else given for given in projection)
     has_positions = isinstance(cache_position, Tensor)
