@@ -46,8 +46,10 @@ def attend(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | N
     Args:
         queries: [at least N, heads, d] queries of row 0, of row 1 and so on, then padding.
         cache: [2, R, key heads, cache_length, d] keys and values of the layer.
-        mask: [R, 1, g * n, end] mask that is added to the scores. With `near_keys`, it covers only the far keys.
-        near_keys: Near keys of batch-invariant mode, else None. With `near_keys.paths`, the kernel is used.
+        mask: Mask that is added to the scores. With `near_keys`, it covers only the far keys. Its shape is
+            [R, 1, n, end] for the kernel, and [R, 1, g * n, end] for the reference.
+        near_keys: Near keys of batch-invariant mode, prepared by :meth:`NearKeys.by_path` for the kernel, and by
+            :meth:`NearKeys.for_layers` for the reference; else None.
 
     Returns:
         [at least N, heads * d] attention output in the dtype of `queries`; 0 for padding.
@@ -58,7 +60,7 @@ def attend(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | N
 
 
 def reference(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | None) -> Tensor:
-    """Compute :func:`attend` with torch. `near_keys` must be prepared by :meth:`NearKeys.for_layers`."""
+    """Compute :func:`attend` with torch."""
     _, rows, kv_heads, _, dim = cache.shape
     heads = queries.shape[1]
     n = mask.shape[2] * kv_heads // heads
@@ -94,7 +96,7 @@ def _attention(q: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | Non
 
 
 def kernel(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys) -> Tensor:
-    """Compute :func:`attend` with two Triton kernels. `near_keys.paths` must not be None."""
+    """Compute :func:`attend` with two Triton kernels."""
     from triton import cdiv, next_power_of_2
 
     from .attend_triton import far_chunks, merge
@@ -103,8 +105,7 @@ def kernel(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys) ->
     _, rows, kv_heads, _, dim = cache.shape
     heads = queries.shape[1]
     group = heads // kv_heads
-    n = mask.shape[2] // group
-    end = mask.shape[3]
+    n, end = mask.shape[2:]
     chunk = chunk_size(queries.device)
     chunks = cdiv(end, chunk)
     peaks = queries.new_empty(rows, kv_heads, chunks, n * group, 2, dtype=torch.float32)

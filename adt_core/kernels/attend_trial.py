@@ -29,19 +29,16 @@ class Operands(NamedTuple):
     mask: Tensor
     near_keys: NearKeys
 
-    @property
-    def group(self) -> int:
-        """Number of query heads that share a key head."""
-        return self.queries.shape[1] // self.cache.shape[2]
-
     def for_kernel(self) -> Operands:
         """Return the operands as the kernel reads them."""
-        return self._replace(mask=repeat_for_groups(self.mask, self.group), near_keys=self.near_keys.by_path())
+        return self._replace(near_keys=self.near_keys.by_path())
 
     def for_reference(self) -> Operands:
         """Return the operands as the reference reads them."""
-        near_keys = self.near_keys.for_layers(self.cache.shape[2], self.group)
-        return self._replace(mask=repeat_for_groups(self.mask, self.group), near_keys=near_keys)
+        kv_heads = self.cache.shape[2]
+        group = self.queries.shape[1] // kv_heads
+        near_keys = self.near_keys.for_layers(kv_heads, group)
+        return self._replace(mask=repeat_for_groups(self.mask, group), near_keys=near_keys)
 
 
 class RandomTree:

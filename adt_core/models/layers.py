@@ -50,8 +50,8 @@ class LayerContext(NamedTuple):
             padded so that their number of tokens is a multiple of the tile.
         rotation: Rotary embeddings of the tokens.
         cache_position: Where keys and values are written, as in :class:`.rows.AttentionMetadata`.
-        mask: [R, 1, g * n, end] mask that is added to the attention scores.
-        near_keys: Near keys of batch-invariant mode, else None.
+        mask: Mask that is added to the attention scores, as in :func:`..kernels.attend.attend`.
+        near_keys: Near keys of batch-invariant mode, as in the same function.
     """
 
     tile: int
@@ -77,11 +77,11 @@ class LayerContext(NamedTuple):
         heads = config.num_heads, config.num_kv_heads, config.head_dim
         layers = 0 if projection.uses_kernel(step.mask, *heads) else config.num_layers
         rotation = Rotation.of(pad_rows(positions, tile), rope, layers, tile)
-        group = config.num_heads // config.num_kv_heads
         near_keys = step.near_keys
         if near_keys is not None and near_keys.columns is not None and attention.uses_kernel(step.mask, *heads):
-            near_keys = near_keys.by_path()
-        elif near_keys is not None:
+            return cls(tile, rotation, step.cache_position, step.mask, near_keys.by_path())
+        group = config.num_heads // config.num_kv_heads
+        if near_keys is not None:
             near_keys = near_keys.for_layers(config.num_kv_heads, group)
         return cls(tile, rotation, step.cache_position, repeat_for_groups(step.mask, group), near_keys)
 

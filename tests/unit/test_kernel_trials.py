@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from adt_core.kernels import attend, choice, gate, norm, norm_rope_store
+from adt_core.kernels.attend_trial import Operands
 
 LIKE = torch.zeros(3, 128, dtype=torch.float16)
 CHOICES = {
@@ -36,9 +37,7 @@ def operation(request, runtime, monkeypatch, caplog):
 
     def kernel(*given):
         if module is attend:
-            queries, cache, mask, near_keys = given
-            group = queries.shape[1] // cache.shape[2]
-            given = queries, cache, mask, near_keys.for_layers(cache.shape[2], group)
+            given = Operands(*given).for_reference()
         return module.reference(*given)
 
     monkeypatch.setattr(module, "kernel", kernel)

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from adt_core import load_drafter, load_target
 from adt_core.kernels import attend, gate, norm, norm_rope_store
+from adt_core.kernels.attend_trial import Operands
 from adt_core.models import batch_invariance, layers, rotary
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import LayerContext
@@ -158,9 +159,7 @@ def replace_kernels(monkeypatch, operations):
         def kernel(*given):
             before = list(operations.names)
             if module is attend:
-                queries, cache, mask, near_keys = given
-                group = queries.shape[1] // cache.shape[2]
-                given = queries, cache, mask, near_keys.for_layers(cache.shape[2], group)
+                given = Operands(*given).for_reference()
             result = module.reference(*given)
             operations.names[:] = [*before, *[module.__name__] * count]
             return result
