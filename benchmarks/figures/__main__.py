@@ -8,7 +8,7 @@ together with the commit, the machine and the date of the measurement. A place f
 ``<!-- figures: NAME -->`` and ends with ``<!-- /figures -->``. This command writes a table into each place, followed by
 the commit, the machine and the date.
 
-The part ``trees`` takes about 25 minutes on one core. All other parts together take about 20 minutes on two cores. Run
+The part ``trees`` takes about 25 minutes on one core. All other parts together take about 30 minutes on two cores. Run
 nothing else at the same time, unless you measure only parts that count tokens and depths. ``--count`` sets the number
 of prompts of every part.
 
