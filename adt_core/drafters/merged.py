@@ -50,16 +50,6 @@ BOTH = DraftMode(
     hot_gain=0.66,
 )
 """Draft mode that makes trees from the window and the network."""
-BOTH_CHAIN = DraftMode(
-    "both chain",
-    width=1,
-    limit=11.3,
-    half=16.0,
-    cpu_cost=CostEstimate(0.8, 0.02),
-    gpu_cost=CostEstimate(0.17, 0.003),
-    hot_gain=0.66,
-)
-"""Draft mode that makes chains (trees of width 1) from the window and the network."""
 CORRECTION = (1.0, 0.6, 0.9, 1.0, 1.0, 1.0, 1.0, 0.0)
 """For each staleness class of :mod:`.calibration`, the share of the network's last error that is added.
 
@@ -86,7 +76,7 @@ class MergedDrafter(Drafter):
 
     defaults = JacobiDrafter.defaults
     gpu_defaults = JacobiDrafter.gpu_defaults
-    modes = CHAIN, BOTH_CHAIN, BOTH
+    modes = CHAIN, BOTH
 
     def __init__(self, eagle: EagleDrafter):
         self.eagle = eagle
@@ -153,7 +143,7 @@ class MergedProposer(Proposer):
 
     def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
         window = self._window.open_window(roots, shapes)
-        self._uses_network = window.depth > 0 and shapes.mode in ("", BOTH.name, BOTH_CHAIN.name)
+        self._uses_network = window.depth > 0 and shapes.mode in ("", BOTH.name)
         if not self._uses_network:
             return self._window.build_tree(window, shapes)
         if self._has_unread:

@@ -10,18 +10,19 @@ from the cost profile of the device (:mod:`.costs`). w(n) is the expected number
 - `expected_accepted` is the mode's average number of accepted drafts over many images
   (`DraftMode.expected_accepted`), times the gain of the mode. The gain is the ratio of accepted to expected drafts in
   earlier decodings with the same sampling settings (:mod:`.cost_model`).
-- `image_bias` is the ratio of accepted to expected drafts of the mode in this image. Old rounds slowly lose their
-  weight, so a mode with few accepted drafts is tried again later.
+- `image_bias` is the ratio of accepted to expected drafts of the mode in this image. For a mode that was not used in
+  this image, it is estimated from the other modes (`SHARED_BIAS`). Old rounds slowly lose their weight, so a mode with
+  few accepted drafts is tried again later.
 - `region_bias` compares the last few rounds, in any mode, with the image's average: it is the ratio of accepted drafts
   to `image_bias * expected_accepted`. It is high in regions of the image that are easy to predict.
 
 For each round, the policy chooses the draft mode and the number n with the highest throughput w(n) / c(n). n = 0, a
 round without drafts, is also a choice. Images that are decoded together share a forward pass, and the time of this pass
 depends on the largest tree. Therefore all of these images get the same mode and the same n, and w is summed over the
-images. The first round of an image has no drafts, because the acceptance in this image is not known yet.
+images.
 
-The second round may be a *trial*: a round with few drafts, which the policy would not choose by the profile. If the
-profile is wrong, the measured time of the trial corrects the profile for later images.
+The first round of an image is a *trial*: a round that the policy would not choose by the profile. If the profile is
+wrong, the measured time of the trial corrects the profile for later images.
 
 The policy reads no clock. Its choices depend only on the profile and on the active images, not on earlier images.
 
@@ -69,6 +70,9 @@ MIN_BATCH_SPEED_UP = 1.25
 
 After a round with drafts, the images of a batch are at different positions, and all later rounds are slower.
 """
+SHARED_BIAS = 0.5
+"""Exponent of the image bias of a mode that was not used in the image: its bias is the ratio of accepted to expected
+drafts in all modes, raised to this power. An image that is hard for one mode is usually hard for all modes."""
 STAY_BONUS = 1.2
 """Factor on the expected throughput of the shape of the last round. It makes changes of the shape less frequent.
 
@@ -166,36 +170,33 @@ class Auto(Policy):
     def begin(self) -> bool:
         """Forget all images, and return whether any round can have drafts."""
         self._images = {}
-        self.drafts = self._pays or self._trial is not None
+        self.drafts = self._pays or self._trial is not self._plain
         return self.drafts
 
-    def _find_trial(self) -> Choice | None:
-        """Return the choice for the trial, which is the smallest tree of a mode; None for no trial.
+    def _find_trial(self) -> Choice:
+        """Return the choice for the trial: a plain step, or the smallest tree of a mode.
 
-        If no mode has the required speed-up (`MIN_SPEED_UP`), the cheapest mode is tried. With a batch of B images,
-        this happens only in every B-th decoding. Otherwise each decoding tries one of the modes other than the best
-        mode, in turns. But with a profile that was not learned from any decoding, there is no such trial, so that a
-        GPU captures no graphs for it.
+        If a mode has the required speed-up (`MIN_SPEED_UP`), the plain step and the modes other than the best one take
+        turns from decoding to decoding. The turn begins with the plain step: for a trial with drafts, a GPU would
+        capture another graph for the first image. If no mode has the required speed-up, the cheapest mode is tried.
+        With a batch of B images, this happens only in every B-th decoding.
         """
         profile = self.context.profile
         assert profile is not None
         smallest = [choice for choice in self._choices if choice.shape.nodes == SIZES[0]]
         if not self._pays:
             is_due = profile.decodings % profile.images == 0
-            return min(smallest, key=lambda choice: choice.cost, default=None) if is_due else None
+            return min(smallest, key=lambda choice: choice.cost) if smallest and is_due else self._plain
         best = max(self._choices, key=lambda choice: choice.speed_up).shape.mode
-        others = [choice for choice in smallest if choice.shape.mode != best]
-        return others[profile.decodings % len(others)] if others and profile.decodings else None
+        turns = [self._plain, *(choice for choice in smallest if choice.shape.mode != best)]
+        return turns[profile.decodings % len(turns)]
 
     def choose(self, slots: Sequence[Slot]) -> list[Shape]:
         images = [self._images.setdefault(slot.image, _ImageHistory()) for slot in slots]
         self._last = self._chosen.shape
-        self._chosen = self._plain
-        if any(image.rounds for image in images):
-            is_second = all(image.rounds == 1 for image in images)
-            # The profile's cost of the trial may be far too high. So the budget is not reduced by this cost.
-            trial = self._trial._replace(cost=self._plain.cost) if is_second and self._trial is not None else None
-            self._chosen = trial or self._best(images)
+        # The profile's cost of the trial may be far too high. So the budget is not reduced by this cost.
+        trial = self._trial._replace(cost=self._plain.cost)
+        self._chosen = self._best(images) if any(image.tokens for image in images) else trial
         return [self._chosen.shape] * len(slots)
 
     def _best(self, images: Sequence[_ImageHistory]) -> Choice:
@@ -261,33 +262,34 @@ class _ImageHistory:
     """Observations of an image's own rounds.
 
     Attributes:
-        rounds: Number of its rounds.
         tokens: Tokens decided in its rounds.
         cost: Time of its rounds in plain steps.
         region_bias: Bias over the last few rounds, in any mode.
+        shared_bias: Bias over all rounds, in any mode.
         image_biases: Bias of each draft mode that was used in this image.
     """
 
-    rounds: int = 0
     tokens: int = 0
     cost: float = 0.0
     region_bias: _Bias = field(default_factory=lambda: _Bias(REGION_PRIOR, REGION_DECAY))
+    shared_bias: _Bias = field(default_factory=lambda: _Bias(IMAGE_PRIOR, IMAGE_DECAY))
     image_biases: dict[str, _Bias] = field(default_factory=dict)
 
     def image_bias(self, mode: str) -> float:
-        return self.image_biases[mode].ratio if mode in self.image_biases else 1.0
+        own = self.image_biases.get(mode)
+        return self.shared_bias.ratio**SHARED_BIAS if own is None else own.ratio
 
     def multiplier(self, mode: str) -> float:
-        """Return the factor on the `expected_accepted` of a mode for this image's next round; 0 for its first round."""
-        return self.region_bias.ratio * self.image_bias(mode) if self.tokens else 0.0
+        """Return the factor on the `expected_accepted` of a mode for this image's next round."""
+        return self.region_bias.ratio * self.image_bias(mode)
 
     def update(self, accepted: int, choice: Choice) -> None:
         """Add a round in which this number of drafts was accepted."""
         mode = choice.shape.mode
-        self.rounds += 1
         self.tokens += accepted + 1
         self.cost += choice.cost
         self.region_bias.update(accepted, self.image_bias(mode) * choice.expected_accepted)
+        self.shared_bias.update(accepted, choice.expected_accepted)
         if mode:
             self.image_biases.setdefault(mode, _Bias(IMAGE_PRIOR, IMAGE_DECAY))
         for name, bias in self.image_biases.items():

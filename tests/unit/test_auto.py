@@ -128,15 +128,15 @@ def test_drafting_pauses_while_nothing_is_accepted_and_is_tried_again_later():
 
 
 def test_a_mode_that_is_worse_than_expected_in_an_image_is_replaced_by_another():
-    """A region that is easy for one mode is easy for all modes. The policy therefore compares modes with each other."""
-    policy = started_policy(costs("chain", "both", once=0.5, each=0.02), length=4096)
+    """The policy expects that an image is hard for all modes, but less so for modes that it has not used yet."""
+    policy = started_policy(costs("chain", "window", once=0.5, each=0.02), length=4096)
     first = chosen(policy).mode
     modes = []
     for _ in range(80):
         shape = chosen(policy)
         add_round(policy, 1 if shape.mode == first else min(12, shape.depth), shape)
         modes.append(shape.mode)
-    assert modes[0] == first and set(modes[70:]) == {"chain", "both"} - {first}
+    assert modes[0] == first and set(modes[70:]) == {"chain", "window"} - {first}
 
 
 def test_chains_that_are_cut_to_the_maximum_depth_are_expected_to_bring_less():
@@ -174,11 +174,12 @@ def test_a_shape_is_kept_unless_another_is_much_better(monkeypatch):
     assert changes(auto.STAY_BONUS) < changes(1.0)
 
 
-def test_the_first_round_of_an_image_has_no_drafts():
+def test_the_first_round_with_a_fresh_profile_has_no_drafts():
+    """On a GPU, each new tree size is captured as a CUDA graph. A capture needs more time than an image."""
     assert chosen(new_policy(costs("chain"))) == NO_DRAFTS, (
         "the first round must have no drafts, even if drafts cost nothing"
     )
-    assert chosen(started_policy(costs("chain"))).nodes > 0
+    assert chosen(started_policy(costs("chain"))).nodes > SIZES[0]
 
 
 # ---- draft mode ----------------------------------------------------------------------------------
@@ -205,7 +206,7 @@ def test_images_are_decoded_plainly_if_the_drafter_has_no_mode_of_the_profile():
 
 
 def test_the_cheapest_mode_is_tried_once_if_no_mode_pays_off():
-    policy = started_policy(profile_of({name: (1.1, 1.0 if name == "window" else 2.0, 1.0) for name in CPU}))
+    policy = new_policy(profile_of({name: (1.1, 1.0 if name == "window" else 2.0, 1.0) for name in CPU}))
     assert chosen(policy) == Shape(4, WIDTH, SIZES[0], mode="window")
     add_round(policy, 0, chosen(policy))
     assert not policy.drafts
@@ -214,7 +215,6 @@ def test_the_cheapest_mode_is_tried_once_if_no_mode_pays_off():
 def test_a_batch_needs_a_larger_speed_up():
     for images, drafts in ((1, True), (2, False)):
         policy = started_policy(replace(costs("chain", once=2.7, each=0.0, images=images), decodings=2))
-        add_round(policy, 2, chosen(policy))
         assert auto.MIN_SPEED_UP < policy.expected_speed_up() < auto.MIN_BATCH_SPEED_UP and policy.drafts is drafts
 
 
@@ -224,32 +224,26 @@ def test_a_batch_is_tried_less_often_if_no_mode_pays_off():
     assert [made_policy(profile).begin() for profile in profiles] == [at % 4 == 0 for at in range(9)]
 
 
-def test_modes_other_than_the_best_take_turns_from_decoding_to_decoding():
-    """In each decoding, the policy tries another mode. It thereby measures a mode again that only seems expensive."""
+def test_plain_steps_and_modes_other_than_the_best_take_turns_as_the_first_round():
+    """The policy thereby measures a mode again that only seems expensive."""
     found = []
-    for decodings in range(1, 5):
+    for decodings in range(6):
         profile = replace(profile_of(CPU | {"both": (1.1, 1e3, 0.06)}), decodings=decodings)
-        policy = started_policy(profile)
+        policy = new_policy(profile)
         trial = chosen(policy)
         add_round(policy, 0, trial)
         found.append((trial.mode, trial.nodes))
         assert chosen(policy).mode not in ("", trial.mode), "the loss of the trial must not count"
-    assert found == [("window", 4), ("both", 4)] * 2 or found == [("both", 4), ("window", 4)] * 2
-
-
-def test_a_fresh_profile_needs_no_trial():
-    """On a GPU, each new tree size is captured as a CUDA graph. A capture needs more time than an image."""
-    assert chosen(started_policy(profile_of(CPU))).nodes > SIZES[0]
+    assert found[0] == ("", 0) and set(found[1:3]) == {("window", 4), ("both", 4)} and found[3:] == found[:3]
 
 
 def test_an_image_that_enters_later_has_its_own_trial_unless_others_are_active():
-    policy = started_policy(replace(profile_of(CPU), decodings=1))
-    add_round(policy, 0, chosen(policy))
-    usual = chosen(policy)
-    add_round(policy, 0, chosen(policy, image=1), image=1)
-    assert chosen(policy, image=1).nodes == SIZES[0] != usual.nodes
+    policy = new_policy(replace(profile_of(CPU), decodings=1))
+    trial = chosen(policy)
+    add_round(policy, 0, trial)
+    assert chosen(policy, image=1) == trial and trial.nodes == SIZES[0]
     first, second = policy.choose([Slot(0, 100), Slot(1, 100)])
-    assert first == second and first.nodes != SIZES[0]
+    assert first == second != trial
 
 
 # ---- limit on losses -----------------------------------------------------------------------------
@@ -274,9 +268,10 @@ def test_sizes_shrink_before_drafting_stops_for_the_image():
     assert len(tried) >= 5 and tried[0] > tried[-1] and not any(sizes[-64:]) and not policy.drafts
 
 
-def test_drafts_that_pay_off_continue_to_the_end_of_the_image():
-    steps, sizes = decode(new_policy(profile_of(CPU)), lambda at: 3)
-    assert steps < 0.75 * 256 and sizes[-2] > 0
+@pytest.mark.parametrize("accepted, share", [(3, 0.85), (5, 0.6)])
+def test_drafts_that_pay_off_continue_to_the_end_of_the_image(accepted, share):
+    steps, sizes = decode(new_policy(profile_of(CPU)), lambda at: accepted)
+    assert steps < share * 256 and sizes[-2] > 0
 
 
 def test_drafting_pauses_in_a_hard_region_and_resumes_after_it():
