@@ -132,11 +132,11 @@ def test_a_mode_that_is_worse_than_expected_in_an_image_is_replaced_by_another()
     policy = started_policy(costs("chain", "window", once=0.5, each=0.02), length=4096)
     first = chosen(policy).mode
     modes = []
-    for _ in range(80):
+    for _ in range(200):
         shape = chosen(policy)
         add_round(policy, 1 if shape.mode == first else min(12, shape.depth), shape)
         modes.append(shape.mode)
-    assert modes[0] == first and set(modes[70:]) == {"chain", "window"} - {first}
+    assert modes[0] == first and set(modes[150:]) == {"chain", "window"} - {first}
 
 
 def test_chains_that_are_cut_to_the_maximum_depth_are_expected_to_bring_less():
