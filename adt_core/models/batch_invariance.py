@@ -39,6 +39,7 @@ TILE = {"cuda": 64, "meta": 64, "cpu": 4}
 rows takes no longer than reading the weights once. On a CPU the tile has more than one row, because libraries use a
 different kernel for a single row."""
 _NO_KEY = 2**31 - 1
+"""Cache position that stands for no key in `NearKeys.paths`."""
 NEAR_WINDOW = 32
 """Number of positions directly before a token that have near keys. It is also the maximum depth of a draft tree."""
 MASK_ALIGNMENT = 8
@@ -146,8 +147,9 @@ class NearKeys(NamedTuple):
     def by_path(self) -> NearKeys:
         """Return the near keys with `paths`. `columns` must not be None.
 
-        A node of a draft tree is at a later cache position than its ancestors. So the order of cache positions is the
-        order of positions in the image, within the keys that one token sees.
+        Parents come before their children in a draft tree (:mod:`..rules.tree`), so a node is at a later cache position
+        than its ancestors. Within the keys that one token sees, the order of cache positions is therefore the order of
+        positions in the image.
         """
         # Example: columns [4, 5, 6, 7, 8], of which the second child in the example of `BatchRows.split_near_keys` sees
         # [5, 6, 8]. Its path is [5, 6, 8].
