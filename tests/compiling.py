@@ -149,6 +149,34 @@ def _launches(capability: int) -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"{name}, {width} columns", partial(norm.kernel, x, x[0].clone(), 1e-5, x.clone())
     for activation in ("silu", "gelu_pytorch_tanh"):
         yield f"{name}, {activation}", partial(gate.kernel, random_like(like, 2, 2 * 11008), activation)
+    yield from _products(like)
+
+
+def _products(like) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the operands and the launches of products with all formats of weights and sizes of blocks.
+
+    Args:
+        like: Tensor with the dtype of the activations in half precision.
+    """
+    import torch
+
+    from adt_core.kernels import linear
+    from adt_core.models import quantised
+
+    gpu = linear.Gpu(132, linear.BLOCK_INPUTS_TURING if like.dtype == torch.float16 else 128)
+    linear.gpu_of = lambda device: gpu
+    for kind in ("", "float32", "int8", "fp8", "int4"):
+        x = torch.zeros(128, 4096, dtype=torch.float32 if kind == "float32" else like.dtype)
+        weight = torch.zeros(4096, 4096, dtype=x.dtype)
+        scale = None
+        if kind in ("int8", "fp8", "int4"):
+            weight, scale = quantised.empty(weight, kind, torch.float32)
+        for rows in linear.BLOCK_ROWS:
+            part = x[:rows]
+            plus = torch.zeros(rows, 4096, dtype=x.dtype)
+            dtype = str(like.dtype).removeprefix("torch.")
+            operands = f"{dtype}, {rows} rows" + (f", {kind}" if kind else "")
+            yield operands, partial(linear.kernel, part, weight, scale, plus)
 
 
 def table(rows: Sequence[Resources]) -> str:

@@ -18,6 +18,7 @@ from ..drafters import JACOBI
 from ..engine import graphs
 from ..engine.device.memory import free_bytes
 from ..engine.job import Job
+from ..kernels import choice
 from ..models.batch_invariance import HALF, near_window
 from ..models.kernels import reduced_precision_settings
 from ..policies import PLAIN
@@ -54,6 +55,7 @@ def diagnose(subject: DiagnosticSetup) -> str:
     parts = {
         "Machine": [_machine(subject)],
         "Model": _model(results),
+        "Kernels": kernels(subject),
         "Plain decoding": _plain(results),
         "Cost of drafts": _costs(results),
         "Methods": _methods(results),
@@ -101,6 +103,25 @@ def _model(results: Diagnostics) -> list[str]:
     if subject.device.type == "cuda":
         reason = graphs.disabled_reason(decoder)
         lines.append(f"CUDA graphs are off: {reason}." if reason else "CUDA graphs are on.")
+    return lines
+
+
+def kernels(subject: DiagnosticSetup) -> list[str]:
+    """Return which Triton kernels are used, or why none is; nothing if the device is no GPU.
+
+    Args:
+        subject: The model and its settings.
+    """
+    if subject.device.type == "cpu":
+        return []
+    missing = choice.missing_support(subject.device)
+    if missing:
+        return [f"PyTorch computes all operations: {missing}."]
+    lines = ["| operation | operands | computed by | reason |", "|---" * 4 + "|"]
+    for verdict in choice.verdicts():
+        user = "Triton kernel" if verdict.uses_kernel else "PyTorch"
+        reason = verdict.reason.replace("|", "/")
+        lines.append(f"| {verdict.operation} | {verdict.operands} | {user} | {reason} |")
     return lines
 
 
@@ -210,8 +231,17 @@ def _block(results: Diagnostics) -> list[str]:
         ),
         f"differences: {', '.join(results.exact.differing) or 'none'}; "
         f"graphs: {graphs.disabled_reason(decoder) or 'as usual'}; "
-        f"products: {', '.join(reduced_precision_settings()) or 'as usual'}",
+        f"products: {', '.join(reduced_precision_settings()) or 'as usual'}; "
+        f"Triton kernels: {_kernel_summary(subject)}",
     ]
+
+
+def _kernel_summary(subject: DiagnosticSetup) -> str:
+    missing = choice.missing_support(subject.device)
+    if missing:
+        return missing
+    used = sum(verdict.uses_kernel for verdict in choice.verdicts())
+    return f"{used} of {len(choice.verdicts())} passed their trials"
 
 
 def _num_bytes(module: nn.Module) -> int:

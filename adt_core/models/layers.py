@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import Check
 from ..kernels import attend as attention
+from ..kernels import linear
 from ..kernels import norm_rope_store as projection
 from ..kernels.attend import attend
 from ..kernels.gate import gate
@@ -27,6 +28,7 @@ from ..rules.sampling import guide
 from . import int4
 from .batch_invariance import (
     HALF,
+    TILE,
     FallbackConfig,
     NearKeys,
     pad_rows,
@@ -48,6 +50,7 @@ class LayerContext(NamedTuple):
     Attributes:
         tile: Number of tokens of a tile in batch-invariant mode (:mod:`.batch_invariance`), else 0. Activations are
             padded so that their number of tokens is a multiple of the tile.
+        tokens: Number of tokens N, without padding.
         rotation: Rotary embeddings of the tokens.
         cache_position: Where keys and values are written, as in :class:`.rows.AttentionMetadata`.
         mask: Mask that is added to the attention scores, as in :func:`..kernels.attend.attend`.
@@ -55,6 +58,7 @@ class LayerContext(NamedTuple):
     """
 
     tile: int
+    tokens: int
     rotation: Rotation
     cache_position: Tensor | slice
     mask: Tensor
@@ -77,13 +81,14 @@ class LayerContext(NamedTuple):
         heads = config.num_heads, config.num_kv_heads, config.head_dim
         layers = 0 if projection.uses_kernel(step.mask, *heads) else config.num_layers
         rotation = Rotation.of(pad_rows(positions, tile), rope, layers, tile)
+        tokens = step.positions.numel()
         near_keys = step.near_keys
         if near_keys is not None and near_keys.columns is not None and attention.uses_kernel(step.mask, *heads):
-            return cls(tile, rotation, step.cache_position, step.mask, near_keys.by_path())
+            return cls(tile, tokens, rotation, step.cache_position, step.mask, near_keys.by_path())
         group = config.num_heads // config.num_kv_heads
         if near_keys is not None:
             near_keys = near_keys.for_layers(config.num_kv_heads, group)
-        return cls(tile, rotation, step.cache_position, repeat_for_groups(step.mask, group), near_keys)
+        return cls(tile, tokens, rotation, step.cache_position, repeat_for_groups(step.mask, group), near_keys)
 
 
 @contextmanager
@@ -107,9 +112,17 @@ QUANTISED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8
 
 
 def product(
-    x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tensor | None = None, tile: int = 0
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None = None,
+    plus: Tensor | None = None,
+    tile: int = 0,
+    tokens: int | None = None,
 ) -> Tensor:
     """Multiply activations by a weight.
+
+    In batch-invariant mode, a Triton kernel computes the product if it passes its trial. The default tile is required:
+    a smaller one is a fallback, because products on this device have depended on the number of rows.
 
     Args:
         x: [N, in] activations.
@@ -118,10 +131,19 @@ def product(
             :mod:`.int4` for an int4 weight. None if the weight is not quantised.
         plus: [N, out] values to add to the product, or None. Overwritten with the result unless gradients are enabled.
         tile: Number of rows of a tile in batch-invariant mode; N must be a multiple of it. 0 in other modes.
+        tokens: Number of rows that are not padding; None if there is no padding. In padding, the results are undefined.
 
     Returns:
         [N, out] in the dtype of ``x``.
     """
+    by_torch = partial(_product_by_torch, weight, scale, tile)
+    if tile == TILE.get(x.device.type) and linear.uses_kernel(x, weight, scale, plus, by_torch):
+        return linear.kernel(x, weight, scale, plus, tokens)
+    return by_torch(x, plus)
+
+
+def _product_by_torch(weight: Tensor, scale: Tensor | None, tile: int, x: Tensor, plus: Tensor | None) -> Tensor:
+    """Compute :func:`product` without a Triton kernel."""
     kind = x.device, x.dtype, weight.dtype, weight.shape, plus is None
     is_widened = _is_cpu_inference(x) and x.dtype != torch.float64 and not _has_fast_product(weight)
     if is_widened or weight.dtype == QUANTISED["int4"]:
@@ -248,15 +270,16 @@ class Layer(nn.Module):
         Returns:
             [N, h] residual stream after the layer.
         """
-        tile = context.tile
         y = x if self.input_norm is None else self._normed(x, self.input_norm)
-        qkv = product(y, self.qkv, self.qkv_scale, tile=tile).view(len(x), -1, self.config.head_dim)
+        qkv = product(y, self.qkv, self.qkv_scale, None, context.tile, context.tokens)
+        qkv = qkv.view(len(x), -1, self.config.head_dim)
         queries = norm_rope_store(qkv, self._projection, context.rotation, cache, context.cache_position)
         attended = attend(queries, cache, context.mask, context.near_keys)
-        x = self._add_product(x, attended, self.out, self.out_scale, self.out_norm, tile)
-        gate_up = product(self._normed(x, self.mlp_norm), self.gate_up, self.gate_up_scale, tile=tile)
+        x = self._add_product(x, attended, self.out, self.out_scale, self.out_norm, context)
+        y = self._normed(x, self.mlp_norm)
+        gate_up = product(y, self.gate_up, self.gate_up_scale, None, context.tile, context.tokens)
         gated = gate(gate_up, self.config.activation)
-        return self._add_product(x, gated, self.down, self.down_scale, self.down_norm, tile)
+        return self._add_product(x, gated, self.down, self.down_scale, self.down_norm, context)
 
     @property
     def _projection(self) -> Projection:
@@ -266,12 +289,18 @@ class Layer(nn.Module):
         return norm(x, weight, self.config.rms_norm_eps, plus)
 
     def _add_product(
-        self, x: Tensor, y: Tensor, weight: Tensor, scale: Tensor | None, weight_of_norm: Tensor | None, tile: int
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        scale: Tensor | None,
+        weight_of_norm: Tensor | None,
+        context: LayerContext,
     ) -> Tensor:
         """Return x + y @ weight, or x + norm(y @ weight) if a norm is given. x is the residual stream."""
-        if weight_of_norm is None:
-            return product(y, weight, scale, x, tile)
-        return self._normed(product(y, weight, scale, tile=tile), weight_of_norm, x)
+        plus = x if weight_of_norm is None else None
+        z = product(y, weight, scale, plus, context.tile, context.tokens)
+        return z if weight_of_norm is None else self._normed(z, weight_of_norm, x)
 
 
 WIDE = ("norm", "head_in", "head_in_bias", "head_bias", "head")

@@ -5,16 +5,18 @@ The report must list the methods whose tokens differ from plain decoding, and mu
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from adt_core import Sampling, load_drafter
-from adt_core.app import diagnostics
+from adt_core.app import diagnostics, doctor
 from adt_core.app.diagnostics import PROMPTS, DiagnosticSetup
 from adt_core.app.doctor import diagnose
 from adt_core.cli import main
 from adt_core.engine.job import Job
+from adt_core.kernels import choice
 from adt_core.models import layers
 from adt_core.policies import PLAIN
 from adt_core.policies.recipe import Recipe
@@ -82,6 +84,21 @@ def test_products_that_are_not_batch_invariant_are_found(small, monkeypatch):
 
     monkeypatch.setattr(layers, "product", position_dependent)
     assert "differ in the last bits" in part(report_on(small), "Same image")
+
+
+def test_kernels_are_listed(monkeypatch, runtime):
+    """The CPU takes the place of a GPU with Triton."""
+    subject = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setattr(choice, "missing_support", lambda device: "Triton is not installed")
+    assert doctor.kernels(subject) == ["PyTorch computes all operations: Triton is not installed."]
+    monkeypatch.setattr(choice, "missing_support", lambda device: "")
+    runtime.kernel_verdicts["a"] = choice.Verdict("gate", "float16, 8", True, "it is 1.50 times as fast as PyTorch")
+    runtime.kernel_verdicts["b"] = choice.Verdict("linear", "float16, 8, 9", False, "PyTorch is 1.10 times as fast")
+    assert doctor.kernels(subject)[2:] == [
+        "| gate | float16, 8 | Triton kernel | it is 1.50 times as fast as PyTorch |",
+        "| linear | float16, 8, 9 | PyTorch | PyTorch is 1.10 times as fast |",
+    ]
+    assert doctor.kernels(SimpleNamespace(device=torch.device("cpu"))) == []
 
 
 def test_slow_methods_are_skipped_and_named(small, monkeypatch):

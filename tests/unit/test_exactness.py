@@ -123,8 +123,8 @@ def break_products(monkeypatch, is_wrong) -> None:
     """
     product = layers.product
 
-    def by_place(x, weight, scale=None, plus=None, tile=0):
-        y = product(x, weight, scale, plus, tile)
+    def by_place(x, weight, scale=None, plus=None, tile=0, tokens=None):
+        y = product(x, weight, scale, plus, tile, tokens)
         return y.mul_(torch.where(is_wrong(torch.arange(len(y)), tile), 1 + 2**-7, 1)[:, None])
 
     monkeypatch.setattr(layers, "product", by_place)

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from adt_core import load_drafter, load_target
-from adt_core.kernels import attend, gate, norm, norm_rope_store
+from adt_core.kernels import attend, gate, linear, norm, norm_rope_store
 from adt_core.kernels.attend_trial import Operands
 from adt_core.models import batch_invariance, layers, rotary
 from adt_core.models.cache import KVCache
@@ -160,6 +160,8 @@ def replace_kernels(monkeypatch, operations):
             before = list(operations.names)
             if module is attend:
                 given = Operands(*given).for_reference()
+            if module is linear:
+                given = given[:4]
             result = module.reference(*given)
             operations.names[:] = [*before, *[module.__name__] * count]
             return result
@@ -168,18 +170,19 @@ def replace_kernels(monkeypatch, operations):
         monkeypatch.setattr(module, "kernel", kernel)
 
     launching(attend, 2)
-    for module in (gate, norm, norm_rope_store):
+    for module in (gate, linear, norm, norm_rope_store):
         launching(module, 1)
 
 
+@pytest.mark.parametrize("weights", [None, "int8", "int4"])
 @pytest.mark.parametrize("post_norms", [False, True])
 @pytest.mark.parametrize("guided", [False, True], ids=["one row", "two rows"])
 @torch.inference_mode()
-def test_a_batch_invariant_layer_with_kernels_is_ten_launches(tiny, monkeypatch, post_norms, guided):
+def test_a_batch_invariant_layer_with_kernels_is_ten_launches(tiny, monkeypatch, post_norms, guided, weights):
     monkeypatch.setitem(batch_invariance.TILE, "cpu", 8)
     monkeypatch.setattr(layers, "supports_half_matmul", lambda dtype: True)  # as on a GPU
     monkeypatch.setattr(attend, "far_attention", lambda q, *_: (torch.zeros_like(q), q[..., 0].float()))
-    decoder = load_target(tiny / "target", dtype=torch.bfloat16).decoder
+    decoder = load_target(tiny / "target", dtype=torch.bfloat16, weights=weights).decoder
     prompts = [[1, 2], [3]][: 1 + guided]
     rows = BatchRows(prompts, 16, decoder.embedding, images=1)
     cache = KVCache(decoder.config, len(prompts), 16, decoder.embedding)

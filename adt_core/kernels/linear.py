@@ -1,0 +1,243 @@
+"""Product of few rows of activations and a weight, with one order of additions for any number of rows.
+
+Reading the weight takes most of the time of such a product. The kernel reads int8, fp8 and int4 weights as they are
+stored, and converts them in registers. Scale and residual are applied before the result is rounded to the dtype of the
+activations.
+
+The products of an element of the result are added in float32, in ascending order of the inputs, :data:`BLOCK_INPUTS` at
+a time. The number of rows changes only how many rows a program computes. So a row has the same bits in every product
+with the same weight, on all devices on which the trial confirms it.
+
+In shapes, M is the number of rows of activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..models import int4
+from ..runtime import cached_per_runtime
+from . import choice
+from .choice import Case, Trial
+from .trials import is_candidate, random_like
+
+BLOCK_INPUTS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 32}
+"""Number of inputs that are added at a time, by dtype of the activations. For int4 weights it is a group."""
+BLOCK_ROWS = (16, 32, 64, 128)
+"""Numbers of rows that a program can compute."""
+BLOCK_INPUTS_TURING = 32
+"""Maximum number of inputs that are added at a time on GPUs of compute capability 7.5. With more, registers spill."""
+SHARED_BYTES = 96 * 2**10
+"""Shared memory that a program may use. GPUs of compute capability 8.6 and 8.9 have 99 KB."""
+MAX_STAGES = 5
+"""Maximum number of blocks of inputs that are processed or loaded at a time."""
+STORED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.uint8: "int4"}
+"""Format of quantised weights, by dtype."""
+TESTED_ROWS = (1, 2, 25, 32, 64, 128)
+"""Numbers of rows whose results the trial compares."""
+TIMED_ROWS = ((2, 64), (64, 64), (128, 128))
+"""Used rows and all rows of the products that the trial measures: a plain step, a draft tree, and a larger tree."""
+MIN_SPEEDUP = 1.1
+"""As :attr:`.choice.Trial.min_speedup`. Without a margin, small differences of time would decide which image a seed
+gives."""
+TOLERANCE = {torch.bfloat16: 2**-6, torch.float16: 2**-8, torch.float32: 2**-14}
+"""Largest allowed difference from PyTorch's product, relative to the largest result. Both results are rounded to the
+dtype of the activations, and PyTorch also rounds the weights of int4 and the product before it adds the residual."""
+
+Product = Callable[[Tensor, Tensor | None], Tensor]
+"""Function that multiplies activations [M, in] by a weight and adds the second argument [M, out], if it is not None.
+It may overwrite the second argument."""
+
+
+class Blocks(NamedTuple):
+    """Sizes of the blocks of a kernel.
+
+    Attributes:
+        rows: Number of rows that a program computes.
+        outputs: Number of outputs that a program computes.
+        inputs: Number of inputs that are added at a time.
+        warps: Number of warps of a program.
+        stages: Number of blocks of inputs that are processed or loaded at a time.
+    """
+
+    rows: int
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+    @classmethod
+    def of(cls, used_rows: int, outputs: int, x_dtype: torch.dtype, weight_dtype: torch.dtype, gpu: Gpu) -> Blocks:
+        """Return the sizes for a product.
+
+        Args:
+            used_rows: Number of rows to compute.
+            outputs: Number of outputs of the weight.
+            x_dtype: Dtype of the activations.
+            weight_dtype: Dtype of the stored weight.
+            gpu: Properties of the device.
+        """
+        rows = next((size for size in BLOCK_ROWS if size >= used_rows), BLOCK_ROWS[-1])
+        width = 64 if outputs >= 64 * gpu.multiprocessors else 32
+        is_int4 = weight_dtype == torch.uint8
+        inputs = int4.GROUP if is_int4 else min(BLOCK_INPUTS[x_dtype], gpu.block_inputs)
+        weight_bytes = inputs * width // 2 if is_int4 else inputs * width * weight_dtype.itemsize
+        stage_bytes = rows * inputs * x_dtype.itemsize + weight_bytes
+        stages = min(SHARED_BYTES // stage_bytes, MAX_STAGES)
+        return cls(rows, width, inputs, 8 if rows == BLOCK_ROWS[-1] else 4, stages)
+
+
+class Gpu(NamedTuple):
+    """Properties of a device that determine the sizes of blocks.
+
+    Attributes:
+        multiprocessors: Number of multiprocessors.
+        block_inputs: Maximum number of inputs that are added at a time.
+    """
+
+    multiprocessors: int
+    block_inputs: int
+
+
+@cached_per_runtime
+def gpu_of(device: torch.device) -> Gpu:
+    """Return the properties of a device. A CPU, on which Triton's interpreter runs, counts as a small GPU."""
+    most = max(BLOCK_INPUTS.values())
+    if device.type != "cuda":
+        return Gpu(4, most)
+    properties = torch.cuda.get_device_properties(device)
+    return Gpu(properties.multi_processor_count, BLOCK_INPUTS_TURING if properties.major < 8 else most)
+
+
+def reference(x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
+    """Compute the product with PyTorch's operations in float64. It is precise but slow.
+
+    Args:
+        x: As in :func:`kernel`.
+        weight: As in :func:`kernel`.
+        scale: As in :func:`kernel`.
+        plus: As in :func:`kernel`; not overwritten.
+    """
+    if weight.dtype == torch.uint8 and scale is not None:
+        y = x.double() @ int4.unpack(weight, scale, torch.float64)[: x.shape[1]]
+    else:
+        y = x.double() @ weight.double()
+        y = y if scale is None else y * scale.double()
+    return (y if plus is None else y + plus.double()).to(x.dtype)
+
+
+def kernel(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None = None,
+    plus: Tensor | None = None,
+    used_rows: int | None = None,
+) -> Tensor:
+    """Multiply activations by a weight with the Triton kernel.
+
+    Args:
+        x: [M, in] bfloat16, float16 or float32, with contiguous rows.
+        weight: [in, out] in the dtype of x, int8 or float8_e4m3fn with any strides, or packed int4
+            (:mod:`adt_core.models.int4`).
+        scale: [out] factors of an int8 or fp8 weight, or the scale of an int4 weight; None if the weight is not
+            quantised.
+        plus: [M, out] contiguous values to add, in the dtype of x, or None. Overwritten with the result.
+        used_rows: Number of rows to compute; all rows if None. In the other rows, the product is 0.
+
+    Returns:
+        [M, out] in the dtype of x.
+    """
+    num_rows, inputs = x.shape
+    outputs = weight.shape[1]
+    used_rows = num_rows if used_rows is None else used_rows
+    y = x.new_empty(num_rows, outputs) if plus is None else plus
+    stored = weight.view(torch.uint8) if weight.dtype == torch.float8_e4m3fn else weight
+    operands = x, stored, y if scale is None else scale, y, y
+    sizes = num_rows, used_rows, inputs, outputs, x.stride(0), *weight.stride()
+    blocks = Blocks.of(used_rows, outputs, x.dtype, weight.dtype, gpu_of(x.device))
+    with torch.cuda.device_of(x):
+        _launch(blocks, STORED.get(weight.dtype, "plain"), operands, sizes, plus is not None)
+    return y
+
+
+def _launch(blocks: Blocks, stored: str, operands: tuple[Tensor, ...], sizes: tuple[int, ...], has_plus: bool) -> None:
+    """Launch the kernel for a format of weights. `operands` and `sizes` are in the order of its arguments."""
+    from triton import cdiv
+
+    from .linear_triton import int4_kernel, linear_kernel
+
+    x, *_, y = operands
+    grid = cdiv(len(y), blocks.rows), cdiv(y.shape[1], blocks.outputs)
+    options = dict(
+        DTYPE=_triton_dtype(x.dtype),
+        HAS_PLUS=has_plus,
+        BLOCK_M=blocks.rows,
+        BLOCK_N=blocks.outputs,
+        num_warps=blocks.warps,
+        num_stages=blocks.stages,
+    )
+    if stored == "int4":
+        int4_kernel[grid](*operands, *sizes, GROUP=blocks.inputs, **options)
+    else:
+        linear_kernel[grid](*operands, *sizes, STORED=stored, BLOCK_K=blocks.inputs, **options)
+
+
+def _triton_dtype(dtype: torch.dtype):
+    """Return Triton's dtype of the same name as a dtype of torch."""
+    import triton.language as tl
+
+    return getattr(tl, str(dtype).removeprefix("torch."))
+
+
+def uses_kernel(x: Tensor, weight: Tensor, scale: Tensor | None, plus: Tensor | None, alternative: Product) -> bool:
+    """Return whether to compute a product with the kernel. The first call for a kind of weight runs a trial.
+
+    Args:
+        x: As in :func:`kernel`.
+        weight: As in :func:`kernel`. The trial multiplies by this weight, because random weights can hide differences
+            between the numbers of rows.
+        scale: As in :func:`kernel`.
+        plus: As in :func:`kernel`.
+        alternative: Product that is used if the kernel is not chosen.
+    """
+    if not is_candidate(x) or x.stride(1) != 1 or plus is not None and not plus.is_contiguous():
+        return False
+    if weight.dtype != x.dtype and weight.dtype not in STORED:
+        return False
+    shape = weight.dtype, *weight.shape, weight.stride(), "no residual" if plus is None else "residual"
+    return choice.uses_kernel("linear", x, shape, partial(_trial, x, weight, scale, plus is not None, alternative))
+
+
+def _trial(x: Tensor, weight: Tensor, scale: Tensor | None, has_plus: bool, alternative: Product) -> Trial:
+    most = max(TESTED_ROWS)
+    rows = random_like(x, most, x.shape[1])
+    residual = random_like(x, most, weight.shape[1], seed=1) if has_plus else None
+
+    def plus(part: slice) -> Tensor | None:
+        return None if residual is None else residual[part].clone()
+
+    def case(used: int, num_rows: int) -> Case:
+        part = slice(num_rows)
+        x = rows[part].clone()
+        x[used:] = 0
+        return Case(
+            lambda: kernel(x, weight, scale, plus(part), used),
+            lambda: alternative(x, plus(part)),
+        )
+
+    def equal_results() -> Iterator[tuple[str, Tensor, Tensor]]:
+        expected = kernel(rows, weight, scale, plus(slice(None)))
+        for count in TESTED_ROWS:
+            first = slice(count)
+            last = slice(most - count, most)
+            for part in first, last:
+                y = kernel(rows[part], weight, scale, plus(part))
+                yield f"{count} and {most} rows", y, expected[part]
+
+    cases = [case(used, num_rows) for used, num_rows in TIMED_ROWS]
+    return Trial(cases, TOLERANCE[x.dtype], equal_results, MIN_SPEEDUP)

@@ -1,0 +1,114 @@
+"""Triton kernels of :mod:`.linear`.
+
+Each program computes a block [BLOCK_M, BLOCK_N] of the product. It adds the products of BLOCK_K inputs at a time, or of
+a group of inputs of an int4 weight, in ascending order. BLOCK_M and BLOCK_N do not change the order in which the
+products of one element are added.
+
+Arguments of both kernels:
+
+- x: [num_rows, inputs] activations in DTYPE. The stride of its rows is `x_stride`; the numbers of a row are contiguous.
+- weight: [inputs, outputs], or a packed int4 matrix; `stride_in` and `stride_out` are its strides. fp8 is uint8.
+- scale: The scale of a quantised weight, contiguous; else unused.
+- plus: [num_rows, outputs] contiguous values to add, if HAS_PLUS.
+- y: [num_rows, outputs] contiguous result. It may be the same tensor as `plus`.
+- used_rows: Number of rows to compute. In the other rows, the product is 0.
+- STORED: "plain" if the weight is not quantised, else "int8" or "fp8".
+
+`num_rows` and `used_rows` change between forward passes, so Triton must not compile other machine code for other
+values.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["num_rows", "used_rows"])
+def linear_kernel(
+    x, weight, scale, plus, y, num_rows, used_rows, inputs, outputs, x_stride, stride_in, stride_out,
+    DTYPE: tl.constexpr, STORED: tl.constexpr, HAS_PLUS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Multiply by a weight with one number per element."""
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    x_block = x + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
+    weight_block = weight + columns.to(tl.int64)[None, :] * stride_out + k[:, None] * stride_in
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, _used_inputs(inputs, used_rows, BLOCK_M), BLOCK_K):
+        is_input = k < inputs - start
+        a = tl.load(x_block, (rows < used_rows)[:, None] & is_input[None, :], 0.0)
+        b = tl.load(weight_block, (columns < outputs)[None, :] & is_input[:, None], 0)
+        if STORED == "fp8":
+            b = _fp8_to_float16(b)
+        total = tl.dot(a, b.to(DTYPE), total, input_precision="ieee")
+        x_block += BLOCK_K
+        weight_block += BLOCK_K * stride_in
+    if STORED != "plain":
+        factors = tl.load(scale + columns, columns < outputs, 0.0)
+        total *= (factors * (256.0 if STORED == "fp8" else 1.0))[None, :]
+    _store(total, plus, y, rows, columns, num_rows, outputs, DTYPE, HAS_PLUS)
+
+
+@triton.jit(do_not_specialize=["num_rows", "used_rows"])
+def int4_kernel(
+    x, weight, scale, plus, y, num_rows, used_rows, inputs, outputs, x_stride, stride_in, stride_out,
+    DTYPE: tl.constexpr, HAS_PLUS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Multiply by a weight in the format of :mod:`adt_core.models.int4`.
+
+    The products of a group are added before they are multiplied by the group's step. So the weight is not rounded to
+    the dtype of x.
+    """
+    HALF: tl.constexpr = GROUP // 2
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, HALF)
+    x_block = x + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
+    weight_block = weight + columns.to(tl.int64)[None, :] * stride_out + k[:, None] * stride_in
+    steps = scale + columns
+    zero_points = steps + tl.cdiv(inputs, GROUP) * outputs
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, _used_inputs(inputs, used_rows, BLOCK_M), GROUP):
+        left = inputs - start
+        packed = tl.load(weight_block, (columns < outputs)[None, :], 0)
+        step = tl.load(steps, columns < outputs, 0.0).to(tl.float32)[None, :]
+        zero_point = tl.load(zero_points, columns < outputs, 0.0).to(tl.float32)[None, :]
+        low = tl.load(x_block, (rows < used_rows)[:, None] & (k < left)[None, :], 0.0)
+        high = tl.load(x_block + HALF, (rows < used_rows)[:, None] & (k < left - HALF)[None, :], 0.0)
+        part = tl.dot(low, ((packed & 15).to(tl.float32) - zero_point).to(DTYPE), input_precision="ieee")
+        part = tl.dot(high, ((packed >> 4).to(tl.float32) - zero_point).to(DTYPE), part, input_precision="ieee")
+        total = tl.fma(part, tl.broadcast_to(step, (BLOCK_M, BLOCK_N)), total)
+        x_block += GROUP
+        weight_block += HALF * stride_in
+        steps += outputs
+        zero_points += outputs
+    _store(total, plus, y, rows, columns, num_rows, outputs, DTYPE, HAS_PLUS)
+
+
+@triton.jit
+def _used_inputs(inputs, used_rows, BLOCK_M: tl.constexpr):
+    """Return the number of inputs to add: 0 if all rows of the block are padding."""
+    return tl.where(tl.program_id(0) * BLOCK_M < used_rows, inputs, 0)
+
+
+@triton.jit
+def _fp8_to_float16(bits):
+    """Return numbers in float8_e4m3fn, given as uint8, divided by 256.
+
+    The exponent bias of float16 is larger by 8. So shifting the bits to the positions of float16 divides by 2 ** 8,
+    also for subnormal numbers.
+    """
+    sign = (bits & 0x80).to(tl.uint16) << 8
+    rest = (bits & 0x7F).to(tl.uint16) << 7
+    return (sign | rest).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _store(total, plus, y, rows, columns, num_rows, outputs, DTYPE: tl.constexpr, HAS_PLUS: tl.constexpr):
+    """Store a block of the product plus `plus`. The sum is rounded once."""
+    places = rows.to(tl.int64)[:, None] * outputs + columns[None, :]
+    is_inside = (rows < num_rows)[:, None] & (columns < outputs)[None, :]
+    if HAS_PLUS:
+        total += tl.load(plus + places, is_inside, 0.0).to(tl.float32)
+    tl.store(y + places, total.to(DTYPE), is_inside)
