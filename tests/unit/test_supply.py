@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OURS = [Requirement(line).name for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()]
 EXTRAS = ["diffusers", "ray", "torch-fidelity", "matplotlib"]
 """Optional packages of some commands and families. If they are installed, their licences are checked."""
-MEGABYTES = 28.5
+MEGABYTES = 28
 """Maximum size of the files in the archive, including 25 MB of bundled weights."""
 PERMISSIVE = ("0BSD", "Apache", "BSD", "BSL-1.0", "CC0-1.0", "CNRI-Python", "HPND", "ISC", "MIT", "MPL-2.0", "PSF-2.0")
 PERMISSIVE += ("3-Clause BSD", "Historical Permission Notice", "Mozilla Public License 2.0")
@@ -40,7 +40,13 @@ def archive():
 def test_the_archive_contains_exactly_the_required_files(archive):
     folders = {"adt_core", "docs", "js", "locales", "nodes", "subgraphs", "workflows"}
     pages = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "model_making/README.md"}
-    assert archive == tracked(*folders) | pages | {"__init__.py", "adt.py", "pyproject.toml", "requirements.txt"}
+    data = tracked("docs/*.json")  # measured values, from which benchmarks write the documents
+    assert archive == (tracked(*folders) - data) | pages | {
+        "__init__.py",
+        "adt.py",
+        "pyproject.toml",
+        "requirements.txt",
+    }
 
 
 def test_the_archive_contains_no_data_but_the_bundled_model(archive):
