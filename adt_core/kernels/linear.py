@@ -157,7 +157,10 @@ def kernel(
     used_rows = num_rows if used_rows is None else used_rows
     y = x.new_empty(num_rows, outputs) if plus is None else plus
     stored = weight.view(torch.uint8) if weight.dtype == torch.float8_e4m3fn else weight
-    operands = x, stored, y if scale is None else scale, y, y
+    factors = y if scale is None else scale
+    if factors.dtype == int4.SCALE_DTYPE and weight.dtype == torch.uint8:
+        factors = factors.view(torch.int16)
+    operands = x, stored, factors, y, y
     sizes = num_rows, used_rows, inputs, outputs, x.stride(0), *weight.stride()
     blocks = Blocks.of(used_rows, outputs, x.dtype, weight.dtype, gpu_of(x.device))
     with torch.cuda.device_of(x):

@@ -8,7 +8,7 @@ Arguments of both kernels:
 
 - x: [num_rows, inputs] activations in DTYPE. The stride of its rows is `x_stride`; the numbers of a row are contiguous.
 - weight: [inputs, outputs], or a packed int4 matrix; `stride_in` and `stride_out` are its strides. fp8 is uint8.
-- scale: The scale of a quantised weight, contiguous; else unused.
+- scale: The scale of a quantised weight, contiguous; else unused. The bfloat16 scale of int4 is int16.
 - plus: [num_rows, outputs] contiguous values to add, if HAS_PLUS.
 - y: [num_rows, outputs] contiguous result. It may be the same tensor as `plus`.
 - used_rows: Number of rows to compute. In the other rows, the product is 0.
@@ -72,8 +72,8 @@ def int4_kernel(
     for start in range(0, _used_inputs(inputs, used_rows, BLOCK_M), GROUP):
         left = inputs - start
         packed = tl.load(weight_block, (columns < outputs)[None, :], 0)
-        step = tl.load(steps, columns < outputs, 0.0).to(tl.float32)[None, :]
-        zero_point = tl.load(zero_points, columns < outputs, 0.0).to(tl.float32)[None, :]
+        step = _bfloat16_to_float32(tl.load(steps, columns < outputs, 0))[None, :]
+        zero_point = _bfloat16_to_float32(tl.load(zero_points, columns < outputs, 0))[None, :]
         low = tl.load(x_block, (rows < used_rows)[:, None] & (k < left)[None, :], 0.0)
         high = tl.load(x_block + HALF, (rows < used_rows)[:, None] & (k < left - HALF)[None, :], 0.0)
         part = tl.dot(low, ((packed & 15).to(tl.float32) - zero_point).to(DTYPE), input_precision="ieee")
@@ -90,6 +90,12 @@ def int4_kernel(
 def _used_inputs(inputs, used_rows, BLOCK_M: tl.constexpr):
     """Return the number of inputs to add: 0 if all rows of the block are padding."""
     return tl.where(tl.program_id(0) * BLOCK_M < used_rows, inputs, 0)
+
+
+@triton.jit
+def _bfloat16_to_float32(bits):
+    """Convert bfloat16, given as int16. Triton 3.2 has no such conversion for compute capability 7.5."""
+    return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
