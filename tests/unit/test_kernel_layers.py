@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adt_core.kernels import attend, gate, norm, norm_rope_store
+from adt_core.kernels import attend, gate, linear, norm, norm_rope_store
 from adt_core.models.cache import KVCache
 from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import BatchRows
@@ -17,7 +17,7 @@ NEAR = 3
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 0.02}
 """Largest difference of final features between kernels and references, relative to the largest feature. In float16, the
 references round after each operation, and the kernels only once."""
-KERNELS = (attend, gate, norm, norm_rope_store)
+KERNELS = (attend, linear, gate, norm, norm_rope_store)
 
 
 def float64_kernel(q, keys, values, mask):
@@ -45,7 +45,7 @@ def features(decoder):
 @pytest.mark.parametrize("family", WRITERS)
 @torch.inference_mode()
 def test_features_are_those_of_the_references(family, dtype, written, monkeypatch):
-    """In float32 there are no near keys, so the kernel of attention is used only in float16."""
+    """In float32 there are neither near keys nor tiles, so only float16 uses the kernels of attention and products."""
     decoder = load_small(family, written(family), dtype=dtype).decoder
     monkeypatch.setattr(attend, "far_attention", float64_kernel)
     expected = features(decoder)
@@ -57,5 +57,5 @@ def test_features_are_those_of_the_references(family, dtype, written, monkeypatc
             module, "kernel", lambda *given, module=module, kernel=kernel: called.append(module) or kernel(*given)
         )
     found = features(decoder)
-    assert set(called) == set(KERNELS if decoder.tile else KERNELS[1:])
+    assert set(called) == set(KERNELS if decoder.tile else KERNELS[2:])
     assert (found - expected).abs().max() < TOLERANCES[dtype] * expected.abs().max()
