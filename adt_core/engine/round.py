@@ -302,7 +302,7 @@ def _plain_advances(slots: Slots) -> list[int]:
     positions = [position for position, is_active in zip(slots.positions, slots.active) if is_active]
     first = min(positions)
     last = max(positions)
-    gap_is_small = 0 < last - first <= WAIT_SHARE * (slots.request.target.length - last)
+    gap_is_small = 0 < last - first <= WAIT_SHARE * (slots.request.target.length - 1 - last)
     leaders_wait = slots.proposer is None and gap_is_small
     return [
         int(is_active and not (leaders_wait and position == last))

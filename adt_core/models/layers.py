@@ -155,15 +155,20 @@ def _product_by_torch(weight: Tensor, scale: Tensor | None, tile: int, x: Tensor
     return tiled_matmul(multiply, x, plus, tile, kind)
 
 
+MKL_ROWS = 3
+"""Maximum number of rows for which MKL multiplies float32 matrices on a CPU. With more rows, oneDNN is faster. The number
+is smaller than a tile, because all products of batch-invariant mode must use the same library."""
+
+
 def _multiply(weight: Tensor, scale: Tensor | None, x: Tensor, plus: Tensor | None) -> Tensor:
     """Compute :func:`product` in the dtype of the operands.
 
-    For float32 on a CPU, torch calls MKL. This function calls oneDNN instead, which is up to three times as fast with a
-    small number of rows (docs/performance.md).
+    For float32 on a CPU, torch's own product calls MKL. With the rows of a draft tree, oneDNN is up to three times as
+    fast (docs/performance.md).
     """
     if scale is not None:
         return _plus(quantised_matmul(x, weight, scale), plus)
-    if _is_cpu_inference(x) and x.dtype == torch.float32:
+    if _is_cpu_inference(x) and x.dtype == torch.float32 and len(x) > MKL_ROWS:
         return _plus(onednn_matmul(x, weight), plus)
     if plus is None or torch.is_grad_enabled():
         return _plus(x @ weight, plus)
