@@ -156,8 +156,8 @@ def _product_by_torch(weight: Tensor, scale: Tensor | None, tile: int, x: Tensor
 
 
 MKL_ROWS = 3
-"""Maximum number of rows for which MKL multiplies float32 matrices on a CPU. With more rows, oneDNN is faster. The number
-is smaller than a tile, because all products of batch-invariant mode must use the same library."""
+"""Maximum number of rows for which MKL multiplies float32 matrices on a CPU. With more rows, oneDNN is faster. The
+number is smaller than a tile, because all products of batch-invariant mode must use the same library."""
 
 
 def _multiply(weight: Tensor, scale: Tensor | None, x: Tensor, plus: Tensor | None) -> Tensor:
