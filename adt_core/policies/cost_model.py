@@ -52,11 +52,13 @@ CONTRADICTION = 0.5
 
 If a new reading differs more, all earlier readings are discarded.
 """
-GAIN_DECAY = 0.8
+GAIN_DECAY = 0.9
 """Factor on the weight of a mode's earlier gain when the model learns from another decoding with this mode.
 
 It is larger than `DECAY`, because the gain differs more from image to image than the time of a round.
 """
+GAIN_ESTIMATE_WEIGHT = 2.0
+"""Weight of an estimated gain. The gain of one image has at most the weight 1."""
 GAIN_DRAFTS = 100.0
 """Number of drafts that must be expected to be accepted in a decoding for its gain to have the weight 0.5."""
 FIT_STEPS = 12
@@ -87,7 +89,7 @@ class Reading(NamedTuple):
 
     Attributes:
         value: A cost in plain steps, the time of a plain step in seconds, or a gain.
-        weight: Weight, from 0 to 2. The cost of a single round has the weight 0.5. The cost of many rounds of one
+        weight: Weight, at least 0. The cost of a single round has the weight 0.5. The cost of many rounds of one
             decoding has nearly the weight 1.
     """
 
@@ -181,7 +183,7 @@ class CostModel:
 
     def _gain(self, mode: DraftMode) -> Reading:
         """Return the learned gain of a mode, or its estimate."""
-        return self.gains.get(mode.name) or Reading(mode.estimated_gain(self.temperature), 0.5)
+        return self.gains.get(mode.name) or Reading(mode.estimated_gain(self.temperature), GAIN_ESTIMATE_WEIGHT)
 
     def _estimates(self) -> np.ndarray:
         """Return the estimates of all parameters: `node`, `tile`, and then `fixed` and `each` of every mode."""
@@ -248,7 +250,7 @@ class CostModel:
 
 
 _MODE = text(0, LONGEST_NAME)
-_VALUES = number(1 / MOST_STEPS, MOST_STEPS), number(0, 2)
+_VALUES = number(1 / MOST_STEPS, MOST_STEPS), number(0, 20)
 _MODEL = record(
     {
         "name": label(LONGEST_NAME),
@@ -267,14 +269,9 @@ def _reading(seconds: Sequence[float], step: float) -> Reading:
     return Reading(cost, len(seconds) / (len(seconds) + 1))
 
 
-def _weakened(reading: Reading) -> Reading:
-    return reading._replace(weight=DECAY * reading.weight)
-
-
 def _average(before: Reading | None, new: Reading) -> Reading:
     """Return the weighted geometric mean of two readings."""
     if before is None:
         return new
     weight = before.weight + new.weight
-    value = exp((before.weight * log(before.value) + new.weight * log(new.value)) / weight)
-    return Reading(value, min(weight, 2.0))
+    return Reading(exp((before.weight * log(before.value) + new.weight * log(new.value)) / weight), weight)
