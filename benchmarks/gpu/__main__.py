@@ -35,6 +35,7 @@ PARTS = {
     "contact": ("benchmarks.gpu.contact", 8),
     "tokens": ("benchmarks.gpu.tokens", 4),
     "pieces": ("benchmarks.gpu.pieces", 6),
+    "kernels": ("benchmarks.gpu.kernels", 6),
     "images": ("benchmarks.gpu.images", 4),
     "batches": ("benchmarks.gpu.batches", 4),
     "memory": ("benchmarks.gpu.memory", 3),

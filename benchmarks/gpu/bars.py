@@ -8,6 +8,7 @@ from typing import NamedTuple
 from adt_core.policies import PLAIN
 
 from .device import CAPTURED, EAGER
+from .kernels import BITS, ROUNDS
 from .models import BOTH, SEVEN_B, TITLES
 from .pieces import DRAFTS, FORWARD, LEVEL, PLAIN_ROUND, REST
 
@@ -95,6 +96,19 @@ def bundled_speedup(rows: Rows) -> float | None:
     return find(rows.get("batches", []), "times plain", table=table, method=TITLES[BOTH], images=1)
 
 
+def kernels_speedup(name: str) -> Callable[[Rows], float | None]:
+    """Return a function that returns the speed-up of rounds with Triton kernels, for a method of the 7B model."""
+    values = {"table": ROUNDS, "weights": "bf16", "round": TITLES[name], "Triton": "on"}
+    return lambda rows: find(rows.get("kernels", []), "times as fast", **values)
+
+
+def differing_elements(rows: Rows) -> float | None:
+    """Return how many results of the used Triton kernels depend on the number of rows; None if none was used."""
+    used = [row for row in rows.get("kernels", []) if row["table"] == BITS and row["Triton is used"]]
+    counts = [count for row in used for column, count in row.items() if column.endswith(" rows")]
+    return sum(counts) if counts else None
+
+
 SEVEN = f"{SEVEN_B} in bf16: "
 TREE = f"{FORWARD}{DRAFTS + 1}"
 BARS = (
@@ -106,6 +120,9 @@ BARS = (
     Bar(f"{SEVEN}a {TREE} nodes, in plain rounds", steps_of(TREE), 1.15, most=True),
     Bar(f"{SEVEN}a {LEVEL}, in plain rounds", steps_of(LEVEL), 0.06, most=True),
     Bar(f"{SEVEN}{REST} of a round, in plain rounds", steps_of(REST), 0.05, most=True),
+    Bar(f"{SEVEN}a plain round, speed-up by Triton kernels", kernels_speedup(PLAIN), 1.3),
+    Bar(f"{SEVEN}a round with 24 drafts, speed-up by Triton kernels", kernels_speedup(BOTH), 1.2),
+    Bar("used Triton kernels: elements that depend on the number of rows", differing_elements, 0, most=True),
     Bar(f"{SEVEN_B}: plain rounds in int8, speed-up over bf16", speedup_with("int8"), 1.0),
     Bar(f"bundled model: {TITLES[BOTH]}, speed-up over {TITLES[PLAIN]}", bundled_speedup, 3.0),
 )

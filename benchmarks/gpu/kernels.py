@@ -1,0 +1,237 @@
+"""Triton kernels of :mod:`adt_core.kernels`, compared with PyTorch's operations on the same device.
+
+- *Rounds*: complete rounds of a 7B model with random weights in the batch-invariant mode, for one image with guidance.
+  *Triton* is "on" or "off". Blocks of rounds with and without Triton alternate: off, on, on, off. *Kernels* counts all
+  kernels that the device ran in a round, and *launches* the calls with which the host launched them.
+- *Choices*: result of the trial with which the engine chooses between kernel and PyTorch.
+- *Operations*: time of one call, in microseconds. A call reads the weights, keys and values of another layer than the
+  call before, so that they are not in the cache of the device. The calls of all layers are captured as a CUDA graph.
+  The graph of the kernel and the graph of PyTorch take turns, and the shortest of five times counts as one measurement.
+- *Bits*: number of elements of the kernel's results that change if a forward pass computes fewer than 128 rows. 0 is
+  required; otherwise the trial must reject the kernel. Each number of rows is compared for the first rows and for the
+  last rows, in all layers. The activations are random. The weights of the 7B model are random, too; those of the
+  bundled model are trained.
+
+In a rehearsal without Triton kernels, PyTorch replaces them, so the numbers mean nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+
+from adt_core import Target, load_target
+from adt_core.engine import pool
+from adt_core.engine.job import Job
+from adt_core.kernels.choice import Verdict, device_times, missing_support, verdicts
+from adt_core.kernels.linear import TESTED_ROWS
+from adt_core.policies import PLAIN
+
+from . import device
+from .device import Activity, Case, spread, the_device
+from .models import BOTH, SEVEN_B, TITLES, Stream, job_of, random_network, random_target, shape_of
+from .operations import GUIDED, MAX_ROWS, Operation, kernels, operations_of
+
+BUNDLED = "bundled"
+METHODS = (PLAIN, BOTH)
+"""Methods whose rounds are timed: without drafts, and with 24 drafts."""
+BLOCKS = (False, True, True, False)
+"""Whether Triton kernels are on, for each block of rounds. The order cancels a steady change of the clock rate."""
+NODES = (1, 25, 64)
+"""Numbers of nodes in a forward pass: a plain step, a tree with 24 drafts, and a larger tree."""
+ROUNDS = "Rounds"
+BITS = "Bits"
+REPEATS = 5
+"""Number of measurements of an operation."""
+
+
+# ---- operations -----------------------------------------------------------------------------------
+
+
+def _call_all(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
+
+
+def _prepared(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """Return a function that makes all calls; on a GPU, by replaying a graph."""
+    call = partial(_call_all, calls)
+    call()
+    return device.capture(call) if the_device().type == "cuda" else call
+
+
+def _milliseconds(functions: Sequence[Callable[[], object]]) -> list[float]:
+    """Measure functions in turns, and return the time of each function in ms."""
+    where = the_device()
+    if where.type == "cuda":
+        return device_times(functions, where)
+    return [1000 * device.seconds_of(function) for function in functions]
+
+
+@torch.inference_mode()
+def _times(operation: Operation, nodes: int, rehearse: bool) -> dict:
+    """Return the columns with the times of an operation, for a forward pass of `nodes` nodes."""
+    with kernels(True):
+        calls = operation.calls(nodes)
+        kernel = _prepared(calls.kernel)
+    with kernels(False):
+        reference = _prepared(calls.reference)
+    repeats = 1 if rehearse else REPEATS
+    samples = [_milliseconds([kernel, reference]) for _ in range(repeats)]
+    times = [[1000 * value / len(calls.kernel) for value in values] for values in zip(*samples)]
+    speedup = statistics.median(times[1]) / statistics.median(times[0])
+    columns = {"Triton, µs": spread(times[0]), "PyTorch, µs": spread(times[1]), "times as fast": speedup}
+    return {"rows": GUIDED * nodes} | columns
+
+
+@torch.inference_mode()
+def differing_elements(operation: Operation) -> dict[str, int]:
+    """Return the number of elements that change with the number of rows, by the number of rows.
+
+    The result also contains the number of elements for all rows, as "elements".
+    """
+    layers = range(operation.distinct_layers)
+    expected = [operation.result(layer, range(MAX_ROWS)) for layer in layers]
+    found = {"elements": sum(result.numel() for result in expected)}
+    for count in TESTED_ROWS:
+        parts = [range(count), range(MAX_ROWS - count, MAX_ROWS)]
+        pairs = [(operation.result(layer, part), expected[layer][list(part)]) for part in parts for layer in layers]
+        found[f"{count} rows"] = sum(int((one != other).sum()) for one, other in pairs)
+    return found
+
+
+@torch.inference_mode()
+def _verdict(operation: Operation) -> Verdict | None:
+    """Run the trial of an operation; None if the device supports no Triton kernels."""
+    with kernels(True):
+        operation.choose()
+        found = verdicts()
+    return found[-1] if found else None
+
+
+def _target(name: str, weights: str | None, rehearse: bool) -> Target:
+    """Return the bundled model with its trained weights, or a model with random weights."""
+    if name != BUNDLED:
+        return random_target(name, shape_of(name, rehearse), torch.bfloat16, weights)
+    if rehearse:
+        return random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16, weights)
+    return load_target(BUNDLED, the_device(), torch.bfloat16, weights=weights)
+
+
+def _operations(name: str, weights: str | None, rehearse: bool) -> Iterator[dict]:
+    decoder = _target(name, weights, rehearse).decoder
+    with kernels(True):
+        operations = operations_of(decoder)
+    for operation in operations:
+        head = {"model": name, "weights": weights or "bf16", "operation": operation.name}
+        head["operands"] = operation.operands
+        verdict = _verdict(operation)
+        used = verdict and verdict.uses_kernel
+        if verdict is not None:
+            yield {"table": "Choices"} | head | {"Triton is used": used, "reason": verdict.reason}
+        for nodes in NODES:
+            yield {"table": "Operations"} | head | _times(operation, nodes, rehearse)
+        yield {"table": BITS} | head | {"Triton is used": used} | differing_elements(operation)
+
+
+# ---- rounds ---------------------------------------------------------------------------------------
+
+
+class _Rounds:
+    """Rounds of one method, with or without Triton kernels.
+
+    Attributes:
+        seconds: Time of each round in seconds.
+        activity: Mean activity of the device in a round, or None.
+        remark: Message of the check of the batch-invariant mode, or "".
+    """
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.activity: Activity | None = None
+        self.remark = ""
+
+    def row(self, plain_seconds: float) -> dict:
+        """Return the columns of the table.
+
+        Args:
+            plain_seconds: Median time of the same rounds without Triton kernels, in seconds.
+        """
+        median = statistics.median(self.seconds)
+        activity = self.activity
+        return {
+            "ms": spread(self.seconds, 1000),
+            "times as fast": plain_seconds / median,
+            "kernels": activity and activity.kernels,
+            "launches": activity and activity.launches,
+            "idle": activity and max(0.0, 1 - activity.busy / median),
+            "exact mode": self.remark or "as usual",
+        }
+
+
+Rounds = dict[tuple[bool, str], _Rounds]
+"""Rounds by two keys: whether Triton kernels are on, and the method."""
+
+
+def _decode_block(target: Target, on: bool, jobs: dict[str, Job], rounds: Rounds, rehearse: bool) -> list[Verdict]:
+    """Decode a block of rounds of each method in turns, and return the verdicts of the trials.
+
+    Args:
+        target: Target of the jobs.
+        on: Whether Triton kernels are on.
+        jobs: Jobs by method.
+        rounds: Where the results are added.
+        rehearse: Whether to decode only a few rounds.
+    """
+    count, warm_up, profiled = (2, 1, 1) if rehearse else (10, 8, 4)
+    with kernels(on):
+        pool.release(target.decoder)  # its captured rounds contain the kernels of the block before
+        streams = {method: Stream(job, device.modes()[0], warm_up=warm_up) for method, job in jobs.items()}
+        for _ in range(count):
+            for method, stream in streams.items():
+                rounds[on, method].seconds.append(stream.seconds())
+        for method, stream in streams.items():
+            rounds[on, method].activity = stream.profiled(profiled)
+            rounds[on, method].remark = stream.decoding.exact.remark
+            stream.close()
+        return verdicts()
+
+
+def _rounds(weights: str | None, rehearse: bool) -> Iterator[dict]:
+    shape = shape_of(SEVEN_B, rehearse)
+    target = random_target(SEVEN_B, shape, torch.bfloat16, weights)
+    network = random_network(target)
+    jobs = {method: job_of(target, network, method, guidance=shape.guidance) for method in METHODS}
+    rounds: Rounds = {(on, method): _Rounds() for method in METHODS for on in (False, True)}
+    chosen = [_decode_block(target, on, jobs, rounds, rehearse) for on in BLOCKS]
+    head = {"model": SEVEN_B, "weights": weights or "bf16"}
+    for (on, method), found in rounds.items():
+        row = {"table": ROUNDS} | head | {"round": TITLES[method], "Triton": "on" if on else "off"}
+        yield row | found.row(statistics.median(rounds[False, method].seconds))
+    for verdict in chosen[BLOCKS.index(True)]:
+        row = {"table": "Choices in these rounds"} | head | {"operation": verdict.operation}
+        yield row | {"operands": verdict.operands, "Triton is used": verdict.uses_kernel, "reason": verdict.reason}
+
+
+# ---- the part -------------------------------------------------------------------------------------
+
+
+def _not_supported(reason: str) -> Iterator[dict]:
+    yield {"table": "Choices", "operation": "all", "Triton is used": False, "reason": reason}
+
+
+def cases(rehearse: bool) -> list[Case]:
+    """Return the cases of this part: first those in bfloat16, then those with quantised weights."""
+    with kernels(True):
+        reason = "" if rehearse else missing_support(the_device())
+    if reason:
+        return [("support", partial(_not_supported, reason))]
+    found: list[Case] = []
+    for weights in (None, "int8", "int4", "fp8"):
+        name = weights or "bf16"
+        found.append((f"rounds {name}", partial(_rounds, weights, rehearse)))
+        found += [(f"{model} {name}", partial(_operations, model, weights, rehearse)) for model in (SEVEN_B, BUNDLED)]
+    return found

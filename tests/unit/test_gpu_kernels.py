@@ -1,0 +1,141 @@
+"""Tests of the part `kernels` of the GPU benchmark, without a GPU."""
+
+import os
+
+import pytest
+import torch
+
+from adt_core.kernels import attend
+from adt_core.kernels.choice import VARIABLE, Verdict, missing_support
+from adt_core.runtime import get_runtime
+from benchmarks.gpu import kernels as part
+from benchmarks.gpu import operations
+from benchmarks.gpu.bars import differing_elements, kernels_speedup
+from benchmarks.gpu.models import BOTH, SEVEN_B, random_target, shape_of
+from benchmarks.gpu.operations import Attend, operations_of
+
+GPU = torch.device("cuda")
+NAMES = ["linear"] * 4 + ["attend", "norm_rope_store", "norm", "gate"]
+"""Operations of a model whose weights are not quantised."""
+TOLERANCE = 0.02
+"""Largest difference between kernel and reference in float16, relative to the largest result. The references round
+after each operation, and the kernels only once."""
+
+
+def rows_of(name):
+    """Run a case of a rehearsal and return its rows."""
+    return list(dict(part.cases(rehearse=True))[name]())
+
+
+def test_rehearsal_measures_every_operation():
+    rows = rows_of(f"{SEVEN_B} bf16")
+    times = [row for row in rows if row["table"] == "Operations"]
+    bits = [row for row in rows if row["table"] == part.BITS]
+    assert [row["operation"] for row in times] == [name for name in NAMES for _ in part.NODES]
+    assert [row["operation"] for row in bits] == NAMES
+    assert [row["rows"] for row in times[:3]] == [2, 50, 128]
+    assert all(row["elements"] > 0 and row["128 rows"] == 0 for row in bits)
+    assert len(rows) == len(times) + len(bits)  # no trial runs on a CPU
+
+
+@pytest.mark.parametrize("weights", ["int8", "fp8", "int4"])
+def test_only_products_are_measured_with_quantised_weights(weights):
+    rows = rows_of(f"{part.BUNDLED} {weights}")
+    assert {(row["operation"], row["weights"]) for row in rows} == {("linear", weights)}
+
+
+def test_rounds_are_measured_with_and_without_kernels():
+    rows = rows_of("rounds bf16")
+    assert [(row["round"], row["Triton"]) for row in rows] == [
+        (name, setting) for name in ("plain", "network and window") for setting in ("off", "on")
+    ]
+    assert all(row["times as fast"] == 1 for row in rows if row["Triton"] == "off")
+
+
+def test_each_block_has_its_setting_and_an_empty_runtime(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "0")
+    outside = get_runtime()
+    with part.kernels(True):
+        assert get_runtime() is not outside
+        assert VARIABLE not in missing_support(torch.device("cpu")) and os.environ[VARIABLE] == "1"
+    with part.kernels(False):
+        assert missing_support(GPU) == f"{VARIABLE} is 0"
+    assert get_runtime() is outside and os.environ[VARIABLE] == "0"
+
+
+def test_without_support_the_reason_is_reported():
+    if torch.cuda.is_available():
+        pytest.skip("this device may support Triton kernels")
+    ((name, measure),) = part.cases(rehearse=False)
+    (row,) = measure()
+    assert name == "support" and row["reason"] == "the device is not an NVIDIA GPU"
+
+
+class Faulty:
+    """Operation whose last result changes if fewer than 32 rows are computed."""
+
+    distinct_layers = 2
+
+    def result(self, layer, rows):
+        found = torch.tensor(rows)[:, None] + torch.zeros(3)
+        if len(rows) < 32:
+            found[-1, 0] = torch.nan
+        return found
+
+
+def test_differing_elements_are_counted_in_all_layers_and_parts():
+    found = part.differing_elements(Faulty())
+    assert found == {
+        "elements": 2 * 128 * 3,
+        "1 rows": 4,
+        "2 rows": 4,
+        "25 rows": 4,
+        "32 rows": 0,
+        "64 rows": 0,
+        "128 rows": 0,
+    }
+
+
+@pytest.mark.parametrize("used, expected", [(True, 7), (False, None)], ids=["used", "rejected"])
+def test_bar_counts_only_elements_of_used_kernels(used, expected):
+    row = {"table": part.BITS, "Triton is used": used, "elements": 9, "1 rows": 3, "2 rows": 4}
+    assert differing_elements({"kernels": [row]}) == expected
+    assert differing_elements({}) is None
+
+
+def test_bar_compares_rounds_with_and_without_kernels():
+    row = {"table": part.ROUNDS, "weights": "bf16", "round": "network and window"}
+    rows = [row | {"Triton": "off", "times as fast": 1.0}, row | {"Triton": "on", "times as fast": 1.4}]
+    assert kernels_speedup(BOTH)({"kernels": rows}) == 1.4
+    assert kernels_speedup(BOTH)({}) is None
+
+
+def test_verdict_of_the_trial_is_reported(monkeypatch):
+    monkeypatch.setattr(part, "verdicts", lambda: [Verdict("norm", "bfloat16, 32", True, "it is 2.00 times as fast")])
+    rows = rows_of(f"{SEVEN_B} bf16")
+    chosen = [row for row in rows if row["table"] == "Choices"]
+    assert [row["operation"] for row in chosen] == NAMES
+    assert all(row["Triton is used"] and "2.00" in row["reason"] for row in chosen)
+
+
+def float64_kernel(q, keys, values, mask):
+    """Replacement for :func:`adt_core.models.kernels.far_attention`, which CPUs lack."""
+    scores = q.double() @ keys.double().mT * q.shape[-1] ** -0.5 + mask.double()
+    return scores.softmax(-1) @ values.double(), scores.logsumexp(-1)
+
+
+@pytest.mark.parametrize("weights", [None, "int8", "int4"])
+@torch.inference_mode()
+def test_kernels_get_the_operands_of_the_references(weights, monkeypatch):
+    """Triton's interpreter runs the kernels with a tree of 3 nodes, so 6 rows."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    monkeypatch.setattr(operations, "supports_kernels", lambda device: True)
+    monkeypatch.setattr(attend, "far_attention", float64_kernel)
+    monkeypatch.setattr(Attend, "_reference", lambda self, *given: attend.reference(*given))
+    decoder = random_target(SEVEN_B, shape_of(SEVEN_B, True), torch.float16, weights).decoder
+    for operation in operations_of(decoder):
+        calls = operation.calls(3)
+        found = calls.kernel[0]()[:6].double()
+        expected = calls.reference[0]()[:6].double()
+        assert (found - expected).abs().max() < TOLERANCE * expected.abs().max(), operation.operands
+        assert operation.result(1 % operation.distinct_layers, range(1, 3)).shape[0] == 2
