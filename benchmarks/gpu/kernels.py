@@ -121,20 +121,29 @@ def _target(name: str, weights: str | None, rehearse: bool) -> Target:
     return load_target(BUNDLED, the_device(), torch.bfloat16, weights=weights)
 
 
+def _measure(operation: Operation, head: dict, rehearse: bool) -> Iterator[dict]:
+    """Yield the rows of an operation: the choice, the times, and the differences of bits."""
+    verdict = _verdict(operation)
+    used = verdict and verdict.uses_kernel
+    if verdict is not None:
+        yield {"table": "Choices"} | head | {"Triton is used": used, "reason": verdict.reason}
+    for nodes in NODES:
+        yield {"table": "Operations"} | head | _times(operation, nodes, rehearse)
+    yield {"table": BITS} | head | {"Triton is used": used} | differing_elements(operation)
+
+
 def _operations(name: str, weights: str | None, rehearse: bool) -> Iterator[dict]:
     decoder = _target(name, weights, rehearse).decoder
     with kernels(True):
         operations = operations_of(decoder)
     for operation in operations:
         head = {"model": name, "weights": weights or "bf16", "operation": operation.name}
-        head["operands"] = operation.operands
-        verdict = _verdict(operation)
-        used = verdict and verdict.uses_kernel
-        if verdict is not None:
-            yield {"table": "Choices"} | head | {"Triton is used": used, "reason": verdict.reason}
-        for nodes in NODES:
-            yield {"table": "Operations"} | head | _times(operation, nodes, rehearse)
-        yield {"table": BITS} | head | {"Triton is used": used} | differing_elements(operation)
+        try:
+            yield from _measure(operation, head | {"operands": operation.operands}, rehearse)
+        except Exception as error:  # continue with the other operations
+            what = f"{name} {weights or 'bf16'}, {operation.name}, {operation.operands}"
+            yield {"what": what, "error": device.describe_error(error)}
+            device.synchronise()  # raises if the device has failed
 
 
 # ---- rounds ---------------------------------------------------------------------------------------

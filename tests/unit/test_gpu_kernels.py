@@ -12,7 +12,7 @@ from benchmarks.gpu import kernels as part
 from benchmarks.gpu import operations
 from benchmarks.gpu.bars import differing_elements, kernels_speedup
 from benchmarks.gpu.models import BOTH, SEVEN_B, random_target, shape_of
-from benchmarks.gpu.operations import Attend, operations_of
+from benchmarks.gpu.operations import Attend, Linear, operations_of
 
 GPU = torch.device("cuda")
 NAMES = ["linear"] * 4 + ["attend", "norm_rope_store", "norm", "gate"]
@@ -116,6 +116,18 @@ def test_verdict_of_the_trial_is_reported(monkeypatch):
     chosen = [row for row in rows if row["table"] == "Choices"]
     assert [row["operation"] for row in chosen] == NAMES
     assert all(row["Triton is used"] and "2.00" in row["reason"] for row in chosen)
+
+
+def test_a_kernel_that_fails_does_not_stop_the_other_operations(monkeypatch):
+    def fail(self, layer, *given):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(Linear, "_multiply", fail)
+    rows = rows_of(f"{SEVEN_B} bf16")
+    errors = [row for row in rows if "error" in row]
+    assert [row["error"] for row in errors] == ["RuntimeError: no compiler"] * 4
+    assert errors[0]["what"] == f"{SEVEN_B} bf16, linear, qkv, 32 x 96"
+    assert [row["operation"] for row in rows if row.get("table") == part.BITS] == NAMES[4:]
 
 
 def float64_kernel(q, keys, values, mask):
