@@ -7,7 +7,7 @@ head has m = g * n queries. In matrix products, each of the N tokens is one row 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -136,23 +136,22 @@ def product(
     Returns:
         [N, out] in the dtype of ``x``.
     """
-    by_torch = partial(_product_by_torch, weight, scale, tile)
-    if tile == TILE.get(x.device.type) and linear.uses_kernel(x, weight, scale, plus, by_torch):
-        return linear.kernel(x, weight, scale, plus, tokens)
-    return by_torch(x, plus)
+    if tile and tile == TILE.get(x.device.type):
+        by_torch = partial(_product_by_torch, weight, scale, tile)
+        if linear.uses_kernel(x, weight, scale, plus, by_torch):
+            return linear.kernel(x, weight, scale, plus, tokens)
+    return _product_by_torch(weight, scale, tile, x, plus)
 
 
 def _product_by_torch(weight: Tensor, scale: Tensor | None, tile: int, x: Tensor, plus: Tensor | None) -> Tensor:
     """Compute :func:`product` without a Triton kernel."""
-    kind = x.device, x.dtype, weight.dtype, weight.shape, plus is None
     is_widened = _is_cpu_inference(x) and x.dtype != torch.float64 and not _has_fast_product(weight)
     if is_widened or weight.dtype == QUANTISED["int4"]:
-        y = _piecewise(x.float() if is_widened else x, weight, scale, tile, kind)
-        return _plus(y.to(x.dtype), plus)
-    multiply = partial(_multiply, weight, scale)
+        return _plus(_piecewise(x.float() if is_widened else x, weight, scale, tile).to(x.dtype), plus)
     if not tile or scale is not None and has_exact_sums(x, weight):
-        return multiply(x, plus)
-    return tiled_matmul(multiply, x, plus, tile, kind)
+        return _multiply(weight, scale, x, plus)
+    kind = x.device, x.dtype, weight.dtype, weight.shape, plus is None
+    return tiled_matmul(partial(_multiply, weight, scale), x, plus, tile, kind)
 
 
 MKL_ROWS = 3
@@ -190,7 +189,7 @@ GPU_PIECE_BYTES = 2**26
 needs. Products of smaller pieces would be too narrow to use the entire GPU."""
 
 
-def _piecewise(x: Tensor, weight: Tensor, scale: Tensor | None, tile: int, kind: Hashable) -> Tensor:
+def _piecewise(x: Tensor, weight: Tensor, scale: Tensor | None, tile: int) -> Tensor:
     """Multiply by a weight that is converted to the dtype of ``x`` piece by piece.
 
     Args:
@@ -198,11 +197,11 @@ def _piecewise(x: Tensor, weight: Tensor, scale: Tensor | None, tile: int, kind:
         weight: [in, out] in any dtype, or packed int4.
         scale: As in :func:`product`.
         tile: Number of rows of a tile, or 0.
-        kind: As in :func:`.batch_invariance.tiled_matmul`.
 
     Returns:
         [N, out] in the dtype of ``x``.
     """
+    kind = x.device, x.dtype, weight.dtype, weight.shape
     piece_bytes = CPU_PIECE_BYTES if x.device.type == "cpu" else GPU_PIECE_BYTES
     width = max(piece_bytes // (x.element_size() * x.shape[1]) // 16 * 16, 16)
     products = []
@@ -228,7 +227,7 @@ def _has_fast_product(weight: Tensor) -> bool:
 
 
 def _is_cpu_inference(x: Tensor) -> bool:
-    return x.device.type == "cpu" and torch.is_inference_mode_enabled()
+    return x.is_cpu and torch.is_inference_mode_enabled()
 
 
 class Layer(nn.Module):
