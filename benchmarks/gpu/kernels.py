@@ -25,6 +25,7 @@ import torch
 
 from adt_core import Target, load_target
 from adt_core.engine import pool
+from adt_core.engine.graphs import disabled_reason
 from adt_core.engine.job import Job
 from adt_core.kernels.choice import Verdict, device_times, missing_support, verdicts
 from adt_core.kernels.linear import TESTED_ROWS
@@ -156,12 +157,14 @@ class _Rounds:
         seconds: Time of each round in seconds.
         activity: Mean activity of the device in a round, or None.
         remark: Message of the check of the batch-invariant mode, or "".
+        graphs_off: Reason why CUDA graphs are off, or "".
     """
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.activity: Activity | None = None
         self.remark = ""
+        self.graphs_off = ""
 
     def row(self, plain_seconds: float) -> dict:
         """Return the columns of the table.
@@ -178,6 +181,7 @@ class _Rounds:
             "launches": activity and activity.launches,
             "idle": activity and max(0.0, 1 - activity.busy / median),
             "exact mode": self.remark or "as usual",
+            "graphs": self.graphs_off or "as usual",
         }
 
 
@@ -205,6 +209,7 @@ def _decode_block(target: Target, on: bool, jobs: dict[str, Job], rounds: Rounds
         for method, stream in streams.items():
             rounds[on, method].activity = stream.profiled(profiled)
             rounds[on, method].remark = stream.decoding.exact.remark
+            rounds[on, method].graphs_off = disabled_reason(target.decoder)
             stream.close()
         return verdicts()
 
