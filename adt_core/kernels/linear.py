@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..models import int4
+from ..models.config import QUANTISED
 from ..runtime import cached_per_runtime
 from . import choice
 from .choice import Case, Trial
@@ -36,7 +37,7 @@ SHARED_BYTES = 96 * 2**10
 """Shared memory that a program may use. GPUs of compute capability 8.6 and 8.9 have 99 KB."""
 MAX_STAGES = 5
 """Maximum number of blocks of inputs that are processed or loaded at a time."""
-STORED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.uint8: "int4"}
+STORED = {dtype: name for name, dtype in QUANTISED.items()}
 """Format of quantised weights, by dtype."""
 TESTED_ROWS = (1, 2, 25, 32, 64, 128)
 """Numbers of rows whose results the trial compares."""
@@ -84,7 +85,7 @@ class Blocks(NamedTuple):
         """
         rows = next((size for size in BLOCK_ROWS if size >= used_rows), BLOCK_ROWS[-1])
         width = 64 if outputs >= 64 * gpu.multiprocessors else 32
-        is_int4 = weight_dtype == torch.uint8
+        is_int4 = weight_dtype == QUANTISED["int4"]
         inputs = int4.GROUP if is_int4 else min(BLOCK_INPUTS[x_dtype], gpu.block_inputs)
         weight_bytes = inputs * width // 2 if is_int4 else inputs * width * weight_dtype.itemsize
         stage_bytes = rows * inputs * x_dtype.itemsize + weight_bytes
@@ -123,7 +124,7 @@ def reference(x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tens
         scale: As in :func:`kernel`.
         plus: As in :func:`kernel`; not overwritten.
     """
-    if weight.dtype == torch.uint8 and scale is not None:
+    if weight.dtype == QUANTISED["int4"] and scale is not None:
         y = x.double() @ int4.unpack(weight, scale, torch.float64)[: x.shape[1]]
     else:
         y = x.double() @ weight.double()
@@ -158,7 +159,7 @@ def kernel(
     y = x.new_empty(num_rows, outputs) if plus is None else plus
     stored = weight.view(torch.uint8) if weight.dtype == torch.float8_e4m3fn else weight
     factors = y if scale is None else scale
-    if factors.dtype == int4.SCALE_DTYPE and weight.dtype == torch.uint8:
+    if factors.dtype == int4.SCALE_DTYPE and weight.dtype == QUANTISED["int4"]:
         factors = factors.view(torch.int16)
     operands = x, stored, factors, y, y
     sizes = num_rows, used_rows, inputs, outputs, x.stride(0), *weight.stride()

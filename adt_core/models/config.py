@@ -1,4 +1,4 @@
-"""Shape of a decoder."""
+"""Shape of a decoder, and the storage formats of its weights."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,6 +15,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
 """Activation functions of the gated MLP. Keys are the names that a ``config.json`` uses."""
+QUANTISED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
+"""Storage formats of quantised matrices (:mod:`.quantised`), with their dtypes. A byte of int4 contains two weights."""
 
 
 @dataclass(frozen=True)

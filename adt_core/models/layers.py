@@ -37,7 +37,7 @@ from .batch_invariance import (
     tiled_matmul,
 )
 from .cache import KVCache
-from .config import DecoderConfig
+from .config import QUANTISED, DecoderConfig
 from .kernels import onednn_matmul, supports_half_matmul
 from .quantised_matmul import has_exact_sums, quantised_matmul
 from .rotary import Rope, Rotation, rope_tables
@@ -107,8 +107,6 @@ def without_cudnn() -> Iterator[None]:
 
 MATRICES = ("qkv", "out", "gate_up", "down")
 """Names of a layer's weight matrices. Together they contain nearly all weights of a model."""
-QUANTISED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
-"""Storage formats of quantised matrices (:mod:`.quantised`), with their dtypes. A byte of int4 contains two weights."""
 
 
 def product(

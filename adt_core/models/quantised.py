@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from . import int4
-from .layers import MATRICES, QUANTISED, Decoder
+from .config import QUANTISED
+from .layers import MATRICES, Decoder
 
 
 def quantise(decoder: Decoder, kind: str) -> None:
@@ -61,7 +62,7 @@ def store(parameter: Tensor, scale: Tensor, value: Tensor) -> None:
         value: [in, out] matrix to quantise.
     """
     outputs = max(CHUNK_SIZE // len(value), 1)
-    store_chunk = int4.pack if parameter.dtype == torch.uint8 else _store_chunk
+    store_chunk = int4.pack if parameter.dtype == QUANTISED["int4"] else _store_chunk
     for chunk in zip(parameter.split(outputs, 1), scale.split(outputs, -1), value.split(outputs, 1)):
         store_chunk(*chunk)
 

@@ -170,7 +170,7 @@ class Auto(Policy):
     def begin(self) -> bool:
         """Forget all images, and return whether any round can have drafts."""
         self._images = {}
-        self.drafts = self._pays or self._trial is not self._plain
+        self.drafts = self._pays or self._trial.shape.nodes > 0
         return self.drafts
 
     def _find_trial(self) -> Choice:
@@ -180,23 +180,26 @@ class Auto(Policy):
         turns from decoding to decoding. The turn begins with the plain step: for a trial with drafts, a GPU would
         capture another graph for the first image. If no mode has the required speed-up, the cheapest mode is tried.
         With a batch of B images, this happens only in every B-th decoding.
+
+        The cost of the trial counts as that of a plain step. Its cost in the profile may be far too high, and would
+        then use up the budget of the image.
         """
         profile = self.context.profile
         assert profile is not None
         smallest = [choice for choice in self._choices if choice.shape.nodes == SIZES[0]]
-        if not self._pays:
+        if self._pays:
+            best = max(self._choices, key=lambda choice: choice.speed_up).shape.mode
+            turns = [self._plain, *(choice for choice in smallest if choice.shape.mode != best)]
+            trial = turns[profile.decodings % len(turns)]
+        else:
             is_due = profile.decodings % profile.images == 0
-            return min(smallest, key=lambda choice: choice.cost) if smallest and is_due else self._plain
-        best = max(self._choices, key=lambda choice: choice.speed_up).shape.mode
-        turns = [self._plain, *(choice for choice in smallest if choice.shape.mode != best)]
-        return turns[profile.decodings % len(turns)]
+            trial = min(smallest, key=lambda choice: choice.cost) if smallest and is_due else self._plain
+        return trial._replace(cost=self._plain.cost)
 
     def choose(self, slots: Sequence[Slot]) -> list[Shape]:
         images = [self._images.setdefault(slot.image, _ImageHistory()) for slot in slots]
         self._last = self._chosen.shape
-        # The profile's cost of the trial may be far too high. So the budget is not reduced by this cost.
-        trial = self._trial._replace(cost=self._plain.cost)
-        self._chosen = self._best(images) if any(image.tokens for image in images) else trial
+        self._chosen = self._best(images) if any(image.tokens for image in images) else self._trial
         return [self._chosen.shape] * len(slots)
 
     def _best(self, images: Sequence[_ImageHistory]) -> Choice:

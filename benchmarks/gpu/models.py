@@ -23,8 +23,8 @@ from adt_core.drafters.eagle_files import new_config
 from adt_core.engine.job import Job
 from adt_core.lab.benchmark import PRESETS, RELAXED, drafters_by_name
 from adt_core.models.cache import KVCache
-from adt_core.models.config import DecoderConfig
-from adt_core.models.layers import QUANTISED, Decoder
+from adt_core.models.config import QUANTISED, DecoderConfig
+from adt_core.models.layers import Decoder
 from adt_core.models.quantised import quantise, store
 from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import BatchRows, Roots

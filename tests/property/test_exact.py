@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from adt_core import load_target
 from adt_core.kernels import attend, gate, norm, norm_rope_store
 from adt_core.models import batch_invariance, layers
-from adt_core.models.layers import QUANTISED
+from adt_core.models.config import QUANTISED
 from adt_core.models.rows import Roots
 from adt_core.rules.tree import ancestor_matrix
 from tests.reading import Reader
