@@ -64,11 +64,17 @@ def reference(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys 
     _, rows, kv_heads, _, dim = cache.shape
     heads = queries.shape[1]
     n = mask.shape[2] * kv_heads // heads
-    q = queries[: rows * n].view(rows, n, heads, dim).transpose(1, 2)
+    token, head, element = queries.stride()
+    q = queries.as_strided((rows, heads, n, dim), (n * token, head, token, element))  # one view instead of three
     # torch's fast kernels do not support grouped-query attention with a mask. So the queries of all heads that
     # share a key head are placed in one head: [R, 8 heads, n, d] with 2 kv heads -> [R, 2, 4 * n, d].
-    y = _attention(q.reshape(rows, kv_heads, -1, dim), cache, mask, near_keys)
-    y = y.unflatten(2, (-1, n)).permute(0, 3, 1, 2, 4)  # [R, n, kv heads, group, d]
+    if heads > kv_heads:
+        q = q.reshape(rows, kv_heads, -1, dim)
+    y = _attention(q, cache, mask, near_keys)
+    if heads > kv_heads:
+        y = y.unflatten(2, (-1, n)).permute(0, 3, 1, 2, 4)  # [R, n, kv heads, group, d]
+    else:
+        y = y.transpose(1, 2)
     if len(queries) == rows * n and y.dtype == queries.dtype:
         return y.reshape(rows * n, -1)
     out = queries.new_zeros(len(queries), heads * dim)
@@ -88,7 +94,7 @@ def _attention(q: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | Non
     Returns:
         [R, key heads, g * n, d] in the dtype of `q`; float64 if `near_keys` is given.
     """
-    keys, values = cache.narrow(3, 0, mask.shape[-1])
+    keys, values = cache.narrow(3, 0, mask.shape[-1]).unbind()
     if near_keys is None:
         return F.scaled_dot_product_attention(q, keys, values, mask)
     far = None if near_keys.columns is None else far_attention(q, keys, values, mask)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -31,10 +32,38 @@ def norm(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> T
 
 def reference(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:
     """Compute :func:`norm` with torch."""
-    y = F.rms_norm(x, weight.shape, weight, eps)
+    y = rms_norm(x, weight, eps)
     if plus is None:
         return y
     return plus + y if torch.is_grad_enabled() else plus.add_(y)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return x / sqrt(mean(x^2) + eps) * weight.
+
+    On a CPU, torch computes its RMS norm as 24 operations. Here it is five, and two to five times as fast.
+
+    Args:
+        x: [..., h].
+        weight: [h] in the dtype of `x`.
+        eps: Epsilon of the norm.
+
+    Returns:
+        [..., h] in the dtype of `x`.
+    """
+    h = weight.shape[0]
+    if not x.is_cpu or x.dtype != torch.float32 or torch.is_grad_enabled():
+        return F.rms_norm(x, (h,), weight, eps)
+    # sqrt(mean(x^2) + eps) = sqrt(|x|^2 + h * eps) / sqrt(h) = hypot(|x|, sqrt(h * eps)) / sqrt(h)
+    floor, scale = _constants(h, eps)
+    rms = torch.linalg.vector_norm(x, 2, -1, True).hypot_(floor).mul_(scale)
+    return x.mul(weight).div_(rms)
+
+
+@cache
+def _constants(h: int, eps: float) -> tuple[Tensor, Tensor]:
+    """Return sqrt(h * eps) and 1 / sqrt(h). An operation with a tensor is faster than with a number of Python."""
+    return torch.tensor(math.sqrt(h * eps), device="cpu"), torch.tensor(1 / math.sqrt(h), device="cpu")
 
 
 def kernel(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:

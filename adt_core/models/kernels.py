@@ -8,20 +8,24 @@ from torch import Tensor
 _LINEAR = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
-def onednn_matmul(x: Tensor, weight: Tensor) -> Tensor:
+def onednn_matmul(x: Tensor, weight: Tensor, plus: Tensor | None = None) -> Tensor:
     """Multiply float32 matrices on a CPU with oneDNN, as torch.compile does.
 
-    If torch has no such kernel, return ``x @ weight``, which torch computes with MKL. MKL is slower for a small number
-    of rows.
+    If torch has no such kernel, torch's own product is used, which calls MKL. MKL is slower for a small number of rows.
 
     Args:
         x: [N, in] float32.
         weight: [in, out] float32.
+        plus: [N, out] float32 to add to the product, or None.
 
     Returns:
-        Product [N, out] float32.
+        Product or sum [N, out] float32.
     """
-    return _LINEAR.default(x, weight.t(), None, "none", [], "") if _LINEAR else x @ weight
+    if not _LINEAR:
+        return x @ weight if plus is None else torch.addmm(plus, x, weight)
+    if plus is None:
+        return _LINEAR.default(x, weight.transpose(0, 1), None, "none", [], "")
+    return _LINEAR.binary(x, plus, weight.transpose(0, 1), None, "add")
 
 
 def supports_half_matmul(dtype: torch.dtype) -> bool:

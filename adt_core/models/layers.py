@@ -22,7 +22,7 @@ from ..kernels import linear
 from ..kernels import norm_rope_store as projection
 from ..kernels.attend import attend
 from ..kernels.gate import gate
-from ..kernels.norm import norm
+from ..kernels.norm import norm, rms_norm
 from ..kernels.norm_rope_store import Projection, norm_rope_store
 from ..rules.sampling import guide
 from . import int4
@@ -127,7 +127,7 @@ def product(
         weight: [in, out], or packed int4 (:mod:`.int4`).
         scale: [out] factors of an int8 or fp8 weight: the weight's true value is ``weight * scale``. The scale of
             :mod:`.int4` for an int4 weight. None if the weight is not quantised.
-        plus: [N, out] values to add to the product, or None. Overwritten with the result unless gradients are enabled.
+        plus: [N, out] values to add to the product, or None. May be overwritten unless gradients are enabled.
         tile: Number of rows of a tile in batch-invariant mode; N must be a multiple of it. 0 in other modes.
         tokens: Number of rows that are not padding; None if there is no padding. In padding, the results are undefined.
 
@@ -143,7 +143,7 @@ def product(
 
 def _product_by_torch(weight: Tensor, scale: Tensor | None, tile: int, x: Tensor, plus: Tensor | None) -> Tensor:
     """Compute :func:`product` without a Triton kernel."""
-    is_widened = _is_cpu_inference(x) and x.dtype != torch.float64 and not _has_fast_product(weight)
+    is_widened = not _has_fast_product(weight) and _is_cpu_inference(x) and x.dtype != torch.float64
     if is_widened or weight.dtype == QUANTISED["int4"]:
         return _plus(_piecewise(x.float() if is_widened else x, weight, scale, tile).to(x.dtype), plus)
     if not tile or scale is not None and has_exact_sums(x, weight):
@@ -165,8 +165,8 @@ def _multiply(weight: Tensor, scale: Tensor | None, x: Tensor, plus: Tensor | No
     """
     if scale is not None:
         return _plus(quantised_matmul(x, weight, scale), plus)
-    if _is_cpu_inference(x) and x.dtype == torch.float32 and len(x) > MKL_ROWS:
-        return _plus(onednn_matmul(x, weight), plus)
+    if _is_cpu_inference(x) and x.dtype == torch.float32 and x.shape[0] > MKL_ROWS:
+        return onednn_matmul(x, weight, plus)
     if plus is None or torch.is_grad_enabled():
         return _plus(x @ weight, plus)
     return plus.addmm_(x, weight)  # one kernel launch instead of two
@@ -412,7 +412,7 @@ class Decoder(nn.Module):
         return self._by_rows(self._normed, x[: shape[0] * shape[1]].view(shape))
 
     def _normed(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.to(self.wide_dtype), (self.config.hidden_size,), self.norm, self.config.rms_norm_eps)
+        return rms_norm(x.to(self.wide_dtype), self.norm, self.config.rms_norm_eps)
 
     def logits(self, features: Tensor, guidance: Tensor | float = 1) -> Tensor:
         """Return the logits of the codes.

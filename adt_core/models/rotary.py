@@ -162,7 +162,8 @@ class Rotation(NamedTuple):
         Returns:
             [N, query, key and value heads, d]. This is ``qkv`` itself, unless gradients are enabled.
         """
-        place, values = qkv.tensor_split([qk.shape[1]], 1)
+        heads = qk.shape[1]
+        place = qkv[:, :heads]
         if self.matrices is not None:
             tile = len(self.matrices[0])
             for part, rotated, matrices in zip(qk.split(tile), place.split(tile), self.matrices):
@@ -170,7 +171,7 @@ class Rotation(NamedTuple):
             return qkv
         terms = qk * self.cos, qk.roll(qk.shape[-1] // 2, -1), self.sin
         if torch.is_grad_enabled():
-            return torch.cat([torch.addcmul(*terms), values], 1)
+            return torch.cat([torch.addcmul(*terms), qkv[:, heads:]], 1)
         torch.addcmul(*terms, out=place)
         return qkv
 

@@ -147,6 +147,7 @@ def test_a_batch_invariant_layer_has_few_more_operations(tiny, monkeypatch, near
     step = rows.split_near_keys(rows.causal_step(Roots.all_at(torch.zeros(2, dtype=torch.long), 4), 3), 6, near)
     frame = LayerContext.of(step, rope_tables(config, decoder.embedding), config, decoder.tile)
     x = batch_invariance.pad_rows(torch.randn(2 * 3, config.hidden_size).to(decoder.dtype), decoder.tile)
+    decoder.layers[0](x, frame, cache.data[0])  # makes constants
     with Operations() as operations:
         decoder.layers[0](x, frame, cache.data[0])
     assert len(operations.names) + (near is not None) <= most, operations.names
@@ -221,6 +222,27 @@ def test_training_and_inference_compute_the_same(models):
         with torch.enable_grad():
             for mine, theirs in zip(forwards(network), expected):
                 assert (mine - theirs).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("size", [0, 1e-6, 1, 1e6])
+@pytest.mark.parametrize("shape", [(1, 256), (50, 640), (2, 3, 80)])
+@torch.inference_mode()
+def test_the_rms_norm_on_a_cpu_is_that_of_torch(shape, size):
+    """Numbers of size 1e-6 are smaller than the square root of epsilon."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * size
+    weight = torch.linspace(-2, 3, shape[-1])
+    expected = F.rms_norm(x.double(), shape[-1:], weight.double(), 1e-5)
+    found = norm.rms_norm(x, weight, 1e-5)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=5e-7, atol=0)
+
+
+@torch.inference_mode()
+def test_the_rms_norm_on_a_cpu_keeps_wrong_numbers():
+    x = torch.ones(2, 8)
+    x[0, 3] = torch.nan
+    found = norm.rms_norm(x, torch.ones(8), 1e-5)
+    assert found[0].isnan().all() and found[1].isfinite().all()
 
 
 @torch.inference_mode()
