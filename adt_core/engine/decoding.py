@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..drafters import Drafter
 from ..errors import AdtError, Check, is_out_of_memory
+from ..models.packed import pack
 from ..models.target import EncodedPrompt, Target
 from ..policies import NO_DRAFTS, CostProfile, Drafting, Shape, Slot
 from ..policies.recipe import Loading, Recipe
@@ -117,7 +118,6 @@ class Decoding:
         )
         self._costs = Costs(request, request.recipe.profile)
         self._budget = Budget(request.lantern, self.images)
-        self._threads = request.threads
         self.exact = InvarianceReport()
         self._queue: ImageQueue | None = None
 
@@ -208,6 +208,7 @@ class Decoding:
         self.target.decoder.fallback = self.exact.fallback
         self._costs.choose_profile(self.at_once)
         self._threads = self.request.threads
+        pack(self.request.job.networks)
         self.trace.settings |= self.request.settings() | self.conditions()
 
     def _begin_drafting(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..drafters import Drafter
 from ..errors import AdtError, Check, shown
@@ -39,6 +39,12 @@ class Job:
     def loaded(self) -> Recipe:
         """The recipe, with the loading settings (such as the dtype) that were actually used for the target."""
         return replace(self.recipe, loading=replace(self.recipe.loading, **self.target.loaded))
+
+    @property
+    def networks(self) -> list[nn.Module]:
+        """The target's decoder, and the drafter's network if it has one."""
+        network = None if self.drafter is None else self.drafter.network
+        return [self.target.decoder] if network is None else [self.target.decoder, network]
 
     def check(self, prompts: Sequence[str]) -> list[str]:
         """Check prompts before any image is generated.

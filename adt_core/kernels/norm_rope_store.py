@@ -68,9 +68,8 @@ def reference(
         bias = projection.bias.view(1, -1, dim)
         qkv = qkv + bias if torch.is_grad_enabled() else qkv.add_(bias)
     if projection.norm_weight is not None and projection.norm_bias is not None:
-        # Values too, because a slice without them would be copied. With a weight and a bias, torch is faster on a CPU.
-        affine = _identity(dim, qkv.dtype) if qkv.is_cpu else ()
-        normed = F.layer_norm(qkv, (dim,), *affine, eps=EPS)
+        # Values too, because a slice without them would be copied.
+        normed = F.layer_norm(qkv, (dim,), *_no_change(qkv, dim), EPS)
         qk = torch.addcmul(projection.norm_bias, normed[:, : heads + kv_heads], projection.norm_weight)
     else:
         qk = qkv[:, : heads + kv_heads].clone()
@@ -87,9 +86,16 @@ def reference(
     return queries
 
 
+def _no_change(x: Tensor, dim: int) -> tuple[Tensor | None, Tensor | None]:
+    """Return a weight and a bias of a LayerNorm of x, [dim] each, that change nothing.
+
+    On a CPU, torch's LayerNorm is faster with them than without.
+    """
+    return _ones_and_zeros(dim, x.dtype) if x.is_cpu else (None, None)
+
+
 @cache
-def _identity(dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return a weight [dim] and a bias [dim] of a LayerNorm on a CPU that change nothing."""
+def _ones_and_zeros(dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     with torch.inference_mode(False):  # usable with and without gradients
         return torch.ones(dim, dtype=dtype, device="cpu"), torch.zeros(dim, dtype=dtype, device="cpu")
 

@@ -6,26 +6,40 @@ import torch
 from torch import Tensor
 
 _LINEAR = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+_PACK = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+_PACKED_FOR = 32
+"""Number of rows of the products for which a weight is packed. The result is the same for other numbers."""
 
 
-def onednn_matmul(x: Tensor, weight: Tensor, plus: Tensor | None = None) -> Tensor:
+def onednn_pack(weight: Tensor) -> Tensor | None:
+    """Return a copy of a weight in oneDNN's own memory layout; None if torch has no such kernel.
+
+    Args:
+        weight: [in, out] float32 on a CPU.
+    """
+    return _PACK(weight.transpose(0, 1), _PACKED_FOR) if _PACK and _LINEAR else None
+
+
+def onednn_matmul(x: Tensor, weight: Tensor, packed: Tensor | None, plus: Tensor | None) -> Tensor:
     """Multiply float32 matrices on a CPU with oneDNN, as torch.compile does.
 
     If torch has no such kernel, torch's own product is used, which calls MKL. MKL is slower for a small number of rows.
 
     Args:
-        x: [N, in] float32.
+        x: [..., in] float32.
         weight: [in, out] float32.
-        plus: [N, out] float32 to add to the product, or None.
+        packed: Result of :func:`onednn_pack` for the weight, or None. It changes no bit of the result.
+        plus: [..., out] float32 to add to the product, or None.
 
     Returns:
-        Product or sum [N, out] float32.
+        Product or sum [..., out] float32.
     """
     if not _LINEAR:
-        return x @ weight if plus is None else torch.addmm(plus, x, weight)
+        return x @ weight if plus is None else plus + x @ weight
+    matrix = weight.transpose(0, 1) if packed is None else packed
     if plus is None:
-        return _LINEAR.default(x, weight.transpose(0, 1), None, "none", [], "")
-    return _LINEAR.binary(x, plus, weight.transpose(0, 1), None, "add")
+        return _LINEAR.default(x, matrix, None, "none", [], "")
+    return _LINEAR.binary(x, plus, matrix, None, "add")
 
 
 def supports_half_matmul(dtype: torch.dtype) -> bool:

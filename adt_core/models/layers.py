@@ -39,6 +39,7 @@ from .batch_invariance import (
 from .cache import KVCache
 from .config import QUANTISED, DecoderConfig
 from .kernels import onednn_matmul, supports_half_matmul
+from .packed import packed
 from .quantised_matmul import has_exact_sums, quantised_matmul
 from .rotary import Rope, Rotation, rope_tables
 from .rows import AttentionMetadata
@@ -165,8 +166,8 @@ def _multiply(weight: Tensor, scale: Tensor | None, x: Tensor, plus: Tensor | No
     """
     if scale is not None:
         return _plus(quantised_matmul(x, weight, scale), plus)
-    if _is_cpu_inference(x) and x.dtype == torch.float32 and x.shape[0] > MKL_ROWS:
-        return onednn_matmul(x, weight, plus)
+    if _is_cpu_inference(x) and x.dtype == torch.float32 and x.numel() > MKL_ROWS * x.shape[-1]:
+        return onednn_matmul(x, weight, packed(weight), plus)
     if plus is None or torch.is_grad_enabled():
         return _plus(x @ weight, plus)
     return plus.addmm_(x, weight)  # one kernel launch instead of two
