@@ -130,9 +130,8 @@ class Verified:
         Example: two accepted drafts 3 and 9, and the next root 4, in a tree with 4 levels: 3, 9, 4, padding, padding.
         """
         acceptance = self.acceptance
-        drafts = self.tree.tokens.gather(1, acceptance.path[:, 1:])
-        codes = torch.cat([drafts, acceptance.next_root[:, None]], 1)
-        return codes.scatter_(1, acceptance.accepted[:, None], acceptance.next_root[:, None])
+        drafts = self.tree.tokens.gather(1, acceptance.drafts)
+        return drafts.scatter_(1, acceptance.accepted[:, None], acceptance.next_root[:, None])
 
 
 class Proposer:

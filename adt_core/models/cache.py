@@ -89,7 +89,9 @@ class KVCache:
         #   target = start + (0, 1, 2)     [10, 11, 12]            write here
         # gather copies all entries before scatter_ writes, so the overlap at position 12 is safe.
         layers, two, rows, heads, _, dim = self.data.shape
-        source = (start + path)[None, None, :, None, :, None].expand(layers, two, rows, heads, -1, dim)
         steps = torch.arange(path.shape[1], device=path.device)
-        target = (start + steps)[None, None, :, None, :, None].expand_as(source)
+        source, target = (
+            (start + nodes).view(1, 1, rows, 1, -1, 1).expand(layers, two, rows, heads, -1, dim)
+            for nodes in (path, steps)
+        )
         self.data.scatter_(4, target, self.data.gather(4, source))

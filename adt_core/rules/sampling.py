@@ -110,5 +110,6 @@ def guide(features: Tensor, guidance: Tensor | float) -> Tensor:
     """
     if not isinstance(guidance, Tensor) and guidance == 1:
         return features
-    conditional, unconditional = features.chunk(2)
+    images = features.shape[0] // 2
+    conditional, unconditional = features.split([images, images])
     return torch.lerp(unconditional, conditional, guidance)

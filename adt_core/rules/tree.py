@@ -27,7 +27,7 @@ class DraftTree:
     Attributes:
         tokens: [B, N + 1], code of each node; `tokens[:, 0]` are the roots.
         parents: [B, N + 1], index of each node's parent. The root is its own parent.
-        depths: [B, N + 1], 0 for the root.
+        depths: [B, N + 1], 0 for the root and for padding.
         ranks: [B, N + 1], rank among siblings; 0 for the sibling that the drafter prefers.
         scores: [B, N + 1], log-probability of the path from the root to each node; 0 for the root.
         valid: [B, N + 1] bool, False for padding.
@@ -51,14 +51,12 @@ class DraftTree:
 
     def realised_depth(self) -> Tensor:
         """Return the depth of each image's tree, [B]."""
-        return (self.depths * self.valid).amax(1)
+        return self.depths.amax(1)
 
     def levels(self) -> Tensor:
         """Return the number of drafts on each level of each image's tree, [B, height + 1]; 0 on the root's level."""
-        levels = torch.zeros(len(self.depths), self.height + 1, dtype=torch.long, device=self.depths.device)
-        levels.scatter_add_(1, self.depths * self.valid, self.valid.long())
-        levels[:, 0] = 0  # the root and padding are not drafts
-        return levels
+        levels = self.depths.new_zeros(self.depths.shape[0], self.height + 1)
+        return levels.scatter_add_(1, self.depths, self.depths.clamp_max(1))  # adds 0 for the root and padding
 
 
 def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:
@@ -75,29 +73,10 @@ def ancestor_matrix(parents: Tensor, depth: int) -> Tensor:
         [B, n, n] bool. Entry [b, i, j] is True if node j is node i or an ancestor of node i.
     """
     batch, n = parents.shape
-    reach = torch.eye(n, device=parents.device).repeat(batch, 1, 1).scatter_(2, parents[..., None], 1.0)
+    reach = torch.eye(n, device=parents.device).expand(batch, -1, -1).scatter(2, parents[..., None], 1.0)
     for _ in range(max(depth - 1, 0).bit_length()):
-        reach = (reach @ reach).clamp_max_(1)
+        reach = reach.bmm(reach).clamp_max_(1)
     return reach > 0
-
-
-@cache
-def _arange(n: int, device: torch.device) -> Tensor:
-    return torch.arange(n, device=device)
-
-
-def _depths_and_ranks(sizes: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the depth and the sibling rank of each candidate.
-
-    Args:
-        sizes: (m, k) for each level below the root: m parents have k children each.
-        device: Device of the tensors.
-    """
-    # Example: [(1, 2), (2, 3)] gives the depths [1, 1, 2, 2, 2, 2, 2, 2] and the ranks [0, 1, 0, 1, 2, 0, 1, 2]. This
-    # function has no cache: on a CPU every tree may have different sizes, and a cache would grow without limit.
-    depths = _arange(len(sizes) + 1, device)
-    depth = [depths[level].expand(m * k) for level, (m, k) in enumerate(sizes, 1)]
-    return torch.cat(depth), torch.cat([_arange(k, device).repeat(m) for m, k in sizes])
 
 
 @cache
@@ -116,9 +95,9 @@ def chain(tokens: Tensor, scores: Tensor) -> DraftTree:
     """
     batch, n = tokens.shape
     parents, depths, ancestors = (part.expand(batch, *part.shape[1:]) for part in _chain_shape(n, tokens.device))
-    valid = F.pad(scores.isfinite(), (1, 0), value=True)
-    ranks = torch.zeros_like(tokens)
-    return DraftTree(tokens, parents, depths * valid, ranks, F.pad(scores, (1, 0)), valid, ancestors, n - 1)
+    scores = F.pad(scores, (1, 0))
+    valid = scores > -torch.inf
+    return DraftTree(tokens, parents, depths * valid, torch.zeros_like(tokens), scores, valid, ancestors, n - 1)
 
 
 class CandidatePool:
@@ -126,22 +105,24 @@ class CandidatePool:
 
     The selection follows EAGLE-2 (arXiv 2406.16858), section 4.2.
 
-    The root has the number 0. Candidates have the numbers 1, 2, 3, ... in the order in which they are added.
+    The root has the number 0. Candidates have the numbers 1, 2, 3, ... in the order in which they are added. All
+    parents have the same number k of children.
 
     Attributes:
         count: Number of candidates of each image.
     """
 
     def __init__(self) -> None:
-        self._levels: list[tuple[Tensor, Tensor, Tensor]] = []  # tokens, scores and parents, [B, m * k] each
-        self._sizes: list[tuple[int, int]] = []
+        # For each level: tokens and scores [B, m * k], and the numbers of the m parents [B, m].
+        self._levels: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._children = 0  # k
         self.count = 0
 
     def add(self, tokens: Tensor, scores: Tensor, parents: Tensor) -> int:
         """Add one level of candidates.
 
         Args:
-            tokens: [B, m, k], codes of k children for each of m parents.
+            tokens: [B, m, k], codes of k children for each of m parents. k is the same on all levels.
             scores: [B, m, k], log-probability of the path from the root to each child; -inf for children that must
                 not be used.
             parents: [B, m], number of each parent.
@@ -150,12 +131,11 @@ class CandidatePool:
             Number of the level's first candidate. The children of the first parent come first, then those of the
             second parent, and so on.
         """
-        _, m, k = tokens.shape
-        parents = parents[..., None].expand(-1, -1, k)
-        self._levels.append((tokens.flatten(1), scores.flatten(1), parents.flatten(1)))
-        self._sizes.append((m, k))
-        self.count += m * k
-        return self.count - m * k + 1
+        first = self.count + 1
+        _, m, self._children = tokens.shape
+        self._levels.append((tokens.flatten(1), scores.flatten(1), parents))
+        self.count += m * self._children
+        return first
 
     def threshold(self, nodes: int, budgets: Tensor | None = None) -> Tensor:
         """Return the lowest score among the candidates that :meth:`rerank` would keep for each image, [B, 1].
@@ -169,12 +149,13 @@ class CandidatePool:
         # Example: an image has the scores [0.3, 0.5]. With nodes = 3, `best` is [0.5, 0.3, -inf], and the result is
         # -inf. With nodes = 3 and the budget 2, the result is 0.3.
         best = self._scores().topk(min(nodes, self.count), 1).values
-        best = F.pad(best, (0, nodes - best.shape[1]), value=-torch.inf)
+        if best.shape[1] < nodes:
+            best = F.pad(best, (0, nodes - best.shape[1]), value=-torch.inf)
         return best[:, -1:] if budgets is None else best.gather(1, (budgets - 1).clamp_min(0))
 
     def usable(self) -> Tensor:
         """Return the number of each image's candidates with a score above -inf, [B]."""
-        return self._scores().isfinite().sum(1)
+        return (self._scores() > -torch.inf).sum(1)
 
     def _scores(self) -> Tensor:
         return torch.cat([scores for _, scores, _ in self._levels], 1)
@@ -189,36 +170,32 @@ class CandidatePool:
             nodes: Maximum number of candidates to keep for each image.
             budgets: [B, 1], maximum number of candidates of each image; None sets no limit other than `nodes`.
         """
-        tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*self._levels))
-        depth, rank = _depths_and_ranks(self._sizes, root.device)
-        scores = keep_best(scores, budgets)
-        nodes = min(nodes, self.count)
-        if nodes < self.count:
-            # Example: of candidates 1 to 4, candidates 1, 3 and 4 are kept (columns 0, 2 and 3). They become nodes 1, 2
-            # and 3. So `node`, indexed by candidate, is [0, 1, 0, 2, 3]: a child of candidate 3 gets the parent node 2.
-            kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(1).values
-            node = torch.zeros(len(root), self.count + 1, dtype=torch.long, device=root.device)
-            node.scatter_(1, kept + 1, torch.arange(1, nodes + 1, device=root.device).expand(len(root), -1))
+        levels = len(self._levels)
+        all_tokens, all_scores, all_parents = zip(*self._levels)
+        tokens = torch.cat([root[:, None], *all_tokens], 1)
+        scores = keep_best(torch.cat(all_scores, 1), budgets)
+        order = scores.sort(dim=1, descending=True, stable=True).indices if nodes < self.count else None
+        scores = F.pad(scores, (1, 0))  # with the root's score
+        numbers = torch.arange(self.count + 1, device=root.device).expand(root.shape[0], -1)
+        kept = numbers
+        if order is not None:
+            kept = F.pad(order[:, :nodes].sort(1).values + 1, (1, 0))
             tokens = tokens.gather(1, kept)
             scores = scores.gather(1, kept)
-            parents = node.gather(1, parents.gather(1, kept))
-            depth = depth[kept]
-            rank = rank[kept]
-        else:
-            depth = depth.expand_as(tokens)
-            rank = rank.expand_as(tokens)
-        valid = F.pad(scores.isfinite(), (1, 0), value=True)
-        parents = F.pad(parents, (1, 0)) * valid
-        return DraftTree(
-            tokens=torch.cat([root[:, None], tokens], 1),
-            parents=parents,
-            depths=F.pad(depth, (1, 0)) * valid,
-            ranks=F.pad(rank, (1, 0)),
-            scores=F.pad(scores, (1, 0)),
-            valid=valid,
-            ancestors=ancestor_matrix(parents, len(self._sizes)),
-            height=len(self._sizes),
-        )
+        # Example with k = 2: the root has the children 1 and 2, and candidate 2 has the children 3 and 4. So
+        # `all_parents` is [0, 2]. The root and the candidates 1, 2 and 4 are kept. The columns of these candidates are
+        # [0, 1, 3]. Their parents are all_parents[column // 2], so [0, 0, 2]. Their ranks are column % 2, so [0, 1, 1].
+        columns = (kept - 1).clamp_min(0)  # the root gets parent and rank of candidate 1: both are 0
+        parents = torch.cat(all_parents, 1).gather(1, columns // self._children)
+        if order is not None:
+            # The kept candidates 0, 1, 2 and 4 become nodes 0, 1, 2 and 3. So `node` is [0, 1, 2, 0, 3].
+            node = torch.zeros_like(numbers).scatter_(1, kept, numbers[:, : nodes + 1])
+            parents = node.gather(1, parents)
+        valid = scores > -torch.inf
+        parents = parents * valid
+        ancestors = ancestor_matrix(parents, levels)
+        depths = (ancestors.sum(2) - 1) * valid
+        return DraftTree(tokens, parents, depths, columns % self._children, scores, valid, ancestors, levels)
 
 
 def keep_best(scores: Tensor, budgets: Tensor | None) -> Tensor:

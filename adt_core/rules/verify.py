@@ -42,32 +42,42 @@ class Acceptance:
 
     Attributes:
         accepted: [B], number of accepted drafts.
-        path: [B, D + 1], indices of the nodes on the path, beginning with the root. Entries after index `accepted` are
-            arbitrary.
+        nodes: [B, D + 2], indices of the nodes on the path, beginning with the root. Entries after index `accepted` are
+            indices of arbitrary nodes.
         last: [B], index of the path's last node. It is 0 (the root) if no draft is accepted.
         next_root: [B], token y of the path's last node. It is the root of the image's next tree.
     """
 
     accepted: Tensor
-    path: Tensor
+    nodes: Tensor
     last: Tensor
     next_root: Tensor
 
+    @property
+    def path(self) -> Tensor:
+        """Indices of the nodes on the path, beginning with the root, [B, D + 1]."""
+        return self.nodes[:, :-1]
+
+    @property
+    def drafts(self) -> Tensor:
+        """Indices of the nodes on the path after the root, [B, D + 1]. At least the last one is an arbitrary node."""
+        return self.nodes[:, 1:]
+
     def cut(self, drafts: int) -> Acceptance:
-        """Return a copy with a shorter `path`.
+        """Return a copy with fewer `nodes`.
 
         Args:
-            drafts: Number of drafts for which `path` has entries. No image may have more accepted drafts.
+            drafts: Number D of drafts for which `path` has entries. No image may have more accepted drafts.
         """
-        return replace(self, path=self.path[:, : drafts + 1])
+        return replace(self, nodes=self.nodes[:, : drafts + 2])
 
     def is_scattered(self) -> Tensor:
         """Return whether each image's path skips nodes, bool [B].
 
         Example: the path 0, 1, 2 skips none. The path 0, 1, 3 skips node 2.
         """
-        steps = torch.arange(self.path.shape[1], device=self.path.device)
-        return ((self.path != steps) & (steps <= self.accepted[:, None])).any(1)
+        # The path is in ascending order. So it skips no node if the last node has the number `accepted`.
+        return self.last != self.accepted
 
 
 def exact_agreement(tree: DraftTree, emitted: Tensor) -> Tensor:
@@ -83,7 +93,7 @@ def exact_agreement(tree: DraftTree, emitted: Tensor) -> Tensor:
         [B, N + 1] bool.
     """
     agrees = (tree.tokens == emitted.gather(1, tree.parents)) & tree.valid
-    agrees[:, 0] = True
+    agrees[:, :1].fill_(True)
     return agrees
 
 
@@ -98,14 +108,14 @@ def longest_path(tree: DraftTree, agrees: Tensor, emitted: Tensor) -> Acceptance
     # Example: a tree has the branches 0 -> 1 -> 3 and 0 -> 2. All nodes except 2 agree. depths * on_path is
     # [0, 1, 0, 2], so the last node of the path is 3. The lineage of node 3 (its ancestors and itself) is
     # [True, True, False, True]. `column` gives each node its column in the path: [0, 1, 3, 2]. Node 2 is not on the
-    # path and gets the spare column 3, which is cut off. The path is [0, 1, 3].
-    on_path = ~(tree.ancestors & ~agrees[:, None, :]).any(-1)
-    accepted, last = (tree.depths * on_path).max(1)
-    lineage = tree.ancestors[torch.arange(len(last), device=last.device), last]
+    # path and gets the spare column 3. The path is [0, 1, 3].
+    on_path = (tree.ancestors <= agrees[:, None]).all(2)  # all ancestors of the node agree, and the node itself
+    accepted, last = (tree.depths * on_path).max(1, keepdim=True)
+    lineage = tree.ancestors.gather(1, last[..., None].expand(-1, 1, tree.size))[:, 0]
     column = torch.where(lineage, tree.depths, tree.height + 1)  # nodes off the path go to a spare column
-    path = torch.zeros(len(last), tree.height + 2, dtype=torch.long, device=last.device)
-    path.scatter_(1, column, torch.arange(tree.size, device=last.device).expand_as(column))
-    return Acceptance(accepted, path[:, : tree.height + 1], last, emitted.gather(1, last[:, None])[:, 0])
+    nodes = torch.arange(tree.size, device=last.device).expand_as(column)
+    path = nodes.new_zeros(nodes.shape[0], tree.height + 2).scatter_(1, column, nodes)
+    return Acceptance(accepted[:, 0], path, last[:, 0], emitted.gather(1, last)[:, 0])
 
 
 @dataclass

@@ -81,11 +81,11 @@ def test_excluded_candidates_become_padding():
 def test_depths_and_sibling_ranks_of_candidates():
     pool = CandidatePool()
     pool.add(torch.tensor([[[4, 5, 6]]]), torch.tensor([[[-1.0, -2.0, -3.0]]]), torch.zeros(1, 1, dtype=torch.long))
-    pool.add(torch.tensor([[[7, 8], [9, 1]]]), torch.full((1, 2, 2), -9.0), torch.tensor([[1, 3]]))
-    tree = pool.rerank(torch.zeros(1, dtype=torch.long), 7)
-    assert tree.depths[0].tolist() == [0, 1, 1, 1, 2, 2, 2, 2]
-    assert tree.ranks[0].tolist() == [0, 0, 1, 2, 0, 1, 0, 1]
-    assert tree.parents[0].tolist() == [0, 0, 0, 0, 1, 1, 3, 3]
+    pool.add(torch.tensor([[[7, 8, 2], [9, 1, 3]]]), torch.full((1, 2, 3), -9.0), torch.tensor([[1, 3]]))
+    tree = pool.rerank(torch.zeros(1, dtype=torch.long), 9)
+    assert tree.depths[0].tolist() == [0, 1, 1, 1, 2, 2, 2, 2, 2, 2]
+    assert tree.ranks[0].tolist() == [0, 0, 1, 2, 0, 1, 2, 0, 1, 2]
+    assert tree.parents[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 3, 3, 3]
 
 
 def test_trees_of_many_sizes_leave_no_tensors_in_memory():
