@@ -94,7 +94,7 @@ def _attention(q: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | Non
     Returns:
         [R, key heads, g * n, d] in the dtype of `q`; float64 if `near_keys` is given.
     """
-    keys, values = cache.narrow(3, 0, mask.shape[-1]).unbind()
+    keys, values = cache[:, :, :, : mask.shape[-1]].unbind()
     if near_keys is None:
         return F.scaled_dot_product_attention(q, keys, values, mask)
     far = None if near_keys.columns is None else far_attention(q, keys, values, mask)

@@ -80,7 +80,7 @@ def reference(
     # [2, R, key heads, n, d] as in the cache. One view instead of three, because on a CPU each takes microseconds.
     new = new.as_strided((2, rows, kv_heads, n, dim), (kv_heads * head, n * token, head, token, element))
     if isinstance(cache_position, slice):
-        cache.narrow(3, cache_position.start, n).copy_(new)
+        cache[:, :, :, cache_position] = new
     else:
         cache.scatter_(3, cache_position[None, :, None, :, None].expand_as(new), new)
     return queries
