@@ -27,8 +27,8 @@ from .attend_trial import Operands, RandomTree, join
 from .trials import MIN_SPEEDUP, is_candidate, tolerance
 
 CHUNK = 128
-"""Cache positions of a chunk. Prompts are padded to a multiple of this number in replayed rounds, so that a longer
-prompt in the batch does not move an image's keys within their chunks."""
+"""Cache positions of a chunk. In replayed rounds, prompts are padded to a multiple of this number. If another prompt of
+the batch is longer, an image's keys move by a number of complete chunks, so each chunk contains the same keys."""
 SMALL_CHUNK = 32
 """Cache positions of a chunk on GPUs before compute capability 8.0. Their programs have 64 KB of shared memory."""
 QUERIES = 16
@@ -140,7 +140,9 @@ def chunk_size(device: torch.device) -> int:
 
 
 def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int) -> bool:
-    """Return whether the kernel is used for all forward passes of a model that separate near and far keys.
+    """Return whether a model uses the kernel in its forward passes with near and far keys.
+
+    Other forward passes always use the reference.
 
     Args:
         x: Tensor with the dtype and on the device of the queries.
@@ -170,8 +172,8 @@ def equal_results(tree: RandomTree) -> Iterator[tuple[str, Tensor, Tensor]]:
         tree: Tree whose last node is computed in several forward passes.
 
     Yields:
-        Description of the second result, result of the node as only token, and result of the node in another forward
-        pass.
+        Description of the difference between two forward passes, and the results of the node in both. In the first
+        one, the node is the only token.
     """
     node = len(tree.parents) - 1
     path = tree.path(node)

@@ -15,7 +15,9 @@ from ..models.batch_invariance import NEAR_WINDOW, NearKeys, align_mask, repeat_
 
 
 class Operands(NamedTuple):
-    """Operands of :func:`.attend.attend`. Masks and near keys are prepared by one of the methods.
+    """Operands of :func:`.attend.attend`, before the masks and near keys are prepared for the kernel or the reference.
+
+    The two methods return prepared operands.
 
     Attributes:
         queries: As in `attend`.
@@ -78,7 +80,7 @@ class RandomTree:
         """Return the operands of a forward pass with one row and without padding.
 
         Args:
-            nodes: Nodes in the cache, in their order after the committed tokens.
+            nodes: Nodes that the cache contains after the committed tokens, in this order.
             queried: Nodes whose attention is computed.
             first: Number of masked cache positions before the first committed token.
             spare: Number of masked cache positions after the last node.

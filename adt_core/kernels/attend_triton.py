@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def _count_visible(mask, n, mask_stride, columns, end, BLOCK: tl.constexpr):
-    """Return how many keys at the cache positions `columns` are visible to n tokens."""
+    """Count the pairs (token, key) in which the token sees the key, for n tokens and the keys at `columns`."""
     count = 0
     for first in range(0, n, BLOCK):
         token = first + tl.arange(0, BLOCK)
@@ -33,7 +33,8 @@ def _attend_to_chunk(queries, keys, values, mask, visible, scale):
         keys: [CHUNK, PADDED].
         values: [CHUNK, PADDED].
         mask: [BLOCK, CHUNK] pointers to the mask.
-        visible: [BLOCK, CHUNK] whether the mask has this element. A key without an element is masked.
+        visible: [BLOCK, CHUNK] whether the query and the cache position exist. If not, the key is masked, and the mask
+            is not read.
         scale: Factor of the scores.
 
     Returns:

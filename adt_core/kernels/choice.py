@@ -55,9 +55,9 @@ class Trial(NamedTuple):
             reference.
         equal_results: Yields pairs of results of the kernel that must be bitwise equal, each with a description such as
             "1 and 64 rows".
-        min_speedup: The kernel is used if the reference takes at least this multiple of its time. Kernel and reference
-            round differently, so their images differ. The expected speed-up should therefore be far from this number:
-            otherwise the measured time would decide which image a seed gives.
+        min_speedup: The kernel is used if the time of the reference, divided by the time of the kernel, is at least
+            this number. Kernel and reference round differently, so their images differ. The expected speed-up should
+            therefore be far from this number: otherwise the measured time would decide which image a seed gives.
     """
 
     cases: Sequence[Case]
@@ -130,7 +130,7 @@ def supports_kernels(device: torch.device) -> bool:
 
 @cached_per_runtime
 def missing_support(device: torch.device) -> str:
-    """Return the reason why no Triton kernel can run on a device; "" if there is none."""
+    """Return the reason why no Triton kernel can run on a device; "" if kernels can run."""
     if device.type != "cuda" or torch.version.hip:
         return "the device is not an NVIDIA GPU"
     if os.environ.get(VARIABLE) == "0":

@@ -54,7 +54,7 @@ def kernel(gate_up: Tensor, activation: str) -> Tensor:
 
 
 def uses_kernel(gate_up: Tensor, activation: str) -> bool:
-    """Return whether the kernel computes activations like those of `gate_up`."""
+    """Return whether the kernel is used for the device, dtype and number of columns of `gate_up`."""
     shape = (*gate_up.shape[1:], activation)
     return is_candidate(gate_up) and choice.uses_kernel("gate", gate_up, shape, partial(_trial, gate_up, activation))
 

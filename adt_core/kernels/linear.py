@@ -32,7 +32,8 @@ BLOCK_INPUTS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 32}
 BLOCK_ROWS = (16, 32, 64, 128)
 """Numbers of rows that a program can compute."""
 BLOCK_INPUTS_TURING = 32
-"""Maximum number of inputs that are added at a time on GPUs of compute capability 7.5. With more, registers spill."""
+"""Maximum number of inputs that are added at a time on GPUs of compute capability 7.5, except for int4 weights. With
+more, registers spill."""
 SHARED_BYTES = 96 * 2**10
 """Shared memory that a program may use. GPUs of compute capability 8.6 and 8.9 have 99 KB."""
 MAX_STAGES = 5
@@ -42,13 +43,15 @@ STORED = {dtype: name for name, dtype in QUANTISED.items()}
 TESTED_ROWS = (1, 2, 25, 32, 64, 128)
 """Numbers of rows whose results the trial compares."""
 TIMED_ROWS = ((2, 64), (64, 64), (128, 128))
-"""Used rows and all rows of the products that the trial measures: a plain step, a draft tree, and a larger tree."""
+"""Sizes of the products that the trial measures: the number of used rows, and the number of rows with padding. They
+stand for a plain step, a draft tree, and a larger tree."""
 MIN_SPEEDUP = 1.1
 """As :attr:`.choice.Trial.min_speedup`. Without a margin, small differences of time would decide which image a seed
 gives."""
 TOLERANCE = {torch.bfloat16: 2**-6, torch.float16: 2**-8, torch.float32: 2**-14}
 """Largest allowed difference from PyTorch's product, relative to the largest result. Both results are rounded to the
-dtype of the activations, and PyTorch also rounds the weights of int4 and the product before it adds the residual."""
+dtype of the activations. PyTorch also rounds earlier: it rounds int4 weights after their conversion, and it rounds the
+product before it adds the residual."""
 
 Product = Callable[[Tensor, Tensor | None], Tensor]
 """Function that multiplies activations [M, in] by a weight and adds the second argument [M, out], if it is not None.

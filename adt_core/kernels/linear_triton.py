@@ -7,15 +7,16 @@ products of one element are added.
 Arguments of both kernels:
 
 - x: [num_rows, inputs] activations in DTYPE. The stride of its rows is `x_stride`; the numbers of a row are contiguous.
-- weight: [inputs, outputs], or a packed int4 matrix; `stride_in` and `stride_out` are its strides. fp8 is uint8.
-- scale: The scale of a quantised weight, contiguous; else unused. The bfloat16 scale of int4 is int16.
+- weight: [inputs, outputs], or a packed int4 matrix; `stride_in` and `stride_out` are its strides. An
+  fp8 weight is given as uint8.
+- scale: The scale of a quantised weight, contiguous; else unused. The bfloat16 scale of an int4 weight is given as
+  int16.
 - plus: [num_rows, outputs] contiguous values to add, if HAS_PLUS.
 - y: [num_rows, outputs] contiguous result. It may be the same tensor as `plus`.
 - used_rows: Number of rows to compute. In the other rows, the product is 0.
 - STORED: "plain" if the weight is not quantised, else "int8" or "fp8".
 
-`num_rows` and `used_rows` change between forward passes, so Triton must not compile other machine code for other
-values.
+`num_rows` and `used_rows` change between forward passes, so Triton must not specialise machine code for their values.
 """
 
 import triton
@@ -112,7 +113,7 @@ def _fp8_to_float16(bits):
 
 @triton.jit
 def _store(total, plus, y, rows, columns, num_rows, outputs, DTYPE: tl.constexpr, HAS_PLUS: tl.constexpr):
-    """Store a block of the product plus `plus`. The sum is rounded once."""
+    """Add a block of `plus` to a block of the product, and store the sum. It is rounded once."""
     places = rows.to(tl.int64)[:, None] * outputs + columns[None, :]
     is_inside = (rows < num_rows)[:, None] & (columns < outputs)[None, :]
     if HAS_PLUS:

@@ -85,7 +85,7 @@ def kernel(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) ->
 
 
 def uses_kernel(x: Tensor) -> bool:
-    """Return whether the kernel computes the norms of rows like those of `x`."""
+    """Return whether the kernel is used for the device, dtype and number of columns of `x`."""
     return is_candidate(x) and choice.uses_kernel("norm", x, x.shape[1:], partial(_trial, x))
 
 

@@ -28,9 +28,9 @@ class Projection(NamedTuple):
     """Parameters that are applied to the product with the weights of queries, keys and values.
 
     Attributes:
-        bias: [query, key and value heads * d], or None.
-        norm_weight: [query and key heads, d] weight of the LayerNorm of each query and key, or None.
-        norm_bias: [query and key heads, d] bias of this norm, or None.
+        bias: [all heads * d], where all heads are the query heads, the key heads and the value heads; or None.
+        norm_weight: [query heads + key heads, d] weight of the LayerNorm of each query and key, or None.
+        norm_bias: [query heads + key heads, d] bias of this norm, or None.
     """
 
     bias: Tensor | None
@@ -44,7 +44,8 @@ def norm_rope_store(
     """Norm and rotate queries and keys, and write keys and values to the cache.
 
     Args:
-        qkv: [at least N, query, key and value heads, d] product. Overwritten unless gradients are enabled.
+        qkv: [at least N, all heads, d] product: the query heads, then the key heads, then the value heads. Overwritten
+            unless gradients are enabled.
         projection: Parameters of the projection.
         rotation: Rotations of all tokens and of the padding.
         cache: [2, R, key heads, cache_length, d] keys and values of the layer. Overwritten at `cache_position`.
@@ -68,7 +69,7 @@ def reference(
         bias = projection.bias.view(1, -1, dim)
         qkv = qkv + bias if torch.is_grad_enabled() else qkv.add_(bias)
     if projection.norm_weight is not None and projection.norm_bias is not None:
-        # Values too, because a slice without them would be copied.
+        # This also norms the values, although nothing reads the result: torch would copy a slice without them.
         normed = F.layer_norm(qkv, (dim,), *_no_change(qkv, dim), EPS)
         qk = torch.addcmul(projection.norm_bias, normed[:, : heads + kv_heads], projection.norm_weight)
     else:

@@ -28,7 +28,7 @@ def norm_rope_store(
 ):  # fmt: skip
     """Norm and rotate one head of one token; write a query to `queries`, and a key or value to the cache.
 
-    The grid is (tokens of all rows, query, key and value heads).
+    The grid is (tokens of all rows, all heads): the query heads, then the key heads, then the value heads.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)

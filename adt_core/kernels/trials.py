@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-"""Dtypes of the kernels that compute in float32 and round once. They would lose precision of float64."""
+"""Dtypes for which kernels are used. Kernels compute in float32, so results in float64 would lose precision."""
 
 MIN_SPEEDUP = 0.6
-"""Minimum speed-up of kernels that replace several launches, or that are about as fast as one launch of PyTorch."""
+"""Minimum speed-up of kernels whose expected speed-up is about 1 or more. It is far below 1, so that small differences
+of time do not change the choice (:class:`.choice.Trial`)."""
 
 
 def is_candidate(x: Tensor) -> bool:
-    """Return whether a kernel without gradients may compute results with the dtype and on the device of `x`."""
+    """Return whether kernels may be used with the dtype and device of `x`. Kernels compute no gradients."""
     return x.is_cuda and x.dtype in DTYPES and not torch.is_grad_enabled()
 
 

@@ -1,7 +1,7 @@
 """Packed weights: float32 matrices in the memory layout in which oneDNN multiplies them fastest on a CPU.
 
-A packed copy is kept beside the weight, as long as the weight itself. It changes no bit of a product. With the 4 to 64
-rows of a draft tree, products with packed weights take 7 to 30 % less time (docs/performance.md).
+A packed copy is an attribute of the weight, so it exists as long as the weight. It changes no bit of a product. With
+the 4 to 64 rows of a draft tree, products with packed weights take 7 to 30 % less time (docs/performance.md).
 """
 
 from __future__ import annotations
