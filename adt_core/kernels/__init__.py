@@ -8,6 +8,6 @@ Each operation has two files, here for the operation `linear`:
   only inside functions.
 
 :mod:`.choice` decides for each device, dtype and shape whether the kernel is used. If not, the reference is used. The
-reference of `linear` is an exception: only tests use it, because it is slow. PyTorch's product replaces this kernel
-(:func:`..models.layers.product`).
+reference of `linear` is an exception: decoding never uses it, because it is slow. PyTorch's product replaces this
+kernel (:func:`..models.layers.product`).
 """
