@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .kernels import onednn_pack
 
 MEMORY_SHARE = 1 / 8
-"""Weights are packed only if all copies together take at most this share of the free main memory."""
+"""Weights are packed only if the new copies together take at most this share of the free main memory."""
 WEIGHTS = ("qkv", "out", "gate_up", "down", "head_in", "head", "fc")
 """Names of the parameters that are packed: the weights of :func:`.layers.product`."""
 _ATTRIBUTE = "packed"
