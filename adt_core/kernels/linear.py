@@ -5,8 +5,8 @@ stored, and converts them in registers. Scale and residual are applied before th
 activations.
 
 The products of an element of the result are added in float32, in ascending order of the inputs, :data:`BLOCK_INPUTS` at
-a time. The number of rows changes only how many rows and warps a program has. So a row has the same bits in every product
-with the same weight, on all devices on which the trial confirms it.
+a time. The number of rows changes only how many rows and warps a program has. So a row has the same bits in every
+product with the same weight, on all devices on which the trial confirms it.
 
 In shapes, M is the number of rows of activations.
 """
