@@ -10,8 +10,8 @@ The :class:`Window` contains drafts for the next positions of each image. At eac
 *candidates*. The *spine* is the sequence of the most probable candidates. A *branch* leaves the spine at one position,
 takes another candidate there, and continues with the spine's tokens.
 
-A draft becomes stale when a token before it changes. :mod:`.calibration` learns how reliable stale drafts are. A token
-is *decided* when it is part of the image; later positions have only drafts. The *root* is the last decided token.
+A draft becomes less fresh when a token before it changes. :mod:`.calibration` learns how reliable such drafts are. A
+token is *decided* when it is part of the image; later positions have only drafts. The *root* is the last decided token.
 
 Dimensions: B images; R batch rows (2 * B with guidance, else B); M positions of a window; K candidates per position; N
 drafts per tree; T tokens of an image; V codes; n and m are numbers of nodes or positions. `z` are processed logits, and
@@ -33,9 +33,10 @@ from ..models.rows import BatchRows, Roots
 from ..policies import Context, DraftMode, check_fit
 from ..policies.costs import CostEstimate
 from ..rules.noise import Noise
-from ..rules.tree import DraftTree, ancestor_matrix, chain, keep_best
+from ..rules.sampling import is_finite
+from ..rules.tree import DraftTree, chain, keep_best
 from .base import Drafter, Prefill, Proposer, Shapes, Verified
-from .calibration import CLASSES, NEVER, Calibration, Forecast, staleness_after, staleness_classes
+from .calibration import CLASSES, UNCHANGED, UNREAD, Calibration, Forecast, freshness_classes
 
 LEFT_WEIGHT = 0.25
 """Weight of the previous position's logits in the estimate for a draft directly after a changed token."""
@@ -96,57 +97,63 @@ class Window:
         tokens: [B, M + 1], codes of the root and of the spine.
         candidates: [B, M, K], most probable codes at each position. The first one is the spine's.
         scores: [B, M, K], scores of the candidates.
-        staleness: [B, M], staleness of each position, as defined in :mod:`.calibration`.
+        freshness: [B, M], freshness of each position, as defined in :mod:`.calibration`.
         from_network: [B, M] bool, whether a drafter network has made the candidates.
         live: [B, M] bool, False for positions that are too deep for the image's tree. Images may have different depths.
+        steps: [M], the numbers 0, 1, 2, ...
     """
 
     at: Tensor
     tokens: Tensor
     candidates: Tensor
     scores: Tensor
-    staleness: Tensor
+    freshness: Tensor
     from_network: Tensor
     live: Tensor
+    steps: Tensor
 
     @property
     def depth(self) -> int:
         return self.at.shape[1]
 
     def classes(self) -> Tensor:
-        """Return the staleness class of each position, [B, M]."""
-        return staleness_classes(self.staleness)
+        """Return the class for the freshness of each position, [B, M]."""
+        return freshness_classes(self.freshness)
 
     def has_poor_features(self) -> Tensor:
         """Return at which positions the target's features are of little use, [B, M] bool.
 
         This holds for positions directly after a changed token, and for positions that the target has not read yet.
         """
-        return (self.staleness == 1) | (self.staleness == NEVER)
+        return self.freshness <= 1  # 1 or UNREAD
 
     def replace(self, use: Tensor, candidates: Tensor, scores: Tensor) -> None:
         """Replace candidates at some positions by the candidates of a drafter network.
 
-        If this changes the spine at a position, later positions become stale.
+        If this changes the spine at a position, later positions become less fresh.
 
         Args:
             use: [B, m] bool, whether to replace the candidates at each of the first m positions.
             candidates: [B, m, K], codes of the network's candidates.
             scores: [B, m, K], scores of the network's candidates.
         """
-        first = slice(use.shape[1])
+        m = use.shape[1]
+        self.from_network[:, :m].bitwise_or_(use)
+        use = use[..., None]
         for own, others in ((self.candidates, candidates), (self.scores, scores)):
-            torch.where(use[..., None], others, own[:, first], out=own[:, first])
-        self.from_network[:, first].logical_or_(use)
+            own = own[:, :m]
+            torch.where(use, others, own, out=own)
         spine = self.candidates[..., 0]
-        changed = self.tokens[:, 1:] != spine
-        self.tokens[:, 1:] = spine
-        step = torch.arange(self.depth, device=spine.device)
-        # For each position, the index of the last change before it; -NEVER if there is none. Example: of 5 positions,
-        # the positions 1 and 3 have changed. Then `last` is [-NEVER, -NEVER, 1, 1, 3].
-        last = F.pad(torch.where(changed, step, -NEVER).cummax(1).values, (1, -1), value=-NEVER)
-        stale = staleness_after(self.staleness, step - last)
-        self.staleness = torch.where((last >= 0) & ~self.from_network, stale, self.staleness)
+        old = self.tokens[:, 1:]
+        changed = old != spine
+        old.copy_(spine)
+        # For all positions but the first: the index of the last change before the position, or -UNCHANGED if there is
+        # none. Example: of 5 positions, the positions 1 and 3 have changed. Then `last` is [-UNCHANGED, 1, 1, 3], and
+        # the distances are [1 + UNCHANGED, 1, 2, 1].
+        last = torch.where(changed, self.steps, -UNCHANGED).cummax(1).values[:, :-1]
+        later = self.freshness[:, 1:]
+        nearest = torch.minimum(later, self.steps[1:] - last)
+        torch.where(self.from_network[:, 1:], later, nearest, out=later)
 
 
 class JacobiProposer(Proposer):
@@ -159,12 +166,12 @@ class JacobiProposer(Proposer):
         _codes: [B, T + 1], decided codes, then drafted codes.
         _candidates: [B, T + 1, K], most probable codes at each position.
         _scores: [B, T + 1, K], scores of the candidates.
-        _staleness: [B, T + 1], staleness of each position.
+        _freshness: [B, T + 1], freshness of each position.
         _filled: [B, 1], last raster position for which a draft was made so far.
         _furthest: [B, 1, V], logits z at the last raster position for which the target has computed logits so far.
     """
 
-    by_image = ("_codes", "_candidates", "_scores", "_staleness", "_filled", "_furthest", "calibration")
+    by_image = ("_codes", "_candidates", "_scores", "_freshness", "_filled", "_furthest", "calibration")
     supports_plain_steps = True
 
     def __init__(self, context: Context, rows: BatchRows, noise: Noise | None, width: int):
@@ -191,11 +198,12 @@ class JacobiProposer(Proposer):
         self._codes = torch.zeros(images, self.length + 1, dtype=torch.long, device=device)
         self._candidates = self._codes[..., None].repeat(1, 1, self.width)
         self._scores = torch.zeros(self._candidates.shape, dtype=target.decoder.wide_dtype, device=device)
-        self._staleness = torch.full_like(self._codes, NEVER)
+        self._freshness = torch.full_like(self._codes, UNREAD)
+        self._zero = self._codes.new_zeros(())
         self._filled = self._codes.new_zeros(images, 1)
         self._furthest: Tensor
         self.calibration = Calibration(images, self._scores)
-        self.forecasts: list[Forecast] = []  # of the current round's spine
+        self.forecast: Forecast | None = None  # of the current round's spine
 
     # ---- update from the target's forward passes ----------------------------------------------
 
@@ -222,50 +230,62 @@ class JacobiProposer(Proposer):
         """
         tree = verified.tree
         root = verified.roots.at
-        self.calibration.learn(self.forecasts, verified)
-        self.forecasts = []
-        self._store_decided(verified)
-        steps = torch.arange(tree.height + 2, device=root.device)
-        at = root + steps  # the root's position, then for each level of the tree the position after it
-        last_change = self._last_change(tree, at)
+        accepted = verified.acceptance.accepted[:, None]
+        steps = self.rows.columns[: tree.height + 2]
+        # The root's position, then for each level of the tree the position after it. T is the spare column.
+        at = (root + steps).clamp_max(self.length)
+        is_decided = steps <= accepted + 1
+        self.calibration.learn(self.forecast, verified, is_decided[:, 1:])
+        self.forecast = None
+        self._store_decided(verified.following, at, is_decided)
+        node_at = at.gather(1, tree.depths)
+        last_change = self._last_change(tree, node_at)
         has_node, best, second = _best_nodes(tree, last_change, at)
-        reached = torch.where(has_node & (at < self.length), at, self.length)
-        staleness = steps - last_change.gather(1, best)
-        perturbed = self._expected(verified.perturbed, best, second, at, staleness)
+        reached = torch.where(has_node, at, self.length)
+        noise = self._noise(at)
+        perturbed = self._expected(verified.perturbed, best, second, noise, steps, steps - last_change.gather(1, best))
         last = torch.where(reached < self.length, steps, 0).amax(1, keepdim=True)
-        self._update_furthest(root + last, self._unperturbed(_gather_nodes(perturbed, last), root + last))
-        undecided = steps > verified.acceptance.accepted[:, None] + 1
-        at_or_spare = torch.where(undecided, reached, self.length)
-        self._store_candidates(at_or_spare, *self._best(perturbed, at))
-        # The drafts have changed, so compute the staleness again. If no token has changed, `_last_change` is 0 and the
-        # difference is `steps`. The staleness is then 0.
-        staleness = steps - self._last_change(tree, at).gather(1, best)
-        self._staleness.scatter_(1, at_or_spare, torch.where(staleness == steps, 0, staleness))
+        last_noise = None if noise is None else _gather_nodes(noise, last)
+        self._update_furthest(root + last, _without(_gather_nodes(perturbed, last), last_noise))
+        at_or_spare = torch.where(is_decided, self.length, reached)
+        self._store_candidates(at_or_spare, *self._best(perturbed, noise))
+        # The drafts have changed, so compute the freshness again. If no token has changed, `_last_change` is 0.
+        change = self._last_change(tree, node_at).gather(1, best)
+        self._freshness.scatter_(1, at_or_spare, torch.where(change == 0, UNCHANGED, steps - change))
         return reached, best
 
     def codes(self, at: Tensor) -> Tensor:
         """Return the codes at raster positions `at` [B, m]. Each code is decided or drafted."""
         return self._codes.gather(1, at.clamp_max(self.length))
 
-    def _perturbed(self, z: Tensor, at: Tensor) -> Tensor:
-        """Add the noise g at raster positions `at` [B, m] to logits z, and return z + g [B, m, V]."""
-        return z if self.noise is None else z + self.noise.at(at)
+    def _noise(self, at: Tensor) -> Tensor | None:
+        """Return the noise g [B, m, V] at raster positions `at` [B, m]; None at temperature 0."""
+        return None if self.noise is None else self.noise.at(at)
 
-    def _unperturbed(self, perturbed: Tensor, at: Tensor) -> Tensor:
-        """Subtract the noise g at raster positions `at` [B, m] from scores z + g, and return z [B, m, V]."""
-        return perturbed if self.noise is None else perturbed - self.noise.at(at)
+    def _best(self, perturbed: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return scores and codes [B, m, K] of the K best candidates at some positions.
 
-    def _best(self, perturbed: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores and codes [B, m, K] of the K best candidates at raster positions `at` [B, m]."""
+        Args:
+            perturbed: [B, m, V], scores z + g at the positions.
+            noise: [B, m, V], noise g at the positions; None at temperature 0.
+        """
         if not self._coupled:
-            perturbed = self._unperturbed(perturbed, at)
+            perturbed = _without(perturbed, noise)
         return perturbed.max(-1, keepdim=True) if self.width == 1 else perturbed.topk(self.width, -1)
 
     def _update_furthest(self, at: Tensor, z: Tensor) -> None:
         """Store the logits z [B, 1, V] at positions `at` [B, 1], for each image whose position is after its drafts."""
-        self._furthest.copy_(torch.where((at > self._filled)[..., None], z, self._furthest))
+        torch.where((at > self._filled)[..., None], z, self._furthest, out=self._furthest)
 
-    def _expected(self, perturbed: Tensor, best: Tensor, second: Tensor, at: Tensor, staleness: Tensor) -> Tensor:
+    def _expected(
+        self,
+        perturbed: Tensor,
+        best: Tensor,
+        second: Tensor,
+        noise: Tensor | None,
+        steps: Tensor,
+        distance: Tensor,
+    ) -> Tensor:
         """Estimate the scores z + g at some positions, given the current tokens before these positions.
 
         The estimate is the average of the scores at two nodes. If the token before a position has changed, no node has
@@ -276,20 +296,19 @@ class JacobiProposer(Proposer):
             perturbed: [B, N + 1, V], as in :class:`Verified`.
             best: [B, m], best node for each position (:func:`_best_nodes`).
             second: [B, m], second-best node for each position.
-            at: [B, m], raster positions.
-            staleness: [B, m], distance from each position to the nearest token before it that has changed.
+            noise: [B, m, V], noise g at the positions; None at temperature 0.
+            steps: [m], distance from the root to each position: 0, 1, 2, ...
+            distance: [B, m], distance from each position to the nearest token before it that has changed.
 
         Returns:
             [B, m, V].
         """
         expected = _blend(_gather_nodes(perturbed, best), _gather_nodes(perturbed, second), 0.5)
-        shift_right = (0, 0, 1, 0)
-        if self.noise is None:
-            left = F.pad(expected, shift_right)[:, :-1]
-        else:
-            noise = self.noise.at(at)
-            left = F.pad(expected - noise, shift_right)[:, :-1] + noise
-        return torch.where((staleness == 1)[..., None], _blend(expected, left, LEFT_WEIGHT), expected)
+        # The logits of the previous position. The root's own position has none, but its distance is never 1.
+        left = _without(expected, noise).index_select(1, (steps - 1).clamp_min(0))
+        if noise is not None:
+            left += noise
+        return torch.where((distance == 1)[..., None], _blend(expected, left, LEFT_WEIGHT), expected)
 
     def _store_candidates(self, at: Tensor, scores: Tensor, candidates: Tensor) -> None:
         """Store scores and candidates [B, m, K] at positions `at` [B, m]."""
@@ -298,28 +317,30 @@ class JacobiProposer(Proposer):
         self._candidates.scatter_(1, index, candidates)
         self._scores.scatter_(1, index, scores)
 
-    def _store_decided(self, verified: Verified) -> None:
-        """Write the decided codes to `_codes`. They replace the drafts at their positions."""
-        emitted = verified.following
-        root = verified.roots.at
-        self._codes.scatter_(1, root, verified.roots.codes[:, None])
-        steps = torch.arange(1, emitted.shape[1] + 1, device=root.device)
-        decided = steps <= verified.acceptance.accepted[:, None] + 1
-        self._codes.scatter_(1, torch.where(decided, root + steps, self.length).clamp_max(self.length), emitted)
+    def _store_decided(self, following: Tensor, at: Tensor, is_decided: Tensor) -> None:
+        """Write the decided codes to `_codes`. They replace the drafts at their positions.
 
-    def _last_change(self, tree: DraftTree, at: Tensor) -> Tensor:
+        Args:
+            following: [B, n], codes after the root.
+            at: [B, m], raster positions from the root on, m > n.
+            is_decided: [B, m] bool, whether the code at each position is decided.
+        """
+        after = slice(1, following.shape[1] + 1)
+        self._codes.scatter_(1, torch.where(is_decided[:, after], at[:, after], self.length), following)
+
+    def _last_change(self, tree: DraftTree, node_at: Tensor) -> Tensor:
         """Find the last token that has changed on the path from the root to each node.
 
         Args:
             tree: The trees.
-            at: [B, m], raster positions from the root on.
+            node_at: [B, N + 1], raster position of each node.
 
         Returns:
             [B, N + 1]. For each node: among the tokens on the path to the node that differ from the current token at
             the same position, the depth of the last one; 0 if no token differs.
         """
-        changed = tree.depths * (tree.tokens != self.codes(at).gather(1, tree.depths))
-        return (tree.ancestors * changed[:, None]).amax(-1)
+        changed = torch.where(tree.tokens != self._codes.gather(1, node_at), tree.depths, self._zero)
+        return torch.where(tree.ancestors, changed[:, None], self._zero).amax(-1)
 
     # ---- drafting ----------------------------------------------------------------------------
 
@@ -331,44 +352,42 @@ class JacobiProposer(Proposer):
         depth = min(shapes.depth, shapes.nodes)
         lengths = shapes.lengths
         self._fill(roots, lengths, depth)
-        steps = torch.arange(depth, device=roots.at.device)
-        at = (roots.at + 1 + steps).clamp_max(self.length)
+        self._codes.scatter_(1, roots.at, roots.codes[:, None])
+        with_root = (roots.at + self.rows.columns[: depth + 1]).clamp_max(self.length)
+        at = with_root[:, 1:]
         index = at[..., None].expand(-1, -1, self.width)
+        steps = self.rows.columns[:depth]
         live = steps < lengths
         return Window(
             at=at,
-            tokens=torch.cat([roots.codes[:, None], self._codes.gather(1, at)], 1),
+            tokens=self._codes.gather(1, with_root),
             candidates=self._candidates.gather(1, index),
             scores=self._scores.gather(1, index),
-            staleness=self._staleness.gather(1, at),
+            freshness=self._freshness.gather(1, at),
             from_network=torch.zeros_like(live),
             live=live,
+            steps=steps,
         )
 
     def build_tree(self, window: Window, shapes: Shapes) -> DraftTree:
         """Return the trees of a window. A tree is the spine, plus as many branches as the shape allows."""
-        forecast, log_p = self._expect(window)
-        self.forecasts = [forecast]
-        beyond = torch.arange(self.width, device=log_p.device) >= shapes.widths[..., None]
-        log_p = log_p.masked_fill(beyond, -math.inf)[..., : shapes.width]
+        classes = window.classes()
+        classes = torch.where(window.from_network, classes + CLASSES, classes)
+        log_p = self.calibration.log_probabilities(classes, window.scores)
+        self.forecast = Forecast(classes, window.candidates[:, None, :, 0], log_p[:, None, :, 0].exp())
+        allowed = window.live[..., None] & (self.rows.columns[: self.width] < shapes.widths[..., None])
+        log_p = log_p.masked_fill_(~allowed, -math.inf)[..., : shapes.width]
         # The trees of all images are stored with the same number of nodes. This number is large enough for the longest
         # spine plus the largest number of branch nodes, up to the limit of `largest`. So the branches of one image do
         # not become fewer because another image has a longer spine.
         nodes = min(window.depth + shapes.branches, self.context.largest.nodes)
         if log_p.shape[-1] == 1 or window.depth >= nodes:
             return chain(window.tokens, log_p[..., 0].cumsum(1))
-        others = window.candidates[..., 1 : log_p.shape[-1]]
-        return spine_and_branches(window.tokens, others, log_p, nodes, shapes.budgets)
+        return spine_and_branches(window.tokens, window.candidates, log_p, nodes, shapes.budgets)
 
     def store_spine(self, window: Window) -> None:
         """Store a window's spine as the drafts of its positions."""
         self._codes.scatter_(1, window.at, window.tokens[:, 1:])
-
-    def _expect(self, window: Window) -> tuple[Forecast, Tensor]:
-        """Return the forecast for a window's spine, and the log-probabilities [B, M, K] of all candidates."""
-        classes = window.classes() + CLASSES * window.from_network
-        forecast, log_p = self.calibration.expect(classes, window.candidates, window.scores)
-        return forecast, log_p.masked_fill(~window.live[..., None], -math.inf)
 
     def _fill(self, roots: Roots, lengths: Tensor, longest: int) -> None:
         """Make drafts for the positions that enter the windows in this round.
@@ -382,16 +401,17 @@ class JacobiProposer(Proposer):
             lengths: [B, 1], length of each image's window.
             longest: Upper bound of the lengths.
         """
-        ends = roots.at + lengths
+        ends = (roots.at + lengths).clamp_max(self.length - 1)
         firsts = torch.maximum(self._filled, roots.at) + 1
         count = self.context.size(lambda: ends - firsts + 1, longest)
         if count <= 0:
             return
-        at = firsts + torch.arange(count, device=firsts.device)
-        perturbed = self._perturbed(self._furthest.expand(-1, count, -1), at)
-        at_or_spare = torch.where((at <= ends) & (at < self.length), at, self.length)
-        self._store_candidates(at_or_spare, *self._best(perturbed, at))
-        self._staleness.scatter_(1, at_or_spare, NEVER)
+        at = firsts + self.rows.columns[:count]
+        noise = self._noise(at)
+        z = self._furthest.expand(-1, count, -1)
+        at_or_spare = torch.where(at <= ends, at, self.length)
+        self._store_candidates(at_or_spare, *self._best(z if noise is None else z + noise, noise))
+        self._freshness.scatter_(1, at_or_spare, UNREAD)
         torch.maximum(self._filled, ends, out=self._filled)
 
 
@@ -425,10 +445,11 @@ def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor) -> tuple[Tenso
     # so second = best there.
     none = torch.full_like(at, tree.size**2)
     nodes = torch.arange(tree.size, device=at.device)
+    steps = tree.depths + 1
     rank = torch.where(tree.valid, last_change * tree.size + nodes, tree.size**2)
-    best = none.scatter_reduce(1, tree.depths + 1, rank, "amin")
-    others = torch.where(rank == best.gather(1, tree.depths + 1), tree.size**2, rank)
-    second = none.scatter_reduce(1, tree.depths + 1, others, "amin")
+    best = none.scatter_reduce(1, steps, rank, "amin")
+    others = torch.where(rank == best.gather(1, steps), tree.size**2, rank)
+    second = none.scatter_reduce(1, steps, others, "amin")
     second = torch.where(second // tree.size == best // tree.size, second, best)
     return best < none, best % tree.size, second % tree.size
 
@@ -440,11 +461,16 @@ def _gather_nodes(values: Tensor, index: Tensor) -> Tensor:
 
 def _blend(logits: Tensor, others: Tensor, weight: float) -> Tensor:
     """Return (1 - weight) * logits + weight * others; where this is not finite, return `logits`."""
-    blended = logits + weight * (others - logits)
-    return torch.where(blended.isfinite(), blended, logits)
+    blended = torch.add(logits, others - logits, alpha=weight)
+    return torch.where(is_finite(blended), blended, logits)
 
 
-def branch_scores(log_p: Tensor) -> Tensor:
+def _without(perturbed: Tensor, noise: Tensor | None) -> Tensor:
+    """Subtract the noise g from scores z + g, and return z, all [B, m, V]. At temperature 0, the scores are z."""
+    return perturbed if noise is None else perturbed - noise
+
+
+def branch_scores(log_p: Tensor, spine: Tensor) -> Tensor:
     """Return the log-probability of each possible branch.
 
     The branch (i, r, m) consists of the spine's tokens before position i, candidate r at position i, and then the next
@@ -452,6 +478,7 @@ def branch_scores(log_p: Tensor) -> Tensor:
 
     Args:
         log_p: [B, M, k], log-probability of each of k candidates at each position. The first candidate is the spine's.
+        spine: [B, M + 1], sum of the log-probabilities of the spine's tokens before each position, and of all of them.
 
     Returns:
         [B, M, k - 1, LONGEST_RETURN + 1]. The entry [b, i, r - 1, m] belongs to the branch (i, r, m) of image b. It is
@@ -460,22 +487,20 @@ def branch_scores(log_p: Tensor) -> Tensor:
     # Example with probabilities instead of logarithms, so products instead of sums. The spine's tokens have the
     # probabilities 0.9, 0.5 and 0.8. Another candidate at position 1 has the probability 0.4.
     #
-    #     cumulative = [0.9, 0.45, 0.36]           probability of the spine up to each position
-    #     before     = [1, 0.9, 0.45]              probability of the spine before each position
-    #     ends[1]    = [0.45, 0.36, 0, 0, 0]       cumulative from position 1 on, 0 after the window
+    #     spine      = [1, 0.9, 0.45, 0.36]        probability of the spine before each position
+    #     ends[1]    = [0.45, 0.36, 0, 0, 0]       probability of the spine up to each position from 1 on, 0 after it
     #     carried[1] = ends[1] / 0.45 = [1, 0.8, 0, 0, 0]       probability of the next m tokens of the spine
-    #     scores[1]  = before[1] * 0.4 * carried[1] = [0.36, 0.288, 0, 0, 0]
-    cumulative = log_p[..., 0].cumsum(1)
-    before = F.pad(cumulative, (1, 0))[:, :-1]
+    #     scores[1]  = spine[1] * 0.4 * carried[1] = [0.36, 0.288, 0, 0, 0]
+    cumulative = spine[:, 1:]
     ends = F.pad(cumulative, (0, LONGEST_RETURN), value=-math.inf).unfold(1, LONGEST_RETURN + 1, 1)
     carried = ends - cumulative[..., None]
-    scores = before[..., None, None] + log_p[..., 1:, None] + carried[:, :, None]
+    scores = spine[:, :-1, None, None] + log_p[..., 1:, None] + carried[:, :, None]
     return scores.nan_to_num(nan=-math.inf, neginf=-math.inf)
 
 
 def spine_and_branches(
     tokens: Tensor,
-    others: Tensor,
+    candidates: Tensor,
     log_p: Tensor,
     nodes: int,
     budgets: Tensor | None = None,
@@ -484,30 +509,62 @@ def spine_and_branches(
 
     Args:
         tokens: [B, M + 1], codes of the root and of the spine.
-        others: [B, M, k - 1], codes of the other candidates at each position.
-        log_p: [B, M, k], log-probabilities of all candidates, the spine's first.
+        candidates: [B, M, K], codes of all candidates at each position, the spine's first.
+        log_p: [B, M, k], log-probabilities of the first k candidates.
         nodes: Maximum number of drafts in spine and branches together.
         budgets: [B, 1], maximum number of drafts of each image; None if it is `nodes` for every image.
     """
     batch, length, _ = log_p.shape
-    cumulative = log_p[..., 0].cumsum(1)  # [B, M]
-    branch_budgets = None if budgets is None else budgets - cumulative.isfinite().sum(1, keepdim=True)
-    branches = _best_branches(log_p, nodes - length, branch_budgets)
-    scores = torch.cat([F.pad(cumulative, (1, 0)), branches.scores], 1)
-    valid = scores.isfinite()
-    spine = torch.arange(length + 1, device=tokens.device).expand(batch, -1)
-    branch_parents, branch_tokens = branches.nodes(tokens, others)
-    parents = torch.cat([(spine - 1).clamp_min(0), branch_parents], 1) * valid
+    spine = F.pad(log_p[..., 0].cumsum(1), (1, 0))
+    branch_budgets = None if budgets is None else budgets + 1 - is_finite(spine).sum(1, keepdim=True)
+    branches = _best_branches(log_p, spine, nodes - length, branch_budgets)
+    scores = torch.cat([spine, branches.scores], 1)
+    valid = is_finite(scores)
+    # A *run* is a sequence of nodes with successive numbers, each the parent of the next one. The spine and each branch
+    # have a run. `base` is the node before the run, and `run` is the number of the run's nodes up to a node. Example:
+    # the root is 0, and the spine is 10, 20, 30. There are three branch nodes (i, r, m): token 21 in place of 20 is
+    # (1, 1, 0), token 30 after 21 is (1, 1, 1), and token 22 in place of 20 is (1, 2, 0).
+    #
+    #     node      0   1   2   3   4   5   6
+    #     token     0  10  20  30  21  30  22
+    #     base      0   0   0   0   1   1   1
+    #     run       0   1   2   3   1   2   1
+    #     parent    0   0   1   2   1   4   1     base for the first node of a run, else the node with the number before
+    #     depth     0   1   2   3   2   3   2     base + run
+    #
+    # Padding has the base 0 and the run 0.
+    numbers = torch.arange(scores.shape[1], device=tokens.device)
+    is_node = valid.long()
+    base = F.pad(branches.position, (length + 1, 0)) * is_node
+    run = torch.cat([numbers[: length + 1].expand(batch, -1), branches.m + 1], 1) * is_node
     return DraftTree(
-        tokens=torch.cat([tokens, branch_tokens], 1),
-        parents=parents,
-        depths=torch.cat([spine, branches.position + branches.m + 1], 1) * valid,
-        ranks=torch.cat([torch.zeros_like(spine), torch.where(branches.m == 0, branches.rank, 0)], 1),
+        tokens=torch.cat([tokens, branches.codes(tokens, candidates)], 1),
+        parents=torch.where(run > 1, numbers - 1, base),
+        depths=base + run,
+        ranks=F.pad(torch.where(branches.m == 0, branches.rank, 0), (length + 1, 0)),
         scores=scores,
         valid=valid,
-        ancestors=ancestor_matrix(parents, length + 1),
+        ancestors=_run_ancestors(numbers, base, run),
         height=length,
     )
+
+
+def _run_ancestors(numbers: Tensor, base: Tensor, run: Tensor) -> Tensor:
+    """Return the ancestors of nodes that are described by runs, as in :func:`spine_and_branches`.
+
+    The ancestors of a node are the nodes up to its base, which are in the spine, and the run up to the node.
+
+    Args:
+        numbers: [n], the numbers 0, 1, 2, ...
+        base: [B, n], base of each node.
+        run: [B, n], number of nodes in the run up to each node. It is 0 for the root and for padding.
+
+    Returns:
+        [B, n, n] bool, as `DraftTree.ancestors`. The ancestors of padding are the root and itself.
+    """
+    before_run = (numbers - run.clamp_min(1))[..., None]
+    in_run = (numbers > before_run) & (numbers <= numbers[:, None])
+    return in_run | (numbers <= base[..., None])
 
 
 class _Branches(NamedTuple):
@@ -517,61 +574,48 @@ class _Branches(NamedTuple):
 
     Attributes:
         scores: Log-probability of each branch.
-        candidate: Index of the candidate among all candidates outside the spine: i * (k - 1) + r - 1.
         position: Position i at which the branch leaves the spine.
         rank: Rank r of the candidate at this position.
         m: Number of spine tokens after the candidate.
     """
 
     scores: Tensor
-    candidate: Tensor
     position: Tensor
     rank: Tensor
     m: Tensor
 
-    def nodes(self, tokens: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the parents and tokens of the nodes, [B, n] each. Branch nodes are numbered after the spine's nodes.
+    def codes(self, tokens: Tensor, candidates: Tensor) -> Tensor:
+        """Return the codes of the nodes, [B, n].
 
         Args:
             tokens: [B, M + 1], codes of the root and of the spine.
-            others: [B, M, k - 1], codes of the other candidates at each position.
+            candidates: [B, M, K], codes of all candidates at each position, the spine's first.
         """
-        # Example: the root is 0, and the spine is 10, 20, 30. There are three branch nodes (i, r, m): token 21 in place
-        # of 20 is (1, 1, 0), token 30 after 21 is (1, 1, 1), and token 22 in place of 20 is (1, 2, 0). If m = 0, the
-        # parent is the spine's node before position i, which has the number i. If m > 0, the parent is the previous
-        # branch node.
-        #
-        #     node      0   1   2   3   4   5   6
-        #     token     0  10  20  30  21  30  22
-        #     parent    0   0   1   2   1   4   1
-        length = others.shape[1]
-        count = self.position.shape[1]
-        node_before = torch.arange(length, length + count, device=tokens.device)
-        other = others.flatten(1).gather(1, self.candidate)
+        _, length, width = candidates.shape
+        candidate = candidates.flatten(1).gather(1, self.position * width + self.rank)
         carried = tokens.gather(1, (self.position + self.m + 1).clamp_max(length))
-        is_first = self.m == 0
-        return torch.where(is_first, self.position, node_before), torch.where(is_first, other, carried)
+        return torch.where(self.m == 0, candidate, carried)
 
 
-def _best_branches(log_p: Tensor, count: int, budgets: Tensor | None) -> _Branches:
+def _best_branches(log_p: Tensor, spine: Tensor, count: int, budgets: Tensor | None) -> _Branches:
     """Return the `count` best branch nodes, sorted by i, then r, then m.
 
     The parent of (i, r, m) is (i, r, m - 1). The score of the parent is at least as high. If both scores are equal, the
     parent is chosen first, because its m is smaller. So all ancestors of a chosen node are chosen too.
 
     Args:
-        log_p: [B, M, k], log-probabilities of all candidates, the spine's first.
+        log_p: [B, M, k], log-probabilities of the candidates, the spine's first.
+        spine: [B, M + 1], as for :func:`branch_scores`.
         count: Number of branch nodes to choose.
         budgets: [B, 1], maximum number of branch nodes of each image; None if it is `count` for every image.
     """
-    scores = keep_best(branch_scores(log_p).flatten(1), budgets)
+    scores = keep_best(branch_scores(log_p, spine).flatten(1), budgets)
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
     # `best` is candidate * (LONGEST_RETURN + 1) + m, and `candidate` is position * (k - 1) + rank - 1.
     candidate = best // (LONGEST_RETURN + 1)
     others = log_p.shape[2] - 1
     return _Branches(
         scores=scores.gather(1, best),
-        candidate=candidate,
         position=candidate // others,
         rank=candidate % others + 1,
         m=best % (LONGEST_RETURN + 1),

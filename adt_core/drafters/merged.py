@@ -35,7 +35,7 @@ from ..policies.costs import CostEstimate
 from ..rules.noise import Noise
 from ..rules.tree import DraftTree
 from .base import Drafter, Prefill, Proposer, Shapes, Verified
-from .calibration import CLASSES
+from .calibration import CLASSES, Forecast
 from .eagle import EagleDrafter
 from .jacobi import CHAIN, JacobiDrafter, JacobiProposer, Window
 
@@ -50,11 +50,11 @@ BOTH = DraftMode(
     hot_gain=0.66,
 )
 """Draft mode that makes trees from the window and the network."""
-CORRECTION = (1.0, 0.6, 0.9, 1.0, 1.0, 1.0, 1.0, 0.0)
-"""For each staleness class of :mod:`.calibration`, the share of the network's last error that is added.
+CORRECTION = (0.0, 0.6, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0)
+"""For each freshness class of :mod:`.calibration`, the share of the network's last error that is added.
 
 If the nearest changed token is far before a position, the network's error stays nearly the same, so the share is 1. The
-last class contains positions that the target has not read. No error is known for these, so the share is 0.
+first class contains positions that the target has not read. No error is known for these, so the share is 0.
 """
 MIN_PASSES = 2
 """Minimum number of passes of the network over the window. Each pass reads the result of the previous pass."""
@@ -148,14 +148,18 @@ class MergedProposer(Proposer):
             return self._window.build_tree(window, shapes)
         if self._has_unread:
             self._catch_up(roots)
-        own = window.candidates.clone(), window.scores.clone()
-        classes, *guesses = self._refine_window(window, roots)
+        own_codes = window.candidates[..., 0].clone()
+        own_scores = window.scores.clone()
+        classes, codes, scores = self._refine_window(window, roots)
         self._window.store_spine(window)
         tree = self._window.build_tree(window, shapes)
-        # The forecasts make `Calibration.learn` compare both kinds of candidates with the decided tokens at every
+        # The forecast makes `Calibration.learn` compare both kinds of candidates with the decided tokens at every
         # position, no matter which kind the tree uses.
-        expect = self._window.calibration.expect
-        self._window.forecasts = [expect(classes, *own)[0], expect(classes + CLASSES, *guesses)[0]]
+        calibration = self._window.calibration
+        own = calibration.log_probabilities(classes, own_scores)
+        log_p = torch.stack([own, calibration.log_probabilities(classes + CLASSES, scores)], 1)
+        first = torch.stack([own_codes, codes[..., 0]], 1)
+        self._window.forecast = Forecast(classes, first, log_p[..., 0].exp())
         return tree
 
     def _refine_window(self, window: Window, roots: Roots) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,7 +170,7 @@ class MergedProposer(Proposer):
             roots: Roots of the round.
 
         Returns:
-            Three results of the last pass: the staleness class of each position [B, M], the codes of the network's
+            Three results of the last pass: the freshness class of each position [B, M], the codes of the network's
             candidates [B, M, K], and the scores of these candidates [B, M, K].
         """
         bias = self._network.logit_bias(roots, window.depth)
@@ -194,7 +198,7 @@ class MergedProposer(Proposer):
         Args:
             out: [R, m, h], predictions for the first m positions.
             error: [R, M, h], the target's feature minus the network's prediction of it, at all positions.
-            classes: [B, M], staleness class of each position.
+            classes: [B, M], freshness class of each position.
 
         Returns:
             [R, m, h], the corrected predictions.

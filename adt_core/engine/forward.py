@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..models.rows import AttentionMetadata
 from ..models.target import grammar_at, guidance_at
-from ..rules.sampling import process_logits
+from ..rules.sampling import is_finite, process_logits
 from .request import PREFIX_CHUNK
 from .slots import Slots
 
@@ -109,7 +109,7 @@ def emitted_codes(scores: Tensor) -> tuple[Tensor, Tensor]:
         Two tensors [B, n]. The first has the emitted codes. The second is bool: whether the largest score is finite.
     """
     codes = scores.argmax(-1)
-    return codes, scores.gather(-1, codes[..., None])[..., 0].isfinite()
+    return codes, is_finite(scores.gather(-1, codes[..., None])[..., 0])
 
 
 def add_noise(slots: Slots, z: Tensor, depths: Tensor | int) -> Tensor:

@@ -94,6 +94,11 @@ def _filter(z: Tensor, sampling: Sampling) -> Tensor:
     return z
 
 
+def is_finite(x: Tensor) -> Tensor:
+    """Return `x.isfinite()` with fewer operations: x - x is NaN if x is infinite or NaN, else 0."""
+    return x - x == 0
+
+
 def guide(features: Tensor, guidance: Tensor | float) -> Tensor:
     """Apply classifier-free guidance to features: `uncond + guidance * (cond - uncond)`.
 

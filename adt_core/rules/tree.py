@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .sampling import is_finite
+
 
 @dataclass
 class DraftTree:
@@ -96,7 +98,7 @@ def chain(tokens: Tensor, scores: Tensor) -> DraftTree:
     batch, n = tokens.shape
     parents, depths, ancestors = (part.expand(batch, *part.shape[1:]) for part in _chain_shape(n, tokens.device))
     scores = F.pad(scores, (1, 0))
-    valid = scores > -torch.inf
+    valid = is_finite(scores)
     return DraftTree(tokens, parents, depths * valid, torch.zeros_like(tokens), scores, valid, ancestors, n - 1)
 
 
@@ -155,7 +157,7 @@ class CandidatePool:
 
     def usable(self) -> Tensor:
         """Return the number of each image's candidates with a score above -inf, [B]."""
-        return (self._scores() > -torch.inf).sum(1)
+        return is_finite(self._scores()).sum(1)
 
     def _scores(self) -> Tensor:
         return torch.cat([scores for _, scores, _ in self._levels], 1)
@@ -191,7 +193,7 @@ class CandidatePool:
             # The kept candidates 0, 1, 2 and 4 become nodes 0, 1, 2 and 3. So `node` is [0, 1, 2, 0, 3].
             node = torch.zeros_like(numbers).scatter_(1, kept, numbers[:, : nodes + 1])
             parents = node.gather(1, parents)
-        valid = scores > -torch.inf
+        valid = is_finite(scores)
         parents = parents * valid
         ancestors = ancestor_matrix(parents, levels)
         depths = (ancestors.sum(2) - 1) * valid

@@ -15,12 +15,14 @@ from adt_core.drafters.calibration import (
     INITIAL_NETWORK_HIT_RATES,
     LEARNING_RATE,
     PRIOR,
+    UNCHANGED,
     Calibration,
     Forecast,
 )
 from adt_core.drafters.jacobi import JacobiProposer, spine_and_branches
 from adt_core.models.rows import BatchRows, Roots
 from adt_core.policies import Context, DraftSettings, Shape
+from adt_core.rules.tree import ancestor_matrix
 from adt_core.rules.verify import Acceptance
 from tests.drafted import run
 from tests.trees import tree_of
@@ -51,14 +53,28 @@ def test_a_model_that_ignores_context_is_predicted_after_one_round(target):
 
 def test_branches_leave_the_spine_once_and_the_most_probable_ones_are_kept():
     log_p = torch.tensor([[0.9, 0.06, 0.04], [0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]).log()[None]
-    others = torch.tensor([[[11, 12], [21, 22], [31, 32]]])
-    tree = spine_and_branches(torch.tensor([[0, 10, 20, 30]]), others, log_p, nodes=6)
+    candidates = torch.tensor([[[10, 11, 12], [20, 21, 22], [30, 31, 32]]])
+    tree = spine_and_branches(torch.tensor([[0, 10, 20, 30]]), candidates, log_p, nodes=6)
     # The kept nodes are the second candidate at position 2 (0.9 * 0.4), the spine's token after it (* 0.8), and the
     # third candidate at position 2 (0.09), which is above 0.06 at position 1 and 0.0675 at position 3.
     assert tree.tokens.tolist() == [[0, 10, 20, 30, 21, 30, 22]]
     assert tree.parents.tolist() == [[0, 0, 1, 2, 1, 4, 1]]
     assert tree.depths.tolist() == [[0, 1, 2, 3, 2, 3, 2]] and tree.ranks.tolist() == [[0, 0, 0, 0, 1, 0, 2]]
     assert torch.allclose(tree.scores[0, 4:].exp(), torch.tensor([0.36, 0.288, 0.09]))
+    assert torch.equal(tree.ancestors, ancestor_matrix(tree.parents, 3))
+
+
+def test_padding_of_a_spine_with_branches_has_only_the_root_as_ancestor():
+    """One image has two drafts, and the other image has none."""
+    log_p = (
+        torch.tensor([[[0.6, 0.4]], [[0.6, 0.4]]])
+        .log()
+        .masked_fill(torch.tensor([False, True])[:, None, None], -math.inf)
+    )
+    tree = spine_and_branches(torch.tensor([[0, 10]] * 2), torch.tensor([[[10, 11]]] * 2), log_p, nodes=2)
+    assert tree.valid.tolist() == [[True, True, True], [True, False, False]]
+    assert tree.parents.tolist() == [[0, 0, 0]] * 2 and tree.depths.tolist() == [[0, 1, 1], [0, 0, 0]]
+    assert torch.equal(tree.ancestors, ancestor_matrix(tree.parents, 1))
 
 
 def temperature(calibration, one):
@@ -67,7 +83,7 @@ def temperature(calibration, one):
     The temperature is computed from the calibrated probabilities of two candidates with the logits 1 and 0.
     """
     scores = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(3, 1, 2)
-    _, log_p = calibration.expect(torch.full((3, 1), one), torch.zeros(3, 1, 2, dtype=torch.long), scores)
+    log_p = calibration.log_probabilities(torch.full((3, 1), one), scores)
     return (1 / (log_p[:, 0, 0] - log_p[:, 0, 1])).tolist()
 
 
@@ -85,14 +101,14 @@ def test_each_class_learns_from_its_positions_up_to_the_first_miss():
     rates = torch.tensor((*INITIAL_HIT_RATES, *INITIAL_NETWORK_HIT_RATES), dtype=torch.float64)
     before = [temperature(calibration, one) for one in range(len(rates))]
     calibration.learn(
-        [Forecast(classes, codes, predicted)],
+        Forecast(classes, codes[:, None], predicted[:, None]),
         SimpleNamespace(
             following=following,
             tree=SimpleNamespace(
                 tokens=tokens, height=3, valid=torch.tensor([[True] * 4] * 2 + [[True] + [False] * 3])
             ),
-            acceptance=SimpleNamespace(accepted=torch.tensor([2, 0, 0])),
         ),
+        is_decided=torch.tensor([[True, True, True], [True, False, False], [True, False, False]]),
     )
     hits = [{2: 2}, {5: 1}, {}]
     seen = [{2: 2, 5: 1}, {5: 1}, {}]
@@ -155,26 +171,26 @@ def next_window(window):
 
 
 @pytest.mark.parametrize(
-    "tokens, parents, nodes, staleness",
+    "tokens, parents, nodes, freshness",
     [
         # Node 2 differs from the decided token, so nodes 2 and 3 follow a change that is 1 or 2 positions before.
         ([7, 1, 9, 3], [0, 0, 1, 2], (2, 3), [1, 2]),
         # No node on the path of nodes 4 and 5 differs from a decided token, so nodes 4 and 5 are used.
-        ([7, 1, 9, 3, 2, 3], [0, 0, 1, 2, 1, 4], (4, 5), [0, 0]),
+        ([7, 1, 9, 3, 2, 3], [0, 0, 1, 2, 1, 4], (4, 5), [UNCHANGED, UNCHANGED]),
         # Both paths differ from the decided tokens at the same depth, so the nodes with the lower indices are used.
         ([7, 1, 9, 3, 8, 3], [0, 0, 1, 2, 1, 4], (2, 3), [1, 2]),
     ],
     ids=["on the path", "beside the path", "on both paths"],
 )
 def test_a_position_is_drafted_again_from_the_node_whose_path_has_changed_least(
-    target, window, tokens, parents, nodes, staleness
+    target, window, tokens, parents, nodes, freshness
 ):
     """Code 1 at position 6 and code 2 at position 7 are decided. Positions 8 and 9 are drafted again."""
     at, node = window.refresh(verified(target, tokens, parents))
     assert at.tolist() == [[target.length, 6, 7, 8, 9]] and tuple(node[0, 3:].tolist()) == nodes
     opened = next_window(window)
     assert opened.tokens[0, :3].tolist() == [2, GUESS, 20 + nodes[1]]
-    assert opened.staleness[0, :2].tolist() == staleness
+    assert opened.freshness[0, :2].tolist() == freshness
 
 
 def test_unread_positions_are_drafted_from_the_furthest_logits(target, window):

@@ -8,7 +8,7 @@ import torch
 
 from adt_core import AdtError, Drafting
 from adt_core.drafters import with_window
-from adt_core.drafters.calibration import NEVER, STALE_AFTER, staleness_after
+from adt_core.drafters.calibration import FRESH_FROM, UNCHANGED, UNREAD, freshness_classes
 from adt_core.drafters.eagle import EagleDrafter, EagleProposer
 from adt_core.drafters.jacobi import Window
 from adt_core.drafters.merged import MIN_PASSES, MergedProposer, num_passes
@@ -148,7 +148,7 @@ def test_where_the_target_has_read_nothing_the_network_continues_from_its_own_pr
     read_ahead = EagleProposer.read_ahead
 
     def asked(window):
-        never_read.append((window.staleness == NEVER)[0, 1:-1])
+        never_read.append((window.freshness == UNREAD)[0, 1:-1])
         return unread(window)
 
     def read(proposer, tokens, features, roots):
@@ -176,8 +176,8 @@ def test_static_trees_need_a_network_without_a_window(models):
 # ---- the window ------------------------------------------------------------
 
 
-def test_replaced_candidates_make_later_positions_stale():
-    distance = torch.tensor([[1, 0, 4, NEVER, 2]])
+def test_replaced_candidates_make_later_positions_less_fresh():
+    distance = torch.tensor([[1, UNCHANGED, 4, UNREAD, 2]])
     window = Window(
         torch.arange(1, 6)[None],
         torch.tensor([[9, 1, 2, 3, 4, 5]]),
@@ -186,13 +186,18 @@ def test_replaced_candidates_make_later_positions_stale():
         distance,
         torch.zeros(1, 5, dtype=torch.bool),
         torch.ones(1, 5, dtype=torch.bool),
+        torch.arange(5),
     )
     window.replace(torch.tensor([[True]]), torch.tensor([[[6, 1]]]), torch.zeros(1, 1, 2))
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]]
-    assert window.staleness.tolist() == [[1, 1, 2, NEVER, 2]]
+    assert window.freshness.tolist() == [[1, 1, 2, UNREAD, 2]]
     assert window.from_network.tolist() == [[True, False, False, False, False]]
     # a candidate is replaced by the same token, so nothing may change
     window.replace(torch.tensor([[False, False, True]]), torch.tensor([[[8, 8], [8, 8], [3, 1]]]), torch.zeros(1, 3, 2))
-    assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]] and window.staleness.tolist() == [[1, 1, 2, NEVER, 2]]
-    assert staleness_after(torch.tensor([0, 1, 7, NEVER]), torch.tensor([3, 3, 3, 3])).tolist() == [3, 1, 3, NEVER]
-    assert STALE_AFTER[-1] == NEVER
+    assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]] and window.freshness.tolist() == [[1, 1, 2, UNREAD, 2]]
+
+
+def test_classes_of_positions_are_in_the_order_of_their_freshness():
+    freshness = torch.tensor([UNREAD, *FRESH_FROM])
+    assert freshness_classes(freshness).tolist() == list(range(len(freshness)))
+    assert freshness_classes(torch.tensor([6, 8, 9, 700])).tolist() == [5, 5, 6, 6]
