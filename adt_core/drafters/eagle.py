@@ -229,7 +229,8 @@ class EagleProposer(Proposer):
         Returns:
             [R, m, h], predicted features of the tokens in `tokens[:, 1:]`.
         """
-        return self._run(self._input_ids(tokens[:, 1:], tokens[:, :-1]), features, step)
+        codes = tokens[:, :-1] if self._drafter.pairing.late else tokens[:, 1:]
+        return self._run(self._ids(codes), features, step)
 
     def read_tree(self, verified: Verified) -> Tensor:
         """Read the pairs of all drafts and of the next root, and keep the cache entries of the accepted path.
@@ -251,35 +252,29 @@ class EagleProposer(Proposer):
         #     attends to pairs of tokens    3  5  3, 9  3, 4
         tree = verified.tree
         acceptance = verified.acceptance
-        accepted = acceptance.accepted[:, None]
-        last = acceptance.last[:, None]
-        parents = torch.cat([tree.parents[:, 1:], last], 1)
-        lineage = tree.ancestors.gather(1, last[..., None].expand(-1, -1, tree.size))[..., 1:]
-        mask = F.pad(torch.cat([tree.ancestors[:, 1:, 1:], lineage], 1), (0, 1))
-        mask[:, -1, -1] = True
-        offsets = torch.cat([(tree.depths[:, 1:] - 1).clamp_min(0), accepted], 1)
-        following = torch.cat([tree.tokens[:, 1:], acceptance.next_root[:, None]], 1)
-        ids = self._input_ids(following, tree.tokens.gather(1, parents))
-        features = self.rows.gather(verified.features, parents)
-        out = self._run(ids, features, self.rows.step(verified.roots, 0, offsets, mask))
+        parents = torch.cat([tree.parents[:, 1:], acceptance.last[:, None]], 1)
+        if self._drafter.pairing.late:
+            codes = tree.tokens.gather(1, parents)
+        else:
+            codes = torch.cat([tree.tokens[:, 1:], acceptance.next_root[:, None]], 1)
+        # A pair attends to the pairs of the parent and of its ancestors, and to itself. The root has no pair.
+        lineages = tree.ancestors.gather(1, parents[..., None].expand(-1, -1, tree.size))
+        mask = F.pad(lineages, (-1, 1))
+        mask.diagonal(dim1=1, dim2=2).fill_(True)
+        step = self.rows.step(verified.roots, 0, tree.depths.gather(1, parents), mask)
+        out = self._run(self._ids(codes), self.rows.gather(verified.features, parents), step)
         # Pairs to keep in the cache: the pairs of the accepted drafts (the pair of node i has the index i - 1), then
         # the pair of the next root, which is the last pair. In the example: path 0, 1 -> pairs 0, 3.
-        path = F.pad((acceptance.path[:, 1:] - 1).clamp_min(0), (0, 1)).scatter(1, accepted, tree.size - 1)
-        starts = self.rows.spread(verified.roots.at) + self.rows.cache_offset
-        self._cache.compact(starts, self.rows.spread(path))
+        path = (acceptance.drafts - 1).clamp_min(0).scatter_(1, acceptance.accepted[:, None], tree.size - 1)
+        starts = self.rows.broadcast(verified.roots.at) + self.rows.cache_offset
+        self._cache.compact(starts, self.rows.broadcast(path))
         expected = torch.cat([self.root_feature, out[:, :-1]], 1)
         self.root_feature.copy_(out[:, -1:])
         return expected
 
-    def _input_ids(self, codes: Tensor, before: Tensor) -> Tensor:
-        """Return the token ids with which n features are paired, [R, n].
-
-        Args:
-            codes: [B, n], code of the token after each feature's token.
-            before: [B, n], code of each feature's own token.
-        """
-        codes = before if self._drafter.pairing.late else codes
-        return self.rows.spread(codes if self._drafter.pairing.codes else self._decoder.image_ids[codes])
+    def _ids(self, codes: Tensor) -> Tensor:
+        """Return the token ids [R, n] for the codes [B, n] with which n features are paired."""
+        return self.rows.spread(codes if self._drafter.pairing.codes else self._decoder.image_ids.take(codes))
 
     def _run(self, ids: Tensor, features: Tensor, step: AttentionMetadata) -> Tensor:
         self.forwards += 1
@@ -311,7 +306,7 @@ class EagleProposer(Proposer):
         """
         if self._grammar is None and self.noise is None:
             return None
-        at = (roots.at + 1 + torch.arange(depth, device=roots.at.device)).clamp_max(self.context.target.length - 1)
+        at = (roots.at + self.rows.columns[1 : depth + 1]).clamp_max(self.context.target.length - 1)
         noise = torch.zeros((), device=at.device) if self.noise is None else self.noise.at(at)
         grammar = grammar_at(self._grammar, at)
         return noise if grammar is None else noise + grammar
@@ -348,7 +343,7 @@ class EagleProposer(Proposer):
             if level == len(biases) or growth.has_ended(total):
                 break
             step = self.rows.step(roots, level - 1, level - 1, None)
-            out = self._run(self._input_ids(tokens[-1], tokens[-2]), out, step)
+            out = self._run(self._ids(tokens[-2] if self._drafter.pairing.late else tokens[-1]), out, step)
         return chain(torch.cat(tokens, 1), torch.cat(scores, 1))
 
     def _grow_tree(self, roots: Roots, biases: list[Tensor | None], growth: Growth, shapes: Shapes) -> DraftTree:
@@ -380,9 +375,10 @@ class EagleProposer(Proposer):
             itself = torch.eye(count, dtype=torch.bool, device=fed.device).expand(len(fed), -1, -1)
             visible = torch.cat([visible[batch, parent], itself], -1)
             step = self.rows.step(roots, visible.shape[-1] - count, level - 1, visible)
-            before = fed.gather(1, parent)
+            before = fed
             fed = tokens.flatten(1).gather(1, beam)
-            out = self._run(self._input_ids(fed, before), self.rows.gather(out, parent), step)
+            codes = before.gather(1, parent) if self._drafter.pairing.late else fed
+            out = self._run(self._ids(codes), self.rows.gather(out, parent), step)
         nodes = self.context.size(pool.usable, min(shapes.nodes, pool.count))
         return pool.rerank(roots.codes, nodes, shapes.budgets)
 

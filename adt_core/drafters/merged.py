@@ -175,21 +175,25 @@ class MergedProposer(Proposer):
         """
         bias = self._network.logit_bias(roots, window.depth)
         step = self._network.step_ahead(roots, max(window.depth - 1, 1))  # shared by all passes
-        by_target, by_network = self._window.calibration.hit_rates().chunk(2, 1)
-        is_better = by_network > by_target
-        read = self.rows.gather(self._read, window.at)
-        error = read - self.rows.gather(self._drafted, window.at)
+        hit_rates = self._window.calibration.hit_rates()
+        is_better = hit_rates[:, CLASSES:] > hit_rates[:, :CLASSES]
+        at = self.rows.feature_index(window.at, self._read)
+        read = self._read.gather(1, at)
+        error = read - self._drafted.gather(1, at)
         root = self._network.root_feature
         classes = window.classes()
-        out = torch.cat([self._corrected(root, error, classes), read[:, 1:]], 1)
-        guesses = self._replace_candidates(window, out[:, :1], bias, is_better.gather(1, classes[:, :1]))
+        first = self._corrected(root, error, classes)
+        guesses = self._replace_candidates(window, first, bias, is_better.gather(1, classes[:, :1]))
+        out = read = read[:, :-1]
         for _ in range(num_passes(window.depth)):
-            is_poor = self.rows.spread(window.has_poor_features())[..., None]
-            before = torch.where(is_poor, out, read)[:, 1:-1]
+            is_poor = self.rows.broadcast(window.has_poor_features()[:, :-1, None])
+            features = torch.where(is_poor, out, read)
+            features[:, :1].copy_(root)
             classes = window.classes()
-            out = self._network.read_ahead(window.tokens[:, :-1], torch.cat([root, before], 1), step)
+            out = self._network.read_ahead(window.tokens[:, :-1], features, step)
             out = self._corrected(torch.cat([root, out], 1), error, classes)
             guesses = self._replace_candidates(window, out, bias, is_better.gather(1, classes))
+            out = out[:, :-1]
         return classes, *guesses
 
     def _corrected(self, out: Tensor, error: Tensor, classes: Tensor) -> Tensor:
@@ -204,7 +208,7 @@ class MergedProposer(Proposer):
             [R, m, h], the corrected predictions.
         """
         m = out.shape[1]
-        return out + self.rows.spread(self._correction[classes[:, :m]])[..., None] * error[:, :m]
+        return out + self.rows.broadcast(self._correction.take(classes[:, :m]))[..., None] * error[:, :m]
 
     def _replace_candidates(
         self, window: Window, out: Tensor, bias: Tensor | None, use: Tensor
@@ -232,7 +236,7 @@ class MergedProposer(Proposer):
         self._has_unread = False
         if size == 0:  # all images that had unread tokens have left the batch
             return
-        at = self._unread_from + torch.arange(size + 1, device=counts.device)
+        at = self._unread_from + self.rows.columns[: size + 1]
         features = self.rows.gather(self._read, at[:, 1:].clamp_max(self._window.length))
         self._network.catch_up(self._window.codes(at), features, replace(roots, at=self._unread_from), counts)
         self._unread_from.copy_(roots.at)
@@ -245,10 +249,9 @@ class MergedProposer(Proposer):
         if self._uses_network:
             expected = self._network.read_tree(verified).to(self._drafted.dtype)
             self._unread_from.copy_(roots.at + steps)
-        at, node = (self.rows.spread(values) for values in self._window.refresh(verified))
-        for table, features in ((self._read, verified.features), (self._drafted, expected)):
-            index = node[..., None].expand(-1, -1, features.shape[-1])
-            table.scatter_(1, at[..., None].expand_as(index), features.gather(1, index))
+        at, node = (self.rows.feature_index(values, self._read) for values in self._window.refresh(verified))
+        self._read.scatter_(1, at, verified.features.gather(1, node))
+        self._drafted.scatter_(1, at, expected.gather(1, node))
         if not self._uses_network:
             self._has_unread = True
             next_roots = replace(roots, codes=verified.acceptance.next_root, at=roots.at + steps)

@@ -33,7 +33,7 @@ def forward(slots: Slots, codes: Tensor, step: AttentionMetadata) -> Tensor:
     request = slots.request
     rows = slots.rows
     decoder = request.target.decoder
-    ids = rows.spread(decoder.image_ids[codes])
+    ids = rows.spread(decoder.image_ids.take(codes))
     if decoder.tile:
         step = rows.split_near_keys(step, rows.spread(slots.roots.at) + rows.cache_offset, request.near)
     check = None if request.replayed else request.check  # an exception from `check` would break a graph capture

@@ -253,8 +253,8 @@ def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
     # The cache holds the nodes in the order of their numbers. The path 0, 1, 2 is contiguous and stays in place. The
     # path 0, 2, 5 is scattered, and `compact` moves it. A replayed round always calls `compact`.
     if proposer.context.size(acceptance.is_scattered, 1):
-        starts = slots.rows.spread(roots.at) + slots.rows.cache_offset
-        slots.cache.compact(starts, slots.rows.spread(acceptance.path))
+        starts = slots.rows.broadcast(roots.at) + slots.rows.cache_offset
+        slots.cache.compact(starts, slots.rows.broadcast(acceptance.path))
     proposer.on_verified(verified)
     next_roots = torch.where(slots.advances[:, 0] > 0, acceptance.next_root, roots.codes)
     roots.advance(next_roots, (acceptance.accepted[:, None] + 1) * slots.advances)

@@ -79,7 +79,7 @@ class KVCache:
 
         Args:
             start: [rows, 1] int64 cache position of the root of each row's draft tree. Node i of the tree is at cache
-                position ``start + i``.
+                position ``start + i``. Like ``path``, it may have only one row, which then applies to all rows.
             path: [rows, m] int64 numbers of the m nodes of the accepted path. Node ``path[r, j]`` moves to cache
                 position ``start + j``.
         """
@@ -91,7 +91,6 @@ class KVCache:
         layers, two, rows, heads, _, dim = self.data.shape
         steps = torch.arange(path.shape[1], device=path.device)
         source, target = (
-            (start + nodes).view(1, 1, rows, 1, -1, 1).expand(layers, two, rows, heads, -1, dim)
-            for nodes in (path, steps)
+            (start + nodes)[:, None, :, None].expand(layers, two, rows, heads, -1, dim) for nodes in (path, steps)
         )
         self.data.scatter_(4, target, self.data.gather(4, source))

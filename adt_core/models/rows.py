@@ -165,10 +165,10 @@ class BatchRows:
         self, prompts: Sequence[list[int]], pads: list[int], mrope_positions: MropePositions | None
     ) -> None:
         """Set the differences between cache positions and position ids, and the M-RoPE positions of prompts."""
-        self._shifts = self.pads
+        self._shifts = self.pads[:, None]  # [R, 1]
         self._mrope_table = None
         if mrope_positions is not None:
-            self._shifts = torch.full_like(self.pads, self.cache_offset - mrope_positions.origin)
+            self._shifts = torch.full_like(self._shifts, self.cache_offset - mrope_positions.origin)
             self._mrope_table = mrope_positions.table
         own = [getattr(prompt, "mrope_positions", None) for prompt in prompts]
         self._own_mrope = [(row, pads[row], positions) for row, positions in enumerate(own) if positions is not None]
@@ -218,6 +218,19 @@ class BatchRows:
             return values.expand(repeat, *values.shape[1:])
         return values.repeat(repeat, *[1] * (values.ndim - 1))
 
+    def broadcast(self, values: Tensor) -> Tensor:
+        """Return the values of each image [B, ...] in a shape that broadcasts over its rows: [R, ...] or [1, ...]."""
+        return values if values.shape[0] == 1 else self.spread(values)
+
+    def feature_index(self, nodes: Tensor, features: Tensor) -> Tensor:
+        """Return the index [R, m, h] for ``gather`` or ``scatter_`` along dimension 1 of features.
+
+        Args:
+            nodes: [B, m] int64 numbers of m nodes or positions.
+            features: [R, n, h] features. Only h matters.
+        """
+        return self.spread(nodes)[..., None].expand(-1, -1, features.shape[-1])
+
     def gather(self, features: Tensor, nodes: Tensor) -> Tensor:
         """Return the features of some nodes of each image's draft tree.
 
@@ -228,7 +241,7 @@ class BatchRows:
         Returns:
             [R, m, h].
         """
-        return features.gather(1, self.spread(nodes)[..., None].expand(-1, -1, features.shape[-1]))
+        return features.gather(1, self.feature_index(nodes, features))
 
     # ---- forwards ---------------------------------------------------------------------------
 
@@ -247,7 +260,7 @@ class BatchRows:
         at = self.columns[: self.length]
         real = at >= self._hidden_until[:, None]
         visible = (at[:, None] >= at) & (real[:, None] | ~real[..., None])
-        positions = (at - self._shifts[:, None]).clamp_min(0)
+        positions = (at - self._shifts).clamp_min(0)
         mask = align_mask(self._additive(visible))[:, None]
         mrope_positions = self._prompt_mrope(positions)
         return AttentionMetadata(positions, slice(0, self.length), mask, mrope_positions=mrope_positions)
@@ -279,18 +292,21 @@ class BatchRows:
         #   root             0 1 1 1 1 1 | 1 0 0
         #   first child      0 1 1 1 1 1 | 1 1 0
         #   second child     0 1 1 1 1 1 | 1 0 1
-        positions = [] if roots.kv_length else roots.at[:, 0].tolist()
+        positions = [] if roots.kv_length else [at for (at,) in roots.at.tolist()]
         if len(set(positions)) != 1:
             return self._ragged_step(roots, max(positions, default=0), first, offsets, own)
         start = self.cache_offset + positions[0]
-        n = 1 if own is None else own.shape[1]
-        offsets = self.spread(offsets + start) if isinstance(offsets, Tensor) else offsets + start
-        cache_position = slice(start + first, start + first + n)
-        position_ids = offsets - self._shifts[:, None]
+        if isinstance(offsets, Tensor):
+            position_ids = self.broadcast(offsets + start) - self._shifts
+        else:
+            position_ids = offsets + start - self._shifts
         if own is None:
+            cache_position = slice(start + first, start + first + 1)
             return AttentionMetadata(position_ids, cache_position, self._prompt_mask[..., : cache_position.stop])
-        committed = self._prompt_mask[..., :start].expand(-1, -1, n, -1)
-        mask = torch.cat([committed, self.spread(self._additive(own)[:, None])], -1)
+        n, width = own.shape[1:]
+        cache_position = slice(start + first, start + first + n)
+        mask = self._prompt_mask[..., : start + width].expand(-1, -1, n, -1).clone()
+        mask[..., start:].masked_fill_(self.broadcast(~own[:, None]), -math.inf)
         return AttentionMetadata(position_ids.expand(-1, n), cache_position, mask)
 
     def causal_step(self, roots: Roots, n: int) -> AttentionMetadata:
@@ -320,7 +336,7 @@ class BatchRows:
         #   far       root sees 1 to 3, children see 1 to 4
         seen = step.mask[:, 0]
         end = step.end
-        far_until = (step.positions + self._shifts[:, None] - near).clamp_min(self.cache_offset)[..., None]  # [R, n, 1]
+        far_until = (step.positions + self._shifts - near).clamp_min(self.cache_offset)[..., None]  # [R, n, 1]
         columns = start - near + torch.arange(near + seen.shape[1], device=self.device)
         columns = columns.expand(self.count, -1)  # [R, w]
         exists = (columns >= 0) & (columns < end)
@@ -342,7 +358,7 @@ class BatchRows:
             own = self.columns.new_ones(len(roots.at), 1, first + 1, dtype=torch.bool)
         n, width = own.shape[1:]
         start = self.spread(roots.at) + self.cache_offset  # [R, 1]
-        positions = start + (self.spread(offsets) if isinstance(offsets, Tensor) else offsets) - self._shifts[:, None]
+        positions = start + (self.spread(offsets) if isinstance(offsets, Tensor) else offsets) - self._shifts
         columns = self.columns[: roots.kv_length or last + self.cache_offset + width]
         distance = columns - start
         committed = (distance < 0) & (columns >= self._hidden_until[:, None])

@@ -96,7 +96,7 @@ def _filter(z: Tensor, sampling: Sampling) -> Tensor:
 
 def is_finite(x: Tensor) -> Tensor:
     """Return `x.isfinite()` with fewer operations: x - x is NaN if x is infinite or NaN, else 0."""
-    return x - x == 0
+    return (x - x).logical_not()
 
 
 def guide(features: Tensor, guidance: Tensor | float) -> Tensor:
