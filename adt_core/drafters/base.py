@@ -131,7 +131,7 @@ class Verified:
         """
         acceptance = self.acceptance
         drafts = self.tree.tokens.gather(1, acceptance.drafts)
-        return drafts.scatter_(1, acceptance.accepted[:, None], acceptance.next_root[:, None])
+        return drafts.scatter_(1, acceptance.accepted, acceptance.next_root)
 
 
 class Proposer:

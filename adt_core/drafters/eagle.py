@@ -99,7 +99,9 @@ class EagleDrafter(nn.Module, Drafter):
         Returns:
             [R, n, h], predicted features.
         """
-        x = torch.cat([F.embedding(ids, self.embedding), features.to(self.embedding.dtype)], -1)
+        # An index needs fewer operations than `embedding`, whose gradient is faster.
+        embedded = F.embedding(ids, self.embedding) if torch.is_grad_enabled() else self.embedding[ids]
+        x = torch.cat([embedded, features.to(self.embedding.dtype)], -1)
         x = product(x, self.fc) + self.fc_bias
         with without_cudnn():
             return self.layer(x.flatten(0, 1), LayerContext.of(step, rope, self.config), cache.data[0]).view(x.shape)
@@ -198,7 +200,7 @@ class EagleProposer(Proposer):
         tokens = torch.cat([verified.tree.tokens[:, :1], verified.following], 1)
         features = self.rows.gather(verified.features, verified.acceptance.path)
         out = self.read_ahead(tokens, features, self.step_ahead(verified.roots, features.shape[1]))
-        self.root_feature.copy_(self.rows.gather(out, verified.acceptance.accepted[:, None]))
+        self.root_feature.copy_(self.rows.gather(out, verified.acceptance.accepted))
 
     def catch_up(self, tokens: Tensor, features: Tensor, first: Roots, counts: Tensor) -> None:
         """Read pairs of decided tokens that the network has not read in earlier rounds.
@@ -252,11 +254,11 @@ class EagleProposer(Proposer):
         #     attends to pairs of tokens    3  5  3, 9  3, 4
         tree = verified.tree
         acceptance = verified.acceptance
-        parents = torch.cat([tree.parents[:, 1:], acceptance.last[:, None]], 1)
+        parents = torch.cat([tree.parents[:, 1:], acceptance.last], 1)
         if self._drafter.pairing.late:
             codes = tree.tokens.gather(1, parents)
         else:
-            codes = torch.cat([tree.tokens[:, 1:], acceptance.next_root[:, None]], 1)
+            codes = torch.cat([tree.tokens[:, 1:], acceptance.next_root], 1)
         # A pair attends to the pairs of the parent and of its ancestors, and to itself. The root has no pair.
         lineages = tree.ancestors.gather(1, parents[..., None].expand(-1, -1, tree.size))
         mask = F.pad(lineages, (-1, 1))
@@ -265,7 +267,7 @@ class EagleProposer(Proposer):
         out = self._run(self._ids(codes), self.rows.gather(verified.features, parents), step)
         # Pairs to keep in the cache: the pairs of the accepted drafts (the pair of node i has the index i - 1), then
         # the pair of the next root, which is the last pair. In the example: path 0, 1 -> pairs 0, 3.
-        path = (acceptance.drafts - 1).clamp_min(0).scatter_(1, acceptance.accepted[:, None], tree.size - 1)
+        path = (acceptance.drafts - 1).clamp_min(0).scatter_(1, acceptance.accepted, tree.size - 1)
         starts = self.rows.broadcast(verified.roots.at) + self.rows.cache_offset
         self._cache.compact(starts, self.rows.broadcast(path))
         expected = torch.cat([self.root_feature, out[:, :-1]], 1)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -88,6 +89,30 @@ class JacobiDrafter(Drafter):
         return JacobiProposer(context, rows, noise, context.largest.width)
 
 
+class _Views(NamedTuple):
+    """Parts of a window. They share memory with the window, whose tensors are changed in place.
+
+    Attributes:
+        spine: [B, M], most probable candidate at each position.
+        codes: [B, M], codes of the spine. After a replacement, they are equal to `spine`.
+        spine_before: [B, M - 1], `spine` at all positions but the last.
+        codes_before: [B, M - 1], `codes` at all positions but the last.
+        steps_before: [M - 1], numbers of all positions but the last.
+        steps: [M - 1], numbers of all positions but the first.
+        freshness: [B, M - 1], freshness of all positions but the first.
+        from_network: [B, M - 1], `Window.from_network` of all positions but the first.
+    """
+
+    spine: Tensor
+    codes: Tensor
+    spine_before: Tensor
+    codes_before: Tensor
+    steps_before: Tensor
+    steps: Tensor
+    freshness: Tensor
+    from_network: Tensor
+
+
 @dataclass
 class Window:
     """Drafts for the next M positions of each image.
@@ -101,6 +126,7 @@ class Window:
         from_network: [B, M] bool, whether a drafter network has made the candidates.
         live: [B, M] bool, False for positions that are too deep for the image's tree. Images may have different depths.
         steps: [M], the numbers 0, 1, 2, ...
+        no_change: The number -UNCHANGED, a tensor without dimensions.
     """
 
     at: Tensor
@@ -111,6 +137,7 @@ class Window:
     from_network: Tensor
     live: Tensor
     steps: Tensor
+    no_change: Tensor
 
     @property
     def depth(self) -> int:
@@ -143,17 +170,30 @@ class Window:
         for own, others in ((self.candidates, candidates), (self.scores, scores)):
             own = own[:, :m]
             torch.where(use, others, own, out=own)
-        spine = self.candidates[..., 0]
-        old = self.tokens[:, 1:]
-        changed = old != spine
-        old.copy_(spine)
+        views = self._views
+        changed = views.codes_before != views.spine_before
+        views.codes.copy_(views.spine)
         # For all positions but the first: the index of the last change before the position, or -UNCHANGED if there is
         # none. Example: of 5 positions, the positions 1 and 3 have changed. Then `last` is [-UNCHANGED, 1, 1, 3], and
         # the distances are [1 + UNCHANGED, 1, 2, 1].
-        last = torch.where(changed, self.steps, -UNCHANGED).cummax(1).values[:, :-1]
-        later = self.freshness[:, 1:]
-        nearest = torch.minimum(later, self.steps[1:] - last)
-        torch.where(self.from_network[:, 1:], later, nearest, out=later)
+        last = torch.where(changed, views.steps_before, self.no_change).cummax(1).values
+        nearest = torch.minimum(views.freshness, views.steps - last)
+        torch.where(views.from_network, views.freshness, nearest, out=views.freshness)
+
+    @cached_property
+    def _views(self) -> _Views:
+        spine = self.candidates[..., 0]
+        codes = self.tokens[:, 1:]
+        return _Views(
+            spine=spine,
+            codes=codes,
+            spine_before=spine[:, :-1],
+            codes_before=codes[:, :-1],
+            steps_before=self.steps[:-1],
+            steps=self.steps[1:],
+            freshness=self.freshness[:, 1:],
+            from_network=self.from_network[:, 1:],
+        )
 
 
 class JacobiProposer(Proposer):
@@ -200,6 +240,8 @@ class JacobiProposer(Proposer):
         self._scores = torch.zeros(self._candidates.shape, dtype=target.decoder.wide_dtype, device=device)
         self._freshness = torch.full_like(self._codes, UNREAD)
         self._zero = self._codes.new_zeros(())
+        self._no_change = torch.full_like(self._zero, -UNCHANGED)
+        self._spare = torch.full_like(self._zero, self.length)  # number of the spare column
         self._filled = self._codes.new_zeros(images, 1)
         self._furthest: Tensor
         self.calibration = Calibration(images, self._scores)
@@ -230,24 +272,23 @@ class JacobiProposer(Proposer):
         """
         tree = verified.tree
         root = verified.roots.at
-        accepted = verified.acceptance.accepted[:, None]
         steps = self.rows.columns[: tree.height + 2]
         # The root's position, then for each level of the tree the position after it. T is the spare column.
         at = (root + steps).clamp_max(self.length)
-        is_decided = steps <= accepted + 1
+        is_decided = steps <= verified.acceptance.accepted + 1
         self.calibration.learn(self.forecast, verified, is_decided[:, 1:])
         self.forecast = None
         self._store_decided(verified.following, at, is_decided)
         node_at = at.gather(1, tree.depths)
         last_change = self._last_change(tree, node_at)
         has_node, best, second = _best_nodes(tree, last_change, at)
-        reached = torch.where(has_node, at, self.length)
+        reached = torch.where(has_node, at, self._spare)
         noise = self._noise(at)
         perturbed = self._expected(verified.perturbed, best, second, noise, steps, steps - last_change.gather(1, best))
-        last = torch.where(reached < self.length, steps, 0).amax(1, keepdim=True)
+        last = torch.where(reached < self.length, steps, self._zero).amax(1, keepdim=True)
         last_noise = None if noise is None else _gather_nodes(noise, last)
         self._update_furthest(root + last, _without(_gather_nodes(perturbed, last), last_noise))
-        at_or_spare = torch.where(is_decided, self.length, reached)
+        at_or_spare = torch.where(is_decided, self._spare, reached)
         self._store_candidates(at_or_spare, *self._best(perturbed, noise))
         # The drafts have changed, so compute the freshness again. If no token has changed, `_last_change` is 0.
         change = self._last_change(tree, node_at).gather(1, best)
@@ -326,7 +367,7 @@ class JacobiProposer(Proposer):
             is_decided: [B, m] bool, whether the code at each position is decided.
         """
         after = slice(1, following.shape[1] + 1)
-        self._codes.scatter_(1, torch.where(is_decided[:, after], at[:, after], self.length), following)
+        self._codes.scatter_(1, torch.where(is_decided[:, after], at[:, after], self._spare), following)
 
     def _last_change(self, tree: DraftTree, node_at: Tensor) -> Tensor:
         """Find the last token that has changed on the path from the root to each node.
@@ -367,14 +408,22 @@ class JacobiProposer(Proposer):
             from_network=torch.zeros_like(live),
             live=live,
             steps=steps,
+            no_change=self._no_change,
         )
 
-    def build_tree(self, window: Window, shapes: Shapes) -> DraftTree:
-        """Return the trees of a window. A tree is the spine, plus as many branches as the shape allows."""
+    def build_tree(self, window: Window, shapes: Shapes, forecast: Forecast | None = None) -> DraftTree:
+        """Return the trees of a window. A tree is the spine, plus as many branches as the shape allows.
+
+        Args:
+            window: The window.
+            shapes: Shapes of the trees.
+            forecast: Forecast to learn from. The default is a forecast for the spine, if it has no candidates from a
+                drafter network.
+        """
         classes = window.classes()
         classes = torch.where(window.from_network, classes + CLASSES, classes)
         log_p = self.calibration.log_probabilities(classes, window.scores)
-        self.forecast = Forecast(classes, window.candidates[:, None, :, 0], log_p[:, None, :, 0].exp())
+        self.forecast = forecast or Forecast(classes, window.candidates[..., 0][:, None], log_p[..., 0][:, None].exp())
         allowed = window.live[..., None] & (self.rows.columns[: self.width] < shapes.widths[..., None])
         log_p = log_p.masked_fill_(~allowed, -math.inf)[..., : shapes.width]
         # The trees of all images are stored with the same number of nodes. This number is large enough for the longest
@@ -409,7 +458,7 @@ class JacobiProposer(Proposer):
         at = firsts + self.rows.columns[:count]
         noise = self._noise(at)
         z = self._furthest.expand(-1, count, -1)
-        at_or_spare = torch.where(at <= ends, at, self.length)
+        at_or_spare = torch.where(at <= ends, at, self._spare)
         self._store_candidates(at_or_spare, *self._best(z if noise is None else z + noise, noise))
         self._freshness.scatter_(1, at_or_spare, UNREAD)
         torch.maximum(self._filled, ends, out=self._filled)
@@ -514,39 +563,57 @@ def spine_and_branches(
         nodes: Maximum number of drafts in spine and branches together.
         budgets: [B, 1], maximum number of drafts of each image; None if it is `nodes` for every image.
     """
-    batch, length, _ = log_p.shape
+    length = log_p.shape[1]
     spine = F.pad(log_p[..., 0].cumsum(1), (1, 0))
     branch_budgets = None if budgets is None else budgets + 1 - is_finite(spine).sum(1, keepdim=True)
-    branches = _best_branches(log_p, spine, nodes - length, branch_budgets)
-    scores = torch.cat([spine, branches.scores], 1)
+    branch_scores, branches = _best_branches(log_p, spine, nodes - length, branch_budgets)
+    scores = torch.cat([spine, branch_scores], 1)
     valid = is_finite(scores)
     # A *run* is a sequence of nodes with successive numbers, each the parent of the next one. The spine and each branch
     # have a run. `base` is the node before the run, and `run` is the number of the run's nodes up to a node. Example:
     # the root is 0, and the spine is 10, 20, 30. There are three branch nodes (i, r, m): token 21 in place of 20 is
-    # (1, 1, 0), token 30 after 21 is (1, 1, 1), and token 22 in place of 20 is (1, 2, 0).
+    # (1, 1, 0), token 30 after 21 is (1, 1, 1), and token 22 in place of 20 is (1, 2, 0). The spine's nodes get
+    # (0, 1, 1), so that `base` is 0 and they are not taken for the first node of a branch.
     #
     #     node      0   1   2   3   4   5   6
     #     token     0  10  20  30  21  30  22
-    #     base      0   0   0   0   1   1   1
-    #     run       0   1   2   3   1   2   1
+    #     base      0   0   0   0   1   1   1     i
+    #     run       0   1   2   3   1   2   1     m + 1 in a branch
     #     parent    0   0   1   2   1   4   1     base for the first node of a run, else the node with the number before
     #     depth     0   1   2   3   2   3   2     base + run
     #
     # Padding has the base 0 and the run 0.
+    base, rank, m = _branch_of(F.pad(branches, (length + 1, 0), value=1), log_p.shape[2] - 1)
     numbers = torch.arange(scores.shape[1], device=tokens.device)
+    run = torch.where(numbers <= length, numbers, m + 1)
+    is_first = m == 0
+    other = candidates.flatten(1).gather(1, base * candidates.shape[2] + rank)
+    codes = torch.where(is_first, other, tokens.gather(1, (base + run).clamp_max(length)))
     is_node = valid.long()
-    base = F.pad(branches.position, (length + 1, 0)) * is_node
-    run = torch.cat([numbers[: length + 1].expand(batch, -1), branches.m + 1], 1) * is_node
+    base *= is_node
+    run = run * is_node
     return DraftTree(
-        tokens=torch.cat([tokens, branches.codes(tokens, candidates)], 1),
+        tokens=codes,
         parents=torch.where(run > 1, numbers - 1, base),
         depths=base + run,
-        ranks=F.pad(torch.where(branches.m == 0, branches.rank, 0), (length + 1, 0)),
+        ranks=rank * is_first,
         scores=scores,
         valid=valid,
         ancestors=_run_ancestors(numbers, base, run),
         height=length,
     )
+
+
+def _branch_of(index: Tensor, others: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return i, r and m of the branch (i, r, m) with some index in the flattened result of :func:`branch_scores`.
+
+    Args:
+        index: Indices, in any shape.
+        others: Number k - 1 of candidates outside the spine at each position.
+    """
+    # The index is candidate * (LONGEST_RETURN + 1) + m, and `candidate` is i * (k - 1) + r - 1.
+    candidate = index // (LONGEST_RETURN + 1)
+    return candidate // others, candidate % others + 1, index % (LONGEST_RETURN + 1)
 
 
 def _run_ancestors(numbers: Tensor, base: Tensor, run: Tensor) -> Tensor:
@@ -567,38 +634,8 @@ def _run_ancestors(numbers: Tensor, base: Tensor, run: Tensor) -> Tensor:
     return in_run | (numbers <= base[..., None])
 
 
-class _Branches(NamedTuple):
-    """Nodes of the chosen branches. Node (i, r, m) is the last node of the branch (i, r, m) of :func:`branch_scores`.
-
-    Each attribute is a tensor [B, n] for n nodes.
-
-    Attributes:
-        scores: Log-probability of each branch.
-        position: Position i at which the branch leaves the spine.
-        rank: Rank r of the candidate at this position.
-        m: Number of spine tokens after the candidate.
-    """
-
-    scores: Tensor
-    position: Tensor
-    rank: Tensor
-    m: Tensor
-
-    def codes(self, tokens: Tensor, candidates: Tensor) -> Tensor:
-        """Return the codes of the nodes, [B, n].
-
-        Args:
-            tokens: [B, M + 1], codes of the root and of the spine.
-            candidates: [B, M, K], codes of all candidates at each position, the spine's first.
-        """
-        _, length, width = candidates.shape
-        candidate = candidates.flatten(1).gather(1, self.position * width + self.rank)
-        carried = tokens.gather(1, (self.position + self.m + 1).clamp_max(length))
-        return torch.where(self.m == 0, candidate, carried)
-
-
-def _best_branches(log_p: Tensor, spine: Tensor, count: int, budgets: Tensor | None) -> _Branches:
-    """Return the `count` best branch nodes, sorted by i, then r, then m.
+def _best_branches(log_p: Tensor, spine: Tensor, count: int, budgets: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Choose the `count` best branch nodes. Node (i, r, m) is the last node of the branch (i, r, m).
 
     The parent of (i, r, m) is (i, r, m - 1). The score of the parent is at least as high. If both scores are equal, the
     parent is chosen first, because its m is smaller. So all ancestors of a chosen node are chosen too.
@@ -608,15 +645,11 @@ def _best_branches(log_p: Tensor, spine: Tensor, count: int, budgets: Tensor | N
         spine: [B, M + 1], as for :func:`branch_scores`.
         count: Number of branch nodes to choose.
         budgets: [B, 1], maximum number of branch nodes of each image; None if it is `count` for every image.
+
+    Returns:
+        Log-probabilities of the chosen branches, and their indices in the flattened result of :func:`branch_scores`,
+        [B, count] each, sorted by i, then r, then m.
     """
     scores = keep_best(branch_scores(log_p, spine).flatten(1), budgets)
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
-    # `best` is candidate * (LONGEST_RETURN + 1) + m, and `candidate` is position * (k - 1) + rank - 1.
-    candidate = best // (LONGEST_RETURN + 1)
-    others = log_p.shape[2] - 1
-    return _Branches(
-        scores=scores.gather(1, best),
-        position=candidate // others,
-        rank=candidate % others + 1,
-        m=best % (LONGEST_RETURN + 1),
-    )
+    return scores.gather(1, best), best

@@ -152,15 +152,13 @@ class MergedProposer(Proposer):
         own_scores = window.scores.clone()
         classes, codes, scores = self._refine_window(window, roots)
         self._window.store_spine(window)
-        tree = self._window.build_tree(window, shapes)
         # The forecast makes `Calibration.learn` compare both kinds of candidates with the decided tokens at every
         # position, no matter which kind the tree uses.
         calibration = self._window.calibration
         own = calibration.log_probabilities(classes, own_scores)
         log_p = torch.stack([own, calibration.log_probabilities(classes + CLASSES, scores)], 1)
         first = torch.stack([own_codes, codes[..., 0]], 1)
-        self._window.forecast = Forecast(classes, first, log_p[..., 0].exp())
-        return tree
+        return self._window.build_tree(window, shapes, Forecast(classes, first, log_p[..., 0].exp()))
 
     def _refine_window(self, window: Window, roots: Roots) -> tuple[Tensor, Tensor, Tensor]:
         """Replace candidates of the window by the network's candidates, in several passes.
@@ -182,8 +180,9 @@ class MergedProposer(Proposer):
         error = read - self._drafted.gather(1, at)
         root = self._network.root_feature
         classes = window.classes()
-        first = self._corrected(root, error, classes)
-        guesses = self._replace_candidates(window, first, bias, is_better.gather(1, classes[:, :1]))
+        first = classes[:, :1]
+        out = self._corrected(root, error[:, :1], first)
+        guesses = self._replace_candidates(window, out, bias, is_better.gather(1, first))
         out = read = read[:, :-1]
         for _ in range(num_passes(window.depth)):
             is_poor = self.rows.broadcast(window.has_poor_features()[:, :-1, None])
@@ -201,14 +200,13 @@ class MergedProposer(Proposer):
 
         Args:
             out: [R, m, h], predictions for the first m positions.
-            error: [R, M, h], the target's feature minus the network's prediction of it, at all positions.
-            classes: [B, M], freshness class of each position.
+            error: [R, m, h], the target's feature minus the network's prediction of it.
+            classes: [B, m], freshness class of each position.
 
         Returns:
             [R, m, h], the corrected predictions.
         """
-        m = out.shape[1]
-        return out + self.rows.broadcast(self._correction.take(classes[:, :m]))[..., None] * error[:, :m]
+        return out + self.rows.broadcast(self._correction.take(classes)[..., None]) * error
 
     def _replace_candidates(
         self, window: Window, out: Tensor, bias: Tensor | None, use: Tensor
@@ -243,7 +241,7 @@ class MergedProposer(Proposer):
 
     def on_verified(self, verified: Verified) -> None:
         roots = verified.roots
-        steps = verified.acceptance.accepted[:, None] + 1
+        steps = verified.acceptance.accepted + 1
         # Without the network there is no prediction. Then the target's features are stored, so that the error is 0.
         expected = verified.features
         if self._uses_network:
@@ -254,7 +252,7 @@ class MergedProposer(Proposer):
         self._drafted.scatter_(1, at, expected.gather(1, node))
         if not self._uses_network:
             self._has_unread = True
-            next_roots = replace(roots, codes=verified.acceptance.next_root, at=roots.at + steps)
+            next_roots = replace(roots, codes=verified.acceptance.next_root[:, 0], at=roots.at + steps)
             longest_round = min(self.context.largest.depth, self.context.largest.nodes) + 1
             unread = self.context.size(lambda: next_roots.at - self._unread_from, self._max_unread)
             if unread + longest_round > self._max_unread:

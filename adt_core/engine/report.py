@@ -50,9 +50,9 @@ class RoundReport(NamedTuple):
         path = verified.acceptance.path
         substitutes = verified.substitutes
         return cls(
-            accepted=verified.acceptance.accepted[:, None],
-            depth=tree.realised_depth()[:, None],
-            root=verified.acceptance.next_root[:, None],
+            accepted=verified.acceptance.accepted,
+            depth=tree.realised_depth(),
+            root=verified.acceptance.next_root,
             levels=tree.levels(),
             codes=tree.tokens.gather(1, path),
             ranks=tree.ranks.gather(1, path),

@@ -256,8 +256,9 @@ def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
         starts = slots.rows.broadcast(roots.at) + slots.rows.cache_offset
         slots.cache.compact(starts, slots.rows.broadcast(acceptance.path))
     proposer.on_verified(verified)
-    next_roots = torch.where(slots.advances[:, 0] > 0, acceptance.next_root, roots.codes)
-    roots.advance(next_roots, (acceptance.accepted[:, None] + 1) * slots.advances)
+    advances = slots.advances
+    next_roots = torch.where(advances > 0, acceptance.next_root, roots.codes[:, None])
+    roots.advance(next_roots[:, 0], (acceptance.accepted + 1) * advances)
 
 
 # ---- work on the host ----------------------------------------------------------------------------

@@ -91,6 +91,7 @@ class KVCache:
         layers, two, rows, heads, _, dim = self.data.shape
         steps = torch.arange(path.shape[1], device=path.device)
         source, target = (
-            (start + nodes)[:, None, :, None].expand(layers, two, rows, heads, -1, dim) for nodes in (path, steps)
+            (start + nodes).view(-1, 1, path.shape[1], 1).expand(layers, two, rows, heads, -1, dim)
+            for nodes in (path, steps)
         )
         self.data.scatter_(4, target, self.data.gather(4, source))

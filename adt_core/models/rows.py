@@ -296,18 +296,17 @@ class BatchRows:
         if len(set(positions)) != 1:
             return self._ragged_step(roots, max(positions, default=0), first, offsets, own)
         start = self.cache_offset + positions[0]
+        n = 1 if own is None else own.shape[1]
+        cache_position = slice(start + first, start + first + n)
         if isinstance(offsets, Tensor):
             position_ids = self.broadcast(offsets + start) - self._shifts
         else:
-            position_ids = offsets + start - self._shifts
+            position_ids = (offsets + start - self._shifts).expand(-1, n)
         if own is None:
-            cache_position = slice(start + first, start + first + 1)
             return AttentionMetadata(position_ids, cache_position, self._prompt_mask[..., : cache_position.stop])
-        n, width = own.shape[1:]
-        cache_position = slice(start + first, start + first + n)
-        mask = self._prompt_mask[..., : start + width].expand(-1, -1, n, -1).clone()
+        mask = self._prompt_mask[..., : start + own.shape[2]].expand(-1, -1, n, -1).clone()
         mask[..., start:].masked_fill_(self.broadcast(~own[:, None]), -math.inf)
-        return AttentionMetadata(position_ids.expand(-1, n), cache_position, mask)
+        return AttentionMetadata(position_ids, cache_position, mask)
 
     def causal_step(self, roots: Roots, n: int) -> AttentionMetadata:
         """Return the metadata of a forward of n consecutive tokens for each image, beginning with the root."""

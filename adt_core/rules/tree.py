@@ -52,8 +52,8 @@ class DraftTree:
         return self.tokens.shape[1]
 
     def realised_depth(self) -> Tensor:
-        """Return the depth of each image's tree, [B]."""
-        return self.depths.amax(1)
+        """Return the depth of each image's tree, [B, 1]."""
+        return self.depths.amax(1, keepdim=True)
 
     def levels(self) -> Tensor:
         """Return the number of drafts on each level of each image's tree, [B, height + 1]; 0 on the root's level."""

@@ -41,11 +41,11 @@ class Acceptance:
     """Accepted paths of a batch of trees.
 
     Attributes:
-        accepted: [B], number of accepted drafts.
+        accepted: [B, 1], number of accepted drafts.
         nodes: [B, D + 2], indices of the nodes on the path, beginning with the root. Entries after index `accepted` are
             indices of arbitrary nodes.
-        last: [B], index of the path's last node. It is 0 (the root) if no draft is accepted.
-        next_root: [B], token y of the path's last node. It is the root of the image's next tree.
+        last: [B, 1], index of the path's last node. It is 0 (the root) if no draft is accepted.
+        next_root: [B, 1], token y of the path's last node. It is the root of the image's next tree.
     """
 
     accepted: Tensor
@@ -72,7 +72,7 @@ class Acceptance:
         return replace(self, nodes=self.nodes[:, : drafts + 2])
 
     def is_scattered(self) -> Tensor:
-        """Return whether each image's path skips nodes, bool [B].
+        """Return whether each image's path skips nodes, bool [B, 1].
 
         Example: the path 0, 1, 2 skips none. The path 0, 1, 3 skips node 2.
         """
@@ -115,7 +115,7 @@ def longest_path(tree: DraftTree, agrees: Tensor, emitted: Tensor) -> Acceptance
     column = torch.where(lineage, tree.depths, tree.height + 1)  # nodes off the path go to a spare column
     nodes = torch.arange(tree.size, device=last.device).expand_as(column)
     path = nodes.new_zeros(nodes.shape[0], tree.height + 2).scatter_(1, column, nodes)
-    return Acceptance(accepted[:, 0], path, last[:, 0], emitted.gather(1, last)[:, 0])
+    return Acceptance(accepted, path, last, emitted.gather(1, last))
 
 
 @dataclass

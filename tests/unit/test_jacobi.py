@@ -160,7 +160,7 @@ def verified(target, tokens, parents):
     emitted = torch.where(tree.depths == tree.height, 20 + torch.arange(tree.size), GUESS)
     perturbed = torch.zeros(1, tree.size, target.num_codes, dtype=torch.float64).scatter_(2, emitted[..., None], 1.0)
     acceptance = Acceptance(
-        torch.tensor([1]), torch.tensor([[0, 1] + [0] * tree.height]), torch.tensor([1]), torch.tensor([2])
+        torch.tensor([[1]]), torch.tensor([[0, 1] + [0] * tree.height]), torch.tensor([[1]]), torch.tensor([[2]])
     )
     return Verified(tree, torch.empty(0), perturbed, acceptance, torch.ones(1, dtype=torch.bool), roots(7, ROOT))
 

@@ -71,7 +71,7 @@ def checked(monkeypatch):
 
     def on_verified_both(proposer, verified):
         proposer._network.follow(verified)
-        steps.append(len(set(verified.acceptance.accepted.tolist())))
+        steps.append(len(set(verified.acceptance.accepted[:, 0].tolist())))
         on_verified(proposer, verified)
 
     monkeypatch.setattr(MergedProposer, "on_verified", on_verified_both)
@@ -187,6 +187,7 @@ def test_replaced_candidates_make_later_positions_less_fresh():
         torch.zeros(1, 5, dtype=torch.bool),
         torch.ones(1, 5, dtype=torch.bool),
         torch.arange(5),
+        torch.tensor(-UNCHANGED),
     )
     window.replace(torch.tensor([[True]]), torch.tensor([[[6, 1]]]), torch.zeros(1, 1, 2))
     assert window.tokens.tolist() == [[9, 6, 2, 3, 4, 5]]
