@@ -27,7 +27,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.rows import BatchRows, Roots
@@ -35,8 +34,9 @@ from ..policies import Context, DraftMode, check_fit
 from ..policies.costs import CostEstimate
 from ..rules.noise import Noise
 from ..rules.sampling import is_finite
-from ..rules.tree import DraftTree, chain, keep_best
+from ..rules.tree import DraftTree, chain
 from .base import Drafter, Prefill, Proposer, Shapes, Verified
+from .branches import spine_and_branches
 from .calibration import CLASSES, UNCHANGED, UNREAD, Calibration, Forecast, freshness_classes
 
 LEFT_WEIGHT = 0.25
@@ -63,8 +63,6 @@ WINDOW = DraftMode(
     hot_gain=0.92,
 )
 """Draft mode that makes trees from the window."""
-LONGEST_RETURN = 4
-"""Maximum number of spine tokens in a branch, after the candidate with which the branch leaves the spine."""
 
 
 class JacobiDrafter(Drafter):
@@ -239,6 +237,7 @@ class JacobiProposer(Proposer):
         self._candidates = self._codes[..., None].repeat(1, 1, self.width)
         self._scores = torch.zeros(self._candidates.shape, dtype=target.decoder.wide_dtype, device=device)
         self._freshness = torch.full_like(self._codes, UNREAD)
+        # Numbers as tensors, because `torch.where` makes a new tensor from a number in each call.
         self._zero = self._codes.new_zeros(())
         self._no_change = torch.full_like(self._zero, -UNCHANGED)
         self._spare = torch.full_like(self._zero, self.length)  # number of the spare column
@@ -284,7 +283,7 @@ class JacobiProposer(Proposer):
         has_node, best, second = _best_nodes(tree, last_change, at)
         reached = torch.where(has_node, at, self._spare)
         noise = self._noise(at)
-        perturbed = self._expected(verified.perturbed, best, second, noise, steps, steps - last_change.gather(1, best))
+        perturbed = _expected(verified.perturbed, best, second, noise, steps, steps - last_change.gather(1, best))
         last = torch.where(reached < self.length, steps, self._zero).amax(1, keepdim=True)
         last_noise = None if noise is None else _gather_nodes(noise, last)
         self._update_furthest(root + last, _without(_gather_nodes(perturbed, last), last_noise))
@@ -317,39 +316,6 @@ class JacobiProposer(Proposer):
     def _update_furthest(self, at: Tensor, z: Tensor) -> None:
         """Store the logits z [B, 1, V] at positions `at` [B, 1], for each image whose position is after its drafts."""
         torch.where((at > self._filled)[..., None], z, self._furthest, out=self._furthest)
-
-    def _expected(
-        self,
-        perturbed: Tensor,
-        best: Tensor,
-        second: Tensor,
-        noise: Tensor | None,
-        steps: Tensor,
-        distance: Tensor,
-    ) -> Tensor:
-        """Estimate the scores z + g at some positions, given the current tokens before these positions.
-
-        The estimate is the average of the scores at two nodes. If the token before a position has changed, no node has
-        read the current token. The logits of the previous position, with the weight `LEFT_WEIGHT`, then improve the
-        estimate.
-
-        Args:
-            perturbed: [B, N + 1, V], as in :class:`Verified`.
-            best: [B, m], best node for each position (:func:`_best_nodes`).
-            second: [B, m], second-best node for each position.
-            noise: [B, m, V], noise g at the positions; None at temperature 0.
-            steps: [m], distance from the root to each position: 0, 1, 2, ...
-            distance: [B, m], distance from each position to the nearest token before it that has changed.
-
-        Returns:
-            [B, m, V].
-        """
-        expected = _blend(_gather_nodes(perturbed, best), _gather_nodes(perturbed, second), 0.5)
-        # The logits of the previous position. The root's own position has none, but its distance is never 1.
-        left = _without(expected, noise).index_select(1, (steps - 1).clamp_min(0))
-        if noise is not None:
-            left += noise
-        return torch.where((distance == 1)[..., None], _blend(expected, left, LEFT_WEIGHT), expected)
 
     def _store_candidates(self, at: Tensor, scores: Tensor, candidates: Tensor) -> None:
         """Store scores and candidates [B, m, K] at positions `at` [B, m]."""
@@ -508,6 +474,39 @@ def _gather_nodes(values: Tensor, index: Tensor) -> Tensor:
     return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
 
 
+def _expected(
+    perturbed: Tensor,
+    best: Tensor,
+    second: Tensor,
+    noise: Tensor | None,
+    steps: Tensor,
+    distance: Tensor,
+) -> Tensor:
+    """Estimate the scores z + g at some positions, given the current tokens before these positions.
+
+    The estimate is the average of the scores at two nodes. If the token before a position has changed, no node has
+    read the current token. The logits of the previous position, with the weight `LEFT_WEIGHT`, then improve the
+    estimate.
+
+    Args:
+        perturbed: [B, N + 1, V], as in :class:`Verified`.
+        best: [B, m], best node for each position (:func:`_best_nodes`).
+        second: [B, m], second-best node for each position.
+        noise: [B, m, V], noise g at the positions; None at temperature 0.
+        steps: [m], distance from the root to each position: 0, 1, 2, ...
+        distance: [B, m], distance from each position to the nearest token before it that has changed.
+
+    Returns:
+        [B, m, V].
+    """
+    expected = _blend(_gather_nodes(perturbed, best), _gather_nodes(perturbed, second), 0.5)
+    # The logits of the previous position. The root's own position has none, but its distance is never 1.
+    left = _without(expected, noise).index_select(1, (steps - 1).clamp_min(0))
+    if noise is not None:
+        left += noise
+    return torch.where((distance == 1)[..., None], _blend(expected, left, LEFT_WEIGHT), expected)
+
+
 def _blend(logits: Tensor, others: Tensor, weight: float) -> Tensor:
     """Return (1 - weight) * logits + weight * others; where this is not finite, return `logits`."""
     blended = torch.add(logits, others - logits, alpha=weight)
@@ -517,139 +516,3 @@ def _blend(logits: Tensor, others: Tensor, weight: float) -> Tensor:
 def _without(perturbed: Tensor, noise: Tensor | None) -> Tensor:
     """Subtract the noise g from scores z + g, and return z, all [B, m, V]. At temperature 0, the scores are z."""
     return perturbed if noise is None else perturbed - noise
-
-
-def branch_scores(log_p: Tensor, spine: Tensor) -> Tensor:
-    """Return the log-probability of each possible branch.
-
-    The branch (i, r, m) consists of the spine's tokens before position i, candidate r at position i, and then the next
-    m tokens of the spine. Its log-probability is the sum of the log-probabilities of all these tokens.
-
-    Args:
-        log_p: [B, M, k], log-probability of each of k candidates at each position. The first candidate is the spine's.
-        spine: [B, M + 1], sum of the log-probabilities of the spine's tokens before each position, and of all of them.
-
-    Returns:
-        [B, M, k - 1, LONGEST_RETURN + 1]. The entry [b, i, r - 1, m] belongs to the branch (i, r, m) of image b. It is
-        -inf if the branch would end after the window.
-    """
-    # Example with probabilities instead of logarithms, so products instead of sums. The spine's tokens have the
-    # probabilities 0.9, 0.5 and 0.8. Another candidate at position 1 has the probability 0.4.
-    #
-    #     spine      = [1, 0.9, 0.45, 0.36]        probability of the spine before each position
-    #     ends[1]    = [0.45, 0.36, 0, 0, 0]       probability of the spine up to each position from 1 on, 0 after it
-    #     carried[1] = ends[1] / 0.45 = [1, 0.8, 0, 0, 0]       probability of the next m tokens of the spine
-    #     scores[1]  = spine[1] * 0.4 * carried[1] = [0.36, 0.288, 0, 0, 0]
-    cumulative = spine[:, 1:]
-    ends = F.pad(cumulative, (0, LONGEST_RETURN), value=-math.inf).unfold(1, LONGEST_RETURN + 1, 1)
-    carried = ends - cumulative[..., None]
-    scores = spine[:, :-1, None, None] + log_p[..., 1:, None] + carried[:, :, None]
-    return scores.nan_to_num(nan=-math.inf, neginf=-math.inf)
-
-
-def spine_and_branches(
-    tokens: Tensor,
-    candidates: Tensor,
-    log_p: Tensor,
-    nodes: int,
-    budgets: Tensor | None = None,
-) -> DraftTree:
-    """Return a tree that consists of a spine and the best branches of this spine.
-
-    Args:
-        tokens: [B, M + 1], codes of the root and of the spine.
-        candidates: [B, M, K], codes of all candidates at each position, the spine's first.
-        log_p: [B, M, k], log-probabilities of the first k candidates.
-        nodes: Maximum number of drafts in spine and branches together.
-        budgets: [B, 1], maximum number of drafts of each image; None if it is `nodes` for every image.
-    """
-    length = log_p.shape[1]
-    spine = F.pad(log_p[..., 0].cumsum(1), (1, 0))
-    branch_budgets = None if budgets is None else budgets + 1 - is_finite(spine).sum(1, keepdim=True)
-    branch_scores, branches = _best_branches(log_p, spine, nodes - length, branch_budgets)
-    scores = torch.cat([spine, branch_scores], 1)
-    valid = is_finite(scores)
-    # A *run* is a sequence of nodes with successive numbers, each the parent of the next one. The spine and each branch
-    # have a run. `base` is the node before the run, and `run` is the number of the run's nodes up to a node. Example:
-    # the root is 0, and the spine is 10, 20, 30. There are three branch nodes (i, r, m): token 21 in place of 20 is
-    # (1, 1, 0), token 30 after 21 is (1, 1, 1), and token 22 in place of 20 is (1, 2, 0). The spine's nodes get
-    # (0, 1, 1), so that `base` is 0 and they are not taken for the first node of a branch.
-    #
-    #     node      0   1   2   3   4   5   6
-    #     token     0  10  20  30  21  30  22
-    #     base      0   0   0   0   1   1   1     i
-    #     run       0   1   2   3   1   2   1     m + 1 in a branch
-    #     parent    0   0   1   2   1   4   1     base for the first node of a run, else the node with the number before
-    #     depth     0   1   2   3   2   3   2     base + run
-    #
-    # Padding has the base 0 and the run 0.
-    base, rank, m = _branch_of(F.pad(branches, (length + 1, 0), value=1), log_p.shape[2] - 1)
-    numbers = torch.arange(scores.shape[1], device=tokens.device)
-    run = torch.where(numbers <= length, numbers, m + 1)
-    is_first = m == 0
-    other = candidates.flatten(1).gather(1, base * candidates.shape[2] + rank)
-    codes = torch.where(is_first, other, tokens.gather(1, (base + run).clamp_max(length)))
-    is_node = valid.long()
-    base *= is_node
-    run = run * is_node
-    return DraftTree(
-        tokens=codes,
-        parents=torch.where(run > 1, numbers - 1, base),
-        depths=base + run,
-        ranks=rank * is_first,
-        scores=scores,
-        valid=valid,
-        ancestors=_run_ancestors(numbers, base, run),
-        height=length,
-    )
-
-
-def _branch_of(index: Tensor, others: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return i, r and m of the branch (i, r, m) with some index in the flattened result of :func:`branch_scores`.
-
-    Args:
-        index: Indices, in any shape.
-        others: Number k - 1 of candidates outside the spine at each position.
-    """
-    # The index is candidate * (LONGEST_RETURN + 1) + m, and `candidate` is i * (k - 1) + r - 1.
-    candidate = index // (LONGEST_RETURN + 1)
-    return candidate // others, candidate % others + 1, index % (LONGEST_RETURN + 1)
-
-
-def _run_ancestors(numbers: Tensor, base: Tensor, run: Tensor) -> Tensor:
-    """Return the ancestors of nodes that are described by runs, as in :func:`spine_and_branches`.
-
-    The ancestors of a node are the nodes up to its base, which are in the spine, and the run up to the node.
-
-    Args:
-        numbers: [n], the numbers 0, 1, 2, ...
-        base: [B, n], base of each node.
-        run: [B, n], number of nodes in the run up to each node. It is 0 for the root and for padding.
-
-    Returns:
-        [B, n, n] bool, as `DraftTree.ancestors`. The ancestors of padding are the root and itself.
-    """
-    before_run = (numbers - run.clamp_min(1))[..., None]
-    in_run = (numbers > before_run) & (numbers <= numbers[:, None])
-    return in_run | (numbers <= base[..., None])
-
-
-def _best_branches(log_p: Tensor, spine: Tensor, count: int, budgets: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Choose the `count` best branch nodes. Node (i, r, m) is the last node of the branch (i, r, m).
-
-    The parent of (i, r, m) is (i, r, m - 1). The score of the parent is at least as high. If both scores are equal, the
-    parent is chosen first, because its m is smaller. So all ancestors of a chosen node are chosen too.
-
-    Args:
-        log_p: [B, M, k], log-probabilities of the candidates, the spine's first.
-        spine: [B, M + 1], as for :func:`branch_scores`.
-        count: Number of branch nodes to choose.
-        budgets: [B, 1], maximum number of branch nodes of each image; None if it is `count` for every image.
-
-    Returns:
-        Log-probabilities of the chosen branches, and their indices in the flattened result of :func:`branch_scores`,
-        [B, count] each, sorted by i, then r, then m.
-    """
-    scores = keep_best(branch_scores(log_p, spine).flatten(1), budgets)
-    best = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
-    return scores.gather(1, best), best

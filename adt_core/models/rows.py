@@ -223,24 +223,11 @@ class BatchRows:
         return values if values.shape[0] == 1 else self.spread(values)
 
     def feature_index(self, nodes: Tensor, features: Tensor) -> Tensor:
-        """Return the index [R, m, h] for ``gather`` or ``scatter_`` along dimension 1 of features.
-
-        Args:
-            nodes: [B, m] int64 numbers of m nodes or positions.
-            features: [R, n, h] features. Only h matters.
-        """
+        """Return the index [R, m, h] of some nodes or positions [B, m] in dimension 1 of features [R, n, h]."""
         return self.spread(nodes)[..., None].expand(-1, -1, features.shape[-1])
 
     def gather(self, features: Tensor, nodes: Tensor) -> Tensor:
-        """Return the features of some nodes of each image's draft tree.
-
-        Args:
-            features: [R, n, h] features of all n nodes.
-            nodes: [B, m] int64 numbers of the m nodes to return.
-
-        Returns:
-            [R, m, h].
-        """
+        """Return the features [R, m, h] of m nodes of each image's draft tree; see ``feature_index``."""
         return features.gather(1, self.feature_index(nodes, features))
 
     # ---- forwards ---------------------------------------------------------------------------

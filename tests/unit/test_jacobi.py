@@ -10,6 +10,7 @@ import torch
 
 from adt_core import Drafting, Sampling, load_drafter
 from adt_core.drafters import Prefill, Shapes, Verified
+from adt_core.drafters.branches import spine_and_branches
 from adt_core.drafters.calibration import (
     INITIAL_HIT_RATES,
     INITIAL_NETWORK_HIT_RATES,
@@ -19,7 +20,7 @@ from adt_core.drafters.calibration import (
     Calibration,
     Forecast,
 )
-from adt_core.drafters.jacobi import JacobiProposer, spine_and_branches
+from adt_core.drafters.jacobi import JacobiProposer
 from adt_core.models.rows import BatchRows, Roots
 from adt_core.policies import Context, DraftSettings, Shape
 from adt_core.rules.tree import ancestor_matrix
