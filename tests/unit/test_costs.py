@@ -18,7 +18,7 @@ from adt_core.app.jobs import drawing, new_decoding
 from adt_core.drafters.merged import MergedDrafter
 from adt_core.engine import graphs
 from adt_core.engine.device import profiles
-from adt_core.engine.device.costs import profile_name
+from adt_core.engine.device.costs import Costs, profile_name
 from adt_core.engine.job import Job
 from adt_core.models.batch_invariance import TILE
 from adt_core.policies import NO_DRAFTS, Context, CostProfile, Shape, Slot
@@ -326,16 +326,23 @@ def test_costs_are_not_learned(models, cache, why):
     assert not cache.exists()
 
 
-def test_rounds_that_were_cut_or_captured_are_left_out(models):
+def test_rounds_that_were_cut_or_captured_or_have_fewer_images_are_left_out(models, cache):
     done = run(*models, ("a cat",), drafting=Drafting("auto"))
-    costs = done._costs
-    shape = Shape(8, 1, 8, mode="chain")
-    cut = replace(done.trace.rounds[0].images[0], depth_asked=2, accepted=2)
+    round = done.trace.rounds[0]
+    cut = replace(round.images[0], depth_asked=2, accepted=2)
     complete = replace(cut, depth_asked=8)
-    before = len(costs._rounds)
-    for share, prepared in ((cut, False), (complete, True), (complete, False), (replace(cut, depth_asked=0), False)):
-        costs.record([shape], replace(done.trace.rounds[0], images=(share,), prepared=prepared), 0.5)
-    assert costs._rounds[before:] == [RoundResult(("chain", 8), 0.5, 2), RoundResult(PLAIN_STEP, 0.5, 2)]
+    costs = Costs(done.request, None)
+    for shares, prepared, seconds in (
+        ((cut,) * 2, False, 99.0),
+        ((complete,) * 2, True, 99.0),
+        ((complete,), False, 99.0),
+        ((complete,) * 2, False, 0.5),
+        ((replace(cut, depth_asked=0),) * 2, False, 0.25),
+    ):
+        costs.record([Shape(8, 1, 8, mode="chain")], replace(round, images=shares, prepared=prepared), seconds)
+    costs.learn(2)
+    (saved,) = (json.loads(path.read_text(encoding="utf-8")) for path in cache.iterdir())
+    assert {tuple(row[:2]): row[3] for row in saved["readings"]} == {("chain", 8): 0.5, PLAIN_STEP: 0.5}
 
 
 def test_the_name_of_a_profile_includes_tiles_and_graphs_but_not_the_machine(models, monkeypatch):

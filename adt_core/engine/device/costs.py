@@ -42,7 +42,7 @@ class Costs:
         self._is_needed = request.drafting.policy.chooses
         self._given = given if self._is_needed else None
         self.profile = self._given
-        self._rounds: list[RoundResult] = []
+        self._rounds: dict[int, list[RoundResult]] = {}  # by number of images
         has_thread_time = not request.replayed and sys.platform != "win32"
         self.clock: Callable[[], float] = time.thread_time if has_thread_time else time.perf_counter
 
@@ -71,11 +71,12 @@ class Costs:
         size = PLAIN_STEP if depths <= {0} else (largest.mode, largest.nodes)
         if not round.prepared and (size == PLAIN_STEP or depths == {largest.depth}):
             accepted = mean(share.accepted for share in round.images)
-            self._rounds.append(RoundResult(size, seconds, accepted))
+            self._rounds.setdefault(len(round.images), []).append(RoundResult(size, seconds, accepted))
 
     def learn(self, batch_size: int) -> None:
-        """Update the stored cost model of this device with the recorded rounds.
+        """Update the stored cost model of this device with the recorded rounds of complete batches.
 
+        At the end of a batch, rounds have fewer images and take less time. These rounds are left out.
         If the profile was given, nothing is stored, so that repeating an image has no effect on later images.
 
         Args:
@@ -83,10 +84,10 @@ class Costs:
         """
         if self._is_needed and self._given is None:
             before = self._model(batch_size)  # read again, because another process may have changed the file
-            after = before.learn(self._rounds)
+            after = before.learn(self._rounds.get(batch_size, []))
             if after is not before:
                 profiles.save_costs(after)
-        self._rounds = []
+        self._rounds = {}
 
     def _model(self, batch_size: int) -> CostModel:
         request = self._request
