@@ -26,8 +26,8 @@ wrong, the measured time of the trial corrects the profile for later images.
 
 The policy reads no clock. Its choices depend only on the profile and on the active images, not on earlier images.
 
-Each image has a budget for lost time: by the costs in the profile, an image may take 10 % longer (`MAX_LOSS`) than with
-plain decoding. Except for the trial, the policy chooses only rounds that fit into the budget of every active image. If
+There is a budget for lost time: by the costs in the profile, the active images may on average take 10 % longer
+(`MAX_LOSS`) than with plain decoding. Except for the trial, the policy chooses only rounds that fit into the budget. If
 no round with drafts fits, drafting stops for all active images.
 """
 
@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import NamedTuple
 
 from ..rules.trace import Round
@@ -65,11 +66,6 @@ IMAGE_PRIOR = 100.0
 """`image_bias` starts as if this many drafts had been expected, and exactly these had been accepted."""
 MIN_SPEED_UP = 1.1
 """Minimum speed-up over plain decoding. If less is expected, an image is decoded without drafts after its trial."""
-MIN_BATCH_SPEED_UP = 1.25
-"""The same for several images that are decoded together.
-
-After a round with drafts, the images of a batch are at different positions, and all later rounds are slower.
-"""
 SHARED_BIAS = 0.5
 """Exponent of the image bias of a mode that was not used in the image: its bias is the ratio of accepted to expected
 drafts in all modes, raised to this power. An image that is hard for one mode is usually hard for all modes."""
@@ -80,7 +76,7 @@ The drafts of a round are made from the drafts of earlier rounds. So after a rou
 fewer drafts are accepted than expected.
 """
 MAX_LOSS = 0.1
-"""Time that an image may lose by drafting (its budget), as a share of its time in plain decoding."""
+"""Time that images may lose by drafting (the budget), as a share of their time in plain decoding."""
 MAX_ROUND_SHARE = 0.1
 """Share of the remaining budget that one round may use.
 
@@ -142,10 +138,9 @@ class Auto(Policy):
         measured = [mode for mode in context.modes if mode.name in profile.costs]
         self._choices = [self._choice(mode, size) for mode in measured for size in sizes_of(mode)]
         self._plain = Choice(NO_DRAFTS, 0.0, profile.plain)
-        least = MIN_SPEED_UP if profile.images == 1 else MIN_BATCH_SPEED_UP
-        self._pays = self.expected_speed_up() >= least
+        self._pays = self.expected_speed_up() >= MIN_SPEED_UP
         self._chosen = self._plain
-        self._last = NO_DRAFTS
+        self._last: Shape | None = None
         self._trial = self._find_trial()
         self._images: dict[int, _ImageHistory] = {}
 
@@ -176,10 +171,10 @@ class Auto(Policy):
     def _find_trial(self) -> Choice:
         """Return the choice for the trial: a plain step, or the smallest tree of a mode.
 
-        If a mode has the required speed-up (`MIN_SPEED_UP`), the plain step and the modes other than the best one take
-        turns from decoding to decoding. The turn begins with the plain step: for a trial with drafts, a GPU would
-        capture another graph for the first image. If no mode has the required speed-up, the cheapest mode is tried.
-        With a batch of B images, this happens only in every B-th decoding.
+        The choices take turns from decoding to decoding. If a mode has the required speed-up (`MIN_SPEED_UP`), these
+        are the plain step and the modes other than the best one. The turn begins with the plain step: for a trial with
+        drafts, a GPU would capture another graph for the first image. If no mode has the required speed-up, these are
+        all modes, beginning with the best one.
 
         The cost of the trial counts as that of a plain step. Its cost in the profile may be far too high, and would
         then use up the budget of the image.
@@ -187,18 +182,16 @@ class Auto(Policy):
         profile = self.context.profile
         assert profile is not None
         smallest = [choice for choice in self._choices if choice.shape.nodes == SIZES[0]]
+        turns = sorted(smallest, key=lambda choice: -choice.speed_up)
         if self._pays:
             best = max(self._choices, key=lambda choice: choice.speed_up).shape.mode
-            turns = [self._plain, *(choice for choice in smallest if choice.shape.mode != best)]
-            trial = turns[profile.decodings % len(turns)]
-        else:
-            is_due = profile.decodings % profile.images == 0
-            trial = min(smallest, key=lambda choice: choice.cost) if smallest and is_due else self._plain
+            turns = [self._plain, *(choice for choice in turns if choice.shape.mode != best)]
+        trial = turns[profile.decodings % len(turns)] if turns else self._plain
         return trial._replace(cost=self._plain.cost)
 
     def choose(self, slots: Sequence[Slot]) -> list[Shape]:
         images = [self._images.setdefault(slot.image, _ImageHistory()) for slot in slots]
-        self._last = self._chosen.shape
+        self._last = self._chosen.shape if self._chosen is not self._trial else None
         self._chosen = self._best(images) if any(image.tokens for image in images) else self._trial
         return [self._chosen.shape] * len(slots)
 
@@ -216,11 +209,8 @@ class Auto(Policy):
         return max(choices, key=throughput)
 
     def _affordable(self, images: Sequence[_ImageHistory]) -> list[Choice]:
-        """Return the choices with drafts that fit into the budget of every image. If there are none, stop drafting.
-
-        A round takes the same time for all images of a batch, so the smallest budget counts.
-        """
-        budget = MAX_LOSS * self.context.remaining + min(image.tokens - image.cost for image in images)
+        """Return the choices with drafts that fit into the budget. If there are none, stop drafting."""
+        budget = MAX_LOSS * self.context.remaining + fmean(image.tokens - image.cost for image in images)
         cheapest = min(choice.cost for choice in self._choices) - 1
         self.drafts = cheapest <= budget
         most = max(MAX_ROUND_SHARE * budget, cheapest)

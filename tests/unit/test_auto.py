@@ -205,23 +205,18 @@ def test_images_are_decoded_plainly_if_the_drafter_has_no_mode_of_the_profile():
 # ---- trials --------------------------------------------------------------------------------------
 
 
-def test_the_cheapest_mode_is_tried_once_if_no_mode_pays_off():
-    policy = new_policy(profile_of({name: (1.1, 1.0 if name == "window" else 2.0, 1.0) for name in CPU}))
+def test_the_best_mode_is_tried_once_if_no_mode_pays_off():
+    policy = new_policy(profile_of({name: (1.1, 1.0 if name == "window" else 6.0, 1.0) for name in CPU}))
     assert chosen(policy) == Shape(4, WIDTH, SIZES[0], mode="window")
     add_round(policy, 0, chosen(policy))
     assert not policy.drafts
 
 
-def test_a_batch_needs_a_larger_speed_up():
-    for images, drafts in ((1, True), (2, False)):
-        policy = started_policy(replace(costs("chain", once=2.7, each=0.0, images=images), decodings=2))
-        assert auto.MIN_SPEED_UP < policy.expected_speed_up() < auto.MIN_BATCH_SPEED_UP and policy.drafts is drafts
-
-
-def test_a_batch_is_tried_less_often_if_no_mode_pays_off():
+def test_modes_take_turns_if_no_mode_pays_off():
     expensive = dict.fromkeys(CPU, (1.1, 2.0, 1.0))
-    profiles = [replace(profile_of(expensive), images=4, decodings=decodings) for decodings in range(9)]
-    assert [made_policy(profile).begin() for profile in profiles] == [at % 4 == 0 for at in range(9)]
+    policies = [new_policy(replace(profile_of(expensive), images=4, decodings=decodings)) for decodings in range(6)]
+    modes = [chosen(policy).mode for policy in policies]
+    assert modes == ["both", "window", "chain"] * 2, "the best mode is first"
 
 
 def test_plain_steps_and_modes_other_than_the_best_take_turns_as_the_first_round():
@@ -315,7 +310,7 @@ def rounds_of_two(policy: Auto, accepts, rounds=80) -> tuple[list[list[Shape]], 
 def test_images_share_the_size_that_is_best_for_all_of_them():
     sizes = []
     for accepts in ((9, 9), (0, 0)):
-        policy = new_policy(costs("chain", once=0.05, each=0.1), length=4096)
+        policy = new_policy(costs("chain", once=0.2, each=0.1), length=4096)
         rounds, _ = rounds_of_two(policy, accepts, 40)
         assert all(first == second for first, second in rounds)
         sizes.append([first.nodes for first, _ in rounds[1:]])
@@ -323,12 +318,12 @@ def test_images_share_the_size_that_is_best_for_all_of_them():
     assert min(many) > 0 and min(hardly) == 0
 
 
-def test_drafting_stops_before_the_hardest_image_exceeds_the_limit():
-    easy, mixed = (new_policy(profile_of(CPU)) for _ in range(2))
-    rounds_of_two(easy, (9, 5))
-    assert easy.drafts
-    rounds, lost = rounds_of_two(mixed, (9, 0))
-    assert rounds[-1] == [NO_DRAFTS] * 2 and not mixed.drafts and 0 < lost <= MAX_LOSS * 256
+def test_drafting_stops_before_the_images_of_a_batch_exceed_the_limit_on_average():
+    easy, hard = (new_policy(profile_of(CPU), length=256) for _ in range(2))
+    rounds_of_two(easy, (9, 0))
+    assert easy.drafts, "the gain of one image is larger than the loss of the other"
+    rounds, lost = rounds_of_two(hard, (0, 0), 250)
+    assert rounds[-1] == [NO_DRAFTS] * 2 and not hard.drafts and 0 < lost <= MAX_LOSS * 256
 
 
 def test_choices_do_not_depend_on_the_clock():
