@@ -47,20 +47,18 @@ LEFT_WEIGHT = 0.25
 CHAIN = DraftMode(
     "chain",
     width=1,
-    limit=4.8,
-    half=13.0,
-    cpu_cost=CostEstimate(0.05, 0.004),
+    accepted=((0, 0.0), (4, 1.33), (8, 1.95), (16, 2.67), (31, 3.41)),
+    cpu_cost=CostEstimate(0.25, 0.004),
     gpu_cost=CostEstimate(0.03, 0.001),
-    hot_gain=0.92,
+    hot_gain=0.86,
 )
 """Draft mode that makes chains (trees of width 1) from the window. Chains are cheap to build."""
 WINDOW = DraftMode(
     "window",
-    limit=6.4,
-    half=18.0,
-    cpu_cost=CostEstimate(0.15, 0.01),
+    accepted=((0, 0.0), (4, 1.35), (8, 2.1), (16, 2.96), (31, 4.0), (63, 5.0)),
+    cpu_cost=CostEstimate(0.35, 0.01),
     gpu_cost=CostEstimate(0.05, 0.0015),
-    hot_gain=0.92,
+    hot_gain=0.86,
 )
 """Draft mode that makes trees from the window."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..rules.settings import Settings, choice, fraction
 from ..rules.trace import Round
-from .costs import CostEstimate, CostProfile
+from .costs import CostEstimate, CostProfile, Curve, interpolated
 
 if TYPE_CHECKING:  # the command line reads options from this package and must not import torch for them
     from torch import Tensor
@@ -58,23 +58,19 @@ _PROPOSAL_HELP = (
 class DraftMode(NamedTuple):
     """One of the ways in which a drafter can draft. Some policies choose a mode for each round.
 
-    The expected number of accepted drafts in a round with n drafts is `limit * n / (n + half)`. Example: limit = 5 and
-    half = 20 give 2.5 accepted drafts for n = 20, and 4 accepted drafts for n = 80.
-
     Attributes:
         name: Name in shapes and in cost profiles.
         width: Maximum number of candidates at a position. If it is 1, trees are chains without branches.
-        limit: Expected number of accepted drafts for very large n.
-        half: Number of drafts n for which the expected number of accepted drafts is half of `limit`.
+        accepted: Average number of accepted drafts in a round at temperature 0.6: pairs (number of drafts, average),
+            with ascending numbers of drafts from 0.
         cpu_cost: Estimated cost of drafting on a CPU, for a batch of one image.
         gpu_cost: Estimated cost of drafting on a GPU, for a batch of one image.
-        hot_gain: Accepted drafts at temperature 1, divided by those at 0.6, where `limit` and `half` were measured.
+        hot_gain: Accepted drafts at temperature 1, divided by those at 0.6.
     """
 
     name: str
     width: int = 256
-    limit: float = 5.0
-    half: float = 20.0
+    accepted: Curve = ((0, 0.0), (4, 0.8), (8, 1.4), (16, 2.2), (31, 3.0), (63, 3.8))
     cpu_cost: CostEstimate = CostEstimate(1.3, 0.005)
     gpu_cost: CostEstimate = CostEstimate(0.2, 0.003)
     hot_gain: float = 1.0
@@ -84,12 +80,12 @@ class DraftMode(NamedTuple):
         return 1 + (self.hot_gain - 1) * min(max((temperature - 0.6) / 0.4, 0.0), 1.0)
 
     def expected_accepted(self, drafts: int) -> float:
-        """Return the expected number of accepted drafts in a round.
+        """Return the expected number of accepted drafts in a round, at temperature 0.6.
 
         Args:
             drafts: Number of drafts n.
         """
-        return self.limit * drafts / (drafts + self.half)
+        return interpolated(self.accepted, drafts)
 
 
 @dataclass(frozen=True)

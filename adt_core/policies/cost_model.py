@@ -35,7 +35,7 @@ from .costs import LONGEST_NAME, MOST_DECODINGS, MOST_DRAFTS, MOST_POINTS, MOST_
 
 IDLE = 1.04
 """Cost of a round without drafts in a decoding that has a drafter."""
-CPU_NODE = 0.047
+CPU_NODE = 0.052
 """Estimate of `node` on a CPU, for a batch of one image."""
 GPU_NODE = 0.003
 """Estimate of `node` on a GPU, for a batch of one image."""

@@ -18,7 +18,7 @@ from ..errors import AdtError
 from ..untrusted import label, list_of, mapping, number, record, row, whole_number
 
 Curve = tuple[tuple[int, float], ...]
-"""Pairs (drafts per image, cost of the round in plain steps), with ascending numbers of drafts from 0."""
+"""Points of a function of the number of drafts per image: pairs (drafts, value), with ascending drafts from 0."""
 MOST_DRAFTS = 256
 """Maximum number of drafts per image in a profile."""
 MOST_STEPS = 1e4
@@ -29,6 +29,19 @@ MOST_DECODINGS = 2**53
 """Maximum number of decodings that a profile counts."""
 LONGEST_NAME = 200
 """Maximum length of a name in a profile, in characters."""
+
+
+def interpolated(curve: Curve, drafts: int) -> float:
+    """Return the value of a curve at a number of drafts, interpolated linearly between its points.
+
+    For more drafts than the last point has, the line through the last two points is continued.
+    """
+    at = next((i for i, (size, _) in enumerate(curve) if size >= drafts), len(curve) - 1)
+    if at == 0:
+        return curve[0][1]
+    size, value = curve[at - 1]
+    next_size, next_value = curve[at]
+    return value + (next_value - value) * (drafts - size) / (next_size - size)
 
 
 class CostEstimate(NamedTuple):
@@ -50,7 +63,7 @@ class CostProfile:
     Attributes:
         name: Description of the device, model and settings.
         images: Number of images that are decoded together.
-        costs: Curve of each draft mode.
+        costs: Cost of a round of each draft mode, in plain steps.
         decodings: Number of decodings from which the profile was learned; 0 for an estimate.
         gains: Number of accepted drafts / number of expected drafts, for each draft mode. The expected number is
             `DraftMode.expected_accepted`. The ratio of a mode without an entry is 1.
@@ -63,9 +76,7 @@ class CostProfile:
     gains: Mapping[str, float] = field(default_factory=dict)
 
     def cost(self, mode: str, drafts: int) -> float:
-        """Return the cost of a round, interpolated linearly between the points of the curve.
-
-        For more drafts than the last point has, the line through the last two points is continued.
+        """Return the cost of a round.
 
         Args:
             mode: Name of the draft mode.
@@ -74,13 +85,7 @@ class CostProfile:
         Returns:
             Time of the round in plain steps, at least 0.1.
         """
-        curve = self.costs[mode]
-        at = next((i for i, (size, _) in enumerate(curve) if size >= drafts), len(curve) - 1)
-        if at == 0:
-            return curve[0][1]
-        size, cost = curve[at - 1]
-        next_size, next_cost = curve[at]
-        return max(cost + (next_cost - cost) * (drafts - size) / (next_size - size), 0.1)
+        return max(interpolated(self.costs[mode], drafts), 0.1)
 
     @property
     def plain(self) -> float:
