@@ -37,6 +37,8 @@ IDLE = 1.04
 """Cost of a round without drafts in a decoding that has a drafter."""
 CPU_NODE = 0.052
 """Estimate of `node` on a CPU, for a batch of one image."""
+CPU_IMAGE = 0.15
+"""Estimated cost of one more image in a plain step on a CPU. On a GPU, it is `GPU_NODE`."""
 GPU_NODE = 0.003
 """Estimate of `node` on a GPU, for a batch of one image."""
 GPU_TILE = 0.25
@@ -188,11 +190,12 @@ class CostModel:
     def _estimates(self) -> np.ndarray:
         """Return the estimates of all parameters: `node`, `tile`, and then `fixed` and `each` of every mode."""
         node = CPU_NODE if self.on_cpu else GPU_NODE
-        # The estimates are for one image. For B images, one more draft per image costs B times as much time. But the
-        # plain step, the unit of costs, also takes longer with B images.
-        growth = self.images / (1 + node * (self.images - 1))
+        # The estimates are in plain steps of one image. With B images, each draft costs B times as much time. But a
+        # plain step, the unit of costs, also takes longer.
+        step = 1 + (CPU_IMAGE if self.on_cpu else GPU_NODE) * (self.images - 1)
         drafting = [mode.cpu_cost if self.on_cpu else mode.gpu_cost for mode in self.modes]
-        return np.array([node * growth, GPU_TILE, *(x for it in drafting for x in (it.fixed, it.each * growth))])
+        of_modes = [x for it in drafting for x in (it.fixed / step, it.each * self.images / step)]
+        return np.array([node * self.images / step, GPU_TILE, *of_modes])
 
     def _features(self, mode: str, drafts: int) -> np.ndarray:
         """Return the number by which each parameter is multiplied in the cost of a round."""
