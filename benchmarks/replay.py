@@ -99,7 +99,7 @@ class Replay:
         emitted = codes[images, at + 1]
         acceptance = longest_path(tree, exact_agreement(tree, emitted), emitted)
         acceptance = acceptance.cut(proposer.context.size(lambda: acceptance.accepted, tree.height))
-        finite = torch.ones(len(slots), dtype=torch.bool)
+        finite = torch.ones(len(slots), 1, dtype=torch.bool)
         return Verified(tree, features[:, images, at].flatten(0, 1), torch.empty(0), acceptance, finite, slots.roots)
 
 

@@ -110,7 +110,7 @@ class Verified:
         features: [R, N + 1, h], the target's features of every node.
         perturbed: [B, N + 1, V], scores z + g after every node. The target emits the code with the largest score.
         acceptance: The accepted paths.
-        finite: [B] bool, whether all logits that decided the accepted path are finite.
+        finite: [B, 1] bool, whether all logits that decided the accepted path are finite.
         roots: Roots of the trees.
         substitutes: [B, N + 1] bool, True for nodes that LANTERN accepted as substitutes; None without LANTERN.
     """

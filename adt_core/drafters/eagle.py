@@ -317,7 +317,7 @@ class EagleProposer(Proposer):
         if shapes.depth == 0:
             return chain(roots.codes[:, None], self.root_feature.new_zeros(len(roots.codes), 0))
         bias = self.logit_bias(roots, shapes.depth)
-        by_level: list[Tensor | None] = [None] * shapes.depth if bias is None else [*bias.split(1, 1)]
+        by_level: list[Tensor | None] = [None] * shapes.depth if bias is None else [*bias.split([1] * shapes.depth, 1)]
         if shapes.tree:
             return self._grow_tree(roots, by_level, PublishedTree(shapes, self.context), shapes)
         growth = Growth(shapes, self.context)
@@ -359,7 +359,6 @@ class EagleProposer(Proposer):
         fed = roots.codes[:, None]
         beam_scores: Tensor | None = None
         parents = torch.zeros_like(fed)
-        batch = torch.arange(len(fed), device=fed.device)[:, None]
         # Whether each node of the beam attends to each pair that the network has read for this tree.
         visible = torch.zeros(len(fed), 1, 0, dtype=torch.bool, device=fed.device)
         for level, bias in enumerate(biases, start=1):
@@ -375,7 +374,8 @@ class EagleProposer(Proposer):
             parents = beam + first
             parent = beam // scores.shape[-1]
             itself = torch.eye(count, dtype=torch.bool, device=fed.device).expand(len(fed), -1, -1)
-            visible = torch.cat([visible[batch, parent], itself], -1)
+            seen = visible.gather(1, parent[..., None].expand(-1, -1, visible.shape[-1]))
+            visible = torch.cat([seen, itself], -1)
             step = self.rows.step(roots, visible.shape[-1] - count, level - 1, visible)
             before = fed
             fed = tokens.flatten(1).gather(1, beam)

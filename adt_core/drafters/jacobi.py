@@ -237,7 +237,8 @@ class JacobiProposer(Proposer):
         self._freshness = torch.full_like(self._codes, UNREAD)
         # Numbers as tensors, because `torch.where` makes a new tensor from a number in each call.
         self._zero = self._codes.new_zeros(())
-        self._no_change = torch.full_like(self._zero, -UNCHANGED)
+        self._unchanged = torch.full_like(self._zero, UNCHANGED)
+        self._no_change = -self._unchanged
         self._spare = torch.full_like(self._zero, self.length)  # number of the spare column
         self._filled = self._codes.new_zeros(images, 1)
         self._furthest: Tensor
@@ -283,13 +284,14 @@ class JacobiProposer(Proposer):
         noise = self._noise(at)
         perturbed = _expected(verified.perturbed, best, second, noise, steps, steps - last_change.gather(1, best))
         last = torch.where(reached < self.length, steps, self._zero).amax(1, keepdim=True)
-        last_noise = None if noise is None else _gather_nodes(noise, last)
-        self._update_furthest(root + last, _without(_gather_nodes(perturbed, last), last_noise))
+        index = last[..., None].expand(-1, -1, perturbed.shape[2])
+        last_noise = None if noise is None else noise.gather(1, index)
+        self._update_furthest(root + last, _without(perturbed.gather(1, index), last_noise))
         at_or_spare = torch.where(is_decided, self._spare, reached)
         self._store_candidates(at_or_spare, *self._best(perturbed, noise))
         # The drafts have changed, so compute the freshness again. If no token has changed, `_last_change` is 0.
         change = self._last_change(tree, node_at).gather(1, best)
-        self._freshness.scatter_(1, at_or_spare, torch.where(change == 0, UNCHANGED, steps - change))
+        self._freshness.scatter_(1, at_or_spare, torch.where(change == 0, self._unchanged, steps - change))
         return reached, best
 
     def codes(self, at: Tensor) -> Tensor:

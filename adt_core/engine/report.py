@@ -57,7 +57,7 @@ class RoundReport(NamedTuple):
             codes=tree.tokens.gather(1, path),
             ranks=tree.ranks.gather(1, path),
             substituted=path[:, :0] if substitutes is None else substitutes.long().gather(1, path),
-            finite=verified.finite[:, None].long(),
+            finite=verified.finite.long(),
         )
 
     @classmethod

@@ -236,7 +236,7 @@ def verify(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Ver
         )
     acceptance = longest_path(tree, agrees, emitted)
     acceptance = acceptance.cut(proposer.context.size(lambda: acceptance.accepted, tree.height))
-    path_is_finite = finite.gather(1, acceptance.path).all(1)
+    path_is_finite = finite.gather(1, acceptance.path).all(1, keepdim=True)
     return Verified(tree, features, scores, acceptance, path_is_finite, slots.roots, substitutes)
 
 

@@ -163,7 +163,7 @@ def verified(target, tokens, parents):
     acceptance = Acceptance(
         torch.tensor([[1]]), torch.tensor([[0, 1] + [0] * tree.height]), torch.tensor([[1]]), torch.tensor([[2]])
     )
-    return Verified(tree, torch.empty(0), perturbed, acceptance, torch.ones(1, dtype=torch.bool), roots(7, ROOT))
+    return Verified(tree, torch.empty(0), perturbed, acceptance, torch.ones(1, 1, dtype=torch.bool), roots(7, ROOT))
 
 
 def next_window(window):
