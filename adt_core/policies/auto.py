@@ -174,7 +174,8 @@ class Auto(Policy):
         The choices take turns from decoding to decoding. If a mode has the required speed-up (`MIN_SPEED_UP`), these
         are the plain step and the modes other than the best one. The turn begins with the plain step: for a trial with
         drafts, a GPU would capture another graph for the first image. If no mode has the required speed-up, these are
-        all modes, beginning with the best one.
+        all modes, beginning with the best one. A batch of B images then has a trial with drafts only in every B-th
+        decoding, because the trial leaves its images at different positions, and all later rounds take longer.
 
         The cost of the trial counts as that of a plain step. Its cost in the profile may be far too high, and would
         then use up the budget of the image.
@@ -183,10 +184,14 @@ class Auto(Policy):
         assert profile is not None
         smallest = [choice for choice in self._choices if choice.shape.nodes == SIZES[0]]
         turns = sorted(smallest, key=lambda choice: -choice.speed_up)
+        turn = profile.decodings
         if self._pays:
             best = max(self._choices, key=lambda choice: choice.speed_up).shape.mode
             turns = [self._plain, *(choice for choice in turns if choice.shape.mode != best)]
-        trial = turns[profile.decodings % len(turns)] if turns else self._plain
+        else:
+            turn, part = divmod(turn, profile.images)
+            turns = turns if part == profile.images - 1 else []
+        trial = turns[turn % len(turns)] if turns else self._plain
         return trial._replace(cost=self._plain.cost)
 
     def choose(self, slots: Sequence[Slot]) -> list[Shape]:

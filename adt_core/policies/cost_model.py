@@ -39,6 +39,9 @@ CPU_NODE = 0.052
 """Estimate of `node` on a CPU, for a batch of one image."""
 CPU_IMAGE = 0.15
 """Estimated cost of one more image in a plain step on a CPU. On a GPU, it is `GPU_NODE`."""
+CPU_SPREAD = 0.2
+"""Estimated additional cost of a round on a CPU if the images of a batch are at different positions, as after a round
+with drafts."""
 GPU_NODE = 0.003
 """Estimate of `node` on a GPU, for a batch of one image."""
 GPU_TILE = 0.25
@@ -190,11 +193,12 @@ class CostModel:
     def _estimates(self) -> np.ndarray:
         """Return the estimates of all parameters: `node`, `tile`, and then `fixed` and `each` of every mode."""
         node = CPU_NODE if self.on_cpu else GPU_NODE
-        # The estimates are in plain steps of one image. With B images, each draft costs B times as much time. But a
-        # plain step, the unit of costs, also takes longer.
+        # The estimates are in plain steps of one image. With B images, each draft costs B times as much time, but a
+        # plain step, the unit of costs, takes longer too. The fixed costs of drafting grow as the plain step does.
         step = 1 + (CPU_IMAGE if self.on_cpu else GPU_NODE) * (self.images - 1)
         drafting = [mode.cpu_cost if self.on_cpu else mode.gpu_cost for mode in self.modes]
-        of_modes = [x for it in drafting for x in (it.fixed / step, it.each * self.images / step)]
+        spread = CPU_SPREAD if self.on_cpu and self.images > 1 else 0
+        of_modes = [x for it in drafting for x in (it.fixed + spread, it.each * self.images / step)]
         return np.array([node * self.images / step, GPU_TILE, *of_modes])
 
     def _features(self, mode: str, drafts: int) -> np.ndarray:
