@@ -2,9 +2,10 @@
 
 At each position there are several *candidates* for the draft. They were computed from the tokens before the position.
 Later, some of these tokens may have changed. The *freshness* of a position is its distance to the nearest changed token
-before it, or `UNCHANGED` if no token has changed. Positions with similar freshness form a *class*. Example: the
-candidates at position 10 were computed, then the tokens at positions 4 and 7 changed. The freshness of position 10 is
-3. The *spine* is the sequence of the most probable candidates (:mod:`.jacobi`).
+before it; `UNCHANGED` if no token has changed, and `UNREAD` if the target has not read the position yet. Positions with
+similar freshness form a *class*. Example: the candidates at position 10 were computed, then the tokens at positions 4
+and 7 changed. The freshness of position 10 is 3. The *spine* is the sequence of the most probable candidates
+(:mod:`.jacobi`).
 
 Dimensions: B images, m positions, K candidates per position. There are k *kinds* of candidates: those from the target's
 logits, and with a drafter network (:mod:`.merged`) also those from the network. A *score* is a logit plus noise.
@@ -53,7 +54,8 @@ class Forecast(NamedTuple):
     """Predictions for some positions. They are later compared with the tokens that were decided at these positions.
 
     Attributes:
-        classes: [B, m], class for the freshness of each position.
+        classes: [B, m], class c for the freshness of each position, less than `CLASSES`. Candidates of kind j have the
+            class c + j * CLASSES.
         codes: [B, k, m], code of the most probable candidate of each kind at each position.
         predicted: [B, k, m], estimated probability that this candidate is correct.
     """

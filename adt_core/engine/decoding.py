@@ -204,11 +204,11 @@ class Decoding:
         """Determine all values that depend on the device of the weights. ComfyUI may move the weights before this."""
         check_memory(self.request, self.at_once)
         with limit_threads(self.request.threads):
+            pack(self.request.job.networks)
             self.exact = invariance_report(self.request)
         self.target.decoder.fallback = self.exact.fallback
         self._costs.choose_profile(self.at_once)
         self._threads = self.request.threads
-        pack(self.request.job.networks)
         self.trace.settings |= self.request.settings() | self.conditions()
 
     def _begin_drafting(self) -> bool:

@@ -7,8 +7,8 @@ products of one element are added.
 Arguments of both kernels:
 
 - x: [num_rows, inputs] activations in DTYPE. The stride of its rows is `x_stride`; the numbers of a row are contiguous.
-- weight: [inputs, outputs], or a packed int4 matrix; `stride_in` and `stride_out` are its strides. An
-  fp8 weight is given as uint8.
+- weight: [inputs, outputs], or a packed int4 matrix; `stride_in` and `stride_out` are its strides. An fp8
+  weight is given as uint8.
 - scale: The scale of a quantised weight, contiguous; else unused. The bfloat16 scale of an int4 weight is given as
   int16.
 - plus: [num_rows, outputs] contiguous values to add, if HAS_PLUS.

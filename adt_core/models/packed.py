@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import psutil
 import torch
 from torch import Tensor, nn
 
 from .kernels import onednn_pack
 
-MEMORY_SHARE = 1 / 8
-"""Weights are packed only if the new copies together take at most this share of the free main memory."""
+MAX_BYTES = 2**26
+"""Maximum size of the weights that are packed for a decoding. Larger weights would take twice the memory that ComfyUI
+reserves for them. They save less time, because reading them from memory takes most of it."""
 WEIGHTS = ("qkv", "out", "gate_up", "down", "head_in", "head", "fc")
 """Names of the parameters that are packed: the weights of :func:`.layers.product`."""
 _ATTRIBUTE = "packed"
@@ -38,23 +38,21 @@ def pack(networks: Iterable[nn.Module]) -> None:
     """Pack the float32 weights on a CPU that are not packed yet, or that have changed since.
 
     Args:
-        networks: Decoder of a target, and networks of drafters.
+        networks: Decoder of a target, and network of a drafter. If their weights exceed `MAX_BYTES`, none is packed.
     """
-    outdated = [
+    named = [item for network in networks for item in network.named_parameters()]
+    for _, weight in named:
+        if packed(weight) is None and hasattr(weight, _ATTRIBUTE):
+            delattr(weight, _ATTRIBUTE)  # of an earlier dtype, device or value
+    weights = [
         weight
-        for network in networks
-        for name, weight in network.named_parameters()
-        if name.rpartition(".")[2] in WEIGHTS
-        and weight.is_cpu
-        and weight.dtype == torch.float32
-        and packed(weight) is None
+        for name, weight in named
+        if name.rpartition(".")[2] in WEIGHTS and weight.is_cpu and weight.dtype == torch.float32
     ]
-    size = sum(weight.numel() * weight.element_size() for weight in outdated)
-    if size > MEMORY_SHARE * psutil.virtual_memory().available:
+    if sum(weight.numel() * weight.element_size() for weight in weights) > MAX_BYTES:
         return
-    for weight in outdated:
-        matrix = onednn_pack(weight.detach())
-        if matrix is not None:
+    for weight in weights:
+        if packed(weight) is None and (matrix := onednn_pack(weight.detach())) is not None:
             setattr(weight, _ATTRIBUTE, Packed(_version(weight), matrix))
 
 
@@ -65,5 +63,8 @@ def packed(weight: Tensor) -> Tensor | None:
 
 
 def _version(weight: Tensor) -> tuple[int, int]:
-    """Return a value that changes if the weight is moved or overwritten."""
+    """Return a value that changes if the weight is moved or overwritten.
+
+    It does not change if numbers are written through ``weight.data``.
+    """
     return weight.data_ptr(), -1 if weight.is_inference() else weight._version

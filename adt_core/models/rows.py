@@ -337,8 +337,8 @@ class BatchRows:
     ) -> AttentionMetadata:
         """Return the metadata of :meth:`step` for images at different positions, or at positions unknown to the host.
 
-        Building the metadata takes 0.1 ms on a CPU, three times as long as for equal positions. ``last`` is the largest
-        raster position of a root. The other arguments are as in :meth:`step`.
+        Building the metadata takes several times as long as for equal positions. ``last`` is the largest raster
+        position of a root. The other arguments are as in :meth:`step`.
         """
         if own is None:
             own = self.columns.new_ones(len(roots.at), 1, first + 1, dtype=torch.bool)

@@ -73,7 +73,7 @@ STAY_BONUS = 1.2
 """Factor on the expected throughput of the shape of the last round. It makes changes of the shape less frequent.
 
 The drafts of a round are made from the drafts of earlier rounds. So after a round with fewer drafts or another mode,
-fewer drafts are accepted than expected.
+fewer drafts are accepted than expected. A trial gets no bonus.
 """
 MAX_LOSS = 0.1
 """Time that images may lose by drafting (the budget), as a share of their time in plain decoding."""
@@ -178,7 +178,7 @@ class Auto(Policy):
         decoding, because the trial leaves its images at different positions, and all later rounds take longer.
 
         The cost of the trial counts as that of a plain step. Its cost in the profile may be far too high, and would
-        then use up the budget of the image.
+        then use up the budget.
         """
         profile = self.context.profile
         assert profile is not None

@@ -74,9 +74,10 @@ class Costs:
             self._rounds.setdefault(len(round.images), []).append(RoundResult(size, seconds, accepted))
 
     def learn(self, batch_size: int) -> None:
-        """Update the stored cost model of this device with the recorded rounds of complete batches.
+        """Update the stored cost model of this device with the recorded rounds in which all images advanced.
 
-        At the end of a batch, rounds have fewer images and take less time. These rounds are left out.
+        The other rounds, such as those at the end of a batch, have fewer images and take less time.
+
         If the profile was given, nothing is stored, so that repeating an image has no effect on later images.
 
         Args:

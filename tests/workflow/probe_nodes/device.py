@@ -11,7 +11,7 @@ from aiohttp import web
 from server import PromptServer
 
 routes = PromptServer.instance.routes
-own_norm = torch.nn.functional.rms_norm
+own_attention = torch.nn.functional.scaled_dot_product_attention
 own_load = mm.load_models_gpu
 
 
@@ -22,7 +22,7 @@ async def exhaust(request):
     def fail(*_, **__):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
-    torch.nn.functional.rms_norm = fail if request.query["on"] == "1" else own_norm
+    torch.nn.functional.scaled_dot_product_attention = fail if request.query["on"] == "1" else own_attention
     return web.json_response({})
 
 
