@@ -240,6 +240,7 @@ class JacobiProposer(Proposer):
         self._unchanged = torch.full_like(self._zero, UNCHANGED)
         self._no_change = -self._unchanged
         self._spare = torch.full_like(self._zero, self.length)  # number of the spare column
+        self._ranks = torch.arange(self.width, device=device)
         self._filled = self._codes.new_zeros(images, 1)
         self._furthest: Tensor
         self.calibration = Calibration(images, self._scores)
@@ -390,7 +391,7 @@ class JacobiProposer(Proposer):
         classes = torch.where(window.from_network, classes + CLASSES, classes)
         log_p = self.calibration.log_probabilities(classes, window.scores)
         self.forecast = forecast or Forecast(classes, window.candidates[..., 0][:, None], log_p[..., 0][:, None].exp())
-        allowed = window.live[..., None] & (self.rows.columns[: self.width] < shapes.widths[..., None])
+        allowed = window.live[..., None] & (self._ranks < shapes.widths[..., None])
         log_p = log_p.masked_fill_(~allowed, -math.inf)[..., : shapes.width]
         # The trees of all images are stored with the same number of nodes. This number is large enough for the longest
         # spine plus the largest number of branch nodes, up to the limit of `largest`. So the branches of one image do
