@@ -21,8 +21,8 @@ round without drafts, is also a choice. Images that are decoded together share a
 depends on the largest tree. Therefore all of these images get the same mode and the same n, and w is summed over the
 images.
 
-The first round of an image is a *trial*: a round that the policy would not choose by the profile. If the profile is
-wrong, the measured time of the trial corrects the profile for later images.
+A round in which all active images are new is a *trial*: a round that the policy usually would not choose by the
+profile. If the profile is wrong, the measured time of the trial corrects the profile for later images.
 
 The policy reads no clock. Its choices depend only on the profile and on the active images, not on earlier images.
 
@@ -65,7 +65,7 @@ REGION_PRIOR = 8.0
 IMAGE_PRIOR = 100.0
 """`image_bias` starts as if this many drafts had been expected, and exactly these had been accepted."""
 MIN_SPEED_UP = 1.1
-"""Minimum speed-up over plain decoding. If less is expected, an image is decoded without drafts after its trial."""
+"""Minimum speed-up over plain decoding. On a CPU, if less is expected, there are no drafts after the trial."""
 SHARED_BIAS = 0.5
 """Exponent of the image bias of a mode that was not used in the image: its bias is the ratio of accepted to expected
 drafts in all modes, raised to this power. An image that is hard for one mode is usually hard for all modes."""

@@ -89,7 +89,7 @@ def test_a_training_resumes(work):
 
 @pytest.mark.parametrize("path", sorted(OLD.glob("costs-*.json")), ids=lambda path: path.stem)
 def test_measured_costs_of_earlier_versions_are_replaced(work, path):
-    """Profiles in PNGs are still read. Files in the cache folder are learned anew within a few images."""
+    """Profiles in PNGs are still read. Costs in the cache folder are learned again within a few images."""
     profile = CostProfile.from_json(json.loads(path.read_text(encoding="utf-8")))
     Path("cache").mkdir()
     shutil.copy(path, Path("cache") / path.name)
