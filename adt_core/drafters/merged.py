@@ -119,7 +119,7 @@ class MergedProposer(Proposer):
         super().__init__(context, rows, noise)
         self._window = JacobiProposer(context, rows, noise, max(context.largest.width, MIN_CANDIDATES))
         self._network = eagle.proposer(context, rows, noise)
-        self._max_unread = context.largest.nodes + 1
+        self._chunk = context.largest.nodes + 1
         self._has_unread = False
         self._uses_network = False  # in the current round
         decoder = context.target.decoder
@@ -227,16 +227,18 @@ class MergedProposer(Proposer):
         return codes, scores
 
     def _catch_up(self, roots: Roots) -> None:
-        """Let the network read the decided tokens from `_unread_from` up to the given roots."""
-        counts = roots.at - self._unread_from
-        size = self.context.size(lambda: counts, self._max_unread)
+        """Let the network read the decided tokens from `_unread_from` up to the given roots, in chunks."""
         self._has_unread = False
-        if size == 0:  # all images that had unread tokens have left the batch
-            return
-        at = self._unread_from + self.rows.columns[: size + 1]
-        features = self.rows.gather(self._read, at[:, 1:].clamp_max(self._window.length))
-        self._network.catch_up(self._window.codes(at), features, replace(roots, at=self._unread_from), counts)
-        self._unread_from.copy_(roots.at)
+        # There are no chunks if all images that had unread tokens have left the batch. If rounds are captured, there is
+        # always one chunk.
+        while size := self.context.size(lambda: roots.at - self._unread_from, self._chunk):
+            counts = (roots.at - self._unread_from).clamp_max(size)
+            at = self._unread_from + self.rows.columns[: size + 1]
+            features = self.rows.gather(self._read, at[:, 1:].clamp_max(self._window.length))
+            self._network.catch_up(self._window.codes(at), features, replace(roots, at=self._unread_from), counts)
+            self._unread_from.add_(counts)
+            if self.context.replayed:
+                break
 
     def on_verified(self, verified: Verified) -> None:
         roots = verified.roots
@@ -251,8 +253,5 @@ class MergedProposer(Proposer):
         self._drafted.scatter_(1, at, expected.gather(1, node))
         if not self._uses_network:
             self._has_unread = True
-            next_roots = replace(roots, codes=verified.acceptance.next_root[:, 0], at=roots.at + steps)
-            longest_round = min(self.context.largest.depth, self.context.largest.nodes) + 1
-            unread = self.context.size(lambda: next_roots.at - self._unread_from, self._max_unread)
-            if unread + longest_round > self._max_unread:
-                self._catch_up(next_roots)
+            if self.context.replayed:  # all unread tokens must fit into one chunk
+                self._catch_up(replace(roots, codes=verified.acceptance.next_root[:, 0], at=roots.at + steps))

@@ -48,13 +48,12 @@ class Compared(EagleProposer):
         self.twin.on_verified(verified)
         self.expected = self.twin.root_feature
 
-    def catch_up(self, *pairs):
-        super().catch_up(*pairs)
+    def check(self):
         assert torch.allclose(self.root_feature, self.expected, atol=1e-9)
 
     def read_tree(self, verified):
         features = super().read_tree(verified)
-        assert torch.allclose(self.root_feature, self.expected, atol=1e-9)
+        self.check()
         return features
 
 
@@ -68,6 +67,11 @@ def checked(monkeypatch):
     """
     steps = []
     on_verified = MergedProposer.on_verified
+    catch_up = MergedProposer._catch_up
+
+    def catch_up_and_check(proposer, roots):
+        catch_up(proposer, roots)
+        proposer._network.check()
 
     def on_verified_both(proposer, verified):
         proposer._network.follow(verified)
@@ -75,22 +79,30 @@ def checked(monkeypatch):
         on_verified(proposer, verified)
 
     monkeypatch.setattr(MergedProposer, "on_verified", on_verified_both)
+    monkeypatch.setattr(MergedProposer, "_catch_up", catch_up_and_check)
     monkeypatch.setattr(EagleDrafter, "proposer", lambda *given: Compared(*given))
     return steps
 
 
-@pytest.mark.parametrize("every", [1, 2, 5, 30])
-def test_the_network_reads_exactly_the_accepted_tokens(models, checked, monkeypatch, every):
+@pytest.mark.parametrize("every, nodes", [(1, 16), (2, 16), (5, 16), (30, 16), (5, 2)])
+def test_the_network_reads_exactly_the_accepted_tokens(models, checked, monkeypatch, every, nodes):
     """After each round, the network must make the same prediction as a network that reads only the accepted path.
 
-    Before it drafts, the network must read the tokens of all rounds in which it did not draft.
+    Before it drafts, the network must read the tokens of all rounds in which it did not draft. With two drafts, these
+    are several chunks.
     """
     target, network = models
+    sizes = []
+    network_reads = EagleProposer.catch_up
+    monkeypatch.setattr(
+        EagleProposer, "catch_up", lambda *given: (sizes.append(given[2].shape[1]), network_reads(*given))
+    )
     monkeypatch.setitem(POLICIES, "every n-th", EveryNth)
-    drafting = Drafting(method="every n-th", depth=8, width=every, nodes=16)
+    drafting = Drafting(method="every n-th", depth=8, width=every, nodes=nodes)
     plain = run(target, None, PROMPTS)
     assert torch.equal(run(target, with_window(network), PROMPTS, drafting=drafting).codes, plain.codes)
     assert len(checked) > 2 and max(checked) > 1  # in some rounds, images advance by different lengths
+    assert nodes > 2 or sizes.count(nodes + 1) > 1, "there must be chunks of the largest size"
     # in this run, new images replace finished images
     run(target, with_window(network), (*PROMPTS, "x", "a red house"), drafting=drafting, at_once=2)
 
