@@ -101,7 +101,7 @@ class MergedProposer(Proposer):
     """Proposer that opens the window, improves it with the network, and builds the tree from it.
 
     Rounds in the draft mode `chain` do not use the network. The network reads the tokens of these rounds later, before
-    the next round that uses it.
+    the next round that uses it. If rounds are captured, it reads them at the end of each round.
 
     State:
         _window: Proposer of the window.
@@ -119,7 +119,7 @@ class MergedProposer(Proposer):
         super().__init__(context, rows, noise)
         self._window = JacobiProposer(context, rows, noise, max(context.largest.width, MIN_CANDIDATES))
         self._network = eagle.proposer(context, rows, noise)
-        self._chunk = context.largest.nodes + 1
+        self._chunk = context.largest.nodes + 1  # maximum number of tokens that the network reads in one pass
         self._has_unread = False
         self._uses_network = False  # in the current round
         decoder = context.target.decoder
@@ -229,16 +229,16 @@ class MergedProposer(Proposer):
     def _catch_up(self, roots: Roots) -> None:
         """Let the network read the decided tokens from `_unread_from` up to the given roots, in chunks."""
         self._has_unread = False
-        # There are no chunks if all images that had unread tokens have left the batch. If rounds are captured, there is
-        # always one chunk.
-        while size := self.context.size(lambda: roots.at - self._unread_from, self._chunk):
+        most = self._chunk if self.context.replayed else self._window.length
+        unread = self.context.size(lambda: roots.at - self._unread_from, most)
+        # There are no chunks if all images that had unread tokens have left the batch.
+        for start in range(0, unread, self._chunk):
+            size = min(unread - start, self._chunk)
             counts = (roots.at - self._unread_from).clamp_max(size)
             at = self._unread_from + self.rows.columns[: size + 1]
             features = self.rows.gather(self._read, at[:, 1:].clamp_max(self._window.length))
             self._network.catch_up(self._window.codes(at), features, replace(roots, at=self._unread_from), counts)
             self._unread_from.add_(counts)
-            if self.context.replayed:
-                break
 
     def on_verified(self, verified: Verified) -> None:
         roots = verified.roots
@@ -253,5 +253,5 @@ class MergedProposer(Proposer):
         self._drafted.scatter_(1, at, expected.gather(1, node))
         if not self._uses_network:
             self._has_unread = True
-            if self.context.replayed:  # all unread tokens must fit into one chunk
+            if self.context.replayed:  # the number of chunks is fixed: one
                 self._catch_up(replace(roots, codes=verified.acceptance.next_root[:, 0], at=roots.at + steps))

@@ -94,9 +94,12 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, checked, monkeypa
     target, network = models
     sizes = []
     network_reads = EagleProposer.catch_up
-    monkeypatch.setattr(
-        EagleProposer, "catch_up", lambda *given: (sizes.append(given[2].shape[1]), network_reads(*given))
-    )
+
+    def catch_up(network, tokens, features, *more):
+        sizes.append(features.shape[1])
+        network_reads(network, tokens, features, *more)
+
+    monkeypatch.setattr(EagleProposer, "catch_up", catch_up)
     monkeypatch.setitem(POLICIES, "every n-th", EveryNth)
     drafting = Drafting(method="every n-th", depth=8, width=every, nodes=nodes)
     plain = run(target, None, PROMPTS)
