@@ -11,8 +11,7 @@ model, settings and batch size. A round with n drafts per image in draft mode m 
 - `fixed(m)` is the cost of drafting in mode m that does not depend on n, and `each(m)` is the cost of each draft.
 
 These parameters start from estimates. Then the model learns from each decoding. For each mode and number of drafts that
-a decoding has used, the median time of these rounds, divided by the time of a plain step, is a *reading*. The later
-rounds of an image take longer, so all times are first converted to times in the middle of the image. Readings of
+a decoding has used, the median time of these rounds, divided by the time of a plain step, is a *reading*. Readings of
 several decodings are averaged, and older readings have less weight. But if a new reading differs too much from the
 model (`CONTRADICTION`), all earlier readings are discarded. Finally, the parameters are fitted to the readings and to
 the estimates by least squares of logarithms. So the model also has costs for numbers of drafts that were never used.
@@ -53,14 +52,6 @@ PARAMETER_ERROR = 0.6
 """Assumed standard deviation of the logarithm of a parameter from the logarithm of its estimate."""
 DECAY = 0.5
 """Factor on the weights of a mode's earlier readings when the model learns from another decoding with this mode."""
-DRIFT_PRIOR = 0.25
-"""Number that is added to the denominator of the drift (`_converted_to_middle`), so that few rounds have a small drift.
-
-Without it, the denominator is a sum of squares. For 30 rounds that are distributed over the whole image, it is 2.5.
-"""
-MAX_DEVIATION = 0.3
-"""Maximum difference between the logarithms of a time and of the median of its size, for the drift. It limits the
-influence of interrupted rounds."""
 CONTRADICTION = 0.5
 """Maximum difference between the logarithms of a new reading and of the model's cost for the same round.
 
@@ -91,13 +82,11 @@ class RoundResult(NamedTuple):
         size: Mode and number of drafts per image.
         seconds: Time of the round. Rounds with one-off work, such as capturing a CUDA graph, must be left out.
         accepted: Average number of accepted drafts per image.
-        progress: Average share of the image's tokens that was decided before the round, from 0 to 1.
     """
 
     size: Size
     seconds: float
     accepted: float
-    progress: float = 0.5
 
 
 class Reading(NamedTuple):
@@ -159,7 +148,7 @@ class CostModel:
     def learn(self, rounds: Iterable[RoundResult]) -> CostModel:
         """Return a model that has also learned from these rounds of a decoding."""
         results: dict[Size, list[RoundResult]] = {PLAIN_STEP: []}
-        for result in _converted_to_middle(list(rounds)):
+        for result in rounds:
             results.setdefault(result.size, []).append(result)
         times = {size: [result.seconds for result in its] for size, its in results.items()}
         plain = times.pop(PLAIN_STEP)
@@ -279,23 +268,6 @@ _MODEL = record(
         "gains": list_of(row(_MODE, *_VALUES), 0, MOST_POINTS),
     }
 )
-
-
-def _converted_to_middle(results: Sequence[RoundResult]) -> list[RoundResult]:
-    """Return the rounds with the times that they would have taken in the middle of the image.
-
-    The time of a round grows with its position, because the KV cache grows. The *drift* is the slope of the logarithm
-    of the time over the progress. It is fitted by least squares to the differences between rounds of the same size.
-    """
-    covariance, variance = 0.0, DRIFT_PRIOR
-    for size in dict.fromkeys(result.size for result in results):
-        progress, seconds = np.array([(result.progress, result.seconds) for result in results if result.size == size]).T
-        distances = progress - progress.mean()
-        deviations = np.log(seconds / np.median(seconds)).clip(-MAX_DEVIATION, MAX_DEVIATION)
-        covariance += distances @ deviations
-        variance += distances @ distances
-    drift = covariance / variance
-    return [result._replace(seconds=result.seconds * exp(drift * (0.5 - result.progress))) for result in results]
 
 
 def _reading(seconds: Sequence[float], step: float) -> Reading:

@@ -8,7 +8,6 @@ import json
 import platform
 import random
 from dataclasses import replace
-from math import exp
 from types import SimpleNamespace
 
 import pytest
@@ -198,19 +197,6 @@ def test_sizes_that_were_never_used_get_their_cost_from_others():
     assert after.cost("chain", 16) > 1.5 * before.cost("chain", 16) and after.cost("both", 31) > before.cost("both", 31)
 
 
-@pytest.mark.parametrize("drift", [-0.2, 0.0, 0.3])
-def test_costs_do_not_depend_on_where_in_the_image_the_rounds_were(drift):
-    """The plain step is at the beginning, the rounds with drafts are everywhere, and one of them is interrupted."""
-    costs = [(PLAIN_STEP, 1.04)] + [(("both", 24), 3.0)] * 30
-    model = ESTIMATED
-    for _ in range(6):
-        places = [(*it, number / len(costs)) for number, it in enumerate(costs)]
-        rounds = [RoundResult(size, PLAIN * cost * exp(drift * at), 3, at) for size, cost, at in places]
-        rounds[-2] = rounds[-2]._replace(seconds=10 * rounds[-2].seconds)
-        model = model.learn(rounds)
-    assert model.readings["both", 24].value == pytest.approx(3.0, rel=0.05)
-
-
 def test_the_gain_of_a_mode_is_learned():
     """A drafter may be worse at a high temperature, so that another mode is faster there."""
     both = MODES[-1]
@@ -318,15 +304,6 @@ def test_each_decoding_improves_the_costs_of_the_next(models, cache):
     assert torch.equal(torch.get_rng_state(), state)
     (saved,) = (json.loads(path.read_text(encoding="utf-8")) for path in cache.iterdir())
     assert saved["decodings"] == 3 and [*PLAIN_STEP] in [row[:2] for row in saved["readings"]]
-
-
-def test_rounds_are_recorded_with_the_share_of_the_image_before_them(models, cache, monkeypatch):
-    recorded: list[RoundResult] = []
-    monkeypatch.setattr(CostModel, "learn", lambda model, rounds: recorded.extend(rounds) or model)
-    done = decode_and_learn(*models)
-    shares = [(round.images[0].position + 1) / done.request.target.length for round in done.trace.rounds]
-    progress = [result.progress for result in recorded]
-    assert len(progress) > 2 and progress == shares[: len(progress)]  # rounds at the end are left out
 
 
 @pytest.mark.parametrize("other", ["images", "dtype", "drafter", "greedy", "guidance"])

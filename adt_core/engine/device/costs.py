@@ -71,9 +71,7 @@ class Costs:
         size = PLAIN_STEP if depths <= {0} else (largest.mode, largest.nodes)
         if not round.prepared and (size == PLAIN_STEP or depths == {largest.depth}):
             accepted = mean(share.accepted for share in round.images)
-            progress = mean(share.position + 1 for share in round.images) / self._request.target.length
-            result = RoundResult(size, seconds, accepted, progress)
-            self._rounds.setdefault(len(round.images), []).append(result)
+            self._rounds.setdefault(len(round.images), []).append(RoundResult(size, seconds, accepted))
 
     def learn(self, batch_size: int) -> None:
         """Update the stored cost model of this device with the recorded rounds in which all images advanced.
