@@ -31,6 +31,9 @@ BLOCK_INPUTS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 32}
 """Number of inputs that are added at a time, by dtype of the activations. For int4 weights it is a group."""
 BLOCK_ROWS = (16, 32, 64, 128)
 """Numbers of rows that a program can compute."""
+BLOCK_ROWS_HOPPER = (16, 32)
+"""As :data:`BLOCK_ROWS`, on GPUs of compute capability 9.x to 11.x. From 64 rows on, Triton would use their instructions
+for larger matrices (wgmma, tcgen05), which add the inputs in another order than the instruction for 16 and 32 rows."""
 BLOCK_INPUTS_TURING = 32
 """Maximum number of inputs that are added at a time on GPUs of compute capability 7.5, except for int4 weights. With
 more, registers spill."""
@@ -86,7 +89,7 @@ class Blocks(NamedTuple):
             weight_dtype: Dtype of the stored weight.
             gpu: Properties of the device.
         """
-        rows = next((size for size in BLOCK_ROWS if size >= used_rows), BLOCK_ROWS[-1])
+        rows = next((size for size in gpu.block_rows if size >= used_rows), gpu.block_rows[-1])
         width = 64 if outputs >= 64 * gpu.multiprocessors else 32
         is_int4 = weight_dtype == QUANTISED["int4"]
         inputs = int4.GROUP if is_int4 else min(BLOCK_INPUTS[x_dtype], gpu.block_inputs)
@@ -102,20 +105,32 @@ class Gpu(NamedTuple):
     Attributes:
         multiprocessors: Number of multiprocessors.
         block_inputs: Maximum number of inputs that are added at a time.
+        block_rows: Numbers of rows that a program can compute.
     """
 
     multiprocessors: int
     block_inputs: int
+    block_rows: tuple[int, ...]
+
+    @classmethod
+    def of(cls, multiprocessors: int, major: int) -> Gpu:
+        """Return the properties of a GPU.
+
+        Args:
+            multiprocessors: Number of multiprocessors.
+            major: First number of the compute capability.
+        """
+        block_inputs = BLOCK_INPUTS_TURING if major < 8 else max(BLOCK_INPUTS.values())
+        return cls(multiprocessors, block_inputs, BLOCK_ROWS_HOPPER if 9 <= major < 12 else BLOCK_ROWS)
 
 
 @cached_per_runtime
 def gpu_of(device: torch.device) -> Gpu:
     """Return the properties of a device. A CPU, on which Triton's interpreter runs, counts as a small GPU."""
-    most = max(BLOCK_INPUTS.values())
     if device.type != "cuda":
-        return Gpu(4, most)
+        return Gpu.of(4, 8)
     properties = torch.cuda.get_device_properties(device)
-    return Gpu(properties.multi_processor_count, BLOCK_INPUTS_TURING if properties.major < 8 else most)
+    return Gpu.of(properties.multi_processor_count, properties.major)
 
 
 def reference(x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
