@@ -205,7 +205,7 @@ def _operands(row: Resources) -> str:
 
 
 def _table(head: str, found: Sequence[list[Resources]], cell: Callable[[Resources], str]) -> str:
-    """Return a Markdown table with one row for each kernel and its operands, and one column for each compute capability.
+    """Return a Markdown table with a row for each kernel and its operands, and a column for each compute capability.
 
     Args:
         head: Titles of the first columns.
@@ -224,7 +224,7 @@ def _table(head: str, found: Sequence[list[Resources]], cell: Callable[[Resource
 
 
 def formats(rows: Sequence[Resources]) -> dict[str, set[str]]:
-    """Return the matrix instructions of all versions of a product, by dtype of the activations and format of the weight.
+    """Return the matrix instructions of all versions of products, by dtype of the activations and format of the weight.
 
     Args:
         rows: Resources for one compute capability.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from operator import mul
 from typing import NamedTuple
 
 import torch
@@ -37,20 +38,24 @@ _log = logging.getLogger(__name__)
 class Case(NamedTuple):
     """Operands for which a trial compares the values and the time of a kernel with those of its reference.
 
+    The functions may overwrite their operands, as the residual stream: only the results of first calls are compared.
+
     Attributes:
         kernel: Launches the Triton kernel and returns its result.
         reference: Returns the same result, computed with PyTorch's operations.
+        weight: Factor of the times.
     """
 
     kernel: Callable[[], Tensor]
     reference: Callable[[], Tensor]
+    weight: float = 1.0
 
 
 class Trial(NamedTuple):
     """Comparisons that decide whether a kernel is used.
 
     Attributes:
-        cases: Typical operands. The times of all cases are added.
+        cases: Typical operands. The times of all cases are multiplied by their weights and added.
         tolerance: Largest difference between kernel and reference, relative to the largest absolute value of the
             reference.
         equal_results: Yields pairs of results of the kernel that must be bitwise equal, each with a description such as
@@ -170,7 +175,7 @@ def _decide(trial: Callable[[], Trial], device: torch.device) -> tuple[bool, str
 
 def _wrong_result(trial: Trial) -> str:
     """Return the first difference that the trial forbids, or ""."""
-    for kernel, reference in trial.cases:
+    for kernel, reference, _ in trial.cases:
         expected = reference().double()
         difference = (kernel().double() - expected).abs().max()
         if not difference <= trial.tolerance * expected.abs().max():  # also if the difference is NaN
@@ -182,9 +187,11 @@ def _wrong_result(trial: Trial) -> str:
 
 
 def _total_times(cases: Sequence[Case], device: torch.device) -> tuple[float, float]:
-    """Return the time of all kernels and the time of all references, in ms."""
-    times = device_times([function for case in cases for function in case], device)
-    return sum(times[::2]), sum(times[1::2])
+    """Return the weighted sum of the times of all kernels, and that of all references, in ms."""
+    times = device_times([function for case in cases for function in case[:2]], device)
+    weights = [case.weight for case in cases]
+    kernel, reference = (sum(map(mul, weights, part)) for part in (times[::2], times[1::2]))
+    return kernel, reference
 
 
 def device_times(functions: Sequence[Callable[[], object]], device: torch.device) -> list[float]:

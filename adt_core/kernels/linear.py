@@ -15,25 +15,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import cycle
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..errors import is_out_of_memory
 from ..models import int4
 from ..models.config import QUANTISED
 from ..runtime import cached_per_runtime
 from . import choice
 from .choice import Case, Trial
-from .trials import is_candidate, random_like
+from .trials import ROUNDS, RoundRows, is_candidate, random_like
 
 BLOCK_INPUTS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 32}
 """Number of inputs that are added at a time, by dtype of the activations. For int4 weights it is a group."""
 BLOCK_ROWS = (16, 32, 64, 128)
 """Numbers of rows that a program can compute."""
 BLOCK_ROWS_HOPPER = (16, 32)
-"""As :data:`BLOCK_ROWS`, on GPUs of compute capability 9.x to 11.x. From 64 rows on, Triton would use their instructions
-for larger matrices (wgmma, tcgen05), which add the inputs in another order than the instruction for 16 and 32 rows."""
+"""As :data:`BLOCK_ROWS`, on GPUs of compute capability 9.x to 11.x. From 64 rows on, Triton would use instructions for
+larger matrices (wgmma, tcgen05), which add the inputs in another order than the instruction for 16 and 32 rows."""
 BLOCK_INPUTS_TURING = 32
 """Maximum number of inputs that are added at a time on GPUs of compute capability 7.5, except for int4 weights. With
 more, registers spill."""
@@ -45,9 +47,6 @@ STORED = {dtype: name for name, dtype in QUANTISED.items()}
 """Format of quantised weights, by dtype."""
 TESTED_ROWS = (1, 2, 25, 32, 64, 128)
 """Numbers of rows whose results the trial compares."""
-TIMED_ROWS = ((2, 64), (64, 64), (128, 128))
-"""Sizes of the products that the trial measures: the number of used rows, and the number of rows with padding. They
-stand for a plain step, a draft tree, and a larger tree."""
 MIN_SPEEDUP = 1.1
 """As :attr:`.choice.Trial.min_speedup`. Without a margin, small differences of time would decide which image a seed
 gives."""
@@ -56,9 +55,8 @@ TOLERANCE = {torch.bfloat16: 2**-6, torch.float16: 2**-8, torch.float32: 2**-14}
 dtype of the activations. PyTorch also rounds earlier: it rounds int4 weights after their conversion, and it rounds the
 product before it adds the residual."""
 
-Product = Callable[[Tensor, Tensor | None], Tensor]
-"""Function that multiplies activations [M, in] by a weight and adds the second argument [M, out], if it is not None.
-It may overwrite the second argument."""
+Product = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+"""Function with the first four arguments of :func:`kernel` and the same result."""
 
 
 class Blocks(NamedTuple):
@@ -166,7 +164,8 @@ def kernel(
         scale: [out] factors of an int8 or fp8 weight, or the scale of an int4 weight; None if the weight is not
             quantised.
         plus: [M, out] contiguous values to add, in the dtype of x, or None. Overwritten with the result.
-        used_rows: Number of rows to compute; all rows if None. In the other rows, the product is 0.
+        used_rows: Number of rows to compute; all rows if None. The other rows of the result are undefined without
+            `plus`, and those of `plus` otherwise.
 
     Returns:
         [M, out] in the dtype of x.
@@ -180,7 +179,7 @@ def kernel(
     if factors.dtype == int4.SCALE_DTYPE and weight.dtype == QUANTISED["int4"]:
         factors = factors.view(torch.int16)
     operands = x, stored, factors, y, y
-    sizes = num_rows, used_rows, inputs, outputs, x.stride(0), *weight.stride()
+    sizes = used_rows, inputs, outputs, x.stride(0), *weight.stride()
     blocks = Blocks.of(used_rows, outputs, x.dtype, weight.dtype, gpu_of(x.device))
     with torch.cuda.device_of(x):
         _launch(blocks, STORED.get(weight.dtype, "plain"), operands, sizes, plus is not None)
@@ -193,10 +192,10 @@ def _launch(blocks: Blocks, stored: str, operands: tuple[Tensor, ...], sizes: tu
 
     from .linear_triton import int4_kernel, linear_kernel
 
-    x, *_, y = operands
-    grid = cdiv(len(y), blocks.rows), cdiv(y.shape[1], blocks.outputs)
+    used_rows, _, outputs, *_ = sizes
+    grid = cdiv(used_rows, blocks.rows), cdiv(outputs, blocks.outputs)
     options = dict(
-        DTYPE=_triton_dtype(x.dtype),
+        DTYPE=_triton_dtype(operands[0].dtype),
         HAS_PLUS=has_plus,
         BLOCK_M=blocks.rows,
         BLOCK_N=blocks.outputs,
@@ -235,21 +234,42 @@ def uses_kernel(x: Tensor, weight: Tensor, scale: Tensor | None, plus: Tensor | 
     return choice.uses_kernel("linear", x, shape, partial(_trial, x, weight, scale, plus is not None, alternative))
 
 
+def _copies(weight: Tensor, scale: Tensor | None) -> list[tuple[Tensor, Tensor | None]]:
+    """Return a weight with its scale, and copies of both that fill the L2 cache twice.
+
+    A trial that multiplies by each in turn reads the weight from memory, as a forward pass over all layers does. If the
+    memory is too small, there are fewer copies.
+    """
+    operands = [(weight, scale)]
+    if not weight.is_cuda:
+        return operands
+    cache_bytes = torch.cuda.get_device_properties(weight.device).L2_cache_size
+    try:
+        for _ in range(2 * cache_bytes // weight.nbytes):
+            operands.append((weight.clone(), None if scale is None else scale.clone()))
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    return operands
+
+
 def _trial(x: Tensor, weight: Tensor, scale: Tensor | None, has_plus: bool, alternative: Product) -> Trial:
     most = max(TESTED_ROWS)
     rows = random_like(x, most, x.shape[1])
     residual = random_like(x, most, weight.shape[1], seed=1) if has_plus else None
 
+    weights = cycle(_copies(weight, scale))
+
     def plus(part: slice) -> Tensor | None:
         return None if residual is None else residual[part].clone()
 
-    def case(used: int, num_rows: int) -> Case:
-        part = slice(num_rows)
-        x = rows[part].clone()
-        x[used:] = 0
+    def case(size: RoundRows) -> Case:
+        part = slice(size.total)
+        residuals = [plus(part) for _ in range(2)]
         return Case(
-            lambda: kernel(x, weight, scale, plus(part), used),
-            lambda: alternative(x, plus(part)),
+            lambda: kernel(rows[part], *next(weights), residuals[0], size.used)[: size.used],
+            lambda: alternative(rows[part], *next(weights), residuals[1])[: size.used],
+            size.weight,
         )
 
     def equal_results() -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -261,5 +281,4 @@ def _trial(x: Tensor, weight: Tensor, scale: Tensor | None, has_plus: bool, alte
                 y = kernel(rows[part], weight, scale, plus(part))
                 yield f"{count} and {most} rows", y, expected[part]
 
-    cases = [case(used, num_rows) for used, num_rows in TIMED_ROWS]
-    return Trial(cases, TOLERANCE[x.dtype], equal_results, MIN_SPEEDUP)
+    return Trial([case(size) for size in ROUNDS], TOLERANCE[x.dtype], equal_results, MIN_SPEEDUP)

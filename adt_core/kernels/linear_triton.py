@@ -13,19 +13,19 @@ Arguments of both kernels:
   int16.
 - plus: [num_rows, outputs] contiguous values to add, if HAS_PLUS.
 - y: [num_rows, outputs] contiguous result. It may be the same tensor as `plus`.
-- used_rows: Number of rows to compute. In the other rows, the product is 0.
+- used_rows: Number of rows to compute. The other rows of `x` are not read, and those of `y` are not written.
 - STORED: "plain" if the weight is not quantised, else "int8" or "fp8".
 
-`num_rows` and `used_rows` change between forward passes, so Triton must not specialise machine code for their values.
+`used_rows` changes between forward passes, so Triton must not specialise machine code for its value.
 """
 
 import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["num_rows", "used_rows"])
+@triton.jit(do_not_specialize=["used_rows"])
 def linear_kernel(
-    x, weight, scale, plus, y, num_rows, used_rows, inputs, outputs, x_stride, stride_in, stride_out,
+    x, weight, scale, plus, y, used_rows, inputs, outputs, x_stride, stride_in, stride_out,
     DTYPE: tl.constexpr, STORED: tl.constexpr, HAS_PLUS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -36,7 +36,7 @@ def linear_kernel(
     x_block = x + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
     weight_block = weight + columns.to(tl.int64)[None, :] * stride_out + k[:, None] * stride_in
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, _used_inputs(inputs, used_rows, BLOCK_M), BLOCK_K):
+    for start in range(0, inputs, BLOCK_K):
         is_input = k < inputs - start
         a = tl.load(x_block, (rows < used_rows)[:, None] & is_input[None, :], 0.0)
         b = tl.load(weight_block, (columns < outputs)[None, :] & is_input[:, None], 0)
@@ -48,12 +48,12 @@ def linear_kernel(
     if STORED != "plain":
         factors = tl.load(scale + columns, columns < outputs, 0.0)
         total *= (factors * (256.0 if STORED == "fp8" else 1.0))[None, :]
-    _store(total, plus, y, rows, columns, num_rows, outputs, DTYPE, HAS_PLUS)
+    _store(total, plus, y, rows, columns, used_rows, outputs, DTYPE, HAS_PLUS)
 
 
-@triton.jit(do_not_specialize=["num_rows", "used_rows"])
+@triton.jit(do_not_specialize=["used_rows"])
 def int4_kernel(
-    x, weight, scale, plus, y, num_rows, used_rows, inputs, outputs, x_stride, stride_in, stride_out,
+    x, weight, scale, plus, y, used_rows, inputs, outputs, x_stride, stride_in, stride_out,
     DTYPE: tl.constexpr, HAS_PLUS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Multiply by a weight in the format of :mod:`adt_core.models.int4`.
@@ -70,7 +70,7 @@ def int4_kernel(
     steps = scale + columns
     zero_points = steps + tl.cdiv(inputs, GROUP) * outputs
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, _used_inputs(inputs, used_rows, BLOCK_M), GROUP):
+    for start in range(0, inputs, GROUP):
         left = inputs - start
         packed = tl.load(weight_block, (columns < outputs)[None, :], 0)
         step = _bfloat16_to_float32(tl.load(steps, columns < outputs, 0))[None, :]
@@ -84,13 +84,7 @@ def int4_kernel(
         weight_block += HALF * stride_in
         steps += outputs
         zero_points += outputs
-    _store(total, plus, y, rows, columns, num_rows, outputs, DTYPE, HAS_PLUS)
-
-
-@triton.jit
-def _used_inputs(inputs, used_rows, BLOCK_M: tl.constexpr):
-    """Return the number of inputs to add: 0 if all rows of the block are padding."""
-    return tl.where(tl.program_id(0) * BLOCK_M < used_rows, inputs, 0)
+    _store(total, plus, y, rows, columns, used_rows, outputs, DTYPE, HAS_PLUS)
 
 
 @triton.jit
@@ -112,10 +106,10 @@ def _fp8_to_float16(bits):
 
 
 @triton.jit
-def _store(total, plus, y, rows, columns, num_rows, outputs, DTYPE: tl.constexpr, HAS_PLUS: tl.constexpr):
+def _store(total, plus, y, rows, columns, used_rows, outputs, DTYPE: tl.constexpr, HAS_PLUS: tl.constexpr):
     """Add a block of `plus` to a block of the product, and store the sum. It is rounded once."""
     places = rows.to(tl.int64)[:, None] * outputs + columns[None, :]
-    is_inside = (rows < num_rows)[:, None] & (columns < outputs)[None, :]
+    is_inside = (rows < used_rows)[:, None] & (columns < outputs)[None, :]
     if HAS_PLUS:
         total += tl.load(plus + places, is_inside, 0.0).to(tl.float32)
     tl.store(y + places, total.to(DTYPE), is_inside)

@@ -90,7 +90,12 @@ class FallbackConfig(NamedTuple):
 
 
 def tiled_matmul(
-    multiply: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, plus: Tensor | None, tile: int, kind: Hashable
+    multiply: Callable[[Tensor, Tensor | None], Tensor],
+    x: Tensor,
+    plus: Tensor | None,
+    tile: int,
+    kind: Hashable,
+    tokens: int | None = None,
 ) -> Tensor:
     """Return a product that is bitwise equal to multiplying `tile` rows at a time.
 
@@ -105,6 +110,7 @@ def tiled_matmul(
         tile: Number of rows of a tile.
         kind: Properties that determine which kernel a library chooses, apart from the number of rows: device, dtypes,
             shape of the weight, and so on.
+        tokens: Number of rows to compare; all rows if None. The other rows are padding, where `x` may be NaN.
 
     Returns:
         [N, out] product plus `plus`.
@@ -119,7 +125,7 @@ def tiled_matmul(
     added_rows = plus.split(tile) if plus is not None else repeat(None)
     product = torch.cat([multiply(rows, added) for rows, added in zip(x.split(tile), added_rows)])
     if key not in is_equal:
-        is_equal[key] = multiply(x, before).equal(product)
+        is_equal[key] = multiply(x, before)[:tokens].equal(product[:tokens])
     return product
 
 

@@ -56,16 +56,33 @@ def test_activations_may_be_part_of_a_wider_matrix(like):
     assert linear.kernel(x, weight).equal(linear.kernel(x.contiguous(), weight))
 
 
+@pytest.mark.parametrize("used", [2, 25, 50])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_padding_is_not_computed(kind):
-    like = torch.zeros(())
-    weight, scale = stored(like, 64, 32, kind)
-    x = random_like(like, 40, 64)
-    x[3:] = torch.nan  # would be visible in the results
-    assert linear.kernel(x, weight, scale, None, 3)[3:].eq(0).all()
-    plus = random_like(like, 40, 32)
-    assert linear.kernel(x, weight, scale, plus.clone(), 3)[3:].equal(plus[3:])
+def test_padding_is_neither_read_nor_written(like, kind, used):
+    """Products of real rounds: a plain step, a tree without guidance, and a tree with guidance."""
+    weight, scale = stored(like, 128, 64, kind)
+    x = random_like(like, 64, 128)
+    x[used:] = torch.nan
+    expected = linear.kernel(x[:used].contiguous(), weight, scale)
+    assert linear.kernel(x, weight, scale, None, used)[:used].equal(expected)
+    plus = random_like(like, 64, 64)
+    expected = linear.kernel(x[:used].contiguous(), weight, scale, plus[:used].clone())
+    sums = linear.kernel(x, weight, scale, plus.clone(), used)
+    assert sums[:used].equal(expected) and sums[used:].equal(plus[used:])
+
+
+@torch.inference_mode()
+def test_there_are_no_programs_for_padding(monkeypatch):
+    """Otherwise three of four programs of a plain round would only use resources."""
+    from triton.runtime.interpreter import GridExecutor
+
+    grids = []
+    monkeypatch.setattr(GridExecutor, "__call__", lambda self, *args, **options: grids.append(self.grid))
+    x = torch.zeros(64, 128, dtype=torch.float16)
+    for used in (2, 25, 50):
+        linear.kernel(x, torch.zeros(128, 64, dtype=torch.float16), None, None, used)
+    assert grids == [(1, 2), (1, 2), (1, 2)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
