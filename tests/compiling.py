@@ -151,7 +151,7 @@ def _launches(capability: int) -> Iterator[tuple[str, Callable[[], object]]]:
     dtype = torch.bfloat16 if capability >= 80 else torch.float16
     like = torch.zeros((), dtype=dtype)
     name = str(dtype).removeprefix("torch.")
-    attend.chunk_size = lambda device: attend.CHUNK if capability >= 80 else attend.SMALL_CHUNK
+    attend.chunk_size = lambda device: attend.chunk_for(divmod(capability, 10))
     for heads, kv_heads, dim in ((4, 4, 64), (4, 4, 80), (4, 4, 128), (8, 2, 128)):
         sizes = f"{name}, heads of {dim}" + (f", {heads // kv_heads} for each key head" if heads > kv_heads else "")
         tree = RandomTree(like, heads, kv_heads, dim, [-1, 0, 0], committed=200)

@@ -142,12 +142,15 @@ class NearKeys(NamedTuple):
         columns: [R, w] int64 cache positions of the near keys; None if all keys that the forward reads are near.
         mask: [R, 1, n, w] float64 mask that is added to the scores. After `for_layers` its shape is
             [R * key heads, g * n, w], where g query heads share a key head.
+        far: [R, n, 2] int64 cache position of each token's first far key, and the position after its last far key.
+            The token sees all keys between them. None if `columns` is None.
         paths: [R, n, near + 1] int64 cache positions of each token's own near keys, in the order of their positions in
             the image; then `_NO_KEY`. None unless `by_path` has been called.
     """
 
     columns: Tensor | None
     mask: Tensor
+    far: Tensor | None = None
     paths: Tensor | None = None
 
     def by_path(self) -> NearKeys:
