@@ -31,6 +31,8 @@ from .trials import ROUNDS, RoundRows, is_candidate, random_like
 
 BLOCK_INPUTS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 32}
 """Number of inputs that are added at a time, by dtype of the activations. For int4 weights it is a group."""
+GROUPS_AT_A_TIME = 2
+"""Groups of an int4 weight that are processed at a time. They are added one by one."""
 BLOCK_ROWS = (16, 32, 64, 128)
 """Numbers of rows that a program can compute."""
 BLOCK_ROWS_HOPPER = (16, 32)
@@ -92,7 +94,7 @@ class Blocks(NamedTuple):
         is_int4 = weight_dtype == QUANTISED["int4"]
         inputs = int4.GROUP if is_int4 else min(BLOCK_INPUTS[x_dtype], gpu.block_inputs)
         weight_bytes = inputs * width // 2 if is_int4 else inputs * width * weight_dtype.itemsize
-        stage_bytes = rows * inputs * x_dtype.itemsize + weight_bytes
+        stage_bytes = (rows * inputs * x_dtype.itemsize + weight_bytes) * (GROUPS_AT_A_TIME if is_int4 else 1)
         stages = min(SHARED_BYTES // stage_bytes, MAX_STAGES)
         return cls(rows, width, inputs, 8 if rows == BLOCK_ROWS[-1] else 4, stages)
 

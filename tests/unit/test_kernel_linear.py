@@ -122,7 +122,7 @@ def test_the_number_of_rows_does_not_change_the_inputs_of_a_block(dtype, stored_
         assert len({(block.inputs, block.outputs) for block in blocks}) == 1
         larger = [min(size, gpu.block_rows[-1]) for size in (64, 128, 128)]
         assert [block.rows for block in blocks] == [16, 16, 32, *larger]
-        assert all(block.stages >= 2 for block in blocks)
+        assert all(block.stages >= (1 if dtype == torch.float32 else 2) for block in blocks)
 
 
 @torch.inference_mode()
