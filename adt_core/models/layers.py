@@ -80,7 +80,8 @@ class LayerContext(NamedTuple):
             rope = rope_tables(config, rope[0], step.mrope_positions.flatten(0, 1))
             positions = torch.arange(len(positions), device=positions.device)
         heads = config.num_heads, config.num_kv_heads, config.head_dim
-        layers = 0 if projection.uses_kernel(step.mask, *heads) else config.num_layers
+        rotates = projection.uses_kernel(step.mask, *heads, config.qkv_bias, config.qk_norm)
+        layers = 0 if rotates else config.num_layers
         rotation = Rotation.of(pad_rows(positions, tile), rope, layers, tile)
         tokens = step.positions.numel()
         near_keys = step.near_keys

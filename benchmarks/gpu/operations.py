@@ -214,7 +214,7 @@ class NormRopeStore(Operation):
         self.distinct_layers = len(self.layers)
 
     def choose(self) -> None:
-        norm_rope_store.uses_kernel(self.like, *self.heads)
+        norm_rope_store.uses_kernel(self.like, *self.heads, self.config.qkv_bias, self.config.qk_norm)
 
     def _rotation(self, positions: Tensor, layers: int) -> Rotation:
         return Rotation.of(pad_rows(positions.flatten(), self.tile), self.rope, layers, self.tile)

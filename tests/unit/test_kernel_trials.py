@@ -18,7 +18,7 @@ CHOICES = {
     gate: lambda: gate.uses_kernel(LIKE, "silu"),
     linear: lambda: linear.uses_kernel(LIKE, WEIGHT, None, None, linear.reference),
     norm: lambda: norm.uses_kernel(LIKE),
-    norm_rope_store: lambda: norm_rope_store.uses_kernel(LIKE, 2, 1, 64),
+    norm_rope_store: lambda: norm_rope_store.uses_kernel(LIKE, 2, 1, 64, True, True),
 }
 """For each operation, a function that returns whether the kernel is used."""
 NUM_OPERANDS = {gate: 2, linear: 4, norm: 4}
@@ -116,6 +116,42 @@ def test_a_lack_of_memory_is_no_verdict(operation, monkeypatch):
         with pytest.raises(torch.cuda.OutOfMemoryError):
             CHOICES[operation]()
     assert CHOICES[operation]()
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("has_norm", [True, False])
+@torch.inference_mode()
+def test_the_trial_runs_all_versions_that_a_model_needs(has_bias, has_norm, runtime, monkeypatch):
+    """Otherwise Triton would compile a version, or fail to compile it, while an image is decoded."""
+    versions = set()
+
+    def kernel(qkv, projection, rotation, cache, positions):
+        versions.add((projection.bias is not None, projection.norm_weight is not None, type(positions)))
+        return norm_rope_store.reference(qkv, projection, rotation, cache, positions)
+
+    monkeypatch.setattr(norm_rope_store, "is_candidate", lambda x: True)
+    monkeypatch.setattr(choice, "supports_kernels", lambda device: True)
+    monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.0, 2.0] * (len(functions) // 2))
+    monkeypatch.setattr(norm_rope_store, "kernel", kernel)
+    assert norm_rope_store.uses_kernel(LIKE, 2, 1, 64, has_bias, has_norm)
+    assert versions == {(has_bias, has_norm, torch.Tensor), (has_bias, has_norm, slice)}
+
+
+@torch.inference_mode()
+def test_the_trial_of_a_product_multiplies_by_the_copies_of_the_weight_in_turn(runtime, monkeypatch):
+    """A single weight would stay in the L2 cache."""
+    weights = [WEIGHT, 2 * WEIGHT, 3 * WEIGHT]
+    multiplied = []
+
+    def alternative(x, weight, scale, plus):
+        multiplied.append(weight)
+        return linear.reference(x, WEIGHT, scale, plus)
+
+    monkeypatch.setattr(linear, "_copies", lambda weight, scale: [(weight, scale) for weight in weights])
+    trial = linear._trial(LIKE, WEIGHT, None, False, alternative)
+    for _ in range(4):
+        trial.cases[0].reference()
+    assert [[weight is other for other in weights].index(True) for weight in multiplied] == [0, 1, 2, 0]
 
 
 @torch.inference_mode()
