@@ -121,7 +121,7 @@ def kernel(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys) ->
     value_offset, row_stride, head_stride = cache.stride()[:3]
     strides = row_stride, head_stride, value_offset
     sizes = {"GROUP": group, "WIDTH": dim, "PADDED": next_power_of_2(dim)}
-    with torch.cuda.device_of(queries):
+    with choice.launching(queries):
         far_chunks[chunks, kv_heads, rows](
             queries, cache, mask, sums, peaks, n, end, mask.stride(0), mask.stride(2), *strides, dim**-0.5,
             **sizes, CHUNK=chunk, BLOCK=QUERIES, num_warps=WARPS["far_chunks"],
