@@ -130,7 +130,7 @@ def kernel(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys) ->
     value_offset, row_stride, head_stride = cache.stride()[:3]
     places = row_stride, head_stride, value_offset, dim**-0.5
     sizes = {"GROUP": group, "WIDTH": dim, "PADDED": next_power_of_2(dim)}
-    with torch.cuda.device_of(queries):
+    with choice.launching(queries):
         far_chunks[chunks, kv_heads, rows](
             queries, cache, near_keys.far, sums, peaks, n, *places,
             **sizes, CHUNK=chunk, BLOCK=QUERIES, num_warps=WARPS[chunk], num_stages=2,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from ..models.config import ACTIVATIONS
@@ -48,7 +47,7 @@ def kernel(gate_up: Tensor, activation: str, used_rows: int | None = None) -> Te
     rows = len(gate_up)
     columns = gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, columns)
-    with torch.cuda.device_of(gate_up):
+    with choice.launching(gate_up):
         launch[rows if used_rows is None else used_rows, cdiv(columns, BLOCK)](
             gate_up, out, columns, IS_GELU=activation == "gelu_pytorch_tanh", BLOCK=BLOCK, num_warps=4
         )

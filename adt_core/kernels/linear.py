@@ -183,7 +183,7 @@ def kernel(
     operands = x, stored, factors, y, y
     sizes = used_rows, inputs, outputs, x.stride(0), *weight.stride()
     blocks = Blocks.of(used_rows, outputs, x.dtype, weight.dtype, gpu_of(x.device))
-    with torch.cuda.device_of(x):
+    with choice.launching(x):
         _launch(blocks, STORED.get(weight.dtype, "plain"), operands, sizes, plus is not None)
     return y
 

@@ -78,7 +78,7 @@ def kernel(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None, us
     out = torch.empty_like(x) if plus is None else plus
     rows, columns = x.shape
     block = next_power_of_2(columns)
-    with torch.cuda.device_of(x):
+    with choice.launching(x):
         rms_norm[rows if used_rows is None else used_rows,](
             x, weight, out if plus is None else plus, out, columns, eps,
             HAS_PLUS=plus is not None, BLOCK=block, num_warps=min(max(block // 512, 1), 8),

@@ -127,7 +127,7 @@ def kernel(
     positions = cache_position.contiguous() if isinstance(cache_position, Tensor) else qkv
     start = cache_position.start if isinstance(cache_position, slice) else 0
     value_offset, row_stride, head_stride = cache.stride()[:3]
-    with torch.cuda.device_of(qkv):
+    with choice.launching(qkv):
         launch[rows * n, heads + 2 * kv_heads](
             qkv, bias, norm_weight, norm_bias, rotation.cos, rotation.sin, queries, cache, positions,
             n, start, row_stride, head_stride, value_offset, EPS,

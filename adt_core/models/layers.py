@@ -28,6 +28,7 @@ from ..rules.sampling import guide
 from . import int4
 from .batch_invariance import (
     HALF,
+    MAX_HEAD_TILE,
     TILE,
     FallbackConfig,
     NearKeys,
@@ -416,7 +417,7 @@ class Decoder(nn.Module):
                 if check is not None:
                     check()
                 x = layer(x, context, layer_cache)
-        return self._by_rows(self._normed, x[: shape[0] * shape[1]].view(shape))
+        return self._by_rows(self._normed, x[: shape[0] * shape[1]].view(shape), self.tile)
 
     def _normed(self, x: Tensor) -> Tensor:
         return rms_norm(x.to(self.wide_dtype), self.norm, self.config.rms_norm_eps)
@@ -436,20 +437,24 @@ class Decoder(nn.Module):
             [R, ..., num_codes]; with guidance [R / 2, ..., num_codes].
         """
         if self.head_in is not None:
-            features = self._by_rows(self._head_hidden, features)
-        return self._by_rows(self._head_out, guide(features, guidance))
+            features = self._by_rows(self._head_hidden, features, self._head_tile)
+        return self._by_rows(self._head_out, guide(features, guidance), self._head_tile)
+
+    @property
+    def _head_tile(self) -> int:
+        return min(self.tile, MAX_HEAD_TILE)
 
     def _head_hidden(self, features: Tensor) -> Tensor:
         assert self.head_in is not None and self.head_in_bias is not None
-        return F.gelu(product(features, self.head_in, tile=self.tile) + self.head_in_bias)
+        return F.gelu(product(features, self.head_in, tile=self._head_tile) + self.head_in_bias)
 
     def _head_out(self, features: Tensor) -> Tensor:
-        z = product(features, self.head, tile=self.tile)
+        z = product(features, self.head, tile=self._head_tile)
         return z if self.head_bias is None else z + self.head_bias
 
-    def _by_rows(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _by_rows(self, function: Callable[[Tensor], Tensor], x: Tensor, tile: int) -> Tensor:
         """Apply a function of a matrix [N, k] to x [..., k]. In batch-invariant mode, pad x to complete tiles first."""
-        if not self.tile:
+        if not tile:
             return function(x)
         rows = x.flatten(0, -2)
-        return function(pad_rows(rows, self.tile))[: len(rows)].view(*x.shape[:-1], -1)
+        return function(pad_rows(rows, tile))[: len(rows)].view(*x.shape[:-1], -1)

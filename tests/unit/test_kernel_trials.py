@@ -6,7 +6,7 @@ The references take the place of the kernels, so the tests need neither a GPU no
 import pytest
 import torch
 
-from adt_core.kernels import attend, choice, gate, linear, norm, norm_rope_store
+from adt_core.kernels import attend, choice, gate, linear, norm, norm_rope_store, verdicts
 from adt_core.kernels.attend_trial import Operands
 
 LIKE = torch.zeros(3, 128, dtype=torch.float16)
@@ -31,15 +31,22 @@ def float64_kernel(q, keys, values, mask):
     return scores.softmax(-1) @ values.double(), scores.logsumexp(-1)
 
 
+@pytest.fixture(autouse=True)
+def gpu(runtime, monkeypatch, tmp_path):
+    """Treat the CPU as a GPU on which references take twice as long as kernels."""
+    monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
+    monkeypatch.setattr(verdicts, "_environment", lambda device: "a GPU")
+    monkeypatch.setattr(choice, "supports_kernels", lambda device: True)
+    monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.0, 2.0] * (len(functions) // 2))
+
+
 @pytest.fixture(params=CHOICES, ids=lambda module: module.__name__.split(".")[-1])
-def operation(request, runtime, monkeypatch, caplog):
-    """Treat the CPU as a GPU on which the reference computes the results of the kernel in half of the time."""
+def operation(request, monkeypatch, caplog):
+    """Return the module of an operation whose kernel gives the results of its reference."""
     module = request.param
     caplog.set_level("INFO")
     monkeypatch.setattr(attend, "far_attention", float64_kernel)
     monkeypatch.setattr(module, "is_candidate", lambda x: True)
-    monkeypatch.setattr(choice, "supports_kernels", lambda device: True)
-    monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.0, 2.0] * (len(functions) // 2))
 
     def kernel(*given):
         if module is attend:
@@ -121,7 +128,7 @@ def test_a_lack_of_memory_is_no_verdict(operation, monkeypatch):
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("has_norm", [True, False])
 @torch.inference_mode()
-def test_the_trial_runs_all_versions_that_a_model_needs(has_bias, has_norm, runtime, monkeypatch):
+def test_the_trial_runs_all_versions_that_a_model_needs(has_bias, has_norm, monkeypatch):
     """Otherwise Triton would compile a version, or fail to compile it, while an image is decoded."""
     versions = set()
 
@@ -130,15 +137,13 @@ def test_the_trial_runs_all_versions_that_a_model_needs(has_bias, has_norm, runt
         return norm_rope_store.reference(qkv, projection, rotation, cache, positions)
 
     monkeypatch.setattr(norm_rope_store, "is_candidate", lambda x: True)
-    monkeypatch.setattr(choice, "supports_kernels", lambda device: True)
-    monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.0, 2.0] * (len(functions) // 2))
     monkeypatch.setattr(norm_rope_store, "kernel", kernel)
     assert norm_rope_store.uses_kernel(LIKE, 2, 1, 64, has_bias, has_norm)
     assert versions == {(has_bias, has_norm, torch.Tensor), (has_bias, has_norm, slice)}
 
 
 @torch.inference_mode()
-def test_the_trial_of_a_product_multiplies_by_the_copies_of_the_weight_in_turn(runtime, monkeypatch):
+def test_the_trial_of_a_product_multiplies_by_the_copies_of_the_weight_in_turn(monkeypatch):
     """A single weight would stay in the L2 cache."""
     weights = [WEIGHT, 2 * WEIGHT, 3 * WEIGHT]
     multiplied = []
@@ -155,9 +160,8 @@ def test_the_trial_of_a_product_multiplies_by_the_copies_of_the_weight_in_turn(r
 
 
 @torch.inference_mode()
-def test_the_reference_replaces_a_faulty_kernel(runtime, monkeypatch):
+def test_the_reference_replaces_a_faulty_kernel(monkeypatch):
     monkeypatch.setattr(norm, "is_candidate", lambda x: True)
-    monkeypatch.setattr(choice, "supports_kernels", lambda device: True)
     monkeypatch.setattr(norm, "kernel", failing(RuntimeError("no compiler")))
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
     assert norm.norm(x, x[0], 1e-5).equal(norm.reference(x, x[0], 1e-5))
