@@ -36,8 +36,8 @@ class Resources(NamedTuple):
         spilled: Bytes that a thread stores to memory because registers are missing.
         shared: Bytes of shared memory of a program.
         warps: Warps of a program.
-        instructions: Matrix instructions without their operands, such as "HMMA.16816.F32.BF16"; "FFMA" for float32,
-            which has none; empty for kernels that are no product.
+        instructions: Matrix instructions without their operands, such as "HMMA.16816.F32.BF16"; empty for kernels that
+            are no product.
     """
 
     kernel: str
@@ -119,8 +119,7 @@ def _instructions(cubin: bytes) -> list[str]:
         file.flush()
         command = [knobs.nvidia.nvdisasm.path, "-c", file.name]
         sass = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    names = set(re.findall(r"\b(\w*MMA\.[\w.]+|FFMA)\b", sass))
-    return sorted(name for name in names if name != "FFMA") or sorted(names)
+    return sorted(set(re.findall(r"\b(\w*MMA\.[\w.]+)\b", sass)))
 
 
 def _assemble(ptx: str, capability: int) -> tuple[int, int]:
@@ -185,18 +184,14 @@ def _products(like, capability: int) -> Iterator[tuple[str, Callable[[], object]
 
     gpu = linear.Gpu.of(132, capability // 10)
     linear.gpu_of = lambda device: gpu
-    for kind in ("", "float32", "int8", "fp8", "int4"):
-        x = torch.zeros(128, 4096, dtype=torch.float32 if kind == "float32" else like.dtype)
-        weight = torch.zeros(4096, 4096, dtype=x.dtype)
-        scale = None
-        if kind in ("int8", "fp8", "int4"):
-            weight, scale = quantised.empty(weight, kind, torch.float32)
+    for kind in ("int8", "fp8", "int4"):
+        x = torch.zeros(128, 4096, dtype=like.dtype)
+        weight, scale = quantised.empty(torch.zeros(4096, 4096, dtype=x.dtype), kind, torch.float32)
         for rows in gpu.block_rows:
             part = x[:rows]
             plus = torch.zeros(rows, 4096, dtype=x.dtype)
             dtype = str(like.dtype).removeprefix("torch.")
-            operands = f"{dtype}, {rows} rows" + (f", {kind}" if kind else "")
-            yield operands, partial(linear.kernel, part, weight, scale, plus)
+            yield f"{dtype}, {rows} rows, {kind}", partial(linear.kernel, part, weight, scale, plus)
 
 
 def _operands(row: Resources) -> str:

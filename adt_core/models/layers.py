@@ -122,8 +122,8 @@ def product(
 ) -> Tensor:
     """Multiply activations by a weight.
 
-    In batch-invariant mode, a Triton kernel computes the product if it passes its trial. The default tile is required:
-    a smaller one is a fallback, because products on this device have depended on the number of rows.
+    In batch-invariant mode, a Triton kernel multiplies by quantised weights if it passes its trial. The default tile is
+    required: a smaller one is a fallback, because products on this device have depended on the number of rows.
 
     Args:
         x: [N, in] activations.
@@ -140,7 +140,7 @@ def product(
     """
     if tile and tile == TILE.get(x.device.type):
         by_torch = partial(_product_by_torch, tile, None)
-        if linear.uses_kernel(x, weight, scale, plus, by_torch):
+        if scale is not None and linear.uses_kernel(x, weight, scale, plus, by_torch):
             return linear.kernel(x, weight, scale, plus, tokens)
     return _product_by_torch(tile, tokens, x, weight, scale, plus)
 
