@@ -30,6 +30,7 @@ from .budget import Budget
 from .device.costs import Costs
 from .device.invariance import InvarianceReport, invariance_report
 from .device.memory import check_memory, required_bytes
+from .device.products import prepare_products
 from .device.threads import limit_threads
 from .job import Job
 from .queue import ImageQueue
@@ -207,8 +208,8 @@ class Decoding:
             pack(self.request.job.networks)
             self.exact = invariance_report(self.request)
         self.target.decoder.fallback = self.exact.fallback
-        self._costs.choose_profile(self.at_once)
-        self._threads = self.request.threads
+        self._threads = prepare_products(self.request)
+        self._costs.choose_profile(self.at_once, self._threads)
         self.trace.settings |= self.request.settings() | self.conditions()
 
     def _begin_drafting(self) -> bool:

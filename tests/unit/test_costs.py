@@ -377,11 +377,11 @@ def test_rounds_that_were_cut_or_captured_or_have_fewer_images_are_left_out(mode
 def test_the_name_of_a_profile_includes_tiles_and_graphs_but_not_the_machine(models, monkeypatch):
     target, drafter = copy.deepcopy(models)
     request = run(target, drafter, drafting=Drafting("auto")).request
-    name = profile_name(request)
+    name = profile_name(request, 1)
     assert "float64" in name and torch.__version__ in name and platform.node() not in name
     target.decoder.set_dtype(torch.bfloat16)
-    assert f", tiles of {target.decoder.tile};" in profile_name(request)
+    assert f", tiles of {target.decoder.tile};" in profile_name(request, 1)
     monkeypatch.setattr(type(request), "replayed", True)
-    captured = profile_name(request)
+    captured = profile_name(request, 1)
     monkeypatch.setenv(graphs.VARIABLE, "0")
-    assert profile_name(request) != captured
+    assert profile_name(request, 1) != captured

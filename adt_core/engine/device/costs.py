@@ -41,6 +41,7 @@ class Costs:
             given: Profile to use instead of the device's, such as the profile of a saved image.
         """
         self._request = request
+        self._threads = request.threads
         self._is_needed = request.drafting.policy.chooses
         self.profile = given if self._is_needed else None
         self._is_learned = self._is_needed and given is None and request.lantern is None
@@ -48,7 +49,7 @@ class Costs:
         has_thread_time = not request.replayed and sys.platform != "win32"
         self.clock: Callable[[], float] = time.thread_time if has_thread_time else time.perf_counter
 
-    def choose_profile(self, batch_size: int) -> None:
+    def choose_profile(self, batch_size: int, threads: int) -> None:
         """Set `profile` to the given profile, if there is one.
 
         Otherwise, it is the profile that was learned on this device. With relaxed acceptance, it contains the built-in
@@ -56,7 +57,9 @@ class Costs:
 
         Args:
             batch_size: Number of images that are decoded together.
+            threads: Number of CPU threads of the decoding.
         """
+        self._threads = threads
         if self._is_needed and self.profile is None:
             model = self._learned(batch_size) if self._is_learned else self._estimated(batch_size)
             self.profile = model.profile(self._request.drafting.policy.sizes)
@@ -110,20 +113,24 @@ class Costs:
         tile = 0 if on_cpu or not decoder.tile else decoder.tile
         s = request.sampling
         sampling = f"{request.drafting.proposal}, {s.temperature:g}, {s.guidance:g}, {s.top_k}, {s.top_p:g}"
-        name = profile_name(request)
+        name = profile_name(request, self._threads)
         return CostModel(name, batch_size, request.modes, on_cpu, request.groups, tile, sampling, s.temperature)
 
 
-def profile_name(request: Request) -> str:
+def profile_name(request: Request, threads: int) -> str:
     """Return the name of a request's cost profile.
 
     The name contains everything that the cost of a round depends on, except the batch size. It identifies neither the
     machine nor the user.
+
+    Args:
+        request: Batch to decode.
+        threads: Number of CPU threads of the decoding.
     """
     decoder = request.target.decoder
     config = decoder.config
     device = decoder.embedding.device
-    cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: {request.threads}"
+    cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: {threads}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     model = f"{request.target.name} {config.num_layers}x{config.hidden_size}, {request.target.length} tokens"
     network = request.job.drafter.network if request.job.drafter is not None else None
