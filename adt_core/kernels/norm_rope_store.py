@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..models.rotary import Rotation
 from . import choice
-from .trials import MIN_SPEEDUP, is_candidate, random_like, tolerance
+from .trials import MIN_SPEEDUP, ROUNDS, RoundRows, is_candidate, random_like, tolerance
 
 EPS = 1e-5
 """Epsilon of the norm of queries and keys."""
@@ -54,7 +54,8 @@ def norm_rope_store(
         [at least N, query heads, d] queries. Those of padding are undefined.
     """
     kv_heads, _, dim = cache.shape[2:]
-    run = kernel if uses_kernel(qkv, qkv.shape[1] - 2 * kv_heads, kv_heads, dim) else reference
+    parts = projection.bias is not None, projection.norm_weight is not None
+    run = kernel if uses_kernel(qkv, qkv.shape[1] - 2 * kv_heads, kv_heads, dim, *parts) else reference
     return run(qkv, projection, rotation, cache, cache_position)
 
 
@@ -126,7 +127,7 @@ def kernel(
     positions = cache_position.contiguous() if isinstance(cache_position, Tensor) else qkv
     start = cache_position.start if isinstance(cache_position, slice) else 0
     value_offset, row_stride, head_stride = cache.stride()[:3]
-    with torch.cuda.device_of(qkv):
+    with choice.launching(qkv):
         launch[rows * n, heads + 2 * kv_heads](
             qkv, bias, norm_weight, norm_bias, rotation.cos, rotation.sin, queries, cache, positions,
             n, start, row_stride, head_stride, value_offset, EPS,
@@ -137,7 +138,7 @@ def kernel(
     return queries
 
 
-def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int) -> bool:
+def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, has_norm: bool) -> bool:
     """Return whether the kernel is used for all forward passes of a model.
 
     Args:
@@ -145,34 +146,53 @@ def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int) -> bool:
         heads: Number of query heads.
         kv_heads: Number of key heads.
         dim: Number of elements d of a head.
+        has_bias: Whether the projection has a bias.
+        has_norm: Whether queries and keys have a norm.
     """
-    shape = heads, kv_heads, dim
-    return is_candidate(x) and choice.uses_kernel("norm_rope_store", x, shape, partial(_trial, x, *shape))
+    shape = heads, kv_heads, dim, "bias" if has_bias else "no bias", "norm" if has_norm else "no norm"
+    trial = partial(_trial, x, heads, kv_heads, dim, has_bias, has_norm)
+    return is_candidate(x) and choice.uses_kernel("norm_rope_store", x, shape, trial)
 
 
-def _trial(x: Tensor, heads: int, kv_heads: int, dim: int) -> choice.Trial:
-    """Return the trial: a round of two rows with 24 drafts each."""
-    qkv = random_like(x, 50, heads + 2 * kv_heads, dim)
-    norms = random_like(x, 2, heads + kv_heads, dim, seed=1)
-    projection = Projection(random_like(x, qkv[0].numel(), seed=2), *norms)
-    tables = random_like(x, 2, 50, dim, seed=3)
+def _trial(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, has_norm: bool) -> choice.Trial:
+    """Return the trial: rounds of two rows. It runs all versions that a model with these parameters needs."""
+    most = ROUNDS[-1].total
+    qkv = random_like(x, most, heads + 2 * kv_heads, dim)
+    norms = random_like(x, 2, heads + kv_heads, dim, seed=1) if has_norm else (None, None)
+    projection = Projection(random_like(x, qkv[0].numel(), seed=2) if has_bias else None, *norms)
+    tables = random_like(x, 2, most, dim, seed=3)
 
-    def at(tokens: Tensor) -> Rotation:
-        return Rotation.of(tokens, (tables[0], tables[1]), layers=3)
+    def call(run: Callable[..., Tensor], tokens: Tensor, used: int, has_slice: bool = False) -> Callable[[], Tensor]:
+        """Return a function that computes the queries, keys and values [used, all heads, d] of two rows of tokens.
 
-    def result(run: Callable[..., Tensor], tokens: Tensor, rotation: Rotation) -> Tensor:
-        """Return the queries, keys and values [tokens, all heads, d] of some tokens of each of two rows."""
-        positions = torch.arange(len(tokens) // 2, device=x.device).expand(2, -1)
-        cache = x.new_zeros(2, 2, kv_heads, len(tokens) // 2, dim)
-        queries = run(qkv[tokens], projection, rotation, cache, positions)
-        return torch.cat([queries, cache.permute(1, 3, 0, 2, 4).reshape(len(tokens), -1, dim)], 1)
+        Args:
+            run: Kernel or reference.
+            tokens: Indices of the tokens, then of the padding.
+            used: Number of tokens.
+            has_slice: Whether the cache positions are given as a slice instead of a tensor.
+        """
+        n = used // 2
+        positions = slice(0, n) if has_slice else torch.arange(n, device=x.device).expand(2, -1)
+        rotation = Rotation.of(tokens, (tables[0], tables[1]), layers=3)
+        cache = x.new_zeros(2, 2, kv_heads, n, dim)
+        given = qkv[tokens]
 
-    everything = torch.arange(50, device=x.device)
-    rotation = at(everything)
+        def result() -> Tensor:
+            queries = run(given, projection, rotation, cache, positions)[:used]
+            return torch.cat([queries, cache.permute(1, 3, 0, 2, 4).reshape(used, -1, dim)], 1)
+
+        return result
+
+    everything = torch.arange(most, device=x.device)
+
+    def case(size: RoundRows) -> choice.Case:
+        part = everything[: size.total]
+        return choice.Case(call(kernel, part, size.used), call(reference, part, size.used), size.weight)
 
     def equal_results() -> Iterator[tuple[str, Tensor, Tensor]]:
-        two = everything[7:32:24]
-        yield "1 and 25 tokens", result(kernel, two, at(two)), result(kernel, everything, rotation)[two]
+        expected = call(kernel, everything, most)()
+        two = everything[7 :: most // 2]
+        yield f"1 and {most // 2} tokens", call(kernel, two, 2)(), expected[two]
+        yield "both forms of cache positions", call(kernel, everything, most, has_slice=True)(), expected
 
-    case = choice.Case(*(partial(result, run, everything, rotation) for run in (kernel, reference)))
-    return choice.Trial([case], tolerance(x.dtype), equal_results, MIN_SPEEDUP)
+    return choice.Trial([case(size) for size in ROUNDS], tolerance(x.dtype), equal_results, MIN_SPEEDUP)

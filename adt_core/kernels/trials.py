@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,25 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MIN_SPEEDUP = 0.6
 """Minimum speed-up of kernels whose expected speed-up is about 1 or more. It is far below 1, so that small differences
 of time do not change the choice (:class:`.choice.Trial`)."""
+
+
+class RoundRows(NamedTuple):
+    """Numbers of rows in the matrices of activations of a round.
+
+    Attributes:
+        used: Number of rows that are not padding.
+        total: Number of rows with padding, a multiple of a tile.
+        weight: Share of such rounds in an image, up to a common factor. It is an assumption, not a measurement.
+    """
+
+    used: int
+    total: int
+    weight: int
+
+
+ROUNDS = (RoundRows(2, 64, 4), RoundRows(50, 64, 4), RoundRows(128, 128, 1))
+"""Rounds of one image with guidance: a plain step, a tree with 24 drafts, and a tree with 63 drafts. On a GPU, trees
+that exceed one tile of 64 rows are rarely the fastest (docs/gpu.md)."""
 
 
 def is_candidate(x: Tensor) -> bool:

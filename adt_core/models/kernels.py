@@ -98,6 +98,12 @@ def occupy_gpu(cycles: int = 4_000_000) -> None:
         sleep(cycles)
 
 
+def cuda_driver_version() -> int:
+    """Return the CUDA version that the driver of the GPU supports, such as 13000; 0 if torch can't tell."""
+    version = getattr(torch._C, "_cuda_getDriverVersion", None)
+    return 0 if version is None else version()
+
+
 def reduced_precision_settings() -> list[str]:
     """Return the names of active torch settings that reduce the precision of matrix products on a GPU.
 

@@ -8,12 +8,13 @@ import json
 import platform
 import random
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from adt_core import AdtError, Drafting, Lantern, load_drafter, load_target
+from adt_core import AdtError, Drafting, Lantern, cache_folder, load_drafter, load_target
 from adt_core.app.jobs import drawing, new_decoding
 from adt_core.drafters.merged import MergedDrafter
 from adt_core.engine import graphs
@@ -285,7 +286,7 @@ def test_the_cache_folder_is_the_systems_default_unless_set(system, variables, e
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.platform", system)
-    assert profiles.folder() == profiles.Path(expected).expanduser()
+    assert cache_folder.folder() == Path(expected).expanduser()
 
 
 # ---- decodings -----------------------------------------------------------------------------------

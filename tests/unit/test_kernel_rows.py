@@ -54,6 +54,21 @@ def test_gate(like, activation, rows, columns):
     check(gate.kernel(gate_up, activation), gate.reference(gate_up.double(), activation))
 
 
+@pytest.mark.parametrize("used", [2, 25, 50])
+@torch.inference_mode()
+def test_padding_is_neither_read_nor_written(like, used):
+    """Matrices of 64 rows in real rounds: a plain step, a tree without guidance, and a tree with guidance."""
+    x = random_like(like, 64, 96)
+    weight = random_like(like, 96, seed=1)
+    plus = random_like(like, 64, 96, seed=2)
+    x[used:] = torch.nan
+    assert norm.kernel(x, weight, 1e-5, None, used)[:used].equal(norm.kernel(x[:used], weight, 1e-5))
+    sums = norm.kernel(x, weight, 1e-5, plus.clone(), used)
+    assert sums[:used].equal(norm.kernel(x[:used], weight, 1e-5, plus[:used].clone()))
+    assert sums[used:].equal(plus[used:])
+    assert gate.kernel(x, "silu", used)[:used].equal(gate.kernel(x[:used], "silu"))
+
+
 @pytest.mark.parametrize("ragged", [True, False], ids=["positions of each row", "slice"])
 @pytest.mark.parametrize("has_parameters", [True, False], ids=["bias and norm", "only rotation"])
 @pytest.mark.parametrize("heads, kv_heads, dim", HEADS)
