@@ -46,8 +46,8 @@ CAPTION = "A red house on the left of a grassy field under a clear blue sky and 
 SEED = "3"  # the image of this seed shows everything in the caption
 IMAGE = Path("output") / "demo.png"
 ABOUT_THE_SPEED = (
-    "The speed-up depends on what a round costs. On a GPU or with a larger model, a plain round costs more, and drafts "
-    "save more."
+    "The speed-up depends on the model and the device. On a GPU or with a larger model, a plain round costs more, and "
+    "drafts save more."
 )
 
 

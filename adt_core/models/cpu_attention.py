@@ -4,7 +4,7 @@ With one or three queries, torch's fused kernel gives other bits if the number o
 of its products takes another path outside of parallel code. Batched products give the same bits, take as long, and run
 fewer operations. Only with many scores is the fused kernel used, because it does not store them.
 
-Letters in shapes are those of :mod:`.layers`: a key head has m queries.
+Letters in shapes have the same meaning as in :mod:`.layers`. A key head has m queries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of float32 products on a CPU: the library that multiplies, and the trial of what the bits depend on."""
+"""Tests of float32 products on a CPU: the choice of the library, and the trial that compares bits."""
 
 import sys
 

@@ -101,7 +101,7 @@ class Costs:
         self._rounds = {}
 
     def _learned(self, batch_size: int) -> CostModel:
-        """Return the estimates, corrected by what was learned on this device."""
+        """Return the estimates, corrected by the costs that were learned on this device."""
         model = self._estimated(batch_size)
         return model.with_json(profiles.find_costs(model.name, batch_size))
 

@@ -1,4 +1,4 @@
-"""Trial of float32 products on a CPU, which tests what the last bits of a product depend on.
+"""Trial of float32 products on a CPU, which tests how the last bits depend on the number of rows and of threads.
 
 A library may add numbers in another order if a matrix has another number of rows, or if it uses another number of
 threads. No library documents this, so the trial multiplies random activations by the loaded weights and compares bits.
@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ...errors import Check
 from ...kernels.attend import attend
 from ...models.config import DecoderConfig
 from ...models.cpu_attention import batched_mask
@@ -22,12 +23,16 @@ from ...runtime import get_runtime
 from ..request import Request
 from .threads import MAX_THREADS, choose_threads, limit_threads
 
-ROWS = (1, 2, 3, 4, 5, 8, 10, 18, 34, 50, 66, 130)
-"""Numbers of rows of the products that are compared: those of a plain step, and those of trees of up to 64 drafts."""
+ROWS = (1, 2, 3, 4, 5, 8, 10, 18, 34, 50, 66, 130, 260)
+"""Numbers of rows of the products that are compared. Plain steps, trees and prompts have such numbers."""
 QUERIES = (1, 2, 3, 4, 9, 25, 64)
 """Numbers of queries of the attention that is compared."""
 KEYS = 256
 """Number of keys of the attention that is compared."""
+
+
+Results = tuple[list[list[Tensor]], list[Tensor]]
+"""Products of each weight by number of rows, and attention by number of queries."""
 
 
 class ProductReport(NamedTuple):
@@ -52,7 +57,7 @@ def prepare_products(request: Request) -> int:
 def product_report(request: Request) -> ProductReport:
     """Return the report for the networks of a request. Run the trials that this process has not run yet.
 
-    `rows` is that of the target alone, so it is the same with and without a drafter. Weights on a GPU and weights in
+    `rows` depends only on the target, so it is the same with and without a drafter. Weights on a GPU and weights in
     other formats than float32 are not tested.
     """
     decoder = request.target.decoder
@@ -60,27 +65,28 @@ def product_report(request: Request) -> ProductReport:
     if decoder.embedding.device.type != "cpu" or decoder.dtype != torch.float32 or decoder.weights is not None:
         return ProductReport(False, least)
     counts = least, *range(least + 1, min(MAX_THREADS, torch.get_num_threads()) + 1)
-    reports = [_network_report(network, decoder.config, counts) for network in request.job.networks]
+    reports = [_network_report(network, request, counts) for network in request.job.networks]
     return ProductReport(reports[0].rows, min(report.threads for report in reports))
 
 
-def _network_report(network: nn.Module, config: DecoderConfig, counts: Sequence[int]) -> ProductReport:
+def _network_report(network: nn.Module, request: Request, counts: Sequence[int]) -> ProductReport:
     named = [(name.rpartition(".")[2], weight) for name, weight in network.named_parameters()]
     weights = {it.shape: it for name, it in named if name in WEIGHTS and it.dtype == torch.float32}
+    config = request.target.decoder.config
     key = config, tuple(weights), counts
     reports = get_runtime().product_reports
     if key not in reports:
-        reports[key] = _run_trial(config, list(weights.values()), counts)
+        reports[key] = _run_trial(config, list(weights.values()), counts, request.check or (lambda: None))
     return reports[key]
 
 
-def _run_trial(config: DecoderConfig, weights: Sequence[Tensor], counts: Sequence[int]) -> ProductReport:
+def _run_trial(config: DecoderConfig, weights: Sequence[Tensor], counts: Sequence[int], check: Check) -> ProductReport:
     """Compare products of different numbers of rows, and all results for the numbers of threads in `counts`."""
     threads, *more = counts
-    products, attention = _results(config, weights, threads)
+    products, attention = _results(config, weights, threads, check)
     rows = all(out.equal(largest[: len(out)]) for _, *outs, largest in products for out in outs)
     for count in more:
-        found, found_attention = _results(config, weights, count)
+        found, found_attention = _results(config, weights, count, check)
         if not all(map(torch.equal, sum(products, attention), sum(found, found_attention))):
             break
         threads = count
@@ -88,7 +94,7 @@ def _run_trial(config: DecoderConfig, weights: Sequence[Tensor], counts: Sequenc
 
 
 @torch.inference_mode()
-def _results(config: DecoderConfig, weights: Sequence[Tensor], threads: int) -> tuple[list[list[Tensor]], list[Tensor]]:
+def _results(config: DecoderConfig, weights: Sequence[Tensor], threads: int, check: Check) -> Results:
     """Multiply by each weight, and compute attention.
 
     Returns:
@@ -99,6 +105,7 @@ def _results(config: DecoderConfig, weights: Sequence[Tensor], threads: int) -> 
     products = []
     with limit_threads(threads):
         for weight in weights:
+            check()  # with a large weight, the products take seconds
             x = torch.randn(ROWS[-1], weight.shape[0], generator=generator)
             plus = torch.randn(ROWS[-1], weight.shape[1], generator=generator)
             products.append([product(x[:n], weight) for n in ROWS])
