@@ -10,6 +10,7 @@ from ..runtime import get_runtime
 from .device.costs import Costs
 from .device.invariance import InvarianceReport, chosen_kernels, invariance_report
 from .device.memory import check_memory
+from .device.products import prepare_products
 from .device.threads import limit_threads
 from .request import Request
 
@@ -48,8 +49,8 @@ class Conditions:
                 choice.switch_off(str(error))
                 self._check_operations()
         self._request.target.decoder.fallback = self.exact.fallback
-        costs.choose_profile(batch_size)
-        self.threads = self._request.threads
+        self.threads = prepare_products(self._request)
+        costs.choose_profile(batch_size, self.threads)
 
     def _check_operations(self) -> None:
         self.kernels = chosen_kernels(self._request)

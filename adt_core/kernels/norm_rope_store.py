@@ -11,7 +11,6 @@ from functools import cache, partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.rotary import Rotation
@@ -71,21 +70,22 @@ def reference(
         qkv = qkv + bias if torch.is_grad_enabled() else qkv.add_(bias)
     if projection.norm_weight is not None and projection.norm_bias is not None:
         # This also norms the values, although nothing reads the result: torch would copy a slice without them.
-        normed = F.layer_norm(qkv, (dim,), *_no_change(qkv, dim), EPS)
+        normed, *_ = torch.native_layer_norm(qkv, (dim,), *_no_change(qkv, dim), EPS)
         qk = torch.addcmul(projection.norm_bias, normed[:, : heads + kv_heads], projection.norm_weight)
     else:
         qk = qkv[:, : heads + kv_heads].clone()
     qkv = rotation.rotated(qk, qkv)
     n = _tokens(cache_position)
     token, head, element = qkv.stride()
-    queries, new = qkv.split_with_sizes([heads, 2 * kv_heads], 1)
-    # [2, R, key heads, n, d] as in the cache. One view instead of three, because on a CPU each takes microseconds.
-    new = new.as_strided((2, rows, kv_heads, n, dim), (kv_heads * head, n * token, head, token, element))
+    # [2, R, key heads, n, d] as in the cache. One view instead of four, because on a CPU each takes microseconds.
+    size = (2, rows, kv_heads, n, dim)
+    stride = (kv_heads * head, n * token, head, token, element)
+    new = qkv.as_strided(size, stride, qkv.storage_offset() + heads * head)
     if isinstance(cache_position, slice):
         cache[:, :, :, cache_position] = new
     else:
         cache.scatter_(3, cache_position[None, :, None, :, None].expand_as(new), new)
-    return queries
+    return qkv[:, :heads]
 
 
 def _no_change(x: Tensor, dim: int) -> tuple[Tensor | None, Tensor | None]:

@@ -149,6 +149,15 @@ def steps(dev, ran, monkeypatch):
     return ran
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_demo_explains_its_speed_up(dev, steps, capsys, fails):
+    if fails:
+        steps.fail = "generate"
+    assert dev.main(["demo"]) == fails
+    assert "generate --compare" in steps[-1]
+    assert capsys.readouterr().out.endswith(f"{dev.ABOUT_THE_SPEED}\n") is not fails
+
+
 @pytest.mark.parametrize("fail", ["format", "check", "mypy", "pytest"])
 def test_all_checks_and_tests_run_after_a_failure(dev, steps, fail, capsys):
     steps.fail = fail
