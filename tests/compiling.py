@@ -37,8 +37,8 @@ class Resources(NamedTuple):
         spilled: Bytes that a thread stores to memory because registers are missing.
         shared: Bytes of shared memory of a program.
         warps: Warps of a program.
-        instructions: Matrix instructions without their operands, such as "HMMA.16816.F32.BF16"; "FFMA" for float32,
-            which has none; empty for kernels that are no product.
+        instructions: Matrix instructions without their operands, such as "HMMA.16816.F32.BF16"; "FFMA", a scalar
+            instruction, if there are none; empty for kernels that are no product.
     """
 
     kernel: str
@@ -190,12 +190,9 @@ def _products(like, capability: int) -> Iterator[tuple[str, Callable[[], object]
     gpu = linear.Gpu.of(132, capability // 10)
     linear.gpu_of = lambda device: gpu
     sizes = set()
-    for kind, outputs in product(("", "float32", "int8", "fp8", "int4"), (4096, 22016)):
-        x = torch.zeros(128, 256, dtype=torch.float32 if kind == "float32" else like.dtype)
-        weight = torch.zeros(256, outputs, dtype=x.dtype)
-        scale = None
-        if kind in ("int8", "fp8", "int4"):
-            weight, scale = quantised.empty(weight, kind, torch.float32)
+    for kind, outputs in product(("int8", "fp8", "int4"), (4096, 22016)):
+        x = torch.zeros(128, 256, dtype=like.dtype)
+        weight, scale = quantised.empty(torch.zeros(256, outputs, dtype=x.dtype), kind, torch.float32)
         for rows in gpu.block_rows:
             width = linear.Blocks.of(rows, outputs, x.dtype, weight.dtype, gpu).outputs
             if (kind, rows, width) in sizes:
@@ -204,8 +201,7 @@ def _products(like, capability: int) -> Iterator[tuple[str, Callable[[], object]
             part = x[:rows]
             plus = torch.zeros(rows, outputs, dtype=x.dtype)
             dtype = str(like.dtype).removeprefix("torch.")
-            operands = f"{dtype}, {rows} x {width} results" + (f", {kind}" if kind else "")
-            yield operands, partial(linear.kernel, part, weight, scale, plus)
+            yield f"{dtype}, {rows} x {width} results, {kind}", partial(linear.kernel, part, weight, scale, plus)
 
 
 def _operands(row: Resources) -> str:

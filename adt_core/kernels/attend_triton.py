@@ -48,8 +48,8 @@ def _attend_to_chunk(queries, keys, values, visible, scale):
 
 @triton.jit(do_not_specialize=["n"])
 def far_chunks(
-    queries, cache, bounds, sums, peaks,
-    n, cache_row_stride, head_stride, value_offset, scale,
+    queries: "*i8", cache: "*i8", bounds: "*i8", sums: "*i8", peaks: "*i8",
+    n, cache_row_stride, head_stride, value_offset, scale, DTYPE: tl.constexpr,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Attend with all queries of one key head to the far keys of one chunk of cache positions.
@@ -57,12 +57,16 @@ def far_chunks(
     The grid is (chunks, key heads, rows). For each query, the kernel writes the weighted sum of the values to `sums`,
     and the largest score and the sum of the weights to `peaks`. Without a visible key it writes only `peaks`.
     """
+    queries = queries.to(tl.pointer_type(DTYPE))
+    cache = cache.to(tl.pointer_type(DTYPE))
+    sums = sums.to(tl.pointer_type(tl.float32))
+    peaks = peaks.to(tl.pointer_type(tl.float32))
     chunk = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     row = tl.program_id(2).to(tl.int64)
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
     dims = tl.arange(0, PADDED)[None, :]
-    bounds += row * n * 2
+    bounds = bounds.to(tl.pointer_type(tl.int64)) + row * n * 2
     first_seen, until_seen = _far_keys(bounds, n)
     entry = cache + row * cache_row_stride + head * head_stride + columns[:, None] * WIDTH + dims
     inside = ((columns >= first_seen) & (columns < until_seen))[:, None] & (dims < WIDTH)
@@ -120,14 +124,19 @@ def _merge_chunks(sums, peaks, chunks, stride, dims, WIDTH: tl.constexpr, PADDED
 
 @triton.jit(do_not_specialize=["n", "chunks", "end", "slots"])
 def merge(
-    queries, cache, paths, sums, peaks, out,
-    n, chunks, end, slots, cache_row_stride, head_stride, value_offset, scale,
+    queries: "*i8", cache: "*i8", paths: "*i8", sums: "*i8", peaks: "*i8", out: "*i8",
+    n, chunks, end, slots, cache_row_stride, head_stride, value_offset, scale, DTYPE: tl.constexpr,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Add the chunks of far keys of one query, then its near keys in the order of its path.
 
     The grid is (tokens of all rows, query heads). BLOCK is at least the number of near keys.
     """
+    queries = queries.to(tl.pointer_type(DTYPE))
+    cache = cache.to(tl.pointer_type(DTYPE))
+    paths = paths.to(tl.pointer_type(tl.int64))
+    sums = sums.to(tl.pointer_type(tl.float32))
+    peaks = peaks.to(tl.pointer_type(tl.float32))
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     heads = tl.num_programs(1)
@@ -151,5 +160,5 @@ def merge(
     shrink = tl.exp(highest - peak)
     result = result * shrink + tl.sum(weights[:, None] * values.to(tl.float32), 0)
     total = total * shrink + tl.sum(weights, 0)
-    at = out + (token * heads + head) * WIDTH + dims
-    tl.store(at, (result / total).to(out.dtype.element_ty), dims < WIDTH)
+    at = out.to(tl.pointer_type(DTYPE)) + (token * heads + head) * WIDTH + dims
+    tl.store(at, (result / total).to(DTYPE), dims < WIDTH)

@@ -129,8 +129,11 @@ def kernel(
     value_offset, row_stride, head_stride = cache.stride()[:3]
     with choice.launching(qkv):
         launch[rows * n, heads + 2 * kv_heads](
-            qkv, bias, norm_weight, norm_bias, rotation.cos, rotation.sin, queries, cache, positions,
+            *choice.pointers(
+                qkv, bias, norm_weight, norm_bias, rotation.cos, rotation.sin, queries, cache, positions
+            ),
             n, start, row_stride, head_stride, value_offset, EPS,
+            DTYPE=choice.triton_dtype(qkv.dtype),
             HAS_BIAS=projection.bias is not None, HAS_NORM=projection.norm_weight is not None,
             HAS_POSITIONS=has_positions, HEADS=heads, KEY_HEADS=kv_heads, WIDTH=dim, PADDED=next_power_of_2(dim),
             num_warps=WARPS,

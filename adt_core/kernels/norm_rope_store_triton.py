@@ -21,8 +21,9 @@ def _scaled(x, weight, bias, place, exists):
 
 @triton.jit(do_not_specialize=["n", "start"])
 def norm_rope_store(
-    qkv, bias, norm_weight, norm_bias, cos, sin, queries, cache, positions,
-    n, start, cache_row_stride, head_stride, value_offset, eps,
+    qkv: "*i8", bias: "*i8", norm_weight: "*i8", norm_bias: "*i8", cos: "*i8", sin: "*i8", queries: "*i8",
+    cache: "*i8", positions: "*i8",
+    n, start, cache_row_stride, head_stride, value_offset, eps, DTYPE: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, HAS_POSITIONS: tl.constexpr,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
@@ -30,9 +31,17 @@ def norm_rope_store(
 
     The grid is (tokens of all rows, all heads): the query heads, then the key heads, then the value heads.
     """
+    bias = bias.to(tl.pointer_type(DTYPE))
+    norm_weight = norm_weight.to(tl.pointer_type(DTYPE))
+    norm_bias = norm_bias.to(tl.pointer_type(DTYPE))
+    cos = cos.to(tl.pointer_type(DTYPE))
+    sin = sin.to(tl.pointer_type(DTYPE))
+    queries = queries.to(tl.pointer_type(DTYPE))
+    cache = cache.to(tl.pointer_type(DTYPE))
+    positions = positions.to(tl.pointer_type(tl.int64))
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    qkv += token * (HEADS + 2 * KEY_HEADS) * WIDTH
+    qkv = qkv.to(tl.pointer_type(DTYPE)) + token * (HEADS + 2 * KEY_HEADS) * WIDTH
     dims = tl.arange(0, PADDED)
     exists = dims < WIDTH
     x = _head(qkv, bias, head, dims, HAS_BIAS, WIDTH)
@@ -47,7 +56,7 @@ def norm_rope_store(
             other = _scaled((other - mean) * factor, norm_weight, norm_bias, head * WIDTH + partner, exists)
         x *= tl.load(cos + token * WIDTH + dims, exists, 0.0).to(tl.float32)
         x += other * tl.load(sin + token * WIDTH + dims, exists, 0.0).to(tl.float32)
-    x = x.to(queries.dtype.element_ty)
+    x = x.to(DTYPE)
     if head < HEADS:
         tl.store(queries + (token * HEADS + head) * WIDTH + dims, x, exists)
     else:
