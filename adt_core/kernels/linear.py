@@ -90,8 +90,12 @@ class Blocks(NamedTuple):
             gpu: Properties of the device.
         """
         rows = next((size for size in gpu.block_rows if size >= used_rows), gpu.block_rows[-1])
-        width = 64 if outputs >= 64 * gpu.multiprocessors else 32
         is_int4 = weight_dtype == QUANTISED["int4"]
+        # Without the exceptions, registers would spill. In a program of 32 x 32 results with int4 weights, Triton gives
+        # all outputs to each warp.
+        is_wide = outputs >= 64 * gpu.multiprocessors and rows < 128
+        is_narrow = gpu.block_inputs == BLOCK_INPUTS_TURING
+        width = 64 if (is_wide or is_int4 and rows == 32) and not is_narrow else 32
         inputs = int4.GROUP if is_int4 else gpu.block_inputs
         weight_bytes = inputs * width // 2 if is_int4 else inputs * width * weight_dtype.itemsize
         stage_bytes = (rows * inputs * x_dtype.itemsize + weight_bytes) * (GROUPS_AT_A_TIME if is_int4 else 1)
@@ -218,9 +222,9 @@ def uses_kernel(x: Tensor, weight: Tensor, scale: Tensor, plus: Tensor | None, a
         plus: As in :func:`kernel`.
         alternative: Product that is used if the kernel is not chosen.
     """
-    if weight.dtype not in STORED or x.dtype not in TOLERANCE:
+    if weight.dtype not in STORED or x.dtype not in TOLERANCE or not is_candidate(x, weight.dtype == QUANTISED["int4"]):
         return False
-    if not is_candidate(x) or x.stride(1) != 1 or plus is not None and not plus.is_contiguous():
+    if x.stride(1) != 1 or plus is not None and not plus.is_contiguous():
         return False
     shape = weight.dtype, *weight.shape, weight.stride(), "no residual" if plus is None else "residual"
     return choice.uses_kernel("linear", x, shape, partial(_trial, x, weight, scale, plus is not None, alternative))

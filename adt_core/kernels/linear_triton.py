@@ -32,8 +32,7 @@ def linear_kernel(
     x = x.to(tl.pointer_type(DTYPE))
     weight = weight.to(tl.pointer_type(tl.uint8 if IS_FP8 else tl.int8))
     scale = scale.to(tl.pointer_type(tl.float32))
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows, columns = _block(BLOCK_M, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     x_block = x + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
     weight_block = weight + columns.to(tl.int64)[None, :] * stride_out + k[:, None] * stride_in
@@ -68,8 +67,7 @@ def int4_kernel(
     weight = weight.to(tl.pointer_type(tl.uint8))
     scale = scale.to(tl.pointer_type(tl.int16))
     HALF: tl.constexpr = GROUP // 2
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows, columns = _block(BLOCK_M, BLOCK_N)
     k = tl.arange(0, HALF)
     x_block = x + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
     weight_block = weight + columns.to(tl.int64)[None, :] * stride_out + k[:, None] * stride_in
@@ -83,14 +81,12 @@ def int4_kernel(
         left = inputs - start
         scale += 2 * outputs
         next_0, next_zero_0 = _load_scale(scale, zero_points, columns, outputs, left - 2 * GROUP)
-        is_column = (columns < outputs)[None, :]
-        total = _add_group(total, x_block, weight_block, step_0, zero_point_0, k, left, is_row, is_column, DTYPE)
-        is_column = (columns < tl.where(left > GROUP, outputs, 0))[None, :]
+        total = _add_group(total, x_block, weight_block, step_0, zero_point_0, k, left, is_row, columns, outputs, DTYPE)
         x_block += GROUP
         weight_block += HALF * stride_in
         left -= GROUP
         next_1, next_zero_1 = _load_scale(scale + outputs, zero_points, columns, outputs, left - 2 * GROUP)
-        total = _add_group(total, x_block, weight_block, step_1, zero_point_1, k, left, is_row, is_column, DTYPE)
+        total = _add_group(total, x_block, weight_block, step_1, zero_point_1, k, left, is_row, columns, outputs, DTYPE)
         x_block += GROUP
         weight_block += HALF * stride_in
         step_0 = next_0
@@ -101,6 +97,12 @@ def int4_kernel(
 
 
 @triton.jit
+def _block(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the rows and the columns of the program's block."""
+    return tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+
+
+@triton.jit
 def _load_scale(scale, zero_points, columns, outputs, left):
     """Return the steps and zero points of a group as bits of bfloat16; 0 if the group has no inputs, so `left` <= 0."""
     exists = columns < tl.where(left > 0, outputs, 0)
@@ -108,9 +110,9 @@ def _load_scale(scale, zero_points, columns, outputs, left):
 
 
 @triton.jit
-def _add_group(total, x, weight, step, zero_point, k, left, is_row, is_column, DTYPE: tl.constexpr):
-    """Return the sum of `total` and the products of a group with the next `left` inputs."""
-    packed = tl.load(weight, is_column, 0)
+def _add_group(total, x, weight, step, zero_point, k, left, is_row, columns, outputs, DTYPE: tl.constexpr):
+    """Return the sum of `total` and the products of a group. `left` inputs are left; there is no group if left <= 0."""
+    packed = tl.load(weight, (columns < tl.where(left > 0, outputs, 0))[None, :], 0)
     low = tl.load(x, is_row & (k < left)[None, :], 0.0)
     high = tl.load(x + k.shape[0], is_row & (k < left - k.shape[0])[None, :], 0.0)
     zero = _level(_bfloat16_to_float32(zero_point).to(tl.int32), DTYPE)[None, :]

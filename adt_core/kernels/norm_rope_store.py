@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..models.rotary import Rotation
 from . import choice
-from .trials import MIN_SPEEDUP, ROUNDS, RoundRows, is_candidate, random_like, tolerance
+from .trials import MIN_SPEEDUP, ROUNDS, is_candidate, random_like, tolerance
 
 EPS = 1e-5
 """Epsilon of the norm of queries and keys."""
@@ -174,10 +174,9 @@ def _trial(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, has_n
             used: Number of tokens.
             has_slice: Whether the cache positions are given as a slice instead of a tensor.
         """
-        n = used // 2
-        positions = slice(0, n) if has_slice else torch.arange(n, device=x.device).expand(2, -1)
+        positions = slice(0, used // 2) if has_slice else torch.arange(used // 2, device=x.device).expand(2, -1)
         rotation = Rotation.of(tokens, (tables[0], tables[1]), layers=3)
-        cache = x.new_zeros(2, 2, kv_heads, n, dim)
+        cache = x.new_zeros(2, 2, kv_heads, used // 2, dim)
         given = qkv[tokens]
 
         def result() -> Tensor:
@@ -188,14 +187,14 @@ def _trial(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, has_n
 
     everything = torch.arange(most, device=x.device)
 
-    def case(size: RoundRows) -> choice.Case:
-        part = everything[: size.total]
-        return choice.Case(call(kernel, part, size.used), call(reference, part, size.used), size.weight)
-
     def equal_results() -> Iterator[tuple[str, Tensor, Tensor]]:
         expected = call(kernel, everything, most)()
         two = everything[7 :: most // 2]
         yield f"1 and {most // 2} tokens", call(kernel, two, 2)(), expected[two]
         yield "both forms of cache positions", call(kernel, everything, most, has_slice=True)(), expected
 
-    return choice.Trial([case(size) for size in ROUNDS], tolerance(x.dtype), equal_results, MIN_SPEEDUP)
+    def case(used: int, total: int, weight: int) -> choice.Case:
+        tokens = everything[:total]
+        return choice.Case(call(kernel, tokens, used), call(reference, tokens, used), weight)
+
+    return choice.Trial([case(*size) for size in ROUNDS], tolerance(x.dtype), equal_results, MIN_SPEEDUP)
