@@ -51,8 +51,9 @@ def download_missing(name: str, node_id: str) -> None:
     is_complete = path is not None and _is_complete(path)
     # An incomplete folder of another pack stays as it is: the model is downloaded to a folder of this pack.
     is_here = path is not None and (is_complete or folders.is_own(path))
-    parts = find_parts(row.name, Path(home_of(Path(path))) if is_here else folders.home(), folders.drafters_home())
-    if is_complete:
+    home = Path(home_of(Path(path))) if path is not None and is_here else folders.home()
+    parts = find_parts(row.name, home, folders.drafters_home())
+    if path is not None and is_complete:
         parts = [part for part in parts if not part.is_complete and _is_wanted(part, row, path)]
     if parts:
         fetch(parts, node_id)

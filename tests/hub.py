@@ -50,7 +50,8 @@ class Hub:
         requests: (method, path) of every request.
         sent: Path -> number of content bytes that the server has sent.
         starts: Path -> first byte that the latest request asked for.
-        commit: Commit of all repositories. They have no other commit.
+        commit: Commit of the repositories that are not in `commits`.
+        commits: Repository -> its only commit.
         now: Number of large files that are being sent.
         odd: End of a URL path -> function that answers requests for it; see tests/odd_answers.py.
     """
@@ -70,6 +71,7 @@ class Hub:
         self.starts: dict[str, int] = {}
         self.now = 0
         self.commit = COMMIT
+        self.commits: dict[str, str] = {}
         self.odd: dict[str, Callable[[BaseHTTPRequestHandler], None]] = {}
         self.lock = threading.Lock()
 
@@ -152,7 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _info(self, repository: str, revision: str) -> None:
         if self._refused(repository):
             return
-        if revision not in ("", "main", self.owner.commit):
+        commit = self.owner.commits.get(repository, self.owner.commit)
+        if revision not in ("", "main", commit):
             return self._answer(404, X_Error_Code="RevisionNotFound")
         siblings = []
         for name, content in self.owner.repositories[repository].items():
@@ -160,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
             if len(content) >= LARGE:
                 one["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
             siblings.append(one)
-        info = {"id": repository, "modelId": repository, "sha": self.owner.commit, "siblings": siblings, "tags": []}
+        info = {"id": repository, "modelId": repository, "sha": commit, "siblings": siblings, "tags": []}
         self._answer(200, json.dumps(info).encode(), Content_Type="application/json")
 
     def _file(self, repository: str, name: str) -> None:
