@@ -142,5 +142,5 @@ def find_message(text: str) -> str:
     Returns:
         The message. If no template without parameters equals the text, the text itself.
     """
-    keys = [key for key, template in TEMPLATES.items() if template == text]
+    keys = [key for key, template in TEMPLATES.items() if template == text and "{" not in template]
     return message(keys[0]) if keys else text
