@@ -66,7 +66,7 @@ def many():
         kind = "ADTTreeSampler" if number % 10 == 9 else "Text"
         before = min(20, number % 100)  # ComfyUI's own functions are recursive, too: no chain is longer than 100 nodes
         links = {f"link{n}": [str(number - n - 1), 0] for n in range(before)}
-        prompt[str(number)] = {"class_type": kind, "inputs": {"text": "x" * 400, **links}}
+        prompt[str(number)] = {"class_type": kind, "inputs": {"text": f"{number}".rjust(400), **links}}
     nodes = [{"id": n, "properties": {"adt_tree_map": {"tag": f"t{n}"}}} for n in range(5_000)]
     assert len(json.dumps(prompt)) > 3e6
     return {"prompt": prompt, "extra_data": {"extra_pnginfo": {"workflow": {"id": "w", "nodes": nodes}}}}
