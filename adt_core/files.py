@@ -148,7 +148,9 @@ def is_device(name: str) -> bool:
         name: Name without folders.
     """
     stem = name.split(".")[0].strip().upper()
-    return stem in ("CON", "PRN", "AUX", "NUL") or re.fullmatch("(COM|LPT)[0-9¹²³]", stem) is not None
+    return (
+        stem in ("CON", "CONIN$", "CONOUT$", "PRN", "AUX", "NUL") or re.fullmatch("(COM|LPT)[0-9¹²³]", stem) is not None
+    )
 
 
 def parse_json(text: str | bytes) -> Any:

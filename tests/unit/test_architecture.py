@@ -203,7 +203,7 @@ OPENERS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 """Functions and methods that open a file without checking its type."""
 MAY_OPEN = {
     "adt_core/files.py": "checks the type of opened files",
-    "adt_core/app/hub.py": "regular files in its own folder, with verified hashes",
+    "adt_core/app/download.py": "regular files with names of its own, with verified hashes",
     "adt_core/app/images.py": "restricts the image formats",
     "adt_core/app/distributed.py": "the null device",
     "nodes/schema.py": "pages of the pack",
