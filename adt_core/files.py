@@ -94,6 +94,28 @@ def is_regular(path: Path) -> bool:
     return True
 
 
+def is_hidden(path: str | PurePath) -> bool:
+    """Return whether a part of a relative path has a hidden name, which begins with a dot.
+
+    Hidden files are never images, captions, lists or weights. macOS, for example, stores attributes of 1.jpg in ._1.jpg
+    on disks and network shares of other systems.
+
+    Args:
+        path: Name of a file, or its path relative to the folder that the user has chosen.
+    """
+    return any(part.startswith(".") for part in PurePath(path).parts)
+
+
+def list_visible(folder: Path, pattern: str) -> list[Path]:
+    """Return the paths in a folder that match a pattern and are not hidden, in sorted order.
+
+    Args:
+        folder: The folder. It may be hidden itself.
+        pattern: Glob pattern, such as "*.png", or "**/*" for all subfolders.
+    """
+    return sorted(path for path in folder.glob(pattern) if not is_hidden(path.relative_to(folder)))
+
+
 def check_utf8(path: Path, named: str) -> None:
     """Check that the Rust libraries safetensors and tokenizers can open a path.
 

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 
 from ..app.images import IMAGE_ERRORS, open_image, to_rgb
 from ..errors import AdtError, pip_install, shown, wrap_library_errors
-from ..files import is_regular, opened
+from ..files import is_regular, list_visible, opened
 
 OptionalPath = Path | None
 Scores = dict[str, tuple[float, float]]
@@ -217,7 +217,7 @@ def _real_images(folder: Path, count: int) -> list[Path]:
     FID needs two images in each set. Raise AdtError if the folder has fewer, or if `count`, the number of generated
     images, is less than two.
     """
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and is_regular(path))
+    files = [path for path in list_visible(folder, "**/*") if path.suffix.lower() in _SUFFIXES and is_regular(path)]
     if min(len(files), count) < 2:
         raise AdtError(
             f"`real_images`: FID needs at least two images in each set, but '{folder}' has {len(files)} "
