@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..app.images import IMAGE_ERRORS, open_image, to_rgb
-from ..errors import AdtError, pip_install, shown, wrap_library_errors
+from ..errors import AdtError, naming_missing_libraries, pip_install, shown, wrap_library_errors
 from ..files import is_regular, list_visible, opened
 
 OptionalPath = Path | None
@@ -145,7 +145,8 @@ def clip_metric(
 
 def _load_clip(folder: Path, option: str, device: torch.device) -> tuple[Any, Any]:
     """Return a CLIP model and its processor. Raise AdtError if they cannot be loaded."""
-    from transformers import CLIPModel, CLIPProcessor
+    with naming_missing_libraries():
+        from transformers import CLIPModel, CLIPProcessor
 
     if not (folder / "config.json").is_file():
         raise AdtError(
