@@ -7,6 +7,7 @@ folder could lead out of it. So files in such a folder are never written through
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
 import os
@@ -152,6 +153,21 @@ def read_text(path: Path, most: int, errors: str = "strict") -> str:
         if size > most * 2**20:
             raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, but at most {most} are read")
         return file.read(most * 2**20)  # limited, as another process may enlarge the file
+
+
+def foreign_text(content: bytes) -> str:
+    """Return a description of content that is not UTF-8 text, with its probable encoding, for error messages.
+
+    Args:
+        content: Beginning of a file. Text in UTF-16 without a byte order mark can be valid UTF-8 with null characters.
+    """
+    encoding = "Windows-1252"
+    with suppress(UnicodeDecodeError):  # single letters with accents are no pairs of bytes, so they can't be decoded
+        if not codecs.getincrementaldecoder("gb2312")().decode(content).isascii():
+            encoding = "GBK"
+    if b"\0" in content or content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "UTF-16"
+    return f"not a UTF-8 text file (but probably in {encoding}, or not text)"
 
 
 def reason(error: Exception) -> str:
