@@ -7,6 +7,7 @@ folder could lead out of it. So files in such a folder are never written through
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
 import os
@@ -94,6 +95,28 @@ def is_regular(path: Path) -> bool:
     return True
 
 
+def is_hidden(path: str | PurePath) -> bool:
+    """Return whether a part of a relative path has a hidden name, which begins with a dot.
+
+    Hidden files are never images, captions, lists or weights. macOS, for example, stores attributes of 1.jpg in ._1.jpg
+    on disks and network shares of other systems.
+
+    Args:
+        path: Name of a file, or its path relative to the folder that the user has chosen.
+    """
+    return any(part.startswith(".") for part in PurePath(path).parts)
+
+
+def list_visible(folder: Path, pattern: str) -> list[Path]:
+    """Return the paths in a folder that match a pattern and are not hidden, in sorted order.
+
+    Args:
+        folder: The folder. It may be hidden itself.
+        pattern: Glob pattern, such as "*.png", or "**/*" for all subfolders.
+    """
+    return sorted(path for path in folder.glob(pattern) if not is_hidden(path.relative_to(folder)))
+
+
 def check_utf8(path: Path, named: str) -> None:
     """Check that the Rust libraries safetensors and tokenizers can open a path.
 
@@ -130,6 +153,21 @@ def read_text(path: Path, most: int, errors: str = "strict") -> str:
         if size > most * 2**20:
             raise OSError(errno.EFBIG, f"it has {size / 2**20:.0f} MiB, but at most {most} are read")
         return file.read(most * 2**20)  # limited, as another process may enlarge the file
+
+
+def foreign_text(content: bytes) -> str:
+    """Return a description of content that is not UTF-8 text, with its probable encoding, for error messages.
+
+    Args:
+        content: Beginning of a file. Text in UTF-16 without a byte order mark can be valid UTF-8 with null characters.
+    """
+    encoding = "Windows-1252"
+    with suppress(UnicodeDecodeError):  # single letters with accents are no pairs of bytes, so they can't be decoded
+        if not codecs.getincrementaldecoder("gb2312")().decode(content).isascii():
+            encoding = "GBK"
+    if b"\0" in content or content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "UTF-16"
+    return f"not a UTF-8 text file (but probably in {encoding}, or not text)"
 
 
 def reason(error: Exception) -> str:

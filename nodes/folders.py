@@ -15,7 +15,7 @@ from ..adt_core.app.checkpoints import find_published, is_target_config, is_targ
 from ..adt_core.app.loading import default_drafter
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError, shown
-from ..adt_core.files import is_device, parse_json, read_text
+from ..adt_core.files import is_device, is_hidden, parse_json, read_text
 from ..adt_core.models.downloads import Published
 from ..adt_core.models.glm_pixels import KIND
 from ..adt_core.models.reading.paths import BUNDLED, STAGE, name_of
@@ -161,7 +161,8 @@ def glm_transformers() -> dict[str, str]:
 
 def files(key: str) -> dict[str, str]:
     """Return name -> path of the safetensors files in the model folders that ComfyUI registers under a key."""
-    names = [name for name in folder_paths.get_filename_list(key) if name.endswith(".safetensors")]
+    listed = folder_paths.get_filename_list(key)
+    names = [name for name in listed if name.endswith(".safetensors") and not is_hidden(name)]
     return {name: folder_paths.get_full_path_or_raise(key, name) for name in names}
 
 
@@ -305,7 +306,7 @@ def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...], tuple[str,
             listed = sorted(entries, key=lambda entry: entry.name.lower())
     except OSError:
         return False, (), ()
-    folders = tuple(e.path for e in listed if e.is_dir() and not e.name.startswith("."))
+    folders = tuple(e.path for e in listed if e.is_dir() and not is_hidden(e.name))
     files = tuple(e.path for e in listed if is_target_file(e.name) and e.is_file())
     return any(e.name == "config.json" and e.is_file() for e in listed), folders, files
 

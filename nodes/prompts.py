@@ -22,6 +22,7 @@ from ..adt_core.app.prompts import (
     select,
 )
 from ..adt_core.errors import AdtError
+from ..adt_core.files import is_hidden
 from .runtime import check_cancelled, refusal, tell
 from .schema import Tooltips, schema
 from .sockets import checked
@@ -148,7 +149,8 @@ def _files() -> list[str]:
     """Return the names of prompt files in ComfyUI's input folder, without its subfolders."""
     try:
         with os.scandir(folder_paths.get_input_directory()) as entries:
-            return sorted(entry.name for entry in entries if entry.name.lower().endswith(FILES) and entry.is_file())
+            names = [entry.name for entry in entries if entry.name.lower().endswith(FILES) and entry.is_file()]
+        return sorted(name for name in names if not is_hidden(name))
     except OSError:
         return []
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..engine.decoding import Decoding
 from ..engine.job import Job
 from ..errors import AdtError, Check
-from ..files import inside, is_link, write_in
+from ..files import inside, is_link, list_visible, write_in
 from ..rules.noise import NOISE_VERSION
 from ..rules.settings import UPSTREAM
 from ..rules.upstream import noise_device
@@ -81,7 +81,7 @@ class BatchFolder:
 
         Symbolic links are omitted. If `save` writes a PNG to the path of a link, the PNG replaces the link.
         """
-        files = (path for path in self.folder.glob("*.png") if path.is_file() and not is_link(path))
+        files = (path for path in list_visible(self.folder, "*.png") if path.is_file() and not is_link(path))
         return {path.stem.rpartition("-")[2]: path for path in files}
 
     def path(self, prompt: str, seed: int | None = None, place: str = "") -> Path:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..errors import AdtError, shown
-from ..files import LARGEST_LIST, opened, parse_json, read_text, reason
+from ..files import LARGEST_LIST, foreign_text, opened, parse_json, read_text, reason
 from ..rules.settings import MAX_SEED
 from .tables import read_table
 
@@ -28,6 +28,8 @@ _OPTIONAL_COLUMNS = ("id", "seed")
 JSON lines have keys with the same names."""
 _ZIP = b"PK\x03\x04"
 """First bytes of a zip archive."""
+_HEAD = 4096
+"""Number of bytes from which the kind of a file is guessed."""
 _ZIPPED = {
     ".docx": "a Word document",
     ".xlsx": "an Excel workbook",
@@ -117,9 +119,9 @@ def _read_text_file(path: Path) -> str:
         AdtError: If the content is not UTF-8 text.
     """
     with opened(path) as file:
-        head = file.read(len(_ZIP))
-    kind = "not a UTF-8 text file (but in another encoding, such as UTF-16, or not text)"
-    if head == _ZIP:
+        head = file.read(_HEAD)
+    kind = foreign_text(head)
+    if head.startswith(_ZIP):
         kind = f"{_ZIPPED.get(path.suffix.lower(), 'a zip archive')}, not a text file"
     else:
         with suppress(UnicodeDecodeError):

@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = (
-    ("cache_folder", "errors", "files", "messages", "runtime", "untrusted", "version"),
+    ("cache_folder", "errors", "files", "memory_limit", "messages", "runtime", "untrusted", "version"),
     ("rules",),
     ("kernels", "models"),
     ("policies",),
