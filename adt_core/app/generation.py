@@ -1,7 +1,7 @@
 """The command ``generate``: checks the arguments, decodes the images, and writes the files.
 
 The command divides the prompts into parts. Each part becomes one `Decoding`, so that the memory for a decoding is
-bounded. Workers process the parts (see `distributed`). With ``--compare``, every part is decoded twice: by the chosen
+bounded. Workers process the parts (see `workers`). With ``--compare``, every part is decoded twice: by the chosen
 method, and by plain decoding, which uses no drafts.
 """
 
@@ -26,7 +26,7 @@ from ..files import write, write_json
 from ..policies import PLAIN, Drafting
 from ..policies.recipe import Recipe
 from ..rules.trace import Trace
-from . import continuation, distributed
+from . import continuation, workers
 from .args import GenerateArgs, OutputArgs
 from .checkpoints import load_drafter
 from .images import check_outputs, to_png
@@ -75,7 +75,7 @@ def plan(args: GenerateArgs) -> GenerationPlan:
     if files.compare and not recipe.drafting.policy.needs_drafter:
         raise AdtError("`compare` needs a `method` other than autoregressive; choose one.")
     continuation.check_args(args.image_to_image)
-    distributed.check_args(args.parallel, inputs.prompts)
+    workers.check_args(args.parallel, inputs.prompts)
     listed = read_all(inputs.prompts) if inputs.prompts else []
     prompts = [prompt.text for prompt in non_blank(listed)] if listed else [inputs.prompt or ""]
     if not all(prompt.strip() for prompt in prompts):
@@ -226,9 +226,7 @@ def run(plan: GenerationPlan) -> str:
     parts = range(len(plan.parts))
     results: dict[int, list[PartResult]] = {}
     with (
-        distributed.start_workers(
-            partial(GenerationWorker, plan), plan.args.parallel, plan.args.device, len(parts)
-        ) as (
+        workers.start_workers(partial(GenerationWorker, plan), plan.args.parallel, plan.args.device, len(parts)) as (
             ((tokens, notes), *_),
             mapped,
         ),

@@ -15,7 +15,6 @@ kernels off (:func:`switch_off`) and starts the images again (:mod:`adt_core.eng
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import mul
@@ -24,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..environment import variable
 from ..errors import AdtError, is_out_of_memory, one_line, shown
 from ..models.kernels import occupy_gpu
 from ..runtime import cached_per_runtime, get_runtime
@@ -230,7 +230,7 @@ def enabled_operations() -> frozenset[str]:
     Raises:
         AdtError: If the variable contains an unknown name.
     """
-    value = os.environ.get(VARIABLE, "1").strip()
+    value = variable(VARIABLE, "1").strip()
     if value in ("", "0", "1"):
         return frozenset() if value == "0" else frozenset(OPERATIONS)
     names = frozenset(name.strip() for name in value.split(","))

@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = (
-    ("cache_folder", "errors", "files", "memory_limit", "messages", "runtime", "untrusted", "version"),
+    ("cache_folder", "environment", "errors", "files", "memory_limit", "messages", "runtime", "untrusted", "version"),
     ("rules",),
     ("kernels", "models"),
     ("policies",),
@@ -27,7 +27,7 @@ LAYERS = (
     ("engine",),
     ("app",),
     ("lab",),
-    ("cli", "terminal", "__main__", "__init__"),
+    ("api", "cli", "terminal", "__main__", "__init__"),
 )
 """Modules and packages of ``adt_core`` from the lowest layer to the highest. A module may import its layer and lower
 ones."""

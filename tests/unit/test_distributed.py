@@ -6,6 +6,7 @@ The results must equal the results of a single process, even if a worker or a ma
 import json
 import os
 from collections import Counter
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 
 from adt_core import cli
-from adt_core.app import distributed, generation
+from adt_core.app import distributed, generation, workers
 from adt_core.lab import benchmark, records
 from tests.command import words
 
@@ -228,9 +229,16 @@ def assert_refused(result, *named, code=1):
 @pytest.mark.parametrize(("command", "output", "code"), [("generate", "a.png", 2), ("benchmark", "out", 1)])
 def test_invalid_options(run, command, output, code, monkeypatch):
     assert_refused(run(command, output, workers=0), "--workers", "0", code=2)
-    monkeypatch.setattr(distributed.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(
+        workers.importlib.util, "find_spec", lambda name: None if name == "ray" else ModuleSpec(name, None)
+    )
     assert_refused(run(command, output, workers=2), "--workers", "-m pip install ray", code=code)
     assert_refused(run(command, output, ray_address="auto"), "--ray-address", "-m pip install ray", code=code)
+
+
+def test_the_registrys_archive_has_no_workers(run, monkeypatch):
+    monkeypatch.setattr(workers.importlib.util, "find_spec", lambda name: None)
+    assert_refused(run("generate", "a.png", workers=2), "--workers", "clone this pack's repository", code=2)
 
 
 @pytest.mark.parametrize("option", [{"workers": 2}, {"ray_address": "auto"}])
