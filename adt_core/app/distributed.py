@@ -1,11 +1,11 @@
 """Worker processes for more than one GPU or machine: `--workers` and `--ray-address`.
 
-A worker holds loaded models. The input of a worker is a number, such as the index of a prompt. Its output is the
-results for this number. Without Ray, one worker runs in this process. With Ray, each worker is a process on this or
-another machine. If the machines have GPUs, each worker gets one GPU.
+A worker holds loaded models. The input of a worker is a task, such as the index of a prompt or a list of images. Its
+output is the results of this task. Without Ray, one worker runs in this process. With Ray, each worker is a process on
+this or another machine. If the machines have GPUs, each worker gets one GPU.
 
-Ray chooses the machine of each worker and distributes the numbers among the workers. If a worker fails, Ray starts a
-new worker, which processes the number of the failed worker again.
+Ray chooses the machine of each worker and distributes the tasks among the workers. If a worker fails, Ray starts a new
+worker, which processes the task of the failed worker again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOAD_NOTICE = 30.0
 
 
 class DistributedWorker(Protocol):
-    """Worker: an object that holds loaded models and computes results for a number.
+    """Worker: an object that holds loaded models and computes the results of a task.
 
     Attributes:
         facts: Information about the loaded worker, such as remarks on the prompts.
@@ -49,7 +49,7 @@ class DistributedWorker(Protocol):
 
     facts: Any
 
-    def __call__(self, number: int, /) -> Iterable[Any]: ...
+    def __call__(self, task: Any, /) -> Iterable[Any]: ...
 
 
 def check_args(args: WorkerArgs, prompts: object) -> None:
@@ -71,26 +71,26 @@ def check_args(args: WorkerArgs, prompts: object) -> None:
 @contextmanager
 def start_workers(
     build: Callable[[], DistributedWorker], args: WorkerArgs, device: str, count: int
-) -> Iterator[tuple[list[Any], Callable[[Iterable[int]], Iterable[Any]]]]:
+) -> Iterator[tuple[list[Any], Callable[[Iterable[Any]], Iterable[Any]]]]:
     """Load the workers. At the end of the block, stop the workers. Also stop the Ray cluster if it was started here.
 
     Args:
         build: Function that creates a worker. Ray pickles the function and sends it to every process.
         args: Number of workers and address of the cluster.
         device: "auto", "cpu" or "cuda".
-        count: How many numbers will be processed. At most `count` workers are started.
+        count: Maximum number of tasks. At most `count` workers are started.
 
     Yields:
-        A list with the `facts` of every worker, and a function. The function takes a list of all numbers and iterates
-        over the results. Without Ray, the results have the order of the numbers. With Ray, the results of the number
-        that is finished first come first, and the function can be called only once.
+        A list with the `facts` of every worker, and a function. The function takes a list of all tasks and iterates
+        over the results. Without Ray, the results have the order of the tasks. With Ray, the results of the task that
+        is finished first come first, and the function can be called only once.
 
     Raises:
         AdtError: If no cluster answers at `ray_address`, if the cluster is too small, or if a worker fails too often.
     """
     if not args.uses_ray:
         worker = build()
-        yield [worker.facts], lambda numbers: chain.from_iterable(map(worker, numbers))
+        yield [worker.facts], lambda tasks: chain.from_iterable(map(worker, tasks))
         return
     workers = min(args.workers, count)
     with open(os.devnull, "w", encoding="utf-8") as devnull, redirect_stdout(devnull):  # Ray prints every retry
@@ -135,10 +135,10 @@ def _load(ray: Any, actors: list) -> list[Any]:
     return ray.get(facts)
 
 
-def _map(actors: list, numbers: Iterable[int]) -> Iterator[Any]:
-    """Yield the results of all numbers, in the order in which the numbers are finished.
+def _map(actors: list, tasks: Iterable[Any]) -> Iterator[Any]:
+    """Yield the results of all tasks, in the order in which the tasks are finished.
 
-    If no number is left for a worker, this function stops the worker immediately and so frees the worker's GPU. If
+    If no task is left for a worker, this function stops the worker immediately and so frees the worker's GPU. If
     another worker fails, its replacement may need this GPU.
     """
     from ray.util import ActorPool
@@ -146,12 +146,12 @@ def _map(actors: list, numbers: Iterable[int]) -> Iterator[Any]:
     pool = ActorPool(actors)
     reported = {None}
     actors.clear()  # Ray stops an actor when its last reference is deleted
-    for results, replacement in pool.map_unordered(lambda actor, number: actor.run.remote(number), list(numbers)):
+    for results, replacement in pool.map_unordered(lambda actor, task: actor.run.remote(task), list(tasks)):
         pool.pop_idle()
         if replacement not in reported:
             reported.add(replacement)
             machine = replacement[0]
-            _print(f"A worker failed. A new one was started on the machine {machine}, and repeats its prompt.")
+            _print(f"A worker failed. A new one was started on the machine {machine}, and repeats its work.")
         yield from results
 
 
@@ -184,8 +184,8 @@ class _RayActor:
     def load(self) -> Any:
         return self._worker.facts
 
-    def run(self, number: int) -> tuple[list[Any], tuple[str, int] | None]:
-        """Return the results of a number, and information about a restart.
+    def run(self, task: Any) -> tuple[list[Any], tuple[str, int] | None]:
+        """Return the results of a task, and information about a restart.
 
         The information about a restart is normally None. If Ray has started this process to replace a failed process,
         it is the name of the machine and the id of this process.
@@ -193,7 +193,7 @@ class _RayActor:
         import ray
 
         is_replacement = ray.get_runtime_context().was_current_actor_reconstructed
-        return list(self._worker(number)), (platform.node(), os.getpid()) if is_replacement else None
+        return list(self._worker(task)), (platform.node(), os.getpid()) if is_replacement else None
 
 
 def _connect(args: WorkerArgs, device: str, workers: int) -> Any:
