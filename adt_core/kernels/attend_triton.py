@@ -25,6 +25,12 @@ def _far_keys(bounds, n):
 
 
 @triton.jit
+def _sees(bounds, exists, columns):
+    """Return whether the token of a query that exists sees the far key at a cache position."""
+    return (columns >= tl.load(bounds, exists, 0)) & (columns < tl.load(bounds + 1, exists, 0))
+
+
+@triton.jit
 def _attend_to_chunk(queries, keys, values, visible, scale):
     """Attend to the keys of one chunk.
 
@@ -59,8 +65,6 @@ def far_chunks(
     """
     queries = queries.to(tl.pointer_type(DTYPE))
     cache = cache.to(tl.pointer_type(DTYPE))
-    sums = sums.to(tl.pointer_type(tl.float32))
-    peaks = peaks.to(tl.pointer_type(tl.float32))
     chunk = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     row = tl.program_id(2).to(tl.int64)
@@ -82,13 +86,13 @@ def far_chunks(
         exists = query < n * GROUP
         own = exists[:, None] & (dims < WIDTH)
         block = tl.load(queries + place[:, None] * WIDTH + dims, own, 0.0)
-        first = tl.load(bounds + token * 2, exists, 0)[:, None]
-        until = tl.load(bounds + token * 2 + 1, exists, 0)[:, None]
-        visible = (columns[None, :] >= first) & (columns[None, :] < until)
+        visible = _sees(bounds + token[:, None] * 2, exists[:, None], columns[None, :])
         part, highest, total = _attend_to_chunk(block, keys, values, visible, scale)
-        tl.store(sums + (partial + query)[:, None] * WIDTH + dims, part, (query < stored)[:, None] & (dims < WIDTH))
-        tl.store(peaks + (partial + query) * 2, highest, exists)
-        tl.store(peaks + (partial + query) * 2 + 1, total, exists)
+        at = sums.to(tl.pointer_type(tl.float32)) + (partial + query)[:, None] * WIDTH + dims
+        tl.store(at, part, (query < stored)[:, None] & (dims < WIDTH))
+        peak = peaks.to(tl.pointer_type(tl.float32)) + (partial + query) * 2
+        tl.store(peak, highest, exists)
+        tl.store(peak + 1, total, exists)
 
 
 @triton.jit

@@ -63,15 +63,13 @@ def int4_kernel(
     the dtype of x. Steps and zero points are loaded two groups ahead, so that no group waits for them. Triton pipelines
     the other loads only if values are carried to the next iteration and no further, so an iteration adds two groups.
     """
-    x = x.to(tl.pointer_type(DTYPE))
-    weight = weight.to(tl.pointer_type(tl.uint8))
-    scale = scale.to(tl.pointer_type(tl.int16))
     HALF: tl.constexpr = GROUP // 2
     rows, columns = _block(BLOCK_M, BLOCK_N)
     k = tl.arange(0, HALF)
-    x_block = x + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
+    x_block = x.to(tl.pointer_type(DTYPE)) + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
+    weight = weight.to(tl.pointer_type(tl.uint8))
     weight_block = weight + columns.to(tl.int64)[None, :] * stride_out + k[:, None] * stride_in
-    scale += columns
+    scale = scale.to(tl.pointer_type(tl.int16)) + columns
     zero_points = tl.cdiv(inputs, GROUP) * outputs
     is_row = (rows < used_rows)[:, None]
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)

@@ -159,11 +159,10 @@ def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, 
 
 def _trial(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, has_norm: bool) -> choice.Trial:
     """Return the trial: rounds of two rows. It runs all versions that a model with these parameters needs."""
-    most = ROUNDS[-1].total
-    qkv = random_like(x, most, heads + 2 * kv_heads, dim)
+    qkv = random_like(x, ROUNDS[-1].total, heads + 2 * kv_heads, dim)
     norms = random_like(x, 2, heads + kv_heads, dim, seed=1) if has_norm else (None, None)
     projection = Projection(random_like(x, qkv[0].numel(), seed=2) if has_bias else None, *norms)
-    tables = random_like(x, 2, most, dim, seed=3)
+    tables = random_like(x, 2, len(qkv), dim, seed=3)
 
     def call(run: Callable[..., Tensor], tokens: Tensor, used: int, has_slice: bool = False) -> Callable[[], Tensor]:
         """Return a function that computes the queries, keys and values [used, all heads, d] of two rows of tokens.
@@ -185,16 +184,16 @@ def _trial(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, has_n
 
         return result
 
-    everything = torch.arange(most, device=x.device)
+    everything = torch.arange(len(qkv), device=x.device)
 
     def equal_results() -> Iterator[tuple[str, Tensor, Tensor]]:
-        expected = call(kernel, everything, most)()
-        two = everything[7 :: most // 2]
-        yield f"1 and {most // 2} tokens", call(kernel, two, 2)(), expected[two]
-        yield "both forms of cache positions", call(kernel, everything, most, has_slice=True)(), expected
+        expected = call(kernel, everything, len(qkv))()
+        two = everything[7 :: len(qkv) // 2]
+        yield f"1 and {len(qkv) // 2} tokens", call(kernel, two, 2)(), expected[two]
+        yield "both forms of cache positions", call(kernel, everything, len(qkv), has_slice=True)(), expected
 
     def case(used: int, total: int, weight: int) -> choice.Case:
-        tokens = everything[:total]
-        return choice.Case(call(kernel, tokens, used), call(reference, tokens, used), weight)
+        part = everything[:total]
+        return choice.Case(call(kernel, part, used), call(reference, part, used), weight)
 
     return choice.Trial([case(*size) for size in ROUNDS], tolerance(x.dtype), equal_results, MIN_SPEEDUP)
