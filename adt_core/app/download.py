@@ -107,14 +107,12 @@ class DownloadPart(NamedTuple):
     @property
     def is_complete(self) -> bool:
         """Whether all files are there, according to their names and the indexes of the weights."""
+        if self.download.files:
+            return all((self.folder / name).is_file() for name in self.download.files)
         folders = [self.folder / name for name in self.download.weights]
-        try:
-            return all((self.folder / name).is_file() for name in self.download.files) and (
-                bool(self.download.files)
-                or all((folder / "config.json").is_file() and weight_files(folder) for folder in folders)
-            )
-        except AdtError:
-            return False
+        with suppress(AdtError):
+            return all((folder / "config.json").is_file() and weight_files(folder) for folder in folders)
+        return False
 
 
 class _File(NamedTuple):
@@ -201,7 +199,7 @@ def download(parts: Sequence[DownloadPart], report: Report, check: Check) -> Non
         _check_space(missing)
         for part in parts:
             _record(part, files)
-        meter.begin(missing)
+        meter.files = missing
         for file in missing:
             with writing(file.part):
                 _fetch(file, meter)
@@ -373,7 +371,7 @@ def _fetch(file: _File, meter: _Meter) -> None:
     size = file.listed.size
     file.part.parent.mkdir(parents=True, exist_ok=True)
     refuse_links(file.part)
-    with open(file.part, "ab", opener=_opened_without_links) as stream:
+    with open(file.part, "ab", opener=regular) as stream:
 
         def attempt(is_wrong: bool) -> None:
             start = 0 if is_wrong or stream.tell() > size else stream.tell()
@@ -383,9 +381,9 @@ def _fetch(file: _File, meter: _Meter) -> None:
                 stream.truncate()
                 for chunk in chunks:
                     stream.write(chunk)
-                    meter.arrived(file, stream.tell())
             stream.flush()
             os.fsync(stream.fileno())
+            meter.tell()
             if stream.tell() < size:
                 raise FailedAttempt(f"The connection broke off in {file}; check the network, and run it again.")
             if not _is_published(file, file.part, meter.tick):
@@ -393,10 +391,6 @@ def _fetch(file: _File, meter: _Meter) -> None:
                 raise FailedAttempt(text, is_wrong=True)
 
         _retried(attempt, stream.tell, meter)
-
-
-def _opened_without_links(path: str, flags: int) -> int:
-    return regular(path, flags | getattr(os, "O_NOFOLLOW", 0))
 
 
 def _is_installed(file: _File, meter: _Meter) -> bool:
@@ -452,13 +446,12 @@ def _remove_leftovers(part: DownloadPart) -> None:
 
 
 class _Meter:
-    """Callbacks of a download, the number of bytes that have arrived, and the rate of the last seconds."""
+    """Callbacks of a download, its files, and the rate of the last seconds."""
 
     def __init__(self, report: Report, check: Check):
         self._report = report
         self.check = check
-        self._done: dict[Path, int] = {}
-        self._total = 0
+        self.files: list[_File] = []
         self._samples: deque[tuple[float, int]] = deque()  # (time, bytes) of the last _RATE_WINDOW seconds
 
     def say(self, state: str, **parameters: str | int) -> None:
@@ -472,32 +465,23 @@ class _Meter:
             self.check()
             time.sleep(min(OFTEN, left))
 
-    def begin(self, files: Sequence[_File]) -> None:
-        """Start to count the bytes of files."""
-        self._done = {file.place: file.arrived() for file in files}
-        self._total = sum(file.listed.size for file in files)
-
-    def arrived(self, file: _File, size: int) -> None:
-        """Store how many bytes of a file have arrived, and report it if the file is complete."""
-        self._done[file.place] = size
-        if size == file.listed.size:
-            self._tell()
-
     def tick(self) -> None:
         """Check for cancellation, and report the bytes a few times per second."""
         self.check()
         if not self._samples or time.monotonic() - self._samples[-1][0] >= _REPORTS:
-            self._tell()
+            self.tell()
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Report how many bytes of `files` are on the disk."""
         now = time.monotonic()
-        done = sum(self._done.values())
+        done = sum(file.arrived() for file in self.files)
+        total = sum(file.listed.size for file in self.files)
         self._samples.append((now, done))
         while now - self._samples[0][0] > _RATE_WINDOW:
             self._samples.popleft()
         elapsed = now - self._samples[0][0]
         rate = (done - self._samples[0][1]) / elapsed if elapsed > 0 else 0.0
-        self._report(DownloadProgress(progress_message(done, self._total, rate), done, self._total))
+        self._report(DownloadProgress(progress_message(done, total, rate), done, total))
 
 
 def progress_message(done: int, total: int, rate: float) -> Message:
