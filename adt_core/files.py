@@ -16,6 +16,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 from uuid import uuid4
 
@@ -115,6 +116,22 @@ def list_visible(folder: Path, pattern: str) -> list[Path]:
         pattern: Glob pattern, such as "*.png", or "**/*" for all subfolders.
     """
     return sorted(path for path in folder.glob(pattern) if not is_hidden(path.relative_to(folder)))
+
+
+def is_writable(folder: Path) -> bool:
+    """Return whether files can be created in a folder, or in the nearest folder above it if it does not exist.
+
+    This function creates a temporary file. Permissions alone do not tell whether a network share is read-only.
+
+    Args:
+        folder: The folder.
+    """
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    try:
+        with TemporaryFile(dir=existing):
+            return True
+    except OSError:
+        return False
 
 
 def check_utf8(path: Path, named: str) -> None:

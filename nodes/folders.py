@@ -15,12 +15,15 @@ from ..adt_core.app.checkpoints import find_published, is_target_config, is_targ
 from ..adt_core.app.loading import default_drafter
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError, shown
-from ..adt_core.files import is_device, is_hidden, parse_json, read_text
+from ..adt_core.files import is_device, is_hidden, is_writable, parse_json, read_text
 from ..adt_core.models.downloads import Published
 from ..adt_core.models.glm_pixels import KIND
 from ..adt_core.models.reading.paths import BUNDLED, STAGE, name_of
+from .extra_paths import default_folders
 
 MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # keys of `extra_model_paths.yaml`
+_OWN = {MODELS_KEY: "ar_image", DRAFTERS_KEY: "ar_image_drafters"}
+"""Name of the pack's own folder in ComfyUI's folder of models, by key."""
 AUTO = "auto"
 """Name of the automatic choice: the published drafter of the model, otherwise the first network in the folders that
 fits the model, otherwise a drafter without files."""
@@ -43,8 +46,8 @@ def register() -> None:
 
     Users can add further folders in `extra_model_paths.yaml`, with the keys `ar_image_models` and `ar_image_drafters`.
     """
-    folder_paths.add_model_folder_path(MODELS_KEY, os.path.join(folder_paths.models_dir, "ar_image"))
-    folder_paths.add_model_folder_path(DRAFTERS_KEY, os.path.join(folder_paths.models_dir, "ar_image_drafters"))
+    for key in _OWN:
+        folder_paths.add_model_folder_path(key, _own(key))
 
 
 def models() -> dict[str, str]:
@@ -132,12 +135,12 @@ def missing(name: str) -> str:
 
 def home() -> Path:
     """Return the folder that models are downloaded to."""
-    return Path(_roots(MODELS_KEY)[0])
+    return _home(MODELS_KEY)
 
 
 def drafters_home() -> Path:
     """Return the folder that drafters are downloaded to."""
-    return Path(_roots(DRAFTERS_KEY)[0])
+    return _home(DRAFTERS_KEY)
 
 
 def _named(names: list[str]) -> str:
@@ -167,8 +170,12 @@ def files(key: str) -> dict[str, str]:
 
 
 def new_drafter(name: str) -> Path:
-    """Return the folder in which to save a new drafter of this name, so that the Drafter Loader lists the drafter."""
-    return Path(_roots(DRAFTERS_KEY)[0], name)
+    """Return the folder in which to save a new drafter of this name, so that the Drafter Loader lists the drafter.
+
+    If a folder of this name exists, the training in it is continued.
+    """
+    folders = [Path(root, name) for root in _roots(DRAFTERS_KEY)]
+    return next(filter(Path.is_dir, folders), drafters_home() / name)
 
 
 def check_name(name: str) -> None:
@@ -236,6 +243,20 @@ def _roots(key: str) -> list[str]:
     if key in folder_paths.folder_names_and_paths:
         return folder_paths.get_folder_paths(key)
     return [os.path.join(folder_paths.models_dir, key)]
+
+
+def _own(key: str) -> str:
+    return os.path.join(folder_paths.models_dir, _OWN[key])
+
+
+def _home(key: str) -> Path:
+    """Return the folder for new files: one that the user has marked as default, otherwise the pack's own.
+
+    If it is not writable, for example because it is on a read-only network share, the next writable folder is returned.
+    """
+    marked = default_folders(key)
+    roots = [Path(root) for root in sorted(_roots(key), key=lambda root: (root not in marked, root != _own(key)))]
+    return next(filter(is_writable, roots), roots[0])
 
 
 def _choices(roots: list[str], wanted: Callable[[str], bool], *names: str) -> dict[str, str]:
