@@ -22,7 +22,8 @@ from ..adt_core.app.prompts import (
     select,
 )
 from ..adt_core.errors import AdtError
-from .runtime import refusal, tell
+from ..adt_core.files import is_hidden
+from .runtime import check_cancelled, refusal, tell
 from .schema import Tooltips, schema
 from .sockets import checked
 
@@ -132,7 +133,7 @@ class ADTTreePrompts(io.ComfyNode):
         choices: str = RANDOM,
         choice_seed: int = 0,
     ) -> io.NodeOutput:
-        listed = expand_prompts(read(_source(file, text), _name(file), caption), choices, choice_seed)
+        listed = expand_prompts(read(_source(file, text), _name(file), caption), choices, choice_seed, check_cancelled)
         if note := blank_note(listed):
             tell(note)
         prompts = select(non_blank(listed), filter, shuffle, start, count)
@@ -148,7 +149,8 @@ def _files() -> list[str]:
     """Return the names of prompt files in ComfyUI's input folder, without its subfolders."""
     try:
         with os.scandir(folder_paths.get_input_directory()) as entries:
-            return sorted(entry.name for entry in entries if entry.name.lower().endswith(FILES) and entry.is_file())
+            names = [entry.name for entry in entries if entry.name.lower().endswith(FILES) and entry.is_file()]
+        return sorted(name for name in names if not is_hidden(name))
     except OSError:
         return []
 

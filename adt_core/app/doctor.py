@@ -10,7 +10,6 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 
@@ -20,6 +19,7 @@ from ..engine.device.memory import free_bytes
 from ..engine.device.products import ProductReport
 from ..engine.job import Job
 from ..kernels import choice
+from ..memory_limit import memory_limit
 from ..models.batch_invariance import HALF, near_window
 from ..models.cpu import ALL_ROWS, max_mkl_rows
 from ..models.kernels import reduced_precision_settings
@@ -73,7 +73,7 @@ def _machine(subject: DiagnosticSetup) -> str:
     device = subject.device
     pytorch = f"PyTorch {torch.__version__}"
     if device.type == "cpu":
-        memory = f"{psutil.virtual_memory().total / 2**30:.0f} GB of memory"
+        memory = f"{memory_limit().bytes / 2**30:.0f} GB of memory"
         capability = torch.backends.cpu.get_cpu_capability()
         return f"{platform.machine()} CPU with {capability}, {os.cpu_count()} cores, {memory}; {pytorch}."
     properties = torch.cuda.get_device_properties(device)

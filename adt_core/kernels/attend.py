@@ -133,14 +133,14 @@ def kernel(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys) ->
     assert slots <= NEAR_BLOCK, slots
     value_offset, row_stride, head_stride = cache.stride()[:3]
     places = row_stride, head_stride, value_offset, dim**-0.5
-    sizes = {"GROUP": group, "WIDTH": dim, "PADDED": next_power_of_2(dim)}
+    sizes = {"DTYPE": choice.triton_dtype(queries.dtype), "GROUP": group, "WIDTH": dim, "PADDED": next_power_of_2(dim)}
     with choice.launching(queries):
         far_chunks[chunks, kv_heads, rows](
-            queries, cache, near_keys.far, sums, peaks, n, *places,
+            *choice.pointers(queries, cache, near_keys.far, sums, peaks), n, *places,
             **sizes, CHUNK=chunk, BLOCK=QUERIES, num_warps=WARPS[chunk], num_stages=2,
         )  # fmt: skip
         merge[rows * n, heads](
-            queries, cache, near_keys.paths, sums, peaks, out, n, chunks, end, slots, *places,
+            *choice.pointers(queries, cache, near_keys.paths, sums, peaks, out), n, chunks, end, slots, *places,
             **sizes, BLOCK=NEAR_BLOCK, CHUNKS=MERGED_CHUNKS, num_warps=MERGE_WARPS,
         )  # fmt: skip
     return out

@@ -15,7 +15,6 @@ kernels off (:func:`switch_off`) and starts the images again (:mod:`adt_core.eng
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import mul
@@ -24,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..environment import variable
 from ..errors import AdtError, is_out_of_memory, one_line, shown
 from ..models.kernels import occupy_gpu
 from ..runtime import cached_per_runtime, get_runtime
@@ -93,6 +93,25 @@ class KernelError(RuntimeError):
         if isinstance(error, cls):
             return error
         return cls(f"{type(error).__name__}: {one_line(str(error))[:200]}".rstrip(".: "))
+
+
+def pointers(*operands: Tensor) -> Sequence[Tensor | int]:
+    """Return the operands of a kernel in a form that Triton's launcher accepts, also in a captured round.
+
+    The launcher asks the driver for the address of a tensor. During a capture, CUDA's asynchronous allocator returns
+    tensors that the driver does not know yet, so the launcher would raise an error. It does not check plain addresses.
+    Kernels declare their pointers as "*i8", because an address has no dtype, and convert them to the dtype.
+    """
+    if operands[0].is_cuda and torch.cuda.get_allocator_backend() != "native":
+        return [operand.data_ptr() for operand in operands]
+    return operands
+
+
+def triton_dtype(dtype: torch.dtype):
+    """Return Triton's dtype of the same name as a dtype of torch."""
+    import triton.language as tl
+
+    return getattr(tl, str(dtype).removeprefix("torch."))
 
 
 @contextmanager
@@ -211,7 +230,7 @@ def enabled_operations() -> frozenset[str]:
     Raises:
         AdtError: If the variable contains an unknown name.
     """
-    value = os.environ.get(VARIABLE, "1").strip()
+    value = variable(VARIABLE, "1").strip()
     if value in ("", "0", "1"):
         return frozenset() if value == "0" else frozenset(OPERATIONS)
     names = frozenset(name.strip() for name in value.split(","))

@@ -127,8 +127,9 @@ def product(
 ) -> Tensor:
     """Multiply activations by a weight.
 
-    In batch-invariant mode, a Triton kernel computes the product if it passes its trial. The default tile is required:
-    a smaller one is a fallback, because products on this device have depended on the number of rows.
+    In batch-invariant mode, a Triton kernel multiplies by quantised weights if it passes its trial. The default tile is
+    required: a smaller one is a fallback, because products on this device have depended on the number of rows. The
+    kernel also multiplies by int4 weights in other modes, because PyTorch converts them before each product.
 
     Args:
         x: [N, in] activations.
@@ -143,9 +144,9 @@ def product(
     Returns:
         [N, out] in the dtype of ``x``.
     """
-    if tile and tile == TILE.get(x.device.type):
+    if tile == TILE.get(x.device.type) or not tile and weight.dtype == QUANTISED["int4"]:
         by_torch = partial(_product_by_torch, tile, None)
-        if linear.uses_kernel(x, weight, scale, plus, by_torch):
+        if scale is not None and linear.uses_kernel(x, weight, scale, plus, by_torch):
             return linear.kernel(x, weight, scale, plus, tokens)
     return _product_by_torch(tile, tokens, x, weight, scale, plus)
 

@@ -99,3 +99,22 @@ def test_a_row_is_bitwise_equal_whatever_the_number_of_rows(like):
     weight = random_like(like, 96)
     assert norm.kernel(x[5:6], weight, 1e-5).equal(norm.kernel(x, weight, 1e-5)[5:6])
     assert gate.kernel(x[5:6], "silu").equal(gate.kernel(x, "silu")[5:6])
+
+
+@torch.inference_mode()
+def test_addresses_in_place_of_tensors_give_the_same_results(like, monkeypatch):
+    """The launcher gets plain addresses with CUDA's asynchronous allocator."""
+    x = random_like(like, 5, 64)
+    plus = random_like(like, 5, 64, seed=1)
+    qkv = random_like(like, 5, 4, 32)
+    rotation = Rotation(random_like(like, 5, 1, 32), random_like(like, 5, 1, 32, seed=1), None)
+    projection = Projection(random_like(like, 128), random_like(like, 3, 32), random_like(like, 3, 32, seed=1))
+
+    def results():
+        cache = qkv.new_zeros(2, 1, 1, 8, 32)
+        queries = norm_rope_store.kernel(qkv, projection, rotation, cache, torch.arange(5)[None])
+        return norm.kernel(x, x[0], 1e-5, plus.clone()), gate.kernel(x, "silu"), queries, cache
+
+    expected = results()
+    monkeypatch.setattr(norm.choice, "pointers", lambda *operands: [operand.data_ptr() for operand in operands])
+    assert all(map(torch.equal, results(), expected))

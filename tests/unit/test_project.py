@@ -17,6 +17,8 @@ tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tom
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
+FRONTEND = "comfyui-frontend-package>=1.39.19"
+"""Oldest frontend: that of the oldest supported ComfyUI. The registry reads it from the dependencies."""
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def dev():
 
 
 def test_requirements(dev):
-    assert dev.REQUIREMENTS.read_text(encoding="utf-8").splitlines() == PROJECT["dependencies"]
+    assert [*dev.REQUIREMENTS.read_text(encoding="utf-8").splitlines(), FRONTEND] == PROJECT["dependencies"]
     assert not any(name.startswith("torch") for name in PROJECT["dependencies"]), "ComfyUI chooses the version of torch"
     assert all(re.fullmatch(r"[a-z0-9-]+(>=[\d.]+)?", line) for line in PROJECT["dependencies"]), (
         "versions must not be pinned"

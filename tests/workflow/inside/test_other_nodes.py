@@ -115,6 +115,24 @@ def test_prompt_lists(pack, listed):
     assert listed() == [("1", "a cat")]
 
 
+def test_hidden_files_are_not_listed(pack):
+    """macOS writes such files next to others on disks and network shares of other systems."""
+    places = {
+        "ADTTreePrompts": ("file", pack.base / "input", "seen.txt"),
+        "ADTTreeModelLoader": ("model", pack.base / "models" / "ar_image", "t2i_seen.pt"),
+        "ADTTreeGLMDecoderLoader": ("transformer", pack.base / "models" / "diffusion_models", "seen.safetensors"),
+    }
+    for node, (name, folder, file) in places.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in (folder / file, folder / f"._{file}"):
+            path.write_bytes(b"a cat")
+        inputs = pack.nodes[node].INPUT_TYPES()
+        (options,) = [kind[name] for kind in inputs.values() if name in kind]
+        assert file in options[1]["options"] and f"._{file}" not in options[1]["options"]
+        for path in (folder / file, folder / f"._{file}"):
+            path.unlink()
+
+
 UNKNOWN = "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
 
 
