@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..errors import AdtError, shown
-from ..files import LARGEST_LIST, foreign_text, opened, parse_json, read_text, reason
+from ..files import LARGEST_LIST, folded, foreign_text, opened, parse_json, read_text, reason
 from ..rules.settings import MAX_SEED
 from .tables import read_table
 
@@ -175,7 +175,7 @@ def select(
     Raises:
         AdtError: If the selection is empty.
     """
-    selected = [prompt for prompt in prompts if filter.casefold() in prompt.text.casefold()]
+    selected = [prompt for prompt in prompts if folded(filter) in folded(prompt.text)]
     if not selected:
         raise AdtError(
             f"filter: none of the {len(prompts)} prompts contains {shown(filter)}; "
