@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from .environment import variable
 from .errors import AdtError
 from .files import opened, parse_json, to_json, write_in
 from .runtime import get_runtime
@@ -28,11 +28,11 @@ MAX_FILE_BYTES = 2**16
 
 def folder() -> Path:
     """Return the cache folder, which may not exist yet."""
-    if chosen := os.environ.get(VARIABLE):
+    if chosen := variable(VARIABLE):
         return Path(chosen)
     default = _home() / {"win32": "AppData/Local", "darwin": "Library/Caches"}.get(sys.platform, ".cache")
-    variable = {"win32": "LOCALAPPDATA", "darwin": ""}.get(sys.platform, "XDG_CACHE_HOME")
-    return Path(os.environ.get(variable) or default) / "adt-tree"
+    named = {"win32": "LOCALAPPDATA", "darwin": ""}.get(sys.platform, "XDG_CACHE_HOME")
+    return Path(variable(named) or default) / "adt-tree"
 
 
 def _home() -> Path:

@@ -14,7 +14,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -93,11 +92,6 @@ def _section(section: type[Section], options: Mapping[str, Any]) -> Section:
     return _checked(section.of, options)
 
 
-def _lab(name: str) -> Any:
-    """Import and return a module of the package `lab`. It imports torch, so this happens only when a command runs."""
-    return import_module(f".lab.{name}", __package__)
-
-
 def generate(options: dict[str, Any]) -> str:
     """Generate images from text."""
     from .app import generation
@@ -116,8 +110,12 @@ def generate(options: dict[str, Any]) -> str:
 
 def benchmark(options: dict[str, Any]) -> str:
     """Compare methods with plain decoding on the same prompts, side by side."""
-    sections = [_section(section, options) for section in (args.BenchmarkArgs, args.QualityArgs, args.WorkerArgs)]
-    return _lab("benchmark").run(*sections, _given(options), _device(options))
+    from .lab import benchmark
+
+    comparison = _section(args.BenchmarkArgs, options)
+    scores = _section(args.QualityArgs, options)
+    parallel = _section(args.WorkerArgs, options)
+    return benchmark.run(comparison, scores, parallel, _given(options), _device(options))
 
 
 def inspect(options: dict[str, Any]) -> str:
@@ -150,7 +148,8 @@ def doctor(options: dict[str, Any]) -> str:
 
 def train_drafter(options: dict[str, Any]) -> str:
     """Train an EAGLE drafter for a target. Run the same command again to resume."""
-    drafter = _lab("training.drafter")
+    from .lab.training import drafter
+
     sections = (args.TrainingDataArgs, args.TrainingArgs, args.TrainingOutputArgs)
     arguments = [_section(section, options) for section in sections]
     return drafter.run(_checked(drafter.plan, *arguments, _given(options), _device(options)))
@@ -158,7 +157,8 @@ def train_drafter(options: dict[str, Any]) -> str:
 
 def check_drafter(options: dict[str, Any]) -> str:
     """Find out how features and tokens were paired when a drafter was trained, and save the result next to it."""
-    pairing = _lab("training.pairing")
+    from .lab.training import pairing
+
     arguments = _section(args.CheckDrafterArgs, options)
     return pairing.run(_checked(pairing.plan, arguments, _given(options), _device(options)))
 

@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from tempfile import TemporaryFile
@@ -225,7 +225,9 @@ def is_device(name: str) -> bool:
         name: Name without folders.
     """
     stem = name.split(".")[0].strip().upper()
-    return stem in ("CON", "PRN", "AUX", "NUL") or re.fullmatch("(COM|LPT)[0-9¹²³]", stem) is not None
+    return (
+        stem in ("CON", "CONIN$", "CONOUT$", "PRN", "AUX", "NUL") or re.fullmatch("(COM|LPT)[0-9¹²³]", stem) is not None
+    )
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -274,8 +276,21 @@ def write(path: Path, content: bytes | memoryview) -> None:
     Raises:
         AdtError: If the file cannot be written.
     """
+    write_with(path, lambda file: file.write(content))
+
+
+def write_with(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """Write a file of any size like :func:`write`, without its content in memory.
+
+    Args:
+        path: The file.
+        fill: Function that writes the content to an open file. It may be called again with a new, empty file.
+
+    Raises:
+        AdtError: If the file cannot be written.
+    """
     with writing(path):
-        _replace(Path(os.path.realpath(path)), content)
+        _replace(Path(os.path.realpath(path)), fill)
 
 
 def write_in(folder: Path, name: str, content: bytes | memoryview) -> None:
@@ -292,7 +307,7 @@ def write_in(folder: Path, name: str, content: bytes | memoryview) -> None:
     *subfolders, last = PurePath(name).parts
     place = inside(folder, *subfolders) / last
     with writing(place):
-        _replace(place, content)
+        _replace(place, lambda file: file.write(content))
 
 
 def inside(folder: Path, *names: str) -> Path:
@@ -390,26 +405,40 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _replace(place: Path, content: bytes | memoryview) -> None:
+def _replace(place: Path, fill: Callable[[BinaryIO], object]) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(place.parent)
     part = place.with_name(f".{uuid4().hex}{PART}")  # a short name: that of `place` may have the maximum length
     try:
-        _write_and_rename(part, content, place)
+        _write_and_rename(part, fill, place)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _write_and_rename(part: Path, content: bytes | memoryview, place: Path) -> None:
-    """Write `part`, flush it to the disk, and rename it to `place`."""
+def _write_and_rename(part: Path, fill: Callable[[BinaryIO], object], place: Path) -> None:
+    """Write `part`, flush it to the disk, rename it to `place`, and flush the folder."""
     with open(part, "wb") as file:
-        file.write(content)
+        fill(file)
         file.flush()
         os.fsync(file.fileno())
     try:
         os.replace(part, place)
     except FileNotFoundError:  # another process has removed `part`; each process does so only once
-        _write_and_rename(part, content, place)
+        _write_and_rename(part, fill, place)
+    _flush_folder(place.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Flush the names of a folder's files to the disk, so that a power cut does not undo a rename.
+
+    Windows cannot open folders, and some network file systems cannot flush them.
+    """
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 @cached_per_runtime

@@ -8,6 +8,7 @@
 
 import { api } from "../../scripts/api.js";
 import { app } from "../../scripts/app.js";
+import { own } from "./own.js";
 
 /** @typedef {import("@comfyorg/comfyui-frontend-types").ComfyApp} ComfyApp */
 /** @typedef {import("@comfyorg/comfyui-frontend-types").ComfyExtension} ComfyExtension */
@@ -288,7 +289,7 @@ export function inputOptions(node, name) {
 /** The options of an input in `definition`, which is the server's definition of a node type, or undefined. */
 export function optionsIn(definition, name) {
   const { required, optional } = definition?.input ?? {};
-  return (required?.[name] ?? optional?.[name])?.[1];
+  return (own(required, name) ?? own(optional, name))?.[1];
 }
 
 /** Whether the server runs this node. It does not run subgraphs, reroutes, and nodes that are muted or bypassed. */
@@ -465,8 +466,8 @@ export function originOf(node, name) {
 
 /** If the input `name` of the node `from` is linked, link the input `own` of another node to the same output. */
 export function copyLink(from, name, node, own = name) {
-  const slot = slotOf(node, own);
-  if (slot >= 0) originOf(from, name)?.connect(from.getInputLink(slotOf(from, name)).origin_slot, node, slot);
+  const origin = originOf(from, name);
+  if (origin && slotOf(node, own) >= 0) connect(origin, from.getInputLink(slotOf(from, name)).origin_slot, node, own);
 }
 
 /** Link an output of the node `from`, given by its index, to the input `name` of another node. */

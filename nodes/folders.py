@@ -89,7 +89,16 @@ def installed(name: str) -> str | None:
     """Return the path of a model by its name in the list or in a workflow template, or None if it is not installed."""
     paths = models()
     own = plain(name)
-    return paths.get(own) or next((path for path in paths.values() if name_of(Path(path)) == own), None)
+    return paths.get(own) or next((path for path in paths.values() if _same(name_of(Path(path)), own)), None)
+
+
+def _same(name: str, other: str) -> bool:
+    return name.lower() == other.lower()
+
+
+def is_own(path: str) -> bool:
+    """Return whether a path is in a model folder of this pack, and not only in one of other packs."""
+    return any(Path(path).is_relative_to(root) for root in _roots(MODELS_KEY))
 
 
 def is_published(name: str) -> bool:

@@ -23,7 +23,7 @@ from ..adt_core.app.prompts import (
 )
 from ..adt_core.errors import AdtError
 from ..adt_core.files import is_hidden
-from .runtime import refusal, tell
+from .runtime import check_cancelled, refusal, tell
 from .schema import Tooltips, schema
 from .sockets import checked
 
@@ -133,7 +133,7 @@ class ADTTreePrompts(io.ComfyNode):
         choices: str = RANDOM,
         choice_seed: int = 0,
     ) -> io.NodeOutput:
-        listed = expand_prompts(read(_source(file, text), _name(file), caption), choices, choice_seed)
+        listed = expand_prompts(read(_source(file, text), _name(file), caption), choices, choice_seed, check_cancelled)
         if note := blank_note(listed):
             tell(note)
         prompts = select(non_blank(listed), filter, shuffle, start, count)

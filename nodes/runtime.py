@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any
 
 import comfy.memory_management
@@ -47,9 +47,8 @@ def refusal(make: Callable, **values) -> bool | str:
             `make` requires such an argument, the result is True.
     """
     given = {name: value for name, value in values.items() if value is not None}
-    try:
-        signature(make).bind(**given)
-    except TypeError:
+    required = {name for name, parameter in signature(make).parameters.items() if parameter.default is Parameter.empty}
+    if not required <= given.keys():
         return True
     try:
         make(**given)

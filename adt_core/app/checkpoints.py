@@ -19,6 +19,7 @@ from ..errors import AdtError, Check
 from ..files import is_hidden, list_visible
 from ..models import load
 from ..models.downloads import Published
+from ..models.quantised import check_device
 from ..models.reading.checkpoint import Checkpoint, NoWeights
 from ..models.reading.paths import home_of, name_of, resolve
 from ..models.target import PublishedSampling, Target
@@ -51,8 +52,9 @@ def load_target(
         exact: Whether to use batch-invariant mode if `dtype` is half precision.
 
     Raises:
-        AdtError: If the checkpoint cannot be read.
+        AdtError: If the checkpoint cannot be read, or if the device does not support the weights.
     """
+    check_device(weights, torch.device(device))
     checkpoint = open_checkpoint(path)
     unsupported.refuse_kind(checkpoint)
     target = load.load(checkpoint, device, dtype, check, weights, exact)

@@ -1,4 +1,4 @@
-"""Prompt lists: plain text, CSV and TSV tables, MS-COCO captions and JSON lines."""
+"""Prompt lists: plain text, CSV, TSV and Parquet tables, MS-COCO captions and JSON lines."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ import numpy as np
 from ..errors import AdtError, shown
 from ..files import LARGEST_LIST, folded, foreign_text, opened, parse_json, read_text, reason
 from ..rules.settings import MAX_SEED
+from .parquet import read_columns
 from .tables import read_table
 
 FILES = (".txt", ".json", ".jsonl", ".csv", ".tsv")
-"""Suffixes of supported files. A file with another suffix is read as plain text."""
+"""Suffixes of files that need no further package. A file with another suffix is read as plain text.
+
+The command line also reads `PARQUET`."""
+PARQUET = ".parquet"
+"""Suffix of tables in the format Parquet."""
 BUNDLED_CAPTIONS = Path(__file__).parents[1] / "bundled" / "captions.json"
 """File of captions in MS-COCO's format. The bundled model was not trained on these captions."""
 CAPTIONS = ("first", "longest", "all")
@@ -75,13 +80,12 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
     """Return the prompts in a file, including blank prompts.
 
     The suffix of the file determines the format:
-
     - `.json`: a list of strings, or MS-COCO's `captions_*.json`. MS-COCO's captions are sorted by image id.
     - `.jsonl`: one value per line. A value is a string, or an object with the key "prompt" or "caption". The keys "id"
       and "seed" are optional.
     - `.csv` and `.tsv`: a table with a column "prompt" or "caption", such as PartiPrompts. The columns "id" and "seed"
       are optional. Names of columns may be in upper or lower case. Other columns are ignored.
-    - any other suffix: one prompt per line.
+    - `.parquet`: a table with the same columns. Any other suffix: one prompt per line.
 
     A prompt without an id gets a number from 1 as its id: the number of its line, table row or string in the file.
 
@@ -95,10 +99,12 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
     """
     path = Path(path)
     readers = {".json": lambda text: _json(text, caption), ".jsonl": _json_lines, ".csv": _csv, ".tsv": _tsv}
+    suffix = path.suffix.lower()
     try:
-        prompts = readers.get(path.suffix.lower(), parse_lines)(_read_text_file(path))
+        prompts = _parquet(path) if suffix == PARQUET else readers.get(suffix, parse_lines)(_read_text_file(path))
     except OSError as error:
-        raise AdtError(f"`prompts`: '{path}' can't be read as UTF-8 text ({reason(error)}).") from error
+        kind = "a Parquet table" if suffix == PARQUET else "UTF-8 text"
+        raise AdtError(f"`prompts`: '{path}' can't be read as {kind} ({reason(error)}).") from error
     except AdtError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -318,6 +324,18 @@ def _table(text: str, delimiters: str) -> list[PromptEntry]:
         id = row.get("id", "").strip() or str(number)
         prompts.append(PromptEntry(id, prompt, _seed(row.get("seed", "").strip())))
     return _stripped(prompts)
+
+
+def _parquet(path: Path) -> list[PromptEntry]:
+    columns = read_columns(path, _TEXT_COLUMNS, _OPTIONAL_COLUMNS)
+    texts = next(columns[name] for name in _TEXT_COLUMNS if name in columns)
+    numbers = range(1, len(texts) + 1)
+    ids = columns.get("id", numbers)
+    seeds = columns.get("seed", [None] * len(texts))
+    return _stripped(
+        PromptEntry(str(number if id in (None, "") else id), text or "", _seed(seed))
+        for number, id, text, seed in zip(numbers, ids, texts, seeds)
+    )
 
 
 def _seed(value: Any) -> int | None:

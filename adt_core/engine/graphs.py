@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..environment import variable
 from ..errors import is_out_of_memory, one_line
 from ..kernels import choice
 from ..kernels.choice import KernelError
@@ -232,7 +232,7 @@ def make_recorder(device: torch.device) -> Recorder | None:
 
 def disabled_reason(decoder: nn.Module) -> str:
     """Return why a model runs without graphs, or "" if the model runs with graphs."""
-    if os.environ.get(VARIABLE) == "0":
+    if variable(VARIABLE) == "0":
         return f"{VARIABLE} is 0"
     runtime = get_runtime()
     return runtime.capture_failure or runtime.graph_failures.get(decoder, "")

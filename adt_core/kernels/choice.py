@@ -15,14 +15,15 @@ kernels off (:func:`switch_off`) and starts the images again (:mod:`adt_core.eng
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import mul
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..environment import variable
 from ..errors import AdtError, is_out_of_memory, one_line, shown
 from ..models.kernels import occupy_gpu
 from ..runtime import cached_per_runtime, get_runtime
@@ -47,20 +48,24 @@ _log = logging.getLogger(__name__)
 class Case(NamedTuple):
     """Operands for which a trial compares the values and the time of a kernel with those of its reference.
 
+    The functions may overwrite their operands, as the residual stream: only the results of first calls are compared.
+
     Attributes:
         kernel: Launches the Triton kernel and returns its result.
         reference: Returns the same result, computed with PyTorch's operations.
+        weight: Factor of the times.
     """
 
     kernel: Callable[[], Tensor]
     reference: Callable[[], Tensor]
+    weight: float = 1.0
 
 
 class Trial(NamedTuple):
     """Comparisons that decide whether a kernel is used.
 
     Attributes:
-        cases: Typical operands. The times of all cases are added.
+        cases: Typical operands. The times of all cases are multiplied by their weights and added.
         tolerance: Largest difference between kernel and reference, relative to the largest absolute value of the
             reference.
         equal_results: Yields pairs of results of the kernel that must be bitwise equal, each with a description such as
@@ -88,6 +93,25 @@ class KernelError(RuntimeError):
         if isinstance(error, cls):
             return error
         return cls(f"{type(error).__name__}: {one_line(str(error))[:200]}".rstrip(".: "))
+
+
+def pointers(*operands: Tensor) -> Sequence[Tensor | int]:
+    """Return the operands of a kernel in a form that Triton's launcher accepts, also in a captured round.
+
+    The launcher asks the driver for the address of a tensor. During a capture, CUDA's asynchronous allocator returns
+    tensors that the driver does not know yet, so the launcher would raise an error. It does not check plain addresses.
+    Kernels declare their pointers as "*i8", because an address has no dtype, and convert them to the dtype.
+    """
+    if operands[0].is_cuda and torch.cuda.get_allocator_backend() != "native":
+        return [operand.data_ptr() for operand in operands]
+    return operands
+
+
+def triton_dtype(dtype: torch.dtype):
+    """Return Triton's dtype of the same name as a dtype of torch."""
+    import triton.language as tl
+
+    return getattr(tl, str(dtype).removeprefix("torch."))
 
 
 @contextmanager
@@ -206,7 +230,7 @@ def enabled_operations() -> frozenset[str]:
     Raises:
         AdtError: If the variable contains an unknown name.
     """
-    value = os.environ.get(VARIABLE, "1").strip()
+    value = variable(VARIABLE, "1").strip()
     if value in ("", "0", "1"):
         return frozenset() if value == "0" else frozenset(OPERATIONS)
     names = frozenset(name.strip() for name in value.split(","))
@@ -268,7 +292,7 @@ def _decide(trial: Callable[[], Trial], device: torch.device) -> tuple[bool, str
 
 def _wrong_result(trial: Trial) -> str:
     """Return the first difference that the trial forbids, or ""."""
-    for kernel, reference in trial.cases:
+    for kernel, reference, _ in trial.cases:
         expected = reference().double()
         difference = (kernel().double() - expected).abs().max()
         if not difference <= trial.tolerance * expected.abs().max():  # also if the difference is NaN
@@ -280,9 +304,11 @@ def _wrong_result(trial: Trial) -> str:
 
 
 def _total_times(cases: Sequence[Case], device: torch.device) -> tuple[float, float]:
-    """Return the time of all kernels and the time of all references, in ms."""
-    times = device_times([function for case in cases for function in case], device)
-    return sum(times[::2]), sum(times[1::2])
+    """Return the weighted sum of the times of all kernels, and that of all references, in ms."""
+    times = device_times([function for case in cases for function in case[:2]], device)
+    weights = [case.weight for case in cases]
+    kernel, reference = (sum(map(mul, weights, part)) for part in (times[::2], times[1::2]))
+    return kernel, reference
 
 
 def device_times(functions: Sequence[Callable[[], object]], device: torch.device) -> list[float]:

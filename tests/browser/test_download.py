@@ -143,8 +143,8 @@ def test_cancel_in_the_middle_and_run_again(tab, comfy, hub, model):
     tab.page.evaluate("app.api.interrupt()")
     assert finished(tab).startswith("execution_interrupted")
     folder = comfy.base / "models" / "ar_image"
-    assert not (folder / model).exists(), "an incomplete model must not be listed"
-    assert any(path.stat().st_size for path in (folder / ".adt-tree-download").glob("*.part"))
+    assert not (folder / model / "config.json").exists(), "an incomplete model must not be listed"
+    assert any(path.stat().st_size for path in folder.rglob(".*.adt-tree.download"))
     hub.rate = None
     hub.starts.clear()
     run(tab)

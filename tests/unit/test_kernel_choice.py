@@ -111,6 +111,14 @@ def test_the_times_of_all_cases_are_added(monkeypatch):
     assert verdicts()[0].reason == "PyTorch is 1.25 times as fast"
 
 
+def test_times_have_weights(monkeypatch):
+    """The kernel takes 3 * 1 + 4 = 7 ms, and the reference 3 * 4 + 2 = 14 ms."""
+    monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.0, 4.0, 4.0, 2.0])
+    cases = [Case(lambda: X, lambda: X, weight) for weight in (3, 1)]
+    assert uses_kernel("double", X, (), lambda: Trial(cases, 0, tuple))
+    assert verdicts()[0].reason == "it is 2.00 times as fast as PyTorch"
+
+
 def test_the_same_reason_is_logged_once(caplog):
     for shape in (1,), (2,):
         assert not uses_kernel("double", X, shape, lambda: trial(kernel=fail(RuntimeError("no compiler"))))

@@ -84,7 +84,7 @@ class Gpu(Tape):
         finally:
             self._place = "launch"
 
-    def kernel(self, gate_up, activation):
+    def kernel(self, gate_up, activation, used_rows=None):
         with choice.launching(gate_up):
             self.num_launches += 1
             if self.num_launches > 6:  # after the choice of kernels (4 launches) and the prefill (2)

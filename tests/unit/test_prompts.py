@@ -1,7 +1,10 @@
 """Tests of prompt files: all supported formats, and errors for other files."""
 
 import json
+import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +23,8 @@ from adt_core.app.prompts import (
     slug,
 )
 from adt_core.errors import AdtError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_plain_text(tmp_path):
@@ -322,3 +327,94 @@ def test_other_files_are_rejected(tmp_path):
 
 def test_suffixes_of_the_node():
     assert set(FILES) == {".txt", ".json", ".jsonl", ".csv", ".tsv"}
+
+
+# ---- Parquet ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def write_parquet(tmp_path):
+    """Return a function that writes a Parquet table and returns its path."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    def write(**columns):
+        parquet.write_table(pyarrow.table(columns), tmp_path / "p.parquet")
+        return tmp_path / "p.parquet"
+
+    return write
+
+
+def test_parquet_tables(write_parquet):
+    path = write_parquet(URL=["x", "y", "z"], Caption=[" a cat", None, "a dog"], id=[7, 8, None], seed=[None, 1, 2**62])
+    assert read_all(path) == [("7", "a cat", None), ("8", "", 1), ("3", "a dog", 2**62)]
+    assert read_prompts(write_parquet(caption=["no"], prompt=["a cow"])) == ["a cow"]
+
+
+def test_invalid_parquet_tables_are_reported(write_parquet, tmp_path, monkeypatch):
+    for columns in ({"text": ["a cat"]}, {"prompt": [1]}, {"prompt": [""]}, {"prompt": ["a"], "seed": [-1]}):
+        with pytest.raises(AdtError, match="prompts: .*p.parquet'"):
+            read_prompts(write_parquet(**columns))
+    for content in (b"", b"PAR1 no table PAR1", (tmp_path / "p.parquet").read_bytes()[:-30]):
+        (tmp_path / "p.parquet").write_bytes(content)
+        with pytest.raises(AdtError, match="prompts: .*p.parquet'"):
+            read_prompts(tmp_path / "p.parquet")
+    monkeypatch.setattr("adt_core.app.parquet.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(AdtError, match="p.parquet' needs the package pyarrow, .*-m pip install pyarrow"):
+        read_prompts(tmp_path / "p.parquet")
+
+
+# ---- long lists ---------------------------------------------------------------------------------------------------
+
+
+def write_list(path, count):
+    """Write a list of prompts in the format of the suffix."""
+    texts = [f"a red house number {number} next to a tree on a hill in the rain" for number in range(count)]
+    if path.suffix == ".txt":
+        path.write_text("\n".join(texts), encoding="utf-8")
+    elif path.suffix == ".jsonl":
+        lines = [json.dumps({"id": number, "prompt": text}) for number, text in enumerate(texts)]
+        path.write_text("\n".join(lines), encoding="utf-8")
+    elif path.suffix == ".json":
+        annotations = [{"image_id": n, "id": 7 * n, "caption": text} for n, text in enumerate(texts)]
+        path.write_text(json.dumps({"annotations": annotations}), encoding="utf-8")
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.table({"id": range(count), "prompt": texts}), path)
+
+
+MEASURE = """
+import sys, time
+from pathlib import Path
+from adt_core.app import generation
+from adt_core.app.args import GenerateArgs, InputArgs, OutputArgs
+sys.argv[2:] and __import__("pyarrow.parquet")
+def peak():
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
+before, began = peak(), time.process_time()
+inputs = InputArgs(prompts=Path(sys.argv[1]))
+plan = generation.plan(GenerateArgs(OutputArgs(output=Path("none")), inputs, device="cpu"))
+print(len(plan.images.numbers), time.process_time() - began, peak() - before)
+"""
+"""Script that plans a run. It prints the number of images, the processor time in seconds, and the increase of the peak
+memory in MiB."""
+
+
+@pytest.mark.long
+@pytest.mark.runner
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".json", ".parquet"])
+def test_long_lists_start_soon_and_need_little_memory(tmp_path, suffix):
+    write_list(tmp_path / f"p{suffix}", 100_000)
+    command = [
+        sys.executable,
+        "-c",
+        MEASURE,
+        str(tmp_path / f"p{suffix}"),
+        *(["arrow"] if suffix == ".parquet" else []),
+    ]
+    out = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True).stdout.split()
+    count, seconds, memory = map(float, out)
+    assert count == 100_000 and seconds < 2 and memory < 200

@@ -6,6 +6,7 @@ A map is the data of the widget that shows how an image was decoded. Its home is
 import io
 import json
 import random
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -101,6 +102,47 @@ def test_invalid_prompts_have_no_digest_and_are_not_changed():
     loop = {"3": {"class_type": "ADTTreeSampler", "inputs": {"a": ["3", 0]}}}
     for request in ({}, {"prompt": []}, {"prompt": loop, "extra_data": {"extra_pnginfo": {"workflow": {"extra": []}}}}):
         assert remind(request) is request
+
+
+@pytest.fixture
+def many():
+    """Return a request of 4 MB with 500 samplers, whose nodes have 20 inputs each, and with a workflow."""
+    prompt = {}
+    for number in range(5_000):
+        kind = "ADTTreeSampler" if number % 10 == 9 else "Text"
+        before = min(20, number % 100)  # ComfyUI's own functions are recursive, too: no chain is longer than 100 nodes
+        links = {f"link{n}": [str(number - n - 1), 0] for n in range(before)}
+        prompt[str(number)] = {"class_type": kind, "inputs": {"text": f"{number}".rjust(400), **links}}
+    nodes = [{"id": n, "properties": {"adt_tree_map": {"tag": f"t{n}"}}} for n in range(5_000)]
+    assert len(json.dumps(prompt)) > 3e6
+    return {"prompt": prompt, "extra_data": {"extra_pnginfo": {"workflow": {"id": "w", "nodes": nodes}}}}
+
+
+def test_many_samplers_are_handled_in_less_than_a_second(many):
+    """The server answers no other request meanwhile."""
+    samplers = [number for number, node in many["prompt"].items() if node["class_type"] == "ADTTreeSampler"]
+    attach(hidden_of(many, samplers[-1]), [{"data": "a map"}])
+    began = time.process_time()
+    remind(many)
+    places = homes(many)
+    assert time.process_time() - began < 1
+    assert places == {number: f"w t{number}" for number in samplers} and len(places) == 500
+    maps = many["extra_data"]["extra_pnginfo"]["workflow"]["extra"]["adt_tree_maps"]
+    assert maps == {samplers[-1]: {"parts": [{"data": "a map"}], "cached": True}}
+
+
+def test_shared_digests_are_those_of_single_calls(many):
+    prompt = dict(list(many["prompt"].items())[:250])
+    prompt["broken"] = {"class_type": "Text"}
+    prompt["below"] = {"class_type": "ADTTreeSampler", "inputs": {"a": ["broken", 0], "b": ["9", 0]}}
+    known = {}
+    assert [digest(prompt, key, known) for key in prompt] == [digest(prompt, key) for key in prompt]
+    assert digest(prompt, "below") is None and digest(prompt, "249") is not None
+
+
+def hidden_of(request, number):
+    """Return the hidden inputs of a node of a request."""
+    return SimpleNamespace(unique_id=number, prompt=request["prompt"], extra_pnginfo={"workflow": {}})
 
 
 def test_maps_are_removed_from_a_queued_workflow():

@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from adt_core import Drafting, Sampling, cli, load_drafter, load_target
+from adt_core.lab.training import checkpoint
 from adt_core.lab.training import drafter as command
 from adt_core.lab.training.features import Features
 from adt_core.lab.training.unroll import read, unroll
@@ -56,7 +57,7 @@ def table(folder):
 
 
 def weights(folder):
-    return torch.load(folder / "training" / "checkpoint.pt", weights_only=True)["model"]
+    return checkpoint.read(folder / "training" / "checkpoint.safetensors")["model"]
 
 
 def with_and_without(target, drafter):
@@ -157,7 +158,7 @@ def test_estimate_of_time_memory_and_disk_space(train, tmp_path, monkeypatch):
         r"--output: the training needs \d+ MB of disk space, but only 0 MB are free for '.*'", err
     )
     folder = tmp_path / "out" / "training"
-    assert (np.load(folder / "codes.npy") == -1).all() and not (folder / "checkpoint.pt").exists()
+    assert (np.load(folder / "codes.npy") == -1).all() and not (folder / "checkpoint.safetensors").exists()
     (estimate,) = re.findall(r"^The training takes (.*)\.$", train()[2], re.M)
     number = r"\d+(\.\d)?"
     assert re.fullmatch(

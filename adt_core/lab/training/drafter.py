@@ -337,7 +337,7 @@ class Trainer:
         self._autocast = torch.autocast(plan.device.type, half, enabled=half is not None)
         rate = self.training.learning_rate
         optimisers = muon_and_adam(self.drafter, muon_lr=rate, adam_lr=rate / 5, not_muon=("norm",))
-        path = plan.folder / "checkpoint.pt"
+        path = plan.folder / "checkpoint.safetensors"
         is_scaled = half is torch.float16
         self.run = Run(path, self.drafter, optimisers, plan.minutes, 0.98, self.training.steps, is_scaled)
         self._averaged = make_drafter(target)

@@ -35,6 +35,7 @@ from ..reading.checkpoint import Checkpoint
 from ..reading.entries import Entry, copy_entry, module_entries
 from ..reading.fields import read, section, size, sizes
 from ..reading.layout import consecutive_ids, decoder_config, decoder_entries, with_min_positions
+from ..reading.paths import STAGE
 from ..reading.tokenizer import encode
 from ..rotary import grid_positions
 from ..target import EncodedPrompt, PublishedSampling, Target
@@ -320,7 +321,14 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     return [*body, codebook, *module_entries(target.codec.quant_conv, "model.vqmodel.quant_conv.")]
 
 
-GLM = Download("zai-org/GLM-Image", 36, "MIT", "GLM-Image")
+GLM = Download(
+    "zai-org/GLM-Image",
+    36,
+    "MIT",
+    "GLM-Image",
+    commit="2c433cc0cbc293bde2ac8ca9624f279b5d23fcf4",
+    weights=(STAGE, "transformer", "text_encoder", "vae"),
+)
 FAMILY = Family(
     name="glm-image",
     title="GLM-Image",

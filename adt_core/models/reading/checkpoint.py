@@ -244,6 +244,18 @@ def _is_dense(value: object) -> bool:
     return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
 
 
+def read_tensors(file: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a weights file by name.
+
+    Args:
+        file: A safetensors file, or a file that ``torch.save`` has written.
+
+    Raises:
+        AdtError: If the file cannot be read or contains anything other than tensors.
+    """
+    return _read_pickle(file) if file_checks.is_pickle(file) else _read_safetensors(file)
+
+
 class NoWeights(AdtError):
     """Error for a folder without readable weights files."""
 
@@ -324,8 +336,7 @@ class Checkpoint:
         if not file.is_file():
             raise AdtError(f"{file} is not a regular file; replace it with the weights file.")
         file_checks.refuse_damaged(file)
-        read = _read_pickle if file_checks.is_pickle(file) else _read_safetensors
-        stored = with_scales(plain_names(read(file)))
+        stored = with_scales(plain_names(read_tensors(file)))
         file_checks.refuse_quantised(file, {}, stored)
         added = {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}
         twice = None if replaces else min(added.keys() & self.names, default=None)

@@ -187,16 +187,27 @@ def _only_set(folder: Path, stem: str, sets: dict[tuple[str, str], list[Path]]) 
 
 def _complete(folder: Path, files: list[Path]) -> list[Path]:
     """Return the files of a set, or raise an AdtError if one of its shards is missing."""
-    part = _PART.fullmatch(files[0].name)
-    if part:
-        digits = len(part[2])
-        wanted = {
-            f"{part[1]}-{number:0{digits}}-of-{part[3]}{part[4]}{part[5]}" for number in range(1, int(part[3]) + 1)
-        }
-        absent = wanted - {file.name for file in files}
-        if absent:
-            raise AdtError(f"{folder} lacks {_abridged(absent)}; download the missing files.")
+    absent = missing_shards({file.name for file in files})
+    if absent:
+        raise AdtError(f"{folder} lacks {_abridged(absent)}; download the missing files.")
     return files
+
+
+def missing_shards(names: set[str]) -> set[str]:
+    """Return the names of the missing shards of the first set that lacks shards.
+
+    Args:
+        names: Names of weights files. The name of a shard contains the number of shards.
+    """
+    complete: set[str] = set()
+    for part in filter(None, map(_PART.fullmatch, sorted(names))):
+        if part[0] not in complete:
+            digits = len(part[2])
+            wanted = {f"{part[1]}-{n:0{digits}}-of-{part[3]}{part[4]}{part[5]}" for n in range(1, int(part[3]) + 1)}
+            if wanted - names:
+                return wanted - names
+            complete |= wanted
+    return set()
 
 
 def _abridged(names: set[str]) -> str:
