@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -46,6 +47,8 @@ _MAX_IDS = 5
 """Maximum number of blank prompts that a note names."""
 _MAX_LENGTH = 40
 """Maximum number of characters that a file name contains of a prompt or an id."""
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
+"""Whole number with a comma before every three digits."""
 _Item = TypeVar("_Item")
 
 
@@ -300,7 +303,11 @@ def _json_lines(text: str) -> list[PromptEntry]:
             value = parse_json(line)
             value = {"prompt": value} if isinstance(value, str) else value
             prompt = value["prompt"] if "prompt" in value else value["caption"]
-            prompts.append(PromptEntry(str(value.get("id", number)), prompt, _seed(value.get("seed"))))
+            prompts.append(
+                PromptEntry(
+                    str(value.get("id", number)), prompt, _seed(value.get("seed"), f"line {number}, key 'seed'")
+                )
+            )
     return _stripped(prompts)
 
 
@@ -322,7 +329,7 @@ def _table(text: str, delimiters: str) -> list[PromptEntry]:
     for number, row in enumerate(read_table(text, delimiters, _TEXT_COLUMNS, _OPTIONAL_COLUMNS), start=1):
         prompt = row.get("prompt", row.get("caption", ""))
         id = row.get("id", "").strip() or str(number)
-        prompts.append(PromptEntry(id, prompt, _seed(row.get("seed", "").strip())))
+        prompts.append(PromptEntry(id, prompt, _seed(row.get("seed", "").strip(), f"row {number}, column 'seed'")))
     return _stripped(prompts)
 
 
@@ -333,22 +340,27 @@ def _parquet(path: Path) -> list[PromptEntry]:
     ids = columns.get("id", numbers)
     seeds = columns.get("seed", [None] * len(texts))
     return _stripped(
-        PromptEntry(str(number if id in (None, "") else id), text or "", _seed(seed))
+        PromptEntry(str(number if id in (None, "") else id), text or "", _seed(seed, f"row {number}, column 'seed'"))
         for number, id, text, seed in zip(numbers, ids, texts, seeds)
     )
 
 
-def _seed(value: Any) -> int | None:
+def _seed(value: Any, where: str) -> int | None:
     """Return a seed from a list of prompts.
 
     Args:
-        value: An integer, or a string of digits. None and "" mean that there is no seed.
+        value: A whole number, or text of a whole number, such as "42.0", "1.2E+5" or "1,234": spreadsheet programs and
+            pandas write seeds like this. None and "" mean that there is no seed.
+        where: Place of the value in the file, for error messages.
 
     Raises:
         ValueError: If the value is anything else.
     """
     if value is None or value == "":
         return None
-    if isinstance(value, bool | float) or not 0 <= int(value) <= MAX_SEED:
-        raise ValueError(f"{shown(value)} is not a seed, which is a whole number from 0 to 2**64 - 1")
-    return int(value)
+    text = str(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
+    with suppress(InvalidOperation):
+        number = Decimal(text.replace(",", "") if _THOUSANDS.fullmatch(text) else text)
+        if number.is_finite() and 0 <= number <= MAX_SEED and number % 1 == 0:
+            return int(number)
+    raise ValueError(f"{where} is {shown(value)}, but a whole number from 0 to 2**64 - 1 was expected, or none")

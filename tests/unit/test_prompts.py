@@ -22,7 +22,7 @@ from adt_core.app.prompts import (
     select,
     slug,
 )
-from adt_core.errors import AdtError
+from adt_core.errors import AdtError, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -177,6 +177,38 @@ def test_invalid_seeds_are_reported(tmp_path, seed):
         read_all(tmp_path / "p.jsonl")
 
 
+@pytest.mark.parametrize(
+    "text, seed",
+    [
+        ("42", 42),
+        ("42.0", 42),
+        ("1.23457E+18", 1234570000000000000),
+        ('"1,234"', 1234),
+        ('"18,446,744,073,709,551,615"', 2**64 - 1),
+        (" 7 ", 7),
+        ("0.0", 0),
+        ("", None),
+    ],
+)
+def test_seeds_of_a_table_in_any_notation(tmp_path, text, seed):
+    """Spreadsheet programs and pandas write whole numbers like this."""
+    assert listed(tmp_path, "p.csv", f"prompt,seed\na cat,{text}\n")[0].seed == seed
+    if seed is not None and seed < 2**53:
+        assert listed(tmp_path, "p.jsonl", json.dumps({"prompt": "a cat", "seed": float(seed)}))[0].seed == seed
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["nan", "NaN", "-1", "1.5", "1e-3", "inf", "1E+20", "1E+999999", '"1,2345"', '"12,34"', "x", "0x10", "9" * 5000],
+)
+def test_an_invalid_seed_of_a_table_is_named(tmp_path, text):
+    value = text.strip('"')
+    with pytest.raises(AdtError) as caught:
+        listed(tmp_path, "p.csv", f"prompt,seed\na dog,3\na cat,{text}\n")
+    place = f"row 2, column 'seed' is {shown(value)}"
+    assert f"({place}, but a whole number from 0 to 2**64 - 1 was expected, or none)" in str(caught.value)
+
+
 def test_file_prefixes():
     """File names must sort in the order of the list. An id that equals the position must not be repeated."""
     assert file_prefixes([str(number) for number in range(1, 12)])[:2] == ["01", "02"]
@@ -274,7 +306,7 @@ def test_quotation_marks_of_parti_prompts_are_kept(tmp_path, wording):
         ('prompt\n"Hi" on a sign\n', "line 2: .*; double every quotation mark inside quotation marks"),
         ('prompt\n"a cat\n', "line 2: unexpected end of data"),
         (f"prompt\n{'a' * 140000}\n", "line 2: field larger than field limit"),
-        ("prompt,seed\na cat,-1\n", "'-1' is not a seed"),
+        ("prompt,seed\na cat,-1\n", "'-1', but a whole number"),
         ("prompt,seed\na cat,red\n", "red"),
     ],
 )
