@@ -209,6 +209,53 @@ def test_an_invalid_seed_of_a_table_is_named(tmp_path, text):
     assert f"({place}, but a whole number from 0 to 2**64 - 1 was expected, or none)" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["p.json", "p.jsonl"])
+@pytest.mark.parametrize(
+    "value, entry",
+    [
+        ("a cat", PromptEntry("2", "a cat")),
+        (None, PromptEntry("2", "")),
+        ({"prompt": "a cat"}, PromptEntry("2", "a cat")),
+        ({"Prompt": " a cat ", "ID": 7, "Seed": 3}, PromptEntry("7", "a cat", 3)),
+        ({"input": "a cat", "output": "x"}, PromptEntry("2", "a cat")),
+        ({"text": "a cat", "id": None, "seed": None}, PromptEntry("2", "a cat")),
+        ({"caption": "a dog", "prompt": "a cat"}, PromptEntry("2", "a cat")),
+        ({"prompt": None}, PromptEntry("2", "")),
+    ],
+)
+def test_values_of_json_lists(tmp_path, name, value, entry):
+    assert listed(tmp_path, name, _json_file(name, ["a house", value])) == [PromptEntry("1", "a house"), entry]
+
+
+@pytest.mark.parametrize("name, place", [("p.json", "entry 2"), ("p.jsonl", "line 2")])
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        (5, " is 5, but a text was expected"),
+        (["a cat"], " is ['a cat'], but a text was expected"),
+        ({"prompt": {"en": "a cat"}}, ", key 'prompt' is {'en': 'a cat'}, but a text was expected"),
+        ({"title": "a cat"}, " has none of the keys 'prompt', 'caption', 'text', 'input'"),
+        ({"prompt": "a cat", "seed": "x"}, ", key 'seed' is 'x', but a whole number from 0 to 2**64 - 1"),
+    ],
+)
+def test_other_values_of_json_lists_are_named(tmp_path, name, place, value, words):
+    with pytest.raises(AdtError) as caught:
+        listed(tmp_path, name, _json_file(name, ["a house", value]))
+    assert place + words in str(caught.value)
+
+
+def _json_file(name, values):
+    return json.dumps(values) if name == "p.json" else "\n".join(map(json.dumps, values))
+
+
+def test_captions_of_coco_may_be_null(tmp_path):
+    captions = [{"id": 1, "image_id": 5, "caption": None}, {"id": 2, "image_id": 5, "caption": "a cat"}]
+    assert listed(tmp_path, "p.json", json.dumps({"annotations": captions})) == [PromptEntry("5", "a cat")]
+    captions[1]["caption"] = 3
+    with pytest.raises(AdtError, match="the caption 2 is 3, but a text was expected"):
+        listed(tmp_path, "p.json", json.dumps({"annotations": captions}))
+
+
 def test_file_prefixes():
     """File names must sort in the order of the list. An id that equals the position must not be repeated."""
     assert file_prefixes([str(number) for number in range(1, 12)])[:2] == ["01", "02"]
