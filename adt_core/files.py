@@ -13,6 +13,7 @@ import json
 import os
 import re
 import stat
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
@@ -132,6 +133,27 @@ def is_writable(folder: Path) -> bool:
             return True
     except OSError:
         return False
+
+
+def folded(text: str) -> str:
+    """Return a text in a form that is equal for upper and lower case, and for both ways to encode accents.
+
+    Args:
+        text: Any text. macOS and some programs encode "é" as two characters (the Unicode normal form NFD).
+    """
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
+
+
+def path_key(path: str | Path) -> str:
+    """Return a text that is equal for all spellings of a path, also if the path does not exist.
+
+    On the usual disks of Windows and macOS, names that differ only in case or Unicode normal form are the same file.
+    Everywhere else, such names are rare, so they also count as the same.
+
+    Args:
+        path: Relative or absolute path, possibly with links.
+    """
+    return folded(os.path.realpath(os.path.expanduser(path)))
 
 
 def check_utf8(path: Path, named: str) -> None:

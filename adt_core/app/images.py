@@ -19,7 +19,7 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from ..errors import AdtError
-from ..files import is_device, opened, parse_json, to_json
+from ..files import is_device, opened, parse_json, path_key, to_json
 from ..version import VERSION
 
 KEY = "adt_tree"
@@ -290,7 +290,7 @@ def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[tuple[st
 
 def _identities(path: Path) -> set[object]:
     """Return keys that identify a file. If two paths lead to the same file, their results share at least one key."""
-    names: set[object] = {os.path.normcase(os.path.realpath(path))}
+    names: set[object] = {path_key(path)}
     with suppress(OSError):  # if the file exists, its inode number is the same for every spelling of the path
         file = os.stat(path)
         if file.st_ino:

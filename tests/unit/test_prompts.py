@@ -22,7 +22,7 @@ from adt_core.app.prompts import (
     select,
     slug,
 )
-from adt_core.errors import AdtError
+from adt_core.errors import AdtError, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -177,6 +177,85 @@ def test_invalid_seeds_are_reported(tmp_path, seed):
         read_all(tmp_path / "p.jsonl")
 
 
+@pytest.mark.parametrize(
+    "text, seed",
+    [
+        ("42", 42),
+        ("42.0", 42),
+        ("1.23457E+18", 1234570000000000000),
+        ('"1,234"', 1234),
+        ('"18,446,744,073,709,551,615"', 2**64 - 1),
+        (" 7 ", 7),
+        ("0.0", 0),
+        ("", None),
+    ],
+)
+def test_seeds_of_a_table_in_any_notation(tmp_path, text, seed):
+    """Spreadsheet programs and pandas write whole numbers like this."""
+    assert listed(tmp_path, "p.csv", f"prompt,seed\na cat,{text}\n")[0].seed == seed
+    if seed is not None and seed < 2**53:
+        assert listed(tmp_path, "p.jsonl", json.dumps({"prompt": "a cat", "seed": float(seed)}))[0].seed == seed
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["nan", "NaN", "-1", "1.5", "1e-3", "inf", "1E+20", "1E+999999", '"1,2345"', '"12,34"', "x", "0x10", "9" * 5000],
+)
+def test_an_invalid_seed_of_a_table_is_named(tmp_path, text):
+    value = text.strip('"')
+    with pytest.raises(AdtError) as caught:
+        listed(tmp_path, "p.csv", f"prompt,seed\na dog,3\na cat,{text}\n")
+    place = f"row 2, column 'seed' is {shown(value)}"
+    assert f"({place}, but a whole number from 0 to 2**64 - 1 was expected, or none)" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.jsonl"])
+@pytest.mark.parametrize(
+    "value, entry",
+    [
+        ("a cat", PromptEntry("2", "a cat")),
+        (None, PromptEntry("2", "")),
+        ({"prompt": "a cat"}, PromptEntry("2", "a cat")),
+        ({"Prompt": " a cat ", "ID": 7, "Seed": 3}, PromptEntry("7", "a cat", 3)),
+        ({"input": "a cat", "output": "x"}, PromptEntry("2", "a cat")),
+        ({"text": "a cat", "id": None, "seed": None}, PromptEntry("2", "a cat")),
+        ({"caption": "a dog", "prompt": "a cat"}, PromptEntry("2", "a cat")),
+        ({"prompt": None}, PromptEntry("2", "")),
+    ],
+)
+def test_values_of_json_lists(tmp_path, name, value, entry):
+    assert listed(tmp_path, name, _json_file(name, ["a house", value])) == [PromptEntry("1", "a house"), entry]
+
+
+@pytest.mark.parametrize("name, place", [("p.json", "entry 2"), ("p.jsonl", "line 2")])
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        (5, " is 5, but a text was expected"),
+        (["a cat"], " is ['a cat'], but a text was expected"),
+        ({"prompt": {"en": "a cat"}}, ", key 'prompt' is {'en': 'a cat'}, but a text was expected"),
+        ({"title": "a cat"}, " has none of the keys 'prompt', 'caption', 'text', 'input'"),
+        ({"prompt": "a cat", "seed": "x"}, ", key 'seed' is 'x', but a whole number from 0 to 2**64 - 1"),
+    ],
+)
+def test_other_values_of_json_lists_are_named(tmp_path, name, place, value, words):
+    with pytest.raises(AdtError) as caught:
+        listed(tmp_path, name, _json_file(name, ["a house", value]))
+    assert place + words in str(caught.value)
+
+
+def _json_file(name, values):
+    return json.dumps(values) if name == "p.json" else "\n".join(map(json.dumps, values))
+
+
+def test_captions_of_coco_may_be_null(tmp_path):
+    captions = [{"id": 1, "image_id": 5, "caption": None}, {"id": 2, "image_id": 5, "caption": "a cat"}]
+    assert listed(tmp_path, "p.json", json.dumps({"annotations": captions})) == [PromptEntry("5", "a cat")]
+    captions[1]["caption"] = 3
+    with pytest.raises(AdtError, match="the caption 2 is 3, but a text was expected"):
+        listed(tmp_path, "p.json", json.dumps({"annotations": captions}))
+
+
 def test_file_prefixes():
     """File names must sort in the order of the list. An id that equals the position must not be repeated."""
     assert file_prefixes([str(number) for number in range(1, 12)])[:2] == ["01", "02"]
@@ -274,7 +353,7 @@ def test_quotation_marks_of_parti_prompts_are_kept(tmp_path, wording):
         ('prompt\n"Hi" on a sign\n', "line 2: .*; double every quotation mark inside quotation marks"),
         ('prompt\n"a cat\n', "line 2: unexpected end of data"),
         (f"prompt\n{'a' * 140000}\n", "line 2: field larger than field limit"),
-        ("prompt,seed\na cat,-1\n", "'-1' is not a seed"),
+        ("prompt,seed\na cat,-1\n", "'-1', but a whole number"),
         ("prompt,seed\na cat,red\n", "red"),
     ],
 )

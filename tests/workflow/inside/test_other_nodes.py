@@ -133,6 +133,18 @@ def test_hidden_files_are_not_listed(pack):
             path.unlink()
 
 
+@pytest.mark.parametrize("text", ["a sign that says README.txt", "a photo " + 300 * "x" + ".txt"])
+def test_a_prompt_may_end_with_a_file_name(pack, text):
+    """A text with spaces names a file only if the file exists."""
+    typed = {"file": "(the text below)", "text": text}
+    assert pack.refused("ADTTreePrompts", **typed) == []
+    assert pack.run("ADTTreePrompts", **typed)[0] == [text]
+    (pack.base / "input" / "my list.txt").write_text("a cat", encoding="utf-8")
+    assert pack.run("ADTTreePrompts", file="(the text below)", text="my list.txt")[0] == ["a cat"]
+    (pack.base / "input" / "my list.txt").unlink()
+    assert pack.refused("ADTTreePrompts", file="my list.txt"), "a file that was chosen in the list must exist"
+
+
 UNKNOWN = "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
 
 
