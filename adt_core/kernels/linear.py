@@ -177,7 +177,9 @@ def kernel(
     outputs = weight.shape[1]
     used_rows = num_rows if used_rows is None else used_rows
     y = x.new_empty(num_rows, outputs) if plus is None else plus
-    operands = x, weight, scale, y, y
+    # Triton 3.2 refuses pointers to fp8 numbers before compute capability 8.9.
+    stored = weight.view(torch.uint8) if weight.dtype == QUANTISED["fp8"] else weight
+    operands = x, stored, scale, y, y
     sizes = used_rows, inputs, outputs, x.stride(0), *weight.stride()
     blocks = Blocks.of(used_rows, outputs, x.dtype, weight.dtype, gpu_of(x.device))
     with choice.launching(x):
