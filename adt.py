@@ -5,11 +5,10 @@ This file works from any folder and with every Python. `python -m adt_core` does
 Windows does not search the current folder for packages.
 """
 
-import runpy
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 if __name__ == "__main__":
-    runpy.run_module("adt_core", run_name="__main__", alter_sys=True)
+    import adt_core.__main__  # noqa: F401  (runs the command)

@@ -4,6 +4,8 @@ A drafter proposes a tree of the next tokens. The target model verifies the enti
 
 The names of the public API are imported on first use, so that `import adt_core` is fast:
 
+- `Pipeline` loads a model and generates images from texts. Most programs need nothing else. The other names are its
+  parts.
 - `load_target` returns a `Target`: the model that generates images. Its method `encode_prompt` returns an
   `EncodedPrompt`.
 - `load_drafter` returns a drafter for a target.
@@ -13,29 +15,29 @@ The names of the public API are imported on first use, so that `import adt_core`
 - `AdtError` is raised for invalid inputs, and `PromptTooLongError` for a prompt with too many tokens.
 """
 
-from importlib import import_module
-
-_HOME = {
-    "AdtError": "errors",
-    "PromptTooLongError": "errors",
-    "Sampling": "rules.settings",
-    "Drafting": "policies",
-    "Lantern": "rules.settings",
-    "Decoding": "engine.decoding",
-    "Trace": "rules.trace",
-    "Round": "rules.trace",
-    "load_target": "app.checkpoints",
-    "Target": "models.target",
-    "EncodedPrompt": "models.target",
-    "load_drafter": "app.checkpoints",
-}
-__all__ = [*_HOME]
+__all__ = [
+    "Pipeline",
+    "AdtError",
+    "PromptTooLongError",
+    "Sampling",
+    "Drafting",
+    "Lantern",
+    "Decoding",
+    "Trace",
+    "Round",
+    "load_target",
+    "Target",
+    "EncodedPrompt",
+    "load_drafter",
+]
 _RENAMED = {"Prompt": "EncodedPrompt"}
 """Names that version 0.1 used for objects of the public API, and the present names. Both can be imported."""
 
 
 def __getattr__(name: str):
     name = _RENAMED.get(name, name)
-    if name in _HOME:
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    if name in __all__:
+        from . import api
+
+        return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,12 +14,11 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .app import args
-from .errors import INTERRUPTED, AdtError, is_out_of_memory, one_line, substitute_inputs
+from .errors import INTERRUPTED, AdtError, is_out_of_memory, missing_library, one_line, substitute_inputs
 from .policies.recipe import Loading, Recipe, method_options
 from .rules.settings import Lantern, Option, Sampling, Section
 from .terminal import escape_unencodable, print_result, tolerant_stderr
@@ -70,6 +69,8 @@ def _message(error: Exception) -> str:
         return "not enough memory for this model and batch; try a smaller --batch-size, or --dtype bfloat16."
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}."
+    if sentence := missing_library(error):
+        return sentence
     return (
         f"unexpected {type(error).__name__}: {one_line(str(error))}. This is a bug in ADT-Tree; please report it "
         "with the output of --debug."
@@ -91,11 +92,6 @@ def _section(section: type[Section], options: Mapping[str, Any]) -> Section:
     return _checked(section.of, options)
 
 
-def _lab(name: str) -> Any:
-    """Import and return a module of the package `lab`. It imports torch, so this happens only when a command runs."""
-    return import_module(f".lab.{name}", __package__)
-
-
 def generate(options: dict[str, Any]) -> str:
     """Generate images from text."""
     from .app import generation
@@ -114,8 +110,12 @@ def generate(options: dict[str, Any]) -> str:
 
 def benchmark(options: dict[str, Any]) -> str:
     """Compare methods with plain decoding on the same prompts, side by side."""
-    sections = [_section(section, options) for section in (args.BenchmarkArgs, args.QualityArgs, args.WorkerArgs)]
-    return _lab("benchmark").run(*sections, _given(options), _device(options))
+    from .lab import benchmark
+
+    comparison = _section(args.BenchmarkArgs, options)
+    scores = _section(args.QualityArgs, options)
+    parallel = _section(args.WorkerArgs, options)
+    return benchmark.run(comparison, scores, parallel, _given(options), _device(options))
 
 
 def inspect(options: dict[str, Any]) -> str:
@@ -148,7 +148,8 @@ def doctor(options: dict[str, Any]) -> str:
 
 def train_drafter(options: dict[str, Any]) -> str:
     """Train an EAGLE drafter for a target. Run the same command again to resume."""
-    drafter = _lab("training.drafter")
+    from .lab.training import drafter
+
     sections = (args.TrainingDataArgs, args.TrainingArgs, args.TrainingOutputArgs)
     arguments = [_section(section, options) for section in sections]
     return drafter.run(_checked(drafter.plan, *arguments, _given(options), _device(options)))
@@ -156,7 +157,8 @@ def train_drafter(options: dict[str, Any]) -> str:
 
 def check_drafter(options: dict[str, Any]) -> str:
     """Find out how features and tokens were paired when a drafter was trained, and save the result next to it."""
-    pairing = _lab("training.pairing")
+    from .lab.training import pairing
+
     arguments = _section(args.CheckDrafterArgs, options)
     return pairing.run(_checked(pairing.plan, arguments, _given(options), _device(options)))
 

@@ -55,10 +55,9 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from adt_core import Drafting, Sampling, load_drafter, load_target
+from adt_core import Drafting, Sampling, cache_folder, load_drafter, load_target
 from adt_core.app.jobs import decode, new_decoding
 from adt_core.app.loading import choose_device
-from adt_core.engine.device import profiles
 from adt_core.engine.job import Job
 from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
@@ -173,7 +172,7 @@ class MethodWorker:
 @contextmanager
 def empty_profile_cache() -> Iterator[None]:
     """Store cost profiles in a new, empty folder during the block."""
-    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {profiles.FOLDER: folder}):
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {cache_folder.VARIABLE: folder}):
         yield
 
 
@@ -229,7 +228,7 @@ def prepare(auto: MethodWorker, history: str) -> None:
 
 def multiply_costs(mode: str, factor: float) -> None:
     """Multiply the learned costs of a draft mode, or of all modes if it is "", by this factor."""
-    for path in profiles.folder().glob("costs-*.json"):
+    for path in cache_folder.folder().glob("costs-*.json"):
         content = json.loads(path.read_text(encoding="utf-8"))
         for reading in content["readings"]:
             if reading[0] == mode or (reading[0] and not mode):

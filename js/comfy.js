@@ -466,8 +466,8 @@ export function originOf(node, name) {
 
 /** If the input `name` of the node `from` is linked, link the input `own` of another node to the same output. */
 export function copyLink(from, name, node, own = name) {
-  const slot = slotOf(node, own);
-  if (slot >= 0) originOf(from, name)?.connect(from.getInputLink(slotOf(from, name)).origin_slot, node, slot);
+  const origin = originOf(from, name);
+  if (origin && slotOf(node, own) >= 0) connect(origin, from.getInputLink(slotOf(from, name)).origin_slot, node, own);
 }
 
 /** Link an output of the node `from`, given by its index, to the input `name` of another node. */

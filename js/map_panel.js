@@ -58,7 +58,6 @@ export class MapPanel {
     this.panes = []; // boxes of the grids, see map_view.js
     this.frame = 0; // id of the requested animation frame, 0 for none
     this.detailsHeight = 0; // additional height in pixels of the details while they are open
-    this.redraw = this.redraw.bind(this);
     this.#buildMap();
     this.#buildControls();
     this.#buildElement();
@@ -300,12 +299,13 @@ export class MapPanel {
   // ---- drawing -----------------------------------------------------------------------------
 
   /** Draw with the next frame. */
-  redraw() {
+  /** A property, because it is passed on as a callback. */
+  redraw = () => {
     this.frame ||= requestAnimationFrame(() => {
       this.frame = 0;
       this.draw();
     });
-  }
+  };
 
   draw() {
     const shown = this.#shown();

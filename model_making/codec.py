@@ -209,9 +209,8 @@ def main() -> None:
         model = VQModel(CONFIG)
     model.quantize.embedding.weight.requires_grad_(False)
     codebook = Codebook(model, generator)
-    run = TimedRun(
-        args.out / "codec.pt", model, muon_and_adam(model, muon_lr=0.02, adam_lr=2e-3), args.minutes, decay=0.995
-    )
+    optimisers = muon_and_adam(model, muon_lr=0.02, adam_lr=2e-3)
+    run = TimedRun(args.out / "codec.safetensors", model, optimisers, args.minutes, decay=0.995)
     if "count" in run.state:
         codebook.count = run.state["count"]
         codebook.total = run.state["total"]

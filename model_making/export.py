@@ -1,6 +1,7 @@
 """Stage 5: export the target as fp16 safetensors in Chameleon's published layout.
 
-    python -m model_making.export --tokens DIR --target target.pt --out adt_core/bundled/target [--codec codec.pt]
+    python -m model_making.export --tokens DIR --target target.safetensors --out adt_core/bundled/target
+        [--codec codec.safetensors]
 
 Without ``--codec``, the bundled model's codec is exported. The script also writes the caption words, grouped into
 things, scenery and others, to ``words.json`` in the parent folder of ``--out``.
@@ -79,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("tokens", "target", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--codec", type=Path, help="codec.pt of stage 2")
+    parser.add_argument("--codec", type=Path, help="codec.safetensors of stage 2")
     args = parser.parse_args()
     names = vocabulary(args.tokens)
     decoder = trained_decoder(args.target, names)

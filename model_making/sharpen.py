@@ -178,7 +178,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     learner = SharpeningModel(load_target(args.model).codec)
     optimisers = muon_and_adam(learner, muon_lr=0.01, adam_lr=5e-4, not_muon=("discriminator",))
-    run = TimedRun(args.out / "sharp.pt", learner, optimisers, args.minutes, decay=0.99)
+    run = TimedRun(args.out / "sharp.safetensors", learner, optimisers, args.minutes, decay=0.99)
     while run.fraction < 1:
         run.advance(learner.loss(image_batch(run.step), run.fraction > ADVERSARIAL_FROM), warmup=0.05)
         if run.checkpoint_due():

@@ -38,6 +38,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from adt_core import load_target
+from adt_core.lab.training import checkpoint
 from adt_core.lab.training.run import initialise, muon_and_adam
 from adt_core.models.config import DecoderConfig
 from adt_core.models.layers import Decoder
@@ -176,15 +177,15 @@ class TrainingModel(nn.Module):
         return [logits, *self.caption_logits(streams, batch), self.layout(features), *background]
 
 
-def trained_decoder(checkpoint: Path, names: dict[str, int]) -> Decoder:
+def trained_decoder(file: Path, names: dict[str, int]) -> Decoder:
     """Return the decoder with the averaged weights of a training run.
 
     Args:
-        checkpoint: ``target.pt`` of the run.
+        file: ``target.safetensors`` of the run.
         names: Vocabulary of the target.
     """
     model = TrainingModel(make_decoder(names))
-    model.load_state_dict(torch.load(checkpoint, weights_only=True)["average"])
+    model.load_state_dict(checkpoint.read(file)["average"])
     return model.decoder
 
 
@@ -314,7 +315,7 @@ class _Trainer:
         self.order = np.random.default_rng(11).permutation(len(self.sequences.codes) - HELD_OUT)
         self.model = TrainingModel(make_decoder(self.sequences.vocabulary))
         if args.start and args.start.is_file():
-            self.model.load_state_dict(torch.load(args.start, weights_only=True)["average"], strict=False)
+            self.model.load_state_dict(checkpoint.read(args.start)["average"], strict=False)
         elif args.start:
             load_weights(self.model.decoder, self.sequences.vocabulary, args.start)
 
@@ -346,7 +347,7 @@ def train(args: argparse.Namespace) -> None:
     trainer = _Trainer(args)
     not_muon = ("head", "layout", "word", "plan", "around")
     optimisers = muon_and_adam(trainer.model, args.lr, args.lr / 5, not_muon=not_muon)
-    run = TimedRun(args.out / "target.pt", trainer.model, optimisers, args.minutes, decay=0.995)
+    run = TimedRun(args.out / "target.safetensors", trainer.model, optimisers, args.minutes, decay=0.995)
     while run.fraction < 1:
         run.advance(trainer.loss(run.step))
         if run.checkpoint_due():
@@ -365,7 +366,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=Path, required=True, help="folder of stage 3")
     parser.add_argument("--out", type=Path, required=True, help="output folder")
     parser.add_argument(
-        "--start", type=Path, help="initial weights: folder of a checkpoint, or target.pt of another run"
+        "--start", type=Path, help="initial weights: folder of a checkpoint, or target.safetensors of another run"
     )
     parser.add_argument("--minutes", type=float, default=45, help="time budget")
     parser.add_argument("--batch", type=int, default=16, help="images per step")

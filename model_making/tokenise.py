@@ -1,6 +1,6 @@
 """Stage 3: make the caption tokenizer and encode the images.
 
-    python -m model_making.tokenise --data DIR --out DIR [--codec DIR/codec.pt]
+    python -m model_making.tokenise --data DIR --out DIR [--codec DIR/codec.safetensors]
 
 writes ``tokenizer.json`` and ``codes.npy`` (uint16 [images, 256 tokens]). Without ``--codec``, the bundled model's
 codec encodes the images.
@@ -16,6 +16,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from adt_core import load_target
+from adt_core.lab.training import checkpoint
 from adt_core.models.vq import VQModel
 
 from .captions import UNKNOWN, vocabulary
@@ -37,7 +38,7 @@ def open_codec(file: Path | None) -> VQModel:
     if file is None:
         return load_target().codec
     model = VQModel(CONFIG)
-    model.load_state_dict(torch.load(file, weights_only=True)["weights"])
+    model.load_state_dict(checkpoint.read(file)["weights"])
     return model.eval()
 
 
@@ -64,7 +65,7 @@ def main() -> None:
     """Write tokenizer and codes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of stage 1")
-    parser.add_argument("--codec", type=Path, help="codec.pt of stage 2")
+    parser.add_argument("--codec", type=Path, help="codec.safetensors of stage 2")
     parser.add_argument("--out", type=Path, required=True, help="output folder")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

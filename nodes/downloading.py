@@ -6,7 +6,6 @@ If other machines can reach this ComfyUI, downloads are refused unless the owner
 import ipaddress
 import logging
 import math
-import os
 from pathlib import Path
 
 import comfy.model_management as mm
@@ -16,6 +15,7 @@ from server import PromptServer
 from ..adt_core.app.checkpoints import find_published
 from ..adt_core.app.download import DownloadPart, DownloadProgress, download, find_parts, terms
 from ..adt_core.app.inspect import inspect
+from ..adt_core.environment import variable
 from ..adt_core.errors import AdtError
 from ..adt_core.messages import join, message
 from ..adt_core.models.downloads import Published
@@ -130,7 +130,7 @@ def _is_complete(path: str) -> bool:
 def _refuse_shared_server(parts: list[DownloadPart]) -> None:
     """Raise AdtError if other machines can reach this ComfyUI and its owner has not allowed downloads."""
     shared = [address for address in args.listen.split(",") if not _is_loopback(address.strip())]
-    if shared and os.environ.get(ALLOWED) != "1":
+    if shared and variable(ALLOWED) != "1":
         by_hand = f"{parts[0].download.command(parts[0].home)}` ({terms(parts)})"
         raise AdtError(
             f"`if_missing`: downloads are off, because this ComfyUI listens on {shared[0]} and others could fill its "

@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any
 
 import comfy.memory_management
@@ -20,6 +20,7 @@ from server import PromptServer
 
 from ..adt_core.engine.pool import held_bytes, release
 from ..adt_core.errors import AdtError, is_out_of_memory, one_line
+from ..adt_core.memory_limit import memory_limit
 from ..adt_core.messages import parts_of
 from .decoration import decorating
 
@@ -46,9 +47,8 @@ def refusal(make: Callable, **values) -> bool | str:
             `make` requires such an argument, the result is True.
     """
     given = {name: value for name, value in values.items() if value is not None}
-    try:
-        signature(make).bind(**given)
-    except TypeError:
+    required = {name for name, parameter in signature(make).parameters.items() if parameter.default is Parameter.empty}
+    if not required <= given.keys():
         return True
     try:
         make(**given)
@@ -240,7 +240,8 @@ def _too_large(patcher: ModelPatcher, needed: int, words: str) -> AdtError:
     """Return the error for weights that need more memory than the device has; `words` is the end of the sentence."""
     device = patcher.load_device
     weights = patcher.model
-    rest = words.format(total=mm.get_total_memory(device) / 2**30, remedy=weights.remedy)
+    total = memory_limit().bytes if device.type == "cpu" else mm.get_total_memory(device)
+    rest = words.format(total=total / 2**30, remedy=weights.remedy)
     return AdtError(f"{weights.title} needs {needed / 2**30:.1f} GB with its working memory, and {device} {rest}.")
 
 

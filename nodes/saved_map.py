@@ -14,6 +14,8 @@ import json
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import replace
+from statistics import mean
 from typing import Any
 
 from ..adt_core.rules.trace import ImageRound, Round
@@ -22,6 +24,8 @@ KEY = "adt_tree_maps"
 PROPERTY = "adt_tree_map"
 """Property of a workflow node, in which the page stores the tag (a random text) that identifies the node."""
 NODES = ("ADTTreeSampler", "ADTTreeCompare")
+MAX_SAVED = 28_000
+"""Maximum number of characters of the data of all maps of a node in image files."""
 # Fields of a share (the part of one image in a round), in the order of their columns in the data; see `pack`.
 _NUMBERS = ("depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
 _KEPT = 32  # maximum number of entries in `_finished`
@@ -54,6 +58,43 @@ def pack(rounds: list[Round]) -> str:
     ]
     numbers = b"".join(_varint(number) for column in columns for number in column)
     return base64.b64encode(zlib.compress(numbers, 9)).decode()
+
+
+def shortened(rounds: list[Round], most: int = MAX_SAVED) -> str:
+    """Encode rounds as text of limited length, for maps in image files. JPEG files can store only 64 KB of metadata.
+
+    Details are left out until the text is short enough: first the number of drafts on each tree level, then the times
+    of single rounds (each round gets the average time), then the last images.
+
+    Args:
+        rounds: The rounds.
+        most: Maximum number of characters.
+    """
+    images = 1 + max((share.image for entry in rounds for share in entry.images), default=-1)
+    data = ""
+    for simplify in (_without_levels, _with_average_times):
+        rounds = simplify(rounds)
+        data = pack(rounds)
+        if len(data) <= most:
+            return data
+    while len(data) > most and images:
+        images = min(images - 1, images * most // len(data))  # each image needs about the same number of characters
+        data = pack([replace(entry, images=_before(images, entry.images)) for entry in rounds])
+    return data
+
+
+def _without_levels(rounds: list[Round]) -> list[Round]:
+    return [replace(entry, images=tuple(replace(share, levels=()) for share in entry.images)) for entry in rounds]
+
+
+def _with_average_times(rounds: list[Round]) -> list[Round]:
+    seconds = mean(entry.seconds for entry in rounds)
+    drafting = mean(entry.drafting for entry in rounds)
+    return [replace(entry, seconds=seconds, drafting=drafting) for entry in rounds]
+
+
+def _before(image: int, shares: tuple[ImageRound, ...]) -> tuple[ImageRound, ...]:
+    return tuple(share for share in shares if share.image < image)
 
 
 def _levels(share: ImageRound) -> tuple[int, ...]:

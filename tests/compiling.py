@@ -16,10 +16,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+PRODUCTS = ("linear_kernel", "int4_kernel")
+"""Kernels that compute a product with a weight."""
 CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
 """Compute capabilities times 10: Turing, three of Ampere and Ada, Hopper, and two of Blackwell."""
 
@@ -34,6 +37,8 @@ class Resources(NamedTuple):
         spilled: Bytes that a thread stores to memory because registers are missing.
         shared: Bytes of shared memory of a program.
         warps: Warps of a program.
+        instructions: Matrix instructions without their operands, such as "HMMA.16816.F32.BF16"; "FFMA", a scalar
+            instruction, if there are none; empty for kernels that are no product.
     """
 
     kernel: str
@@ -42,6 +47,7 @@ class Resources(NamedTuple):
     spilled: int
     shared: int
     warps: int
+    instructions: list[str]
 
 
 def resources(capability: int) -> list[Resources]:
@@ -99,9 +105,23 @@ def _compile(capability: int, launches: Iterator[tuple[str, Callable[[], object]
         launch()
         for kernel in compiled:
             registers, spilled = _assemble(kernel.asm["ptx"], capability)
-            metadata = kernel.metadata
-            found.append(Resources(metadata.name, operands, registers, spilled, metadata.shared, metadata.num_warps))
+            name, shared, warps = (getattr(kernel.metadata, field) for field in ("name", "shared", "num_warps"))
+            instructions = _instructions(kernel.asm["cubin"]) if name in PRODUCTS else []
+            found.append(Resources(name, operands, registers, spilled, shared, warps, instructions))
     return found
+
+
+def _instructions(cubin: bytes) -> list[str]:
+    """Return the matrix instructions of a compiled product, from the SASS that NVIDIA's disassembler prints."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.nvdisasm.path, "-c", file.name]
+        sass = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    names = set(re.findall(r"\b(\w*MMA\.[\w.]+|FFMA)\b", sass))
+    return sorted(name for name in names if name != "FFMA") or sorted(names)
 
 
 def _assemble(ptx: str, capability: int) -> tuple[int, int]:
@@ -132,7 +152,7 @@ def _launches(capability: int) -> Iterator[tuple[str, Callable[[], object]]]:
     dtype = torch.bfloat16 if capability >= 80 else torch.float16
     like = torch.zeros((), dtype=dtype)
     name = str(dtype).removeprefix("torch.")
-    attend.chunk_size = lambda device: attend.CHUNK if capability >= 80 else attend.SMALL_CHUNK
+    attend.chunk_size = lambda device: attend.chunk_for(divmod(capability, 10))
     for heads, kv_heads, dim in ((4, 4, 64), (4, 4, 80), (4, 4, 128), (8, 2, 128)):
         sizes = f"{name}, heads of {dim}" + (f", {heads // kv_heads} for each key head" if heads > kv_heads else "")
         tree = RandomTree(like, heads, kv_heads, dim, [-1, 0, 0], committed=200)
@@ -144,65 +164,97 @@ def _launches(capability: int) -> Iterator[tuple[str, Callable[[], object]]]:
         cache = random_like(like, 2, 1, kv_heads, 16, dim)
         positions = torch.arange(3)[None]
         yield sizes, partial(norm_rope_store.kernel, qkv, projection, rotation, cache, positions)
+        only_rotation = norm_rope_store.Projection(None, None, None)
+        given = qkv, only_rotation, rotation, cache, slice(0, 3)
+        yield f"{sizes}, no bias, no norm, a prompt", partial(norm_rope_store.kernel, *given)
     for width in (2048, 4096, 8192):
         x = random_like(like, 2, width)
         yield f"{name}, {width} columns", partial(norm.kernel, x, x[0].clone(), 1e-5, x.clone())
     for activation in ("silu", "gelu_pytorch_tanh"):
         yield f"{name}, {activation}", partial(gate.kernel, random_like(like, 2, 2 * 11008), activation)
-    yield from _products(like)
+    yield from _products(like, capability)
 
 
-def _products(like) -> Iterator[tuple[str, Callable[[], object]]]:
+def _products(like, capability: int) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the operands and the launches of products with all formats of weights and sizes of blocks.
 
     Args:
         like: Tensor with the dtype of the activations in half precision.
+        capability: Member of :data:`CAPABILITIES`.
     """
     import torch
 
     from adt_core.kernels import linear
     from adt_core.models import quantised
 
-    gpu = linear.Gpu(132, linear.BLOCK_INPUTS_TURING if like.dtype == torch.float16 else 128)
+    gpu = linear.Gpu.of(132, capability // 10)
     linear.gpu_of = lambda device: gpu
-    for kind in ("", "float32", "int8", "fp8", "int4"):
-        x = torch.zeros(128, 4096, dtype=torch.float32 if kind == "float32" else like.dtype)
-        weight = torch.zeros(4096, 4096, dtype=x.dtype)
-        scale = None
-        if kind in ("int8", "fp8", "int4"):
-            weight, scale = quantised.empty(weight, kind, torch.float32)
-        for rows in linear.BLOCK_ROWS:
+    sizes = set()
+    for kind, outputs in product(("int8", "fp8", "int4"), (4096, 22016)):
+        x = torch.zeros(128, 256, dtype=like.dtype)
+        weight, scale = quantised.empty(torch.zeros(256, outputs, dtype=x.dtype), kind, torch.float32)
+        for rows in gpu.block_rows:
+            width = linear.Blocks.of(rows, outputs, x.dtype, weight.dtype, gpu).outputs
+            if (kind, rows, width) in sizes:
+                continue
+            sizes.add((kind, rows, width))
             part = x[:rows]
-            plus = torch.zeros(rows, 4096, dtype=x.dtype)
+            plus = torch.zeros(rows, outputs, dtype=x.dtype)
             dtype = str(like.dtype).removeprefix("torch.")
-            operands = f"{dtype}, {rows} rows" + (f", {kind}" if kind else "")
-            yield operands, partial(linear.kernel, part, weight, scale, plus)
+            yield f"{dtype}, {rows} x {width} results, {kind}", partial(linear.kernel, part, weight, scale, plus)
 
 
-def table(rows: Sequence[Resources]) -> str:
-    """Return a Markdown table of the resources of all kernels, one column for each compute capability.
+def _operands(row: Resources) -> str:
+    """Return the operands without the dtype of the activations, which differs between compute capabilities."""
+    return row.operands.removeprefix("bfloat16, ").removeprefix("float16, ")
+
+
+def _table(head: str, found: Sequence[list[Resources]], cell: Callable[[Resources], str]) -> str:
+    """Return a Markdown table with a row for each kernel and its operands, and a column for each compute capability.
 
     Args:
-        rows: Resources for each member of :data:`CAPABILITIES` in turn.
+        head: Titles of the first columns.
+        found: Resources for each member of :data:`CAPABILITIES` in turn.
+        cell: Returns the text of a cell.
     """
-    count = len(rows) // len(CAPABILITIES)
     titles = [f"{capability // 10}.{capability % 10}" for capability in CAPABILITIES]
-    lines = [" | ".join(("| kernel | operands | warps", *titles)) + " |", "|---|---|---" + "|---" * len(titles) + "|"]
-    for index in range(count):
-        same = rows[index::count]
-        operands = same[0].operands.removeprefix("float16, ")
-        cells = [f"{row.registers}, {row.shared / 1024:.1f}" for row in same]
-        lines.append(" | ".join((f"| `{same[0].kernel}` | {operands} | {same[0].warps}", *cells)) + " |")
+    lines = [" | ".join((head, *titles)) + " |", "|---|---|---" + "|---" * len(titles) + "|"]
+    columns = [{(row.kernel, _operands(row)): row for row in rows} for rows in found]
+    for kernel, operands in dict.fromkeys(key for column in columns for key in column):
+        rows = [column.get((kernel, operands)) for column in columns]
+        warps = "/".join(map(str, dict.fromkeys(row.warps for row in rows if row is not None)))
+        cells = ["" if row is None else cell(row) for row in rows]
+        lines.append(" | ".join((f"| `{kernel}` | {operands} | {warps}", *cells)) + " |")
     return "\n".join(lines)
 
 
+def formats(rows: Sequence[Resources]) -> dict[str, set[str]]:
+    """Return the matrix instructions of all versions of products, by dtype of the activations and format of the weight.
+
+    Args:
+        rows: Resources for one compute capability.
+    """
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        if row.kernel in PRODUCTS:
+            name = re.sub(r", \d+ x \d+ results", "", row.operands)
+            found.setdefault(name, set()).update(row.instructions)
+    return found
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Print the resources for one compute capability as JSON, or a table for all of them."""
+    """Print the resources for one compute capability as JSON; or for all of them tables, spills and instructions."""
     if arguments:
         capability = int(arguments[0])
         json.dump(_compile(capability, _launches(capability)), sys.stdout)
     else:
-        print(table([row for capability in CAPABILITIES for row in resources(capability)]))
+        found = [resources(capability) for capability in CAPABILITIES]
+        print(_table("| kernel | operands | warps", found, lambda row: f"{row.registers}, {row.shared / 1024:.1f}"))
+        spills = [row for rows in found for row in rows if row.spilled]
+        print(f"\nversions: {sum(map(len, found))}, with spilled registers: {len(spills)}", *spills, sep="\n")
+        for capability, rows in zip(CAPABILITIES, found):
+            for name, instructions in formats(rows).items():
+                print(f"{capability / 10} | {name} | {', '.join(sorted(instructions))}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
-"""Worker processes for more than one GPU or machine: `--workers` and `--ray-address`.
+"""Workers on Ray, for more than one GPU or machine. The registry's archive leaves this module out.
 
-A worker holds loaded models. The input of a worker is a number, such as the index of a prompt. Its output is the
-results for this number. Without Ray, one worker runs in this process. With Ray, each worker is a process on this or
-another machine. If the machines have GPUs, each worker gets one GPU.
+Each worker is a process on this or another machine. If the machines have GPUs, each worker gets one GPU.
 
-Ray chooses the machine of each worker and distributes the numbers among the workers. If a worker fails, Ray starts a
-new worker, which processes the number of the failed worker again.
+Ray chooses the machine of each worker and distributes the tasks among the workers. If a worker fails, Ray starts a new
+worker, which processes the task of the failed worker again.
 """
 
 from __future__ import annotations
@@ -18,13 +16,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cached_property, partial
-from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from ..errors import AdtError, pip_install
+from ..errors import AdtError
 from .args import WorkerArgs
 
 MAX_RESTARTS = 10
@@ -40,59 +37,11 @@ LOAD_NOTICE = 30.0
 """Seconds to wait for the next worker to load. After this time, a message explains the delay."""
 
 
-class DistributedWorker(Protocol):
-    """Worker: an object that holds loaded models and computes results for a number.
-
-    Attributes:
-        facts: Information about the loaded worker, such as remarks on the prompts.
-    """
-
-    facts: Any
-
-    def __call__(self, number: int, /) -> Iterable[Any]: ...
-
-
-def check_args(args: WorkerArgs, prompts: object) -> None:
-    """Check that workers have prompts to share and that Ray is installed.
-
-    Args:
-        args: Number of workers and address of the cluster. If the run does not use Ray, nothing is checked.
-        prompts: File of prompts, or None.
-
-    Raises:
-        AdtError: If the file of prompts is missing or Ray is not installed.
-    """
-    if args.uses_ray and not prompts:
-        raise AdtError("`workers` and `ray_address` need a list of prompts; give a file with `prompts`.")
-    if args.uses_ray and importlib.util.find_spec("ray") is None:
-        raise AdtError(f"`workers` and `ray_address` need Ray, which is not installed; run {pip_install('ray')}")
-
-
 @contextmanager
-def start_workers(
-    build: Callable[[], DistributedWorker], args: WorkerArgs, device: str, count: int
-) -> Iterator[tuple[list[Any], Callable[[Iterable[int]], Iterable[Any]]]]:
-    """Load the workers. At the end of the block, stop the workers. Also stop the Ray cluster if it was started here.
-
-    Args:
-        build: Function that creates a worker. Ray pickles the function and sends it to every process.
-        args: Number of workers and address of the cluster.
-        device: "auto", "cpu" or "cuda".
-        count: How many numbers will be processed. At most `count` workers are started.
-
-    Yields:
-        A list with the `facts` of every worker, and a function. The function takes a list of all numbers and iterates
-        over the results. Without Ray, the results have the order of the numbers. With Ray, the results of the number
-        that is finished first come first, and the function can be called only once.
-
-    Raises:
-        AdtError: If no cluster answers at `ray_address`, if the cluster is too small, or if a worker fails too often.
-    """
-    if not args.uses_ray:
-        worker = build()
-        yield [worker.facts], lambda numbers: chain.from_iterable(map(worker, numbers))
-        return
-    workers = min(args.workers, count)
+def start_cluster(
+    build: Callable[[], Any], args: WorkerArgs, device: str, workers: int
+) -> Iterator[tuple[list[Any], Callable[[Iterable[Any]], Iterable[Any]]]]:
+    """Load workers on Ray. Arguments, results and errors as in :func:`.workers.start_workers`."""
     with open(os.devnull, "w", encoding="utf-8") as devnull, redirect_stdout(devnull):  # Ray prints every retry
         ray = _connect(args, device, workers)
         try:
@@ -110,9 +59,7 @@ def start_workers(
             ray.shutdown()
 
 
-def _start_actors(
-    ray: Any, build: Callable[[], DistributedWorker], args: WorkerArgs, device: str, workers: int
-) -> list:
+def _start_actors(ray: Any, build: Callable[[], Any], args: WorkerArgs, device: str, workers: int) -> list:
     resources = _resources(ray, device, workers)
     threads = int(ray.cluster_resources().get("CPU", 1)) // workers
     options = {"max_restarts": MAX_RESTARTS, "max_task_retries": -1, "scheduling_strategy": "SPREAD"}
@@ -135,10 +82,10 @@ def _load(ray: Any, actors: list) -> list[Any]:
     return ray.get(facts)
 
 
-def _map(actors: list, numbers: Iterable[int]) -> Iterator[Any]:
-    """Yield the results of all numbers, in the order in which the numbers are finished.
+def _map(actors: list, tasks: Iterable[Any]) -> Iterator[Any]:
+    """Yield the results of all tasks, in the order in which the tasks are finished.
 
-    If no number is left for a worker, this function stops the worker immediately and so frees the worker's GPU. If
+    If no task is left for a worker, this function stops the worker immediately and so frees the worker's GPU. If
     another worker fails, its replacement may need this GPU.
     """
     from ray.util import ActorPool
@@ -146,12 +93,12 @@ def _map(actors: list, numbers: Iterable[int]) -> Iterator[Any]:
     pool = ActorPool(actors)
     reported = {None}
     actors.clear()  # Ray stops an actor when its last reference is deleted
-    for results, replacement in pool.map_unordered(lambda actor, number: actor.run.remote(number), list(numbers)):
+    for results, replacement in pool.map_unordered(lambda actor, task: actor.run.remote(task), list(tasks)):
         pool.pop_idle()
         if replacement not in reported:
             reported.add(replacement)
             machine = replacement[0]
-            _print(f"A worker failed. A new one was started on the machine {machine}, and repeats its prompt.")
+            _print(f"A worker failed. A new one was started on the machine {machine}, and repeats its work.")
         yield from results
 
 
@@ -162,14 +109,14 @@ def _print(text: str) -> None:
 class _RayActor:
     """Ray actor that holds a worker. It creates the worker on first use, because Ray hides errors of a constructor."""
 
-    def __init__(self, build: Callable[[], DistributedWorker], threads: int, folder: str, address: str | None):
+    def __init__(self, build: Callable[[], Any], threads: int, folder: str, address: str | None):
         self._build = build
         self._threads = threads
         self._folder = folder
         self._address = address
 
     @cached_property
-    def _worker(self) -> DistributedWorker:
+    def _worker(self) -> Any:
         torch.set_num_threads(min(self._threads, os.cpu_count() or 1))
         with suppress(OSError):  # another machine may lack the folder; this matters only if paths are relative
             os.chdir(self._folder)
@@ -184,8 +131,8 @@ class _RayActor:
     def load(self) -> Any:
         return self._worker.facts
 
-    def run(self, number: int) -> tuple[list[Any], tuple[str, int] | None]:
-        """Return the results of a number, and information about a restart.
+    def run(self, task: Any) -> tuple[list[Any], tuple[str, int] | None]:
+        """Return the results of a task, and information about a restart.
 
         The information about a restart is normally None. If Ray has started this process to replace a failed process,
         it is the name of the machine and the id of this process.
@@ -193,7 +140,7 @@ class _RayActor:
         import ray
 
         is_replacement = ray.get_runtime_context().was_current_actor_reconstructed
-        return list(self._worker(number)), (platform.node(), os.getpid()) if is_replacement else None
+        return list(self._worker(task)), (platform.node(), os.getpid()) if is_replacement else None
 
 
 def _connect(args: WorkerArgs, device: str, workers: int) -> Any:

@@ -19,18 +19,21 @@ from torch import Tensor
 
 from ..drafters import Drafter
 from ..errors import AdtError, Check, is_out_of_memory
-from ..models.packed import pack
+from ..kernels import choice
+from ..kernels.choice import KernelError
 from ..models.target import EncodedPrompt, Target
-from ..policies import NO_DRAFTS, CostProfile, Drafting, Shape, Slot
+from ..policies import NO_DRAFTS, CostProfile, Drafting, Policy, Shape, Slot
 from ..policies.recipe import Loading, Recipe
 from ..rules.settings import Lantern, Sampling
 from ..rules.trace import ImageRound, Round, Trace
 from . import pool
 from .budget import Budget
+from .conditions import Conditions
 from .device.costs import Costs
-from .device.invariance import InvarianceReport, invariance_report
-from .device.memory import check_memory, required_bytes
+from .device.invariance import InvarianceReport
+from .device.memory import required_bytes
 from .device.threads import limit_threads
+from .graphs import ReplayError
 from .job import Job
 from .queue import ImageQueue
 from .request import Request
@@ -49,7 +52,6 @@ class Decoding:
         codes: [B, T] int64 on the CPU, the tokens decided so far; -1 for tokens that are not decided yet.
         trace: Rounds and statistics.
         at_once: Maximum number of images that are decoded at the same time. It is halved when memory runs out.
-        exact: Result of the trial of batch-invariant mode (:mod:`.device.invariance`). It is empty before iteration.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class Decoding:
         )
         self._costs = Costs(request, request.recipe.profile)
         self._budget = Budget(request.lantern, self.images)
-        self.exact = InvarianceReport()
+        self._conditions = Conditions(request)
         self._queue: ImageQueue | None = None
 
     @property
@@ -156,6 +158,11 @@ class Decoding:
         return [image for image, active in zip(slots.images, slots.active) if active] if slots else []
 
     @property
+    def exact(self) -> InvarianceReport:
+        """Result of the trial of batch-invariant mode (:mod:`.device.invariance`). It is empty before iteration."""
+        return self._conditions.exact
+
+    @property
     def profile(self) -> CostProfile | None:
         """Cost profile in use; None if the policy does not choose between draft modes."""
         return self._costs.profile
@@ -177,16 +184,16 @@ class Decoding:
         self._costs.learn(self.at_once)
 
     def conditions(self) -> dict:
-        """Return everything except the recipe that determines trees and noise, as plain JSON types."""
-        profile = self.profile and self.profile.to_json()
-        return {"threads": self._threads, "profile": profile, **self.request.noise_settings()}
+        """Return everything except the recipe that determines trees, noise and rounding, as plain JSON types."""
+        return {"profile": self.profile and self.profile.to_json(), **self._conditions.to_json()}
 
     def __iter__(self) -> Generator[Round, None, None]:
         if self.start == self.length:
             return
         self._fix_conditions()
-        self._policy = self.request.drafting.policy(self.request.context(self.profile))
-        self._queue = queue = ImageQueue(self.request, self._begin_drafting, self._record_first_tokens)
+        self._queue = queue = ImageQueue(
+            self.request, lambda: self._policy.begin() and self.exact.drafts, self._record_first_tokens
+        )
         queue.begin(list(range(self.images)), self.at_once)
         try:
             while (round := self._next(queue)) is not None:
@@ -201,45 +208,50 @@ class Decoding:
             queue.leave()
 
     def _fix_conditions(self) -> None:
-        """Determine all values that depend on the device of the weights. ComfyUI may move the weights before this."""
-        check_memory(self.request, self.at_once)
-        with limit_threads(self.request.threads):
-            pack(self.request.job.networks)
-            self.exact = invariance_report(self.request)
-        self.target.decoder.fallback = self.exact.fallback
-        self._costs.choose_profile(self.at_once)
-        self._threads = self.request.threads
+        self._conditions.fix(self._costs, self.at_once)
+        self._policy = self.request.drafting.policy(self.request.context(self.profile))
         self.trace.settings |= self.request.settings() | self.conditions()
 
-    def _begin_drafting(self) -> bool:
-        """Prepare the policy for new images, and return whether to draft for these images."""
-        return self._policy.begin() and self.exact.drafts
-
     def _next(self, queue: ImageQueue) -> Round | None:
-        """Run the next round and return it; return None when all images are finished. Retry if memory runs out."""
+        """Run the next round and return it; None when all images are finished. Retry if memory or a kernel fails."""
         while True:
             try:
-                with limit_threads(self._threads):
+                with limit_threads(self._conditions.threads):
                     slots = queue.refill()
                     if slots is not None and self.request.check is not None:
                         self.request.check()
+                    self._conditions.check_kernels()
                     return None if slots is None else self._round(slots)
+            except (KernelError, ReplayError) as error:
+                if isinstance(error, KernelError):
+                    choice.switch_off(str(error))
+                prepare = self._forget_captured_rounds
             except (MemoryError, RuntimeError) as error:
+                prepare = self._free_memory
                 is_least = self.at_once == 1 and not pool.held_bytes(self.target.decoder)
                 if is_least or not is_out_of_memory(error):
                     raise
-            # Drop this reference, so that the slots' tensors can be freed. Python has already deleted the exception.
-            slots = None
-            self._free_memory(queue)
+            # Drop both references, so that the slots' tensors can be freed. Python has already deleted the exception.
+            slots = queue.slots = None
+            prepare()
+            self._restart(queue)
 
-    def _free_memory(self, queue: ImageQueue) -> None:
-        """Free the pool of slots. If the pool is empty, halve `at_once`. Then restart the unfinished images."""
+    def _forget_captured_rounds(self) -> None:
+        """Free the pool, whose graphs may contain kernels that are off now, and fix the new conditions."""
+        pool.release(self.target.decoder)
+        self._fix_conditions()
+
+    def _free_memory(self) -> None:
+        """Free the pool of slots. If the pool is empty, halve `at_once`."""
         if pool.held_bytes(self.target.decoder):
             pool.release(self.target.decoder)
         else:
             self.at_once //= 2
             images = f"{self.at_once} images" if self.at_once > 1 else "one image"
             logging.getLogger(__name__).warning("Out of memory; continuing with %s at a time.", images)
+
+    def _restart(self, queue: ImageQueue) -> None:
+        """Start the unfinished images again."""
         unfinished = [image for image in range(self.images) if self.codes[image, -1] < 0]
         queue.begin(unfinished, self.at_once)
         self.codes[unfinished, self.start :] = -1
@@ -258,7 +270,7 @@ class Decoding:
         cost_began = self._costs.clock()
         is_drafting = slots.proposer is not None
         attempts = slots.graphs.attempts
-        shapes = self._shapes(slots)
+        shapes = _choose_shapes(self._policy, slots)
         outcome = run_round(slots, shapes, self._budget.allowed(slots))
         # `run_round` can run out of memory, so record nothing before it. Otherwise part of a round could be recorded.
         shares = self._record_codes(outcome)
@@ -280,11 +292,12 @@ class Decoding:
             self._budget.spend(share)
         return tuple(share for share, _ in outcome.images)
 
-    def _shapes(self, slots: Slots) -> list[Shape]:
-        """Return the maximum size of the next draft tree of every slot, as chosen by the policy."""
-        if slots.proposer is None:
-            return [NO_DRAFTS] * len(slots)
-        every = zip(slots.images, slots.positions, slots.active)
-        active = [Slot(image, position) for image, position, is_active in every if is_active]
-        chosen = map(self.request.cut, self._policy.choose(active))
-        return [next(chosen) if is_active else NO_DRAFTS for is_active in slots.active]
+
+def _choose_shapes(policy: Policy, slots: Slots) -> list[Shape]:
+    """Return the maximum size of the next draft tree of every slot, as chosen by the policy."""
+    if slots.proposer is None:
+        return [NO_DRAFTS] * len(slots)
+    every = zip(slots.images, slots.positions, slots.active)
+    active = [Slot(image, position) for image, position, is_active in every if is_active]
+    chosen = map(slots.request.cut, policy.choose(active))
+    return [next(chosen) if is_active else NO_DRAFTS for is_active in slots.active]

@@ -6,15 +6,16 @@ reads or changes must stay at their addresses (:mod:`.slots`). Values that chang
 these tensors.
 
 When tensor sizes occur for the first time, the round is launched normally, then captured, then replayed. The replay
-must give the same result as the normal launch. If the results differ, or if the driver raises an error, the model runs
-without graphs for the rest of the process, and a warning is logged once.
+must give the same result as the normal launch. If the results differ, or if the capture or a replay raises an error,
+something is switched off for the rest of the process, and one warning is logged: first the Triton kernels, because
+graphs save more time than kernels, and then the graphs of the model. No image is lost: after a failed capture the round
+is launched normally, and in all other cases the caller starts the images again.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import os
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,7 +26,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import is_out_of_memory
+from ..environment import variable
+from ..errors import is_out_of_memory, one_line
+from ..kernels import choice
+from ..kernels.choice import KernelError
 from ..runtime import get_runtime
 
 MAX_GRAPHS = 48
@@ -228,10 +232,14 @@ def make_recorder(device: torch.device) -> Recorder | None:
 
 def disabled_reason(decoder: nn.Module) -> str:
     """Return why a model runs without graphs, or "" if the model runs with graphs."""
-    if os.environ.get(VARIABLE) == "0":
+    if variable(VARIABLE) == "0":
         return f"{VARIABLE} is 0"
     runtime = get_runtime()
     return runtime.capture_failure or runtime.graph_failures.get(decoder, "")
+
+
+class ReplayError(RuntimeError):
+    """A captured round could not be replayed. Graphs are off for the model now, and its images must start again."""
 
 
 class _Graph(NamedTuple):
@@ -264,6 +272,7 @@ class Graphs:
         """
         self._recorder = recorder
         self._decoder = decoder
+        self._device = next(decoder.parameters()).device
         self._graphs: dict[Hashable, _Graph | None] = {}  # None if there was too little memory to capture the round
         self.attempts = 0
 
@@ -293,6 +302,8 @@ class Graphs:
 
         Raises:
             OutOfMemoryError: If a replay runs out of memory.
+            KernelError: If the launch of a Triton kernel fails, or if a captured round fails that contains kernels.
+            ReplayError: If the replay of a round without kernels fails.
         """
         if self.is_new(key):
             return self._capture(key, launch, state)
@@ -301,10 +312,12 @@ class Graphs:
             return launch()
         try:
             graph.replay()
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            raise torch.cuda.OutOfMemoryError(str(error)) from error
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise torch.cuda.OutOfMemoryError(str(error)) from error
+            self._suspect_kernels(error)
+            self._switch_off(error)
+            raise ReplayError(str(error)) from error
         return graph.report, graph.info
 
     def _capture(self, key: Hashable, launch: Launch, state: State) -> tuple[Tensor, Any]:
@@ -321,31 +334,49 @@ class Graphs:
             replay()
             if not report.equal(expected):
                 raise RuntimeError("a replayed round gave other results than a launched one")
-        except RuntimeError as error:  # raised by the driver, by an operation that can't be captured, or above
+        except Exception as error:  # raised by Triton, the driver, an operation that can't be captured, or above
             self._handle_failure(key, error)
             _copy_all(parts, before)
             return launch()
         self._graphs[key] = _Graph(replay, report, info)
         return report, info
 
-    def _handle_failure(self, key: Hashable, error: RuntimeError) -> None:
+    def _handle_failure(self, key: Hashable, error: Exception) -> None:
         """Disable graphs after a failed capture.
 
-        If memory was too small and further captures are possible, graphs are disabled only for this key. Otherwise
-        graphs are disabled for the model. If no further capture is possible, they are also disabled for the entire
-        process.
+        If memory was too small and further captures are possible, graphs are disabled only for this key. If kernels
+        were captured and further captures are possible, only the kernels are disabled. Otherwise graphs are disabled
+        for the model. If no further capture is possible, they are also disabled for the entire process, and later
+        processes don't capture kernels that could not be captured.
+
+        Raises:
+            KernelError: If kernels are to be disabled.
         """
         survives = self._recorder is not None and self._recorder.survives_failure
         if is_out_of_memory(error) and survives:
             self._graphs[key] = None
             return
-        reason = str(error).split("\n")[0].rstrip(".")
-        runtime = get_runtime()
-        runtime.graph_failures[self._decoder] = reason
+        if survives:
+            self._suspect_kernels(error)
+        elif isinstance(error, KernelError):
+            choice.keep_out_of_captures(self._device, str(error))
+        reason = self._switch_off(error)
         if not survives:
+            runtime = get_runtime()
             runtime.capture_failure = runtime.capture_failure or reason
+
+    def _suspect_kernels(self, error: Exception) -> None:
+        """Raise KernelError if a failed round can contain Triton kernels, which are the newest part of a round."""
+        if isinstance(error, KernelError) or choice.has_launched(self._device):
+            raise KernelError.of(error) from error
+
+    def _switch_off(self, error: Exception) -> str:
+        """Run the model without graphs until the process ends, log why, and return the reason."""
+        reason = one_line(str(error).split("\n")[0]).rstrip(".")
+        get_runtime().graph_failures[self._decoder] = reason
         self._graphs.clear()
         _log.warning("CUDA graphs are off, which is slower but does not change the image: %s.", reason)
+        return reason
 
 
 def _copy_all(parts: Sequence[Tensor], values: Sequence[Tensor]) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ..drafters import Drafter
+from ..kernels.choice import supports_kernels
 from .request import Request
 from .slots import Slots
 
@@ -39,8 +40,17 @@ def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
     weights = [target.decoder, *([drafter.network] if drafter is not None and drafter.network else [])]
     addresses = tuple(part.data_ptr() for module in weights for part in (*module.parameters(), *module.buffers()))
     rows = count, request.groups, target.grid, request.largest
+    kernels = supports_kernels(target.decoder.embedding.device)  # False after a kernel has failed
     lengths = request.padded, request.start, request.cache_length
-    return rows, lengths, target.decoder.fallback, request.recipe.memory_key(), drafter and drafter.kind, addresses
+    return (
+        rows,
+        lengths,
+        kernels,
+        target.decoder.fallback,
+        request.recipe.memory_key(),
+        drafter and drafter.kind,
+        addresses,
+    )
 
 
 def put(decoder: nn.Module, slots: Slots) -> None:

@@ -21,23 +21,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.batch_invariance import NearKeys, near_attention
+from ..models.cpu_attention import batched_attention
 from ..models.kernels import far_attention
 from . import choice
 from .attend_trial import Operands, RandomTree, join
-from .trials import MIN_SPEEDUP, is_candidate, tolerance
+from .trials import MIN_SPEEDUP, ROUNDS, RoundRows, is_candidate, tolerance
 
 CHUNK = 128
 """Cache positions of a chunk. In replayed rounds, prompts are padded to a multiple of this number. If another prompt of
 the batch is longer, an image's keys move by a number of complete chunks, so each chunk contains the same keys."""
+MEDIUM_CHUNK = 64
+"""Cache positions of a chunk on GPUs of compute capability 8.6, 8.9, and from 12.0 on. Their multiprocessors have about
+100 KB of shared memory. A program of :data:`CHUNK` positions and heads of 128 elements needs 80 KB, and a program of 64
+positions 48 KB, so two of them run at a time."""
 SMALL_CHUNK = 32
 """Cache positions of a chunk on GPUs before compute capability 8.0. Their programs have 64 KB of shared memory."""
 QUERIES = 16
 """Queries that a program multiplies at a time: the least that a matrix instruction of a GPU needs. One number for all
 forward passes, because the order of sums depends on it."""
-NEAR_BLOCK = 16
-"""Near keys that a program of the merge reads at a time."""
-WARPS = {"far_chunks": 8, "merge": 2}
-"""Warps of a program, by kernel."""
+NEAR_BLOCK = 64
+"""Maximum number of near keys of a token. A program of the merge reads all of them at once."""
+MERGED_CHUNKS = 8
+"""Chunks that a program of the merge reads at a time. It adds them one by one."""
+WARPS = {CHUNK: 8, MEDIUM_CHUNK: 4, SMALL_CHUNK: 8}
+"""Warps of a program that computes a chunk, by its number of cache positions."""
+MERGE_WARPS = 4
+"""Warps of a program of the merge. With 8, the compiler uses fewer registers, and reads the near keys in four steps."""
 
 
 def attend(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | None) -> Tensor:
@@ -47,12 +56,13 @@ def attend(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | N
         queries: [at least N, heads, d] queries of row 0, of row 1 and so on, then padding.
         cache: [2, R, key heads, cache_length, d] keys and values of the layer.
         mask: Mask that is added to the scores. With `near_keys`, it covers only the far keys. Its shape is
-            [R, 1, n, end] for the kernel, and [R, 1, g * n, end] for the reference.
+            [R, 1, g * n, end] for the reference, or the shape of :func:`batched_attention`. The kernel reads only its
+            shape, [R, 1, n, end].
         near_keys: Near keys of batch-invariant mode, prepared by :meth:`NearKeys.by_path` for the kernel, and by
             :meth:`NearKeys.for_layers` for the reference; else None.
 
     Returns:
-        [at least N, heads * d] attention output in the dtype of `queries`; 0 for padding.
+        [at least N, heads * d] attention output in the dtype of `queries`; undefined for padding.
     """
     if near_keys is not None and near_keys.paths is not None:
         return kernel(queries, cache, mask, near_keys)
@@ -63,7 +73,7 @@ def reference(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys 
     """Compute :func:`attend` with torch."""
     _, rows, kv_heads, _, dim = cache.shape
     heads = queries.shape[1]
-    n = mask.shape[2] * kv_heads // heads
+    n = mask.shape[-2] * kv_heads // heads
     token, head, element = queries.stride()
     q = queries.as_strided((rows, heads, n, dim), (n * token, head, token, element))  # one view instead of three
     # torch's fast kernels do not support grouped-query attention with a mask. So the queries of all heads that
@@ -94,6 +104,8 @@ def _attention(q: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | Non
     Returns:
         [R, key heads, g * n, d] in the dtype of `q`; float64 if `near_keys` is given.
     """
+    if mask.ndim == 3:
+        return batched_attention(q, cache, mask)
     keys, values = cache[:, :, :, : mask.shape[-1]].unbind()
     if near_keys is None:
         return F.scaled_dot_product_attention(q, keys, values, mask)
@@ -107,7 +119,7 @@ def kernel(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys) ->
 
     from .attend_triton import far_chunks, merge
 
-    assert near_keys.paths is not None
+    assert near_keys.paths is not None and near_keys.far is not None
     _, rows, kv_heads, _, dim = cache.shape
     heads = queries.shape[1]
     group = heads // kv_heads
@@ -118,25 +130,32 @@ def kernel(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys) ->
     sums = queries.new_empty(rows, kv_heads, chunks, n * group, dim, dtype=torch.float32)
     out = queries.new_empty(len(queries), heads * dim)
     slots = near_keys.paths.shape[2]
+    assert slots <= NEAR_BLOCK, slots
     value_offset, row_stride, head_stride = cache.stride()[:3]
-    strides = row_stride, head_stride, value_offset
-    sizes = {"GROUP": group, "WIDTH": dim, "PADDED": next_power_of_2(dim)}
-    with torch.cuda.device_of(queries):
+    places = row_stride, head_stride, value_offset, dim**-0.5
+    sizes = {"DTYPE": choice.triton_dtype(queries.dtype), "GROUP": group, "WIDTH": dim, "PADDED": next_power_of_2(dim)}
+    with choice.launching(queries):
         far_chunks[chunks, kv_heads, rows](
-            queries, cache, mask, sums, peaks, n, end, mask.stride(0), mask.stride(2), *strides, dim**-0.5,
-            **sizes, CHUNK=chunk, BLOCK=QUERIES, num_warps=WARPS["far_chunks"],
+            *choice.pointers(queries, cache, near_keys.far, sums, peaks), n, *places,
+            **sizes, CHUNK=chunk, BLOCK=QUERIES, num_warps=WARPS[chunk], num_stages=2,
         )  # fmt: skip
-        merge[len(queries), heads](
-            queries, cache, near_keys.paths, sums, peaks, out, n, rows, chunks, end, slots, *strides, dim**-0.5,
-            **sizes, BLOCK=NEAR_BLOCK, num_warps=WARPS["merge"],
+        merge[rows * n, heads](
+            *choice.pointers(queries, cache, near_keys.paths, sums, peaks, out), n, chunks, end, slots, *places,
+            **sizes, BLOCK=NEAR_BLOCK, CHUNKS=MERGED_CHUNKS, num_warps=MERGE_WARPS,
         )  # fmt: skip
     return out
 
 
 def chunk_size(device: torch.device) -> int:
-    """Return the number of cache positions of a chunk on a device."""
-    is_small = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
-    return SMALL_CHUNK if is_small else CHUNK
+    """Return the number of cache positions of a chunk on a device. It determines the order of sums."""
+    return chunk_for(torch.cuda.get_device_capability(device)) if device.type == "cuda" else CHUNK
+
+
+def chunk_for(capability: tuple[int, int]) -> int:
+    """Return the number of cache positions of a chunk for a compute capability."""
+    if capability < (8, 0):
+        return SMALL_CHUNK
+    return MEDIUM_CHUNK if capability in ((8, 6), (8, 9)) or capability >= (12, 0) else CHUNK
 
 
 def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int) -> bool:
@@ -155,14 +174,22 @@ def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int) -> bool:
 
 
 def _trial(x: Tensor, heads: int, kv_heads: int, dim: int) -> choice.Trial:
-    """Return the trial: a round of two rows without drafts, and with 24 drafts."""
-    tree = RandomTree(x, heads, kv_heads, dim, [max((node - 1) // 2, -1) for node in range(25)], committed=800)
-    rounds = [join([tree.operands(range(nodes), range(nodes))] * 2) for nodes in (1, 25)]
-    cases = [
-        choice.Case(partial(kernel, *round.for_kernel()), partial(reference, *round.for_reference()))
-        for round in rounds
-    ]
-    return choice.Trial(cases, tolerance(x.dtype), partial(equal_results, tree), MIN_SPEEDUP)
+    """Return the trial: rounds of two rows with a binary tree."""
+    parents = [max((node - 1) // 2, -1) for node in range(ROUNDS[-1].used // 2)]
+    tree = RandomTree(x, heads, kv_heads, dim, parents, committed=800)
+
+    def case(size: RoundRows) -> choice.Case:
+        nodes = range(size.used // 2)
+        operands = join([tree.operands(nodes, nodes)] * 2, size.total - size.used)
+        for_kernel = operands.for_kernel()
+        for_reference = operands.for_reference()
+        return choice.Case(
+            lambda: kernel(*for_kernel)[: size.used],
+            lambda: reference(*for_reference)[: size.used],
+            size.weight,
+        )
+
+    return choice.Trial([case(size) for size in ROUNDS], tolerance(x.dtype), partial(equal_results, tree), MIN_SPEEDUP)
 
 
 def equal_results(tree: RandomTree) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -92,6 +92,7 @@ class RandomTree:
         cache[:, 0, :, first:start] = self.entries[:, :, : self.committed]
         cache[:, 0, :, start:used] = self.entries[:, :, [self.committed + node for node in nodes]]
         place = {node: start + index for index, node in enumerate(nodes)}
+        bounds = torch.full((1, len(queried), 2), first)
         columns = torch.arange(start - NEAR_WINDOW, used, device=device)
         near = torch.full((1, 1, len(queried), len(columns)), -torch.inf, dtype=torch.float64)
         far = torch.full((1, 1, len(queried), used + spare), -torch.inf)
@@ -99,9 +100,10 @@ class RandomTree:
             path = self.path(node)
             far_until = start + len(path) - 1 - NEAR_WINDOW
             far[..., index, first:far_until] = 0
+            bounds[:, index, 1] = far_until
             for column in (*range(far_until, start), *(place[ancestor] for ancestor in path)):
                 near[..., index, column - start + NEAR_WINDOW] = 0
-        near_keys = NearKeys(columns[None], near.to(device))
+        near_keys = NearKeys(columns[None], near.to(device), bounds.to(device))
         return Operands(self.queries[list(queried)], cache, align_mask(far.to(self.entries)), near_keys)
 
 
@@ -116,6 +118,7 @@ def join(rows: Sequence[Operands], padding: int = 0) -> Operands:
     if padding:
         queries = torch.cat([queries, queries.new_zeros(padding, *queries.shape[1:])])
     columns = torch.cat([row.near_keys.columns for row in rows if row.near_keys.columns is not None])
-    near_keys = NearKeys(columns, torch.cat([row.near_keys.mask for row in rows]))
+    far = torch.cat([row.near_keys.far for row in rows if row.near_keys.far is not None])
+    near_keys = NearKeys(columns, torch.cat([row.near_keys.mask for row in rows]), far)
     cache = torch.cat([row.cache for row in rows], 1)
     return Operands(queries, cache, align_mask(torch.cat([row.mask for row in rows])), near_keys)

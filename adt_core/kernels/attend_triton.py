@@ -13,45 +13,49 @@ import triton.language as tl
 
 
 @triton.jit
-def _count_visible(mask, n, mask_stride, columns, end, BLOCK: tl.constexpr):
-    """Count the pairs (token, key) in which the token sees the key, for n tokens and the keys at `columns`."""
-    count = 0
-    for first in range(0, n, BLOCK):
-        token = first + tl.arange(0, BLOCK)
-        exists = (token[:, None] < n) & (columns[None, :] < end)
-        part = tl.load(mask + token[:, None] * mask_stride + columns[None, :], exists, -float("inf"))
-        count += tl.sum(tl.sum((part > -float("inf")).to(tl.int32), 1), 0)
-    return count
+def _far_keys(bounds, n):
+    """Return the first far cache position that any of n tokens sees, and the position after the last one."""
+    first = 2147483647
+    until = 0
+    for start in range(0, n, 128):
+        token = start + tl.arange(0, 128)
+        first = tl.minimum(first, tl.min(tl.load(bounds + token * 2, token < n, 2147483647), 0).to(tl.int32))
+        until = tl.maximum(until, tl.max(tl.load(bounds + token * 2 + 1, token < n, 0), 0).to(tl.int32))
+    return first, until
 
 
 @triton.jit
-def _attend_to_chunk(queries, keys, values, mask, visible, scale):
+def _sees(bounds, exists, columns):
+    """Return whether the token of a query that exists sees the far key at a cache position."""
+    return (columns >= tl.load(bounds, exists, 0)) & (columns < tl.load(bounds + 1, exists, 0))
+
+
+@triton.jit
+def _attend_to_chunk(queries, keys, values, visible, scale):
     """Attend to the keys of one chunk.
 
     Args:
         queries: [BLOCK, PADDED].
         keys: [CHUNK, PADDED].
         values: [CHUNK, PADDED].
-        mask: [BLOCK, CHUNK] pointers to the mask.
-        visible: [BLOCK, CHUNK] whether the query and the cache position exist. If not, the key is masked, and the mask
-            is not read.
+        visible: [BLOCK, CHUNK] whether the query sees the key.
         scale: Factor of the scores.
 
     Returns:
         Weighted sum of the values [BLOCK, PADDED], largest score [BLOCK], and sum of the weights [BLOCK], in float32.
-        A weight is exp(score - largest score). If all keys are masked, all weights are 0.
+        A weight is exp(score - largest score). If no key is visible, all weights are 0.
     """
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-    scores += tl.load(mask, visible, -float("inf")).to(tl.float32)
+    scores = tl.where(visible, scores, -float("inf"))
     highest = tl.max(scores, 1)
     weights = tl.exp(scores - tl.where(highest == -float("inf"), 0.0, highest)[:, None])
     return tl.dot(weights.to(values.dtype), values, input_precision="ieee"), highest, tl.sum(weights, 1)
 
 
-@triton.jit(do_not_specialize=["n", "end", "mask_row_stride", "mask_stride"])
+@triton.jit(do_not_specialize=["n"])
 def far_chunks(
-    queries, cache, mask, sums, peaks,
-    n, end, mask_row_stride, mask_stride, cache_row_stride, head_stride, value_offset, scale,
+    queries: "*i8", cache: "*i8", bounds: "*i8", sums: "*i8", peaks: "*i8",
+    n, cache_row_stride, head_stride, value_offset, scale, DTYPE: tl.constexpr,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Attend with all queries of one key head to the far keys of one chunk of cache positions.
@@ -59,95 +63,106 @@ def far_chunks(
     The grid is (chunks, key heads, rows). For each query, the kernel writes the weighted sum of the values to `sums`,
     and the largest score and the sum of the weights to `peaks`. Without a visible key it writes only `peaks`.
     """
+    queries = queries.to(tl.pointer_type(DTYPE))
+    cache = cache.to(tl.pointer_type(DTYPE))
     chunk = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     row = tl.program_id(2).to(tl.int64)
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
     dims = tl.arange(0, PADDED)[None, :]
-    mask += row * mask_row_stride
-    visible = _count_visible(mask, n, mask_stride, columns, end, BLOCK)
-    limit = tl.where(visible > 0, end, 0)  # reads nothing of a masked chunk
-    stored = tl.where(visible > 0, n * GROUP, 0)
+    bounds = bounds.to(tl.pointer_type(tl.int64)) + row * n * 2
+    first_seen, until_seen = _far_keys(bounds, n)
     entry = cache + row * cache_row_stride + head * head_stride + columns[:, None] * WIDTH + dims
-    inside = (columns[:, None] < limit) & (dims < WIDTH)
+    inside = ((columns >= first_seen) & (columns < until_seen))[:, None] & (dims < WIDTH)
     keys = tl.load(entry, inside, 0.0)
     values = tl.load(entry + value_offset, inside, 0.0)
+    is_seen = (chunk * CHUNK < until_seen) & (chunk * CHUNK + CHUNK > first_seen)
+    stored = tl.where(is_seen, n * GROUP, 0)
     partial = ((row * tl.num_programs(1) + head) * tl.num_programs(0) + chunk) * n * GROUP
-    for first in range(0, n * GROUP, BLOCK):
-        query = first + tl.arange(0, BLOCK)
+    for start in range(0, n * GROUP, BLOCK):
+        query = start + tl.arange(0, BLOCK)
         token = query // GROUP
         place = ((row * n + token) * tl.num_programs(1) + head) * GROUP + query % GROUP
         exists = query < n * GROUP
         own = exists[:, None] & (dims < WIDTH)
         block = tl.load(queries + place[:, None] * WIDTH + dims, own, 0.0)
-        at = mask + token[:, None] * mask_stride + columns[None, :]
-        known = exists[:, None] & (columns[None, :] < end)
-        part, highest, total = _attend_to_chunk(block, keys, values, at, known, scale)
-        tl.store(sums + (partial + query)[:, None] * WIDTH + dims, part, (query < stored)[:, None] & (dims < WIDTH))
-        tl.store(peaks + (partial + query) * 2, highest, exists)
-        tl.store(peaks + (partial + query) * 2 + 1, total, exists)
+        visible = _sees(bounds + token[:, None] * 2, exists[:, None], columns[None, :])
+        part, highest, total = _attend_to_chunk(block, keys, values, visible, scale)
+        at = sums.to(tl.pointer_type(tl.float32)) + (partial + query)[:, None] * WIDTH + dims
+        tl.store(at, part, (query < stored)[:, None] & (dims < WIDTH))
+        peak = peaks.to(tl.pointer_type(tl.float32)) + (partial + query) * 2
+        tl.store(peak, highest, exists)
+        tl.store(peak + 1, total, exists)
 
 
 @triton.jit
-def _merge_chunks(sums, peaks, chunks, stride, dims, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+def _merge_chunks(sums, peaks, chunks, stride, dims, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):
     """Add the chunks of far keys of one query in the order of their cache positions.
 
-    A chunk without visible keys has the factor 0, and its `sums` are undefined.
+    A chunk without visible keys has the factor 0, and its `sums` are undefined. So it changes nothing. The loads of
+    BLOCK chunks do not depend on each other, so the device waits for all of them at once.
 
     Returns:
         Weighted sum of the values [PADDED], largest score, and sum of the weights.
     """
-    highest = -float("inf")
-    for chunk in range(chunks):
-        highest = tl.maximum(highest, tl.load(peaks + chunk * stride * 2))
     result = tl.zeros([PADDED], tl.float32)
+    highest = -float("inf")
     total = 0.0
-    finite = tl.where(highest == -float("inf"), 0.0, highest)
-    for chunk in range(chunks):
-        factor = tl.exp(tl.load(peaks + chunk * stride * 2) - finite)
-        part = tl.load(sums + chunk * stride * WIDTH + dims, dims < WIDTH, 0.0)
-        result += factor * tl.where(factor > 0, part, 0.0)
-        total += factor * tl.load(peaks + chunk * stride * 2 + 1)
+    for start in range(0, chunks, BLOCK):
+        for index in tl.static_range(BLOCK):
+            chunk = tl.minimum(start + index, chunks - 1)
+            peak = tl.where(start + index < chunks, tl.load(peaks + chunk * stride * 2), -float("inf"))
+            weight = tl.load(peaks + chunk * stride * 2 + 1)
+            part = tl.load(sums + chunk * stride * WIDTH + dims, dims < WIDTH, 0.0)
+            before = highest
+            highest = tl.maximum(highest, peak)
+            finite = tl.where(highest == -float("inf"), 0.0, highest)
+            shrink = tl.exp(before - finite)
+            factor = tl.exp(peak - finite)
+            part = tl.where(factor > 0, part, 0.0)
+            # The additions are explicit, so that all copies of the unrolled loop round in the same way.
+            result = tl.fma(tl.broadcast_to(factor, (PADDED,)), part, result * shrink)
+            total = tl.fma(factor, weight, total * shrink)
     return result, highest, total
 
 
-@triton.jit(do_not_specialize=["n", "rows", "chunks", "end", "slots"])
+@triton.jit(do_not_specialize=["n", "chunks", "end", "slots"])
 def merge(
-    queries, cache, paths, sums, peaks, out,
-    n, rows, chunks, end, slots, cache_row_stride, head_stride, value_offset, scale,
-    GROUP: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    queries: "*i8", cache: "*i8", paths: "*i8", sums: "*i8", peaks: "*i8", out: "*i8",
+    n, chunks, end, slots, cache_row_stride, head_stride, value_offset, scale, DTYPE: tl.constexpr,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Add the chunks of far keys of one query, then its near keys in the order of its path, BLOCK keys at a time.
+    """Add the chunks of far keys of one query, then its near keys in the order of its path.
 
-    The grid is (all tokens and padding, query heads). The outputs of padding are 0.
+    The grid is (tokens of all rows, query heads). BLOCK is at least the number of near keys.
     """
-    number = tl.program_id(0)
+    queries = queries.to(tl.pointer_type(DTYPE))
+    cache = cache.to(tl.pointer_type(DTYPE))
+    paths = paths.to(tl.pointer_type(tl.int64))
+    sums = sums.to(tl.pointer_type(tl.float32))
+    peaks = peaks.to(tl.pointer_type(tl.float32))
+    token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     heads = tl.num_programs(1)
     dims = tl.arange(0, PADDED)
-    exists = number < rows * n
-    token = tl.where(exists, number, 0).to(tl.int64)
     row = token // n
+    slot = tl.arange(0, BLOCK)
+    columns = tl.load(paths + token * slots + slot, slot < slots, end)
     query = tl.load(queries + (token * heads + head) * WIDTH + dims, dims < WIDTH, 0.0).to(tl.float32)
     query *= scale
     first = (row * (heads // GROUP) + head // GROUP) * chunks * n * GROUP + (token - row * n) * GROUP + head % GROUP
     result, highest, total = _merge_chunks(
-        sums + first * WIDTH, peaks + first * 2, chunks, n * GROUP, dims, WIDTH, PADDED
+        sums + first * WIDTH, peaks + first * 2, chunks, n * GROUP, dims, WIDTH, PADDED, CHUNKS
     )  # fmt: skip
-    keys = cache + row * cache_row_stride + head // GROUP * head_stride
-    for start in range(0, slots, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
-        columns = tl.load(paths + token * slots + slot, slot < slots, end)
-        inside = (columns < end)[:, None] & (dims < WIDTH)[None, :]
-        near = keys + columns[:, None] * WIDTH + dims[None, :]
-        scores = tl.sum(tl.load(near, inside, 0.0).to(tl.float32) * query[None, :], 1)
-        scores = tl.where(columns < end, scores, -float("inf"))
-        peak = tl.maximum(highest, tl.max(scores, 0))  # finite, because every token has a near key in the first block
-        weights = tl.exp(scores - peak)
-        shrink = tl.exp(highest - peak)
-        part = tl.load(near + value_offset, inside, 0.0).to(tl.float32)
-        result = result * shrink + tl.sum(weights[:, None] * part, 0)
-        total = total * shrink + tl.sum(weights, 0)
-        highest = peak
-    at = out + (number.to(tl.int64) * heads + head) * WIDTH + dims
-    tl.store(at, tl.where(exists, result / total, 0.0).to(out.dtype.element_ty), dims < WIDTH)
+    inside = (columns < end)[:, None] & (dims < WIDTH)[None, :]
+    near = cache + row * cache_row_stride + head // GROUP * head_stride + columns[:, None] * WIDTH + dims[None, :]
+    keys = tl.load(near, inside, 0.0)
+    values = tl.load(near + value_offset, inside, 0.0)
+    scores = tl.where(columns < end, tl.sum(keys.to(tl.float32) * query[None, :], 1), -float("inf"))
+    peak = tl.maximum(highest, tl.max(scores, 0))  # finite, because every token has a near key
+    weights = tl.exp(scores - peak)
+    shrink = tl.exp(highest - peak)
+    result = result * shrink + tl.sum(weights[:, None] * values.to(tl.float32), 0)
+    total = total * shrink + tl.sum(weights, 0)
+    at = out.to(tl.pointer_type(DTYPE)) + (token * heads + head) * WIDTH + dims
+    tl.store(at, (result / total).to(DTYPE), dims < WIDTH)

@@ -1,30 +1,41 @@
 """Choice between a Triton kernel and its reference, by a trial at the first use.
 
 A kernel is used only if it compiles on this device, gives the values of the reference, gives bitwise equal results
-where the operation requires them, and is fast enough (`Trial.min_speedup`). The result of a trial, the *verdict*, stays
-valid until the process ends. No trial runs on devices other than NVIDIA GPUs, or if Triton is missing: there, the
-reference is used.
+where the operation requires them, and is fast enough (`Trial.min_speedup`). The result of a trial, the *verdict*, is
+stored for later processes (:mod:`.verdicts`). No trial runs on devices other than NVIDIA GPUs, or if Triton is missing:
+there, the reference is used.
 
 A captured round must not run a trial, because a trial waits for the device. The first launch of a round is never
 captured (:mod:`adt_core.engine.graphs`), so all trials are over when the round is captured.
+
+A kernel can also fail after its trial. Then :func:`launching` raises a :class:`KernelError`. The engine switches all
+kernels off (:func:`switch_off`) and starts the images again (:mod:`adt_core.engine.decoding`).
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import mul
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..errors import is_out_of_memory, one_line
+from ..environment import variable
+from ..errors import AdtError, is_out_of_memory, one_line, shown
 from ..models.kernels import occupy_gpu
 from ..runtime import cached_per_runtime, get_runtime
+from .verdicts import Verdict, find_verdict, save_verdict
 
+OPERATIONS = ("attend", "gate", "linear", "norm", "norm_rope_store")
+"""Names of the operations that have a kernel."""
+CAPTURES = "captured rounds"
+"""Key of a stored failure of :func:`keep_out_of_captures`."""
 VARIABLE = "ADT_TREE_KERNELS"
-"""Environment variable; "0" disables Triton kernels."""
+"""Environment variable with the operations whose kernels may be used: "1" for all (default), "0" for none, or names of
+:data:`OPERATIONS`, separated by commas."""
 MIN_CAPABILITY = (7, 5)
 """Oldest compute capability for which Triton compiles."""
 TIMED_TURNS = 5
@@ -37,20 +48,24 @@ _log = logging.getLogger(__name__)
 class Case(NamedTuple):
     """Operands for which a trial compares the values and the time of a kernel with those of its reference.
 
+    The functions may overwrite their operands, as the residual stream: only the results of first calls are compared.
+
     Attributes:
         kernel: Launches the Triton kernel and returns its result.
         reference: Returns the same result, computed with PyTorch's operations.
+        weight: Factor of the times.
     """
 
     kernel: Callable[[], Tensor]
     reference: Callable[[], Tensor]
+    weight: float = 1.0
 
 
 class Trial(NamedTuple):
     """Comparisons that decide whether a kernel is used.
 
     Attributes:
-        cases: Typical operands. The times of all cases are added.
+        cases: Typical operands. The times of all cases are multiplied by their weights and added.
         tolerance: Largest difference between kernel and reference, relative to the largest absolute value of the
             reference.
         equal_results: Yields pairs of results of the kernel that must be bitwise equal, each with a description such as
@@ -66,22 +81,53 @@ class Trial(NamedTuple):
     min_speedup: float = 1.0
 
 
-class Verdict(NamedTuple):
-    """Result of a trial.
+class KernelError(RuntimeError):
+    """A Triton kernel could not be launched, or a captured round that contains kernels failed.
 
-    Attributes:
-        operation: Name of the operation, such as "linear".
-        operands: Dtype and shape of the operands, for messages.
-        uses_kernel: Whether the kernel is used; if not, the reference is used.
-        reason: Reason of the decision; a clause such as "it is 1.3 times as fast as PyTorch".
-        is_fault: Whether the kernel is not used because it failed or gave a wrong result.
+    The message is a clause that names the reason, such as "ValueError: no such device".
     """
 
-    operation: str
-    operands: str
-    uses_kernel: bool
-    reason: str
-    is_fault: bool = False
+    @classmethod
+    def of(cls, error: Exception) -> KernelError:
+        """Return the error for an exception of Triton, its compilers or the driver, which have no common class."""
+        if isinstance(error, cls):
+            return error
+        return cls(f"{type(error).__name__}: {one_line(str(error))[:200]}".rstrip(".: "))
+
+
+def pointers(*operands: Tensor) -> Sequence[Tensor | int]:
+    """Return the operands of a kernel in a form that Triton's launcher accepts, also in a captured round.
+
+    The launcher asks the driver for the address of a tensor. During a capture, CUDA's asynchronous allocator returns
+    tensors that the driver does not know yet, so the launcher would raise an error. It does not check plain addresses.
+    Kernels declare their pointers as "*i8", because an address has no dtype, and convert them to the dtype.
+    """
+    if operands[0].is_cuda and torch.cuda.get_allocator_backend() != "native":
+        return [operand.data_ptr() for operand in operands]
+    return operands
+
+
+def triton_dtype(dtype: torch.dtype):
+    """Return Triton's dtype of the same name as a dtype of torch."""
+    import triton.language as tl
+
+    return getattr(tl, str(dtype).removeprefix("torch."))
+
+
+@contextmanager
+def launching(x: Tensor) -> Iterator[None]:
+    """Launch kernels in the block on the device of a tensor.
+
+    Raises:
+        KernelError: If the block raises an exception that does not report a lack of memory.
+    """
+    try:
+        with torch.cuda.device_of(x):
+            yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise KernelError.of(error) from error
 
 
 def uses_kernel(operation: str, x: Tensor, shape: tuple, trial: Callable[[], Trial]) -> bool:
@@ -97,16 +143,42 @@ def uses_kernel(operation: str, x: Tensor, shape: tuple, trial: Callable[[], Tri
     Raises:
         RuntimeError: If the trial runs out of memory. The next call tries again.
     """
-    if not supports_kernels(x.device):
+    if not supports_kernels(x.device) or operation not in enabled_operations():
         return False
-    known = get_runtime().kernel_verdicts
+    runtime = get_runtime()
+    known = runtime.kernel_verdicts
     key = operation, x.device, x.dtype, shape
     if key not in known:
         operands = ", ".join(str(part).removeprefix("torch.") for part in (x.dtype, *shape))
-        verdict = Verdict(operation, operands, *_decide(trial, x.device))
+        verdict = find_verdict(x.device, operation, operands)
+        if verdict is None:
+            verdict = save_verdict(x.device, Verdict(operation, operands, *_decide(trial, x.device)))
         _log_rejection(verdict)
         known[key] = verdict
+    if runtime.recorded_verdicts is not None:
+        runtime.recorded_verdicts.add(known[key])
     return known[key].uses_kernel
+
+
+@contextmanager
+def recorded_verdicts() -> Iterator[set[Verdict]]:
+    """Yield a set that gets the verdicts on all operations that the block launches."""
+    runtime = get_runtime()
+    before = runtime.recorded_verdicts
+    recorded: set[Verdict] = set()
+    runtime.recorded_verdicts = recorded
+    try:
+        yield recorded
+    finally:
+        runtime.recorded_verdicts = before
+
+
+def switch_off(reason: str) -> None:
+    """Use no kernels until the process ends, and log why once."""
+    runtime = get_runtime()
+    if not runtime.kernel_failure:
+        runtime.kernel_failure = reason
+        _log.warning("Triton kernels are off until the program ends, so images take longer: %s.", reason)
 
 
 def _log_rejection(verdict: Verdict) -> None:
@@ -123,21 +195,71 @@ def verdicts() -> list[Verdict]:
     return list(get_runtime().kernel_verdicts.values())
 
 
+def keep_out_of_captures(device: torch.device, reason: str) -> None:
+    """Let later processes capture rounds without kernels, as long as they use the present allocator.
+
+    With CUDA's asynchronous allocator, a failed capture ends all captures of a process. Captured rounds save more time
+    than kernels.
+
+    Args:
+        device: Device on which the capture of a kernel failed.
+        reason: Message of the :class:`KernelError`.
+    """
+    save_verdict(device, Verdict(CAPTURES, torch.cuda.get_allocator_backend(), False, reason))
+
+
+def has_launched(device: torch.device) -> bool:
+    """Return whether operations may have launched kernels on a device."""
+    return supports_kernels(device) and any(verdict.uses_kernel for verdict in verdicts())
+
+
 def supports_kernels(device: torch.device) -> bool:
     """Return whether Triton kernels can run on a device, if they pass their trials."""
     return not missing_support(device)
 
 
-@cached_per_runtime
 def missing_support(device: torch.device) -> str:
     """Return the reason why no Triton kernel can run on a device; "" if kernels can run."""
-    if device.type != "cuda" or torch.version.hip:
+    return _missing_support(device) or get_runtime().kernel_failure
+
+
+@cached_per_runtime
+def enabled_operations() -> frozenset[str]:
+    """Return the operations that :data:`VARIABLE` enables.
+
+    Raises:
+        AdtError: If the variable contains an unknown name.
+    """
+    value = variable(VARIABLE, "1").strip()
+    if value in ("", "0", "1"):
+        return frozenset() if value == "0" else frozenset(OPERATIONS)
+    names = frozenset(name.strip() for name in value.split(","))
+    if not names <= set(OPERATIONS):
+        raise AdtError(
+            f"The environment variable {VARIABLE} is {shown(value)}; set it to 0, 1, or names of operations, separated "
+            f"by commas: {', '.join(OPERATIONS)}."
+        )
+    return names
+
+
+@cached_per_runtime
+def _missing_support(device: torch.device) -> str:
+    if not is_nvidia(device):
         return "the device is not an NVIDIA GPU"
-    if os.environ.get(VARIABLE) == "0":
+    if not enabled_operations():
         return f"{VARIABLE} is 0"
     if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         return "the compute capability of the GPU is too low"
-    return "" if has_triton() else "Triton is not installed"
+    if not has_triton():
+        return "Triton is not installed"
+    allocator = torch.cuda.get_allocator_backend()
+    failed = None if allocator == "native" else find_verdict(device, CAPTURES, allocator)
+    return f"with the allocator {allocator}, they could not be captured ({failed.reason})" if failed else ""
+
+
+def is_nvidia(device: torch.device) -> bool:
+    """Return whether a device is an NVIDIA GPU. torch's device type is "cuda" for GPUs of AMD, too."""
+    return device.type == "cuda" and not torch.version.hip
 
 
 @cached_per_runtime
@@ -161,7 +283,7 @@ def _decide(trial: Callable[[], Trial], device: torch.device) -> tuple[bool, str
     except Exception as error:  # Triton, its compilers and the driver have no common exception
         if is_out_of_memory(error):
             raise  # lack of memory is temporary, so the answer must not be cached
-        return False, f"{type(error).__name__}: {one_line(str(error))[:200]}".rstrip(".: "), True
+        return False, str(KernelError.of(error)), True
     speedup = reference_time / kernel_time
     if speedup >= comparisons.min_speedup:
         return True, f"it is {speedup:.2f} times as fast as PyTorch", False
@@ -170,7 +292,7 @@ def _decide(trial: Callable[[], Trial], device: torch.device) -> tuple[bool, str
 
 def _wrong_result(trial: Trial) -> str:
     """Return the first difference that the trial forbids, or ""."""
-    for kernel, reference in trial.cases:
+    for kernel, reference, _ in trial.cases:
         expected = reference().double()
         difference = (kernel().double() - expected).abs().max()
         if not difference <= trial.tolerance * expected.abs().max():  # also if the difference is NaN
@@ -182,9 +304,11 @@ def _wrong_result(trial: Trial) -> str:
 
 
 def _total_times(cases: Sequence[Case], device: torch.device) -> tuple[float, float]:
-    """Return the time of all kernels and the time of all references, in ms."""
-    times = device_times([function for case in cases for function in case], device)
-    return sum(times[::2]), sum(times[1::2])
+    """Return the weighted sum of the times of all kernels, and that of all references, in ms."""
+    times = device_times([function for case in cases for function in case[:2]], device)
+    weights = [case.weight for case in cases]
+    kernel, reference = (sum(map(mul, weights, part)) for part in (times[::2], times[1::2]))
+    return kernel, reference
 
 
 def device_times(functions: Sequence[Callable[[], object]], device: torch.device) -> list[float]:

@@ -5,38 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from ..models.config import ACTIVATIONS
 from . import choice
-from .trials import MIN_SPEEDUP, is_candidate, random_like, tolerance
+from .trials import MIN_SPEEDUP, ROUNDS, RoundRows, is_candidate, random_like, tolerance
 
 BLOCK = 1024
 """Columns that a program of the kernel computes."""
 
 
-def gate(gate_up: Tensor, activation: str) -> Tensor:
+def gate(gate_up: Tensor, activation: str, used_rows: int | None = None) -> Tensor:
     """Return activation(a) * b for the halves a and b of each row.
 
     Args:
         gate_up: [N, 2 * k]: k columns of a, then k columns of b.
         activation: Key of :data:`..models.config.ACTIVATIONS`.
+        used_rows: Number of rows to compute; all rows if None. The other rows of the result are undefined.
 
     Returns:
         [N, k].
     """
-    run = kernel if uses_kernel(gate_up, activation) else reference
-    return run(gate_up, activation)
+    if uses_kernel(gate_up, activation):
+        return kernel(gate_up, activation, used_rows)
+    return reference(gate_up, activation)
 
 
 def reference(gate_up: Tensor, activation: str) -> Tensor:
-    """Compute :func:`gate` with torch."""
+    """Compute :func:`gate` with torch, in all rows."""
     a, b = gate_up.split_with_sizes([gate_up.shape[-1] // 2] * 2, -1)
     return ACTIVATIONS[activation](a) * b
 
 
-def kernel(gate_up: Tensor, activation: str) -> Tensor:
+def kernel(gate_up: Tensor, activation: str, used_rows: int | None = None) -> Tensor:
     """Compute :func:`gate` with one Triton kernel."""
     from triton import cdiv
 
@@ -46,10 +47,12 @@ def kernel(gate_up: Tensor, activation: str) -> Tensor:
     rows = len(gate_up)
     columns = gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, columns)
-    with torch.cuda.device_of(gate_up):
-        launch[rows, cdiv(columns, BLOCK)](
-            gate_up, out, columns, IS_GELU=activation == "gelu_pytorch_tanh", BLOCK=BLOCK, num_warps=4
-        )
+    with choice.launching(gate_up):
+        launch[rows if used_rows is None else used_rows, cdiv(columns, BLOCK)](
+            *choice.pointers(gate_up, out), columns,
+            DTYPE=choice.triton_dtype(gate_up.dtype), IS_GELU=activation == "gelu_pytorch_tanh", BLOCK=BLOCK,
+            num_warps=4,
+        )  # fmt: skip
     return out
 
 
@@ -60,10 +63,17 @@ def uses_kernel(gate_up: Tensor, activation: str) -> bool:
 
 
 def _trial(gate_up: Tensor, activation: str) -> choice.Trial:
-    rows = random_like(gate_up, 50, gate_up.shape[1])
+    rows = random_like(gate_up, ROUNDS[-1].total, gate_up.shape[1])
+
+    def case(size: RoundRows) -> choice.Case:
+        part = rows[: size.total]
+        return choice.Case(
+            lambda: kernel(part, activation, size.used)[: size.used],
+            lambda: reference(part, activation)[: size.used],
+            size.weight,
+        )
 
     def equal_results() -> Iterator[tuple[str, Tensor, Tensor]]:
-        yield "1 and 50 rows", kernel(rows[7:8], activation), kernel(rows, activation)[7:8]
+        yield f"1 and {len(rows)} rows", kernel(rows[7:8], activation), kernel(rows, activation)[7:8]
 
-    case = choice.Case(partial(kernel, rows, activation), partial(reference, rows, activation))
-    return choice.Trial([case], tolerance(gate_up.dtype), equal_results, MIN_SPEEDUP)
+    return choice.Trial([case(size) for size in ROUNDS], tolerance(gate_up.dtype), equal_results, MIN_SPEEDUP)

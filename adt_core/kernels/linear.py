@@ -1,8 +1,8 @@
-"""Product of few rows of activations and a weight, with one order of additions for any number of rows.
+"""Product of few rows of activations and a quantised weight, with one order of additions for any number of rows.
 
 Reading the weight takes most of the time of such a product. The kernel reads int8, fp8 and int4 weights as they are
-stored, and converts them in registers. Scale and residual are applied before the result is rounded to the dtype of the
-activations.
+stored, and converts them in registers. Other weights are multiplied by PyTorch, which reads them about as fast. Scale
+and residual are applied before the result is rounded to the dtype of the activations.
 
 The products of an element of the result are added in float32, in ascending order of the inputs, :data:`BLOCK_INPUTS` at
 a time. The number of rows changes only how many rows and warps a program has. So a row has the same bits in every
@@ -15,22 +15,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import cycle
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..errors import is_out_of_memory
 from ..models import int4
 from ..models.config import QUANTISED
 from ..runtime import cached_per_runtime
 from . import choice
 from .choice import Case, Trial
-from .trials import is_candidate, random_like
+from .trials import ROUNDS, RoundRows, is_candidate, random_like
 
-BLOCK_INPUTS = {torch.bfloat16: 128, torch.float16: 128, torch.float32: 32}
-"""Number of inputs that are added at a time, by dtype of the activations. For int4 weights it is a group."""
+BLOCK_INPUTS = 128
+"""Number of inputs that are added at a time. For int4 weights it is a group."""
+GROUPS_AT_A_TIME = 2
+"""Groups of an int4 weight that are processed at a time. They are added one by one."""
 BLOCK_ROWS = (16, 32, 64, 128)
 """Numbers of rows that a program can compute."""
+BLOCK_ROWS_HOPPER = (16, 32)
+"""As :data:`BLOCK_ROWS`, on GPUs of compute capability 9.x to 11.x. From 64 rows on, Triton would use instructions for
+larger matrices (wgmma, tcgen05), which add the inputs in another order than the instruction for 16 and 32 rows."""
 BLOCK_INPUTS_TURING = 32
 """Maximum number of inputs that are added at a time on GPUs of compute capability 7.5, except for int4 weights. With
 more, registers spill."""
@@ -42,20 +49,16 @@ STORED = {dtype: name for name, dtype in QUANTISED.items()}
 """Format of quantised weights, by dtype."""
 TESTED_ROWS = (1, 2, 25, 32, 64, 128)
 """Numbers of rows whose results the trial compares."""
-TIMED_ROWS = ((2, 64), (64, 64), (128, 128))
-"""Sizes of the products that the trial measures: the number of used rows, and the number of rows with padding. They
-stand for a plain step, a draft tree, and a larger tree."""
 MIN_SPEEDUP = 1.1
 """As :attr:`.choice.Trial.min_speedup`. Without a margin, small differences of time would decide which image a seed
 gives."""
-TOLERANCE = {torch.bfloat16: 2**-6, torch.float16: 2**-8, torch.float32: 2**-14}
+TOLERANCE = {torch.bfloat16: 2**-6, torch.float16: 2**-8}
 """Largest allowed difference from PyTorch's product, relative to the largest result. Both results are rounded to the
 dtype of the activations. PyTorch also rounds earlier: it rounds int4 weights after their conversion, and it rounds the
 product before it adds the residual."""
 
-Product = Callable[[Tensor, Tensor | None], Tensor]
-"""Function that multiplies activations [M, in] by a weight and adds the second argument [M, out], if it is not None.
-It may overwrite the second argument."""
+Product = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""Function with the first four arguments of :func:`kernel` and the same result."""
 
 
 class Blocks(NamedTuple):
@@ -86,12 +89,16 @@ class Blocks(NamedTuple):
             weight_dtype: Dtype of the stored weight.
             gpu: Properties of the device.
         """
-        rows = next((size for size in BLOCK_ROWS if size >= used_rows), BLOCK_ROWS[-1])
-        width = 64 if outputs >= 64 * gpu.multiprocessors else 32
+        rows = next((size for size in gpu.block_rows if size >= used_rows), gpu.block_rows[-1])
         is_int4 = weight_dtype == QUANTISED["int4"]
-        inputs = int4.GROUP if is_int4 else min(BLOCK_INPUTS[x_dtype], gpu.block_inputs)
+        # Without the exceptions, registers would spill. In a program of 32 x 32 results with int4 weights, Triton gives
+        # all outputs to each warp.
+        is_wide = outputs >= 64 * gpu.multiprocessors and rows < 128
+        is_narrow = gpu.block_inputs == BLOCK_INPUTS_TURING
+        width = 64 if (is_wide or is_int4 and rows == 32) and not is_narrow else 32
+        inputs = int4.GROUP if is_int4 else gpu.block_inputs
         weight_bytes = inputs * width // 2 if is_int4 else inputs * width * weight_dtype.itemsize
-        stage_bytes = rows * inputs * x_dtype.itemsize + weight_bytes
+        stage_bytes = (rows * inputs * x_dtype.itemsize + weight_bytes) * (GROUPS_AT_A_TIME if is_int4 else 1)
         stages = min(SHARED_BYTES // stage_bytes, MAX_STAGES)
         return cls(rows, width, inputs, 8 if rows == BLOCK_ROWS[-1] else 4, stages)
 
@@ -102,23 +109,35 @@ class Gpu(NamedTuple):
     Attributes:
         multiprocessors: Number of multiprocessors.
         block_inputs: Maximum number of inputs that are added at a time.
+        block_rows: Numbers of rows that a program can compute.
     """
 
     multiprocessors: int
     block_inputs: int
+    block_rows: tuple[int, ...]
+
+    @classmethod
+    def of(cls, multiprocessors: int, major: int) -> Gpu:
+        """Return the properties of a GPU.
+
+        Args:
+            multiprocessors: Number of multiprocessors.
+            major: First number of the compute capability.
+        """
+        block_inputs = BLOCK_INPUTS_TURING if major < 8 else BLOCK_INPUTS
+        return cls(multiprocessors, block_inputs, BLOCK_ROWS_HOPPER if 9 <= major < 12 else BLOCK_ROWS)
 
 
 @cached_per_runtime
 def gpu_of(device: torch.device) -> Gpu:
     """Return the properties of a device. A CPU, on which Triton's interpreter runs, counts as a small GPU."""
-    most = max(BLOCK_INPUTS.values())
     if device.type != "cuda":
-        return Gpu(4, most)
+        return Gpu.of(4, 8)
     properties = torch.cuda.get_device_properties(device)
-    return Gpu(properties.multi_processor_count, BLOCK_INPUTS_TURING if properties.major < 8 else most)
+    return Gpu.of(properties.multi_processor_count, properties.major)
 
 
-def reference(x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
+def reference(x: Tensor, weight: Tensor, scale: Tensor, plus: Tensor | None = None) -> Tensor:
     """Compute the product with PyTorch's operations in float64. It is precise but slow.
 
     Args:
@@ -127,31 +146,29 @@ def reference(x: Tensor, weight: Tensor, scale: Tensor | None = None, plus: Tens
         scale: As in :func:`kernel`.
         plus: As in :func:`kernel`; not overwritten.
     """
-    if weight.dtype == QUANTISED["int4"] and scale is not None:
+    if weight.dtype == QUANTISED["int4"]:
         y = x.double() @ int4.unpack(weight, scale, torch.float64)[: x.shape[1]]
     else:
-        y = x.double() @ weight.double()
-        y = y if scale is None else y * scale.double()
+        y = x.double() @ weight.double() * scale.double()
     return (y if plus is None else y + plus.double()).to(x.dtype)
 
 
 def kernel(
     x: Tensor,
     weight: Tensor,
-    scale: Tensor | None = None,
+    scale: Tensor,
     plus: Tensor | None = None,
     used_rows: int | None = None,
 ) -> Tensor:
     """Multiply activations by a weight with the Triton kernel.
 
     Args:
-        x: [M, in] bfloat16, float16 or float32, with contiguous rows.
-        weight: [in, out] in the dtype of x, int8 or float8_e4m3fn with any strides, or packed int4
-            (:mod:`adt_core.models.int4`).
-        scale: [out] factors of an int8 or fp8 weight, or the scale of an int4 weight; None if the weight is not
-            quantised.
+        x: [M, in] bfloat16 or float16, with contiguous rows.
+        weight: [in, out] int8 or float8_e4m3fn with any strides, or packed int4 (:mod:`adt_core.models.int4`).
+        scale: [out] float32 factors of an int8 or fp8 weight, or the scale of an int4 weight.
         plus: [M, out] contiguous values to add, in the dtype of x, or None. Overwritten with the result.
-        used_rows: Number of rows to compute; all rows if None. In the other rows, the product is 0.
+        used_rows: Number of rows to compute; all rows if None. The other rows of the result are undefined without
+            `plus`, and those of `plus` otherwise.
 
     Returns:
         [M, out] in the dtype of x.
@@ -160,15 +177,11 @@ def kernel(
     outputs = weight.shape[1]
     used_rows = num_rows if used_rows is None else used_rows
     y = x.new_empty(num_rows, outputs) if plus is None else plus
-    stored = weight.view(torch.uint8) if weight.dtype == torch.float8_e4m3fn else weight
-    factors = y if scale is None else scale
-    if factors.dtype == int4.SCALE_DTYPE and weight.dtype == QUANTISED["int4"]:
-        factors = factors.view(torch.int16)
-    operands = x, stored, factors, y, y
-    sizes = num_rows, used_rows, inputs, outputs, x.stride(0), *weight.stride()
+    operands = x, weight, scale, y, y
+    sizes = used_rows, inputs, outputs, x.stride(0), *weight.stride()
     blocks = Blocks.of(used_rows, outputs, x.dtype, weight.dtype, gpu_of(x.device))
-    with torch.cuda.device_of(x):
-        _launch(blocks, STORED.get(weight.dtype, "plain"), operands, sizes, plus is not None)
+    with choice.launching(x):
+        _launch(blocks, STORED[weight.dtype], operands, sizes, plus is not None)
     return y
 
 
@@ -178,10 +191,10 @@ def _launch(blocks: Blocks, stored: str, operands: tuple[Tensor, ...], sizes: tu
 
     from .linear_triton import int4_kernel, linear_kernel
 
-    x, *_, y = operands
-    grid = cdiv(len(y), blocks.rows), cdiv(y.shape[1], blocks.outputs)
+    used_rows, _, outputs, *_ = sizes
+    grid = cdiv(used_rows, blocks.rows), cdiv(outputs, blocks.outputs)
     options = dict(
-        DTYPE=_triton_dtype(x.dtype),
+        DTYPE=choice.triton_dtype(operands[0].dtype),
         HAS_PLUS=has_plus,
         BLOCK_M=blocks.rows,
         BLOCK_N=blocks.outputs,
@@ -189,20 +202,17 @@ def _launch(blocks: Blocks, stored: str, operands: tuple[Tensor, ...], sizes: tu
         num_stages=blocks.stages,
     )
     if stored == "int4":
-        int4_kernel[grid](*operands, *sizes, GROUP=blocks.inputs, **options)
+        int4_kernel[grid](*choice.pointers(*operands), *sizes, GROUP=blocks.inputs, **options)
     else:
-        linear_kernel[grid](*operands, *sizes, STORED=stored, BLOCK_K=blocks.inputs, **options)
+        is_fp8 = stored == "fp8"
+        linear_kernel[grid](*choice.pointers(*operands), *sizes, IS_FP8=is_fp8, BLOCK_K=blocks.inputs, **options)
 
 
-def _triton_dtype(dtype: torch.dtype):
-    """Return Triton's dtype of the same name as a dtype of torch."""
-    import triton.language as tl
-
-    return getattr(tl, str(dtype).removeprefix("torch."))
-
-
-def uses_kernel(x: Tensor, weight: Tensor, scale: Tensor | None, plus: Tensor | None, alternative: Product) -> bool:
+def uses_kernel(x: Tensor, weight: Tensor, scale: Tensor, plus: Tensor | None, alternative: Product) -> bool:
     """Return whether to compute a product with the kernel. The first call for a kind of weight runs a trial.
+
+    The kernel is only used for quantised weights. Without quantisation, it is expected to be 0.85 to 1.05 times as fast
+    as PyTorch, so a trial would choose by chance.
 
     Args:
         x: As in :func:`kernel`.
@@ -212,29 +222,50 @@ def uses_kernel(x: Tensor, weight: Tensor, scale: Tensor | None, plus: Tensor | 
         plus: As in :func:`kernel`.
         alternative: Product that is used if the kernel is not chosen.
     """
-    if not is_candidate(x) or x.stride(1) != 1 or plus is not None and not plus.is_contiguous():
+    if weight.dtype not in STORED or x.dtype not in TOLERANCE or not is_candidate(x, weight.dtype == QUANTISED["int4"]):
         return False
-    if weight.dtype != x.dtype and weight.dtype not in STORED:
+    if x.stride(1) != 1 or plus is not None and not plus.is_contiguous():
         return False
     shape = weight.dtype, *weight.shape, weight.stride(), "no residual" if plus is None else "residual"
     return choice.uses_kernel("linear", x, shape, partial(_trial, x, weight, scale, plus is not None, alternative))
 
 
-def _trial(x: Tensor, weight: Tensor, scale: Tensor | None, has_plus: bool, alternative: Product) -> Trial:
+def _copies(weight: Tensor, scale: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return a weight with its scale, and copies of both that fill the L2 cache twice.
+
+    A trial that multiplies by each in turn reads the weight from memory, as a forward pass over all layers does. If the
+    memory is too small, there are fewer copies.
+    """
+    operands = [(weight, scale)]
+    if not weight.is_cuda:
+        return operands
+    cache_bytes = torch.cuda.get_device_properties(weight.device).L2_cache_size
+    try:
+        for _ in range(2 * cache_bytes // weight.nbytes):
+            operands.append((weight.clone(), scale.clone()))
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    return operands
+
+
+def _trial(x: Tensor, weight: Tensor, scale: Tensor, has_plus: bool, alternative: Product) -> Trial:
     most = max(TESTED_ROWS)
     rows = random_like(x, most, x.shape[1])
     residual = random_like(x, most, weight.shape[1], seed=1) if has_plus else None
 
+    weights = cycle(_copies(weight, scale))
+
     def plus(part: slice) -> Tensor | None:
         return None if residual is None else residual[part].clone()
 
-    def case(used: int, num_rows: int) -> Case:
-        part = slice(num_rows)
-        x = rows[part].clone()
-        x[used:] = 0
+    def case(size: RoundRows) -> Case:
+        part = slice(size.total)
+        residuals = [plus(part) for _ in range(2)]
         return Case(
-            lambda: kernel(x, weight, scale, plus(part), used),
-            lambda: alternative(x, plus(part)),
+            lambda: kernel(rows[part], *next(weights), residuals[0], size.used)[: size.used],
+            lambda: alternative(rows[part], *next(weights), residuals[1])[: size.used],
+            size.weight,
         )
 
     def equal_results() -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -246,5 +277,4 @@ def _trial(x: Tensor, weight: Tensor, scale: Tensor | None, has_plus: bool, alte
                 y = kernel(rows[part], weight, scale, plus(part))
                 yield f"{count} and {most} rows", y, expected[part]
 
-    cases = [case(used, num_rows) for used, num_rows in TIMED_ROWS]
-    return Trial(cases, TOLERANCE[x.dtype], equal_results, MIN_SPEEDUP)
+    return Trial([case(size) for size in ROUNDS], TOLERANCE[x.dtype], equal_results, MIN_SPEEDUP)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 
 import torch
@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import choice
-from .trials import MIN_SPEEDUP, is_candidate, random_like, tolerance
+from .trials import MIN_SPEEDUP, ROUNDS, RoundRows, is_candidate, random_like, tolerance
 
 
-def norm(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:
+def norm(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None, used_rows: int | None = None) -> Tensor:
     """Return the RMS norm of each row, or the sum of the norm and `plus`.
 
     Args:
@@ -22,16 +22,18 @@ def norm(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> T
         weight: [h] in the dtype of `x`.
         eps: Epsilon of the norm.
         plus: [N, h] residual stream, or None. Overwritten with the result unless gradients are enabled.
+        used_rows: Number of rows to compute; all rows if None. The other rows of the result are undefined.
 
     Returns:
         [N, h] in the dtype of `x`.
     """
-    run = kernel if uses_kernel(x) else reference
-    return run(x, weight, eps, plus)
+    if uses_kernel(x):
+        return kernel(x, weight, eps, plus, used_rows)
+    return reference(x, weight, eps, plus)
 
 
 def reference(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:
-    """Compute :func:`norm` with torch."""
+    """Compute :func:`norm` with torch, in all rows."""
     y = rms_norm(x, weight, eps)
     if plus is None:
         return y
@@ -66,7 +68,7 @@ def _constants(h: int, eps: float) -> tuple[Tensor, Tensor]:
     return torch.tensor(math.sqrt(h * eps), device="cpu"), torch.tensor(1 / math.sqrt(h), device="cpu")
 
 
-def kernel(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:
+def kernel(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None, used_rows: int | None = None) -> Tensor:
     """Compute :func:`norm` with one Triton kernel, one row in each program."""
     from triton import next_power_of_2
 
@@ -76,10 +78,11 @@ def kernel(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) ->
     out = torch.empty_like(x) if plus is None else plus
     rows, columns = x.shape
     block = next_power_of_2(columns)
-    with torch.cuda.device_of(x):
-        rms_norm[rows,](
-            x, weight, out if plus is None else plus, out, columns, eps,
-            HAS_PLUS=plus is not None, BLOCK=block, num_warps=min(max(block // 512, 1), 8),
+    with choice.launching(x):
+        rms_norm[rows if used_rows is None else used_rows,](
+            *choice.pointers(x, weight, out if plus is None else plus, out), columns, eps,
+            DTYPE=choice.triton_dtype(x.dtype), HAS_PLUS=plus is not None, BLOCK=block,
+            num_warps=min(max(block // 512, 1), 8),
         )  # fmt: skip
     return out
 
@@ -90,15 +93,21 @@ def uses_kernel(x: Tensor) -> bool:
 
 
 def _trial(x: Tensor) -> choice.Trial:
-    rows = random_like(x, 50, x.shape[1])
+    rows = random_like(x, ROUNDS[-1].total, x.shape[1])
     weight = random_like(x, 1, x.shape[1])[0]
-    plus = random_like(x, 50, x.shape[1], seed=1)
+    plus = random_like(x, *rows.shape, seed=1)
 
-    def both(run) -> Tensor:
-        return run(run(rows, weight, 1e-5), weight, 1e-5, plus.clone())
+    def both(run: Callable[..., Tensor], size: RoundRows, residual: Tensor, *used_rows: int) -> Tensor:
+        """Return a norm, and its addition to the residual stream."""
+        y = run(rows[: size.total], weight, 1e-5, None, *used_rows)
+        return run(y, weight, 1e-5, residual, *used_rows)[: size.used]
+
+    def case(size: RoundRows) -> choice.Case:
+        residuals = [plus[: size.total].clone() for _ in range(2)]
+        first = partial(both, kernel, size, residuals[0], size.used)
+        return choice.Case(first, partial(both, reference, size, residuals[1]), size.weight)
 
     def equal_results() -> Iterator[tuple[str, Tensor, Tensor]]:
-        yield "1 and 50 rows", kernel(rows[7:8], weight, 1e-5), kernel(rows, weight, 1e-5)[7:8]
+        yield f"1 and {len(rows)} rows", kernel(rows[7:8], weight, 1e-5), kernel(rows, weight, 1e-5)[7:8]
 
-    case = choice.Case(partial(both, kernel), partial(both, reference))
-    return choice.Trial([case], tolerance(x.dtype), equal_results, MIN_SPEEDUP)
+    return choice.Trial([case(size) for size in ROUNDS], tolerance(x.dtype), equal_results, MIN_SPEEDUP)

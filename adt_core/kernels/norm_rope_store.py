@@ -11,12 +11,11 @@ from functools import cache, partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.rotary import Rotation
 from . import choice
-from .trials import MIN_SPEEDUP, is_candidate, random_like, tolerance
+from .trials import MIN_SPEEDUP, ROUNDS, is_candidate, random_like, tolerance
 
 EPS = 1e-5
 """Epsilon of the norm of queries and keys."""
@@ -55,7 +54,8 @@ def norm_rope_store(
         [at least N, query heads, d] queries. Those of padding are undefined.
     """
     kv_heads, _, dim = cache.shape[2:]
-    run = kernel if uses_kernel(qkv, qkv.shape[1] - 2 * kv_heads, kv_heads, dim) else reference
+    parts = projection.bias is not None, projection.norm_weight is not None
+    run = kernel if uses_kernel(qkv, qkv.shape[1] - 2 * kv_heads, kv_heads, dim, *parts) else reference
     return run(qkv, projection, rotation, cache, cache_position)
 
 
@@ -70,21 +70,22 @@ def reference(
         qkv = qkv + bias if torch.is_grad_enabled() else qkv.add_(bias)
     if projection.norm_weight is not None and projection.norm_bias is not None:
         # This also norms the values, although nothing reads the result: torch would copy a slice without them.
-        normed = F.layer_norm(qkv, (dim,), *_no_change(qkv, dim), EPS)
+        normed, *_ = torch.native_layer_norm(qkv, (dim,), *_no_change(qkv, dim), EPS)
         qk = torch.addcmul(projection.norm_bias, normed[:, : heads + kv_heads], projection.norm_weight)
     else:
         qk = qkv[:, : heads + kv_heads].clone()
     qkv = rotation.rotated(qk, qkv)
     n = _tokens(cache_position)
     token, head, element = qkv.stride()
-    queries, new = qkv.split_with_sizes([heads, 2 * kv_heads], 1)
-    # [2, R, key heads, n, d] as in the cache. One view instead of three, because on a CPU each takes microseconds.
-    new = new.as_strided((2, rows, kv_heads, n, dim), (kv_heads * head, n * token, head, token, element))
+    # [2, R, key heads, n, d] as in the cache. One view instead of four, because on a CPU each takes microseconds.
+    size = (2, rows, kv_heads, n, dim)
+    stride = (kv_heads * head, n * token, head, token, element)
+    new = qkv.as_strided(size, stride, qkv.storage_offset() + heads * head)
     if isinstance(cache_position, slice):
         cache[:, :, :, cache_position] = new
     else:
         cache.scatter_(3, cache_position[None, :, None, :, None].expand_as(new), new)
-    return queries
+    return qkv[:, :heads]
 
 
 def _no_change(x: Tensor, dim: int) -> tuple[Tensor | None, Tensor | None]:
@@ -126,10 +127,13 @@ def kernel(
     positions = cache_position.contiguous() if isinstance(cache_position, Tensor) else qkv
     start = cache_position.start if isinstance(cache_position, slice) else 0
     value_offset, row_stride, head_stride = cache.stride()[:3]
-    with torch.cuda.device_of(qkv):
+    with choice.launching(qkv):
         launch[rows * n, heads + 2 * kv_heads](
-            qkv, bias, norm_weight, norm_bias, rotation.cos, rotation.sin, queries, cache, positions,
+            *choice.pointers(
+                qkv, bias, norm_weight, norm_bias, rotation.cos, rotation.sin, queries, cache, positions
+            ),
             n, start, row_stride, head_stride, value_offset, EPS,
+            DTYPE=choice.triton_dtype(qkv.dtype),
             HAS_BIAS=projection.bias is not None, HAS_NORM=projection.norm_weight is not None,
             HAS_POSITIONS=has_positions, HEADS=heads, KEY_HEADS=kv_heads, WIDTH=dim, PADDED=next_power_of_2(dim),
             num_warps=WARPS,
@@ -137,7 +141,7 @@ def kernel(
     return queries
 
 
-def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int) -> bool:
+def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, has_norm: bool) -> bool:
     """Return whether the kernel is used for all forward passes of a model.
 
     Args:
@@ -145,34 +149,51 @@ def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int) -> bool:
         heads: Number of query heads.
         kv_heads: Number of key heads.
         dim: Number of elements d of a head.
+        has_bias: Whether the projection has a bias.
+        has_norm: Whether queries and keys have a norm.
     """
-    shape = heads, kv_heads, dim
-    return is_candidate(x) and choice.uses_kernel("norm_rope_store", x, shape, partial(_trial, x, *shape))
+    shape = heads, kv_heads, dim, "bias" if has_bias else "no bias", "norm" if has_norm else "no norm"
+    trial = partial(_trial, x, heads, kv_heads, dim, has_bias, has_norm)
+    return is_candidate(x) and choice.uses_kernel("norm_rope_store", x, shape, trial)
 
 
-def _trial(x: Tensor, heads: int, kv_heads: int, dim: int) -> choice.Trial:
-    """Return the trial: a round of two rows with 24 drafts each."""
-    qkv = random_like(x, 50, heads + 2 * kv_heads, dim)
-    norms = random_like(x, 2, heads + kv_heads, dim, seed=1)
-    projection = Projection(random_like(x, qkv[0].numel(), seed=2), *norms)
-    tables = random_like(x, 2, 50, dim, seed=3)
+def _trial(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, has_norm: bool) -> choice.Trial:
+    """Return the trial: rounds of two rows. It runs all versions that a model with these parameters needs."""
+    qkv = random_like(x, ROUNDS[-1].total, heads + 2 * kv_heads, dim)
+    norms = random_like(x, 2, heads + kv_heads, dim, seed=1) if has_norm else (None, None)
+    projection = Projection(random_like(x, qkv[0].numel(), seed=2) if has_bias else None, *norms)
+    tables = random_like(x, 2, len(qkv), dim, seed=3)
 
-    def at(tokens: Tensor) -> Rotation:
-        return Rotation.of(tokens, (tables[0], tables[1]), layers=3)
+    def call(run: Callable[..., Tensor], tokens: Tensor, used: int, has_slice: bool = False) -> Callable[[], Tensor]:
+        """Return a function that computes the queries, keys and values [used, all heads, d] of two rows of tokens.
 
-    def result(run: Callable[..., Tensor], tokens: Tensor, rotation: Rotation) -> Tensor:
-        """Return the queries, keys and values [tokens, all heads, d] of some tokens of each of two rows."""
-        positions = torch.arange(len(tokens) // 2, device=x.device).expand(2, -1)
-        cache = x.new_zeros(2, 2, kv_heads, len(tokens) // 2, dim)
-        queries = run(qkv[tokens], projection, rotation, cache, positions)
-        return torch.cat([queries, cache.permute(1, 3, 0, 2, 4).reshape(len(tokens), -1, dim)], 1)
+        Args:
+            run: Kernel or reference.
+            tokens: Indices of the tokens, then of the padding.
+            used: Number of tokens.
+            has_slice: Whether the cache positions are given as a slice instead of a tensor.
+        """
+        positions = slice(0, used // 2) if has_slice else torch.arange(used // 2, device=x.device).expand(2, -1)
+        rotation = Rotation.of(tokens, (tables[0], tables[1]), layers=3)
+        cache = x.new_zeros(2, 2, kv_heads, used // 2, dim)
+        given = qkv[tokens]
 
-    everything = torch.arange(50, device=x.device)
-    rotation = at(everything)
+        def result() -> Tensor:
+            queries = run(given, projection, rotation, cache, positions)[:used]
+            return torch.cat([queries, cache.permute(1, 3, 0, 2, 4).reshape(used, -1, dim)], 1)
+
+        return result
+
+    everything = torch.arange(len(qkv), device=x.device)
 
     def equal_results() -> Iterator[tuple[str, Tensor, Tensor]]:
-        two = everything[7:32:24]
-        yield "1 and 25 tokens", result(kernel, two, at(two)), result(kernel, everything, rotation)[two]
+        expected = call(kernel, everything, len(qkv))()
+        two = everything[7 :: len(qkv) // 2]
+        yield f"1 and {len(qkv) // 2} tokens", call(kernel, two, 2)(), expected[two]
+        yield "both forms of cache positions", call(kernel, everything, len(qkv), has_slice=True)(), expected
 
-    case = choice.Case(*(partial(result, run, everything, rotation) for run in (kernel, reference)))
-    return choice.Trial([case], tolerance(x.dtype), equal_results, MIN_SPEEDUP)
+    def case(used: int, total: int, weight: int) -> choice.Case:
+        part = everything[:total]
+        return choice.Case(call(kernel, part, used), call(reference, part, used), weight)
+
+    return choice.Trial([case(*size) for size in ROUNDS], tolerance(x.dtype), equal_results, MIN_SPEEDUP)

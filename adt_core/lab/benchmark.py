@@ -12,7 +12,6 @@ plain decoding.
 from __future__ import annotations
 
 import platform
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -25,7 +24,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ..app import distributed
+from ..app import workers
 from ..app.args import BenchmarkArgs, QualityArgs, WorkerArgs
 from ..app.checkpoints import load_drafter
 from ..app.images import check_outputs, open_image, to_png
@@ -35,7 +34,7 @@ from ..app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, drafter_defaults, with_window, without_window
 from ..engine.job import Job
 from ..errors import AdtError, Check, pip_install
-from ..files import write_in
+from ..files import read_text, write_in
 from ..models.target import Target
 from ..policies import PLAIN, POLICIES, Drafting
 from ..policies.recipe import Recipe
@@ -223,15 +222,15 @@ class Benchmark:
 
 def _commit() -> str | None:
     """Return the git commit of this node pack; None if the folder of the pack is not the root of a git checkout."""
-    pack = Path(__file__).parents[2]
-    if not (pack / ".git").exists():
-        return None
     try:
-        return subprocess.run(
-            ["git", "-C", str(pack), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
+        git = Path(__file__).parents[2] / ".git"
+        if git.is_file():  # in a worktree, this file names the folder
+            git = git.parent / read_text(git, 1).removeprefix("gitdir:").strip()
+        *_, last = read_text(git / "logs" / "HEAD", 64, errors="replace").splitlines()
+        _, commit, *_ = last.split()  # a line begins with the commits before and after a change of HEAD
+    except (OSError, ValueError):
         return None
+    return commit
 
 
 def _image_folder(method: str) -> str:
@@ -412,7 +411,7 @@ def plan(args: BenchmarkArgs, parallel: WorkerArgs, given: Mapping[str, Any], de
     Raises:
         AdtError: If an argument is invalid.
     """
-    distributed.check_args(parallel, args.prompts)
+    workers.check_args(parallel, args.prompts)
     recipe = complete(given, device)
     recipe = replace(recipe, lantern=recipe.lantern or Lantern.of(given))
     methods = args.methods or (COMPARED if recipe.drafter != JACOBI else COMPARED_WITHOUT_NETWORK)
@@ -446,7 +445,7 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
     metrics = quality.choose(**weights, count=count, device=scoring)
     build = partial(load, benchmark, device)
     benchmark = replace(benchmark, metrics=metrics.images)  # only this process scores images
-    with distributed.start_workers(build, parallel, device, count) as ((first, *others), mapped):
+    with workers.start_workers(build, parallel, device, count) as ((first, *others), mapped):
         settings = _common_settings(first, others) | {"metrics": list(metrics.images)}
         settings |= {"workers": parallel.workers} if parallel.uses_ray else {}
         running = collect(benchmark, settings, folder, mapped)

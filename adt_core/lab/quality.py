@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..app.images import IMAGE_ERRORS, open_image, to_rgb
-from ..errors import AdtError, pip_install, shown, wrap_library_errors
-from ..files import is_regular, opened
+from ..errors import AdtError, naming_missing_libraries, pip_install, shown, wrap_library_errors
+from ..files import is_regular, list_visible, opened
+from ..models.reading.checkpoint import read_tensors
 
 OptionalPath = Path | None
 Scores = dict[str, tuple[float, float]]
@@ -145,7 +145,8 @@ def clip_metric(
 
 def _load_clip(folder: Path, option: str, device: torch.device) -> tuple[Any, Any]:
     """Return a CLIP model and its processor. Raise AdtError if they cannot be loaded."""
-    from transformers import CLIPModel, CLIPProcessor
+    with naming_missing_libraries():
+        from transformers import CLIPModel, CLIPProcessor
 
     if not (folder / "config.json").is_file():
         raise AdtError(
@@ -181,15 +182,10 @@ def _aesthetic_layers(path: Path, width: int) -> list[tuple[Tensor, Tensor]]:
 def _read(path: Path, option: str) -> dict[str, Tensor]:
     """Return the tensors in a file. Raise AdtError if the file contains anything other than tensors."""
     try:
-        opened(path).close()  # the loaders below would block on a pipe
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises various types; weights_only prevents code execution
-        raise AdtError(
-            f"`{option}`: '{path}' can't be read as a file of tensors ({str(error).splitlines()[0]}); "
-            "download it again."
-        ) from error
+        opened(path).close()  # the reader would block on a pipe
+        return {name: stored.read() for name, stored in read_tensors(path).items()}
+    except (AdtError, OSError) as error:
+        raise AdtError(f"`{option}`: '{path}' can't be read as a file of tensors ({error})") from error
 
 
 class _ImageFiles(Dataset):
@@ -217,7 +213,7 @@ def _real_images(folder: Path, count: int) -> list[Path]:
     FID needs two images in each set. Raise AdtError if the folder has fewer, or if `count`, the number of generated
     images, is less than two.
     """
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and is_regular(path))
+    files = [path for path in list_visible(folder, "**/*") if path.suffix.lower() in _SUFFIXES and is_regular(path)]
     if min(len(files), count) < 2:
         raise AdtError(
             f"`real_images`: FID needs at least two images in each set, but '{folder}' has {len(files)} "

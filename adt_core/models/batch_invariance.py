@@ -38,6 +38,9 @@ TILE = {"cuda": 64, "meta": 64, "cpu": 4}
 """Rows of a tile, by device type. "meta" stands for a GPU before the weights are loaded. On a GPU, a product with 64
 rows takes no longer than reading the weights once. On a CPU the tile has more than one row, because libraries use a
 different kernel for a single row."""
+MAX_HEAD_TILE = 16
+"""Maximum number of rows of a tile in the output head. The head computes in float32, where 64 rows take three to four
+times as long as reading its weights (estimate for an H100), and a plain step needs one row per image."""
 _NO_KEY = 2**31 - 1
 """Cache position that stands for no key in `NearKeys.paths`."""
 NEAR_WINDOW = 32
@@ -90,7 +93,12 @@ class FallbackConfig(NamedTuple):
 
 
 def tiled_matmul(
-    multiply: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, plus: Tensor | None, tile: int, kind: Hashable
+    multiply: Callable[[Tensor, Tensor | None], Tensor],
+    x: Tensor,
+    plus: Tensor | None,
+    tile: int,
+    kind: Hashable,
+    tokens: int | None = None,
 ) -> Tensor:
     """Return a product that is bitwise equal to multiplying `tile` rows at a time.
 
@@ -105,6 +113,7 @@ def tiled_matmul(
         tile: Number of rows of a tile.
         kind: Properties that determine which kernel a library chooses, apart from the number of rows: device, dtypes,
             shape of the weight, and so on.
+        tokens: Number of rows to compare; all rows if None. The other rows are padding, where `x` may be NaN.
 
     Returns:
         [N, out] product plus `plus`.
@@ -119,7 +128,7 @@ def tiled_matmul(
     added_rows = plus.split(tile) if plus is not None else repeat(None)
     product = torch.cat([multiply(rows, added) for rows, added in zip(x.split(tile), added_rows)])
     if key not in is_equal:
-        is_equal[key] = multiply(x, before).equal(product)
+        is_equal[key] = multiply(x, before)[:tokens].equal(product[:tokens])
     return product
 
 
@@ -136,12 +145,15 @@ class NearKeys(NamedTuple):
         columns: [R, w] int64 cache positions of the near keys; None if all keys that the forward reads are near.
         mask: [R, 1, n, w] float64 mask that is added to the scores. After `for_layers` its shape is
             [R * key heads, g * n, w], where g query heads share a key head.
+        far: [R, n, 2] int64 cache position of each token's first far key, and the position after its last far key.
+            The token sees all keys between them. None if `columns` is None.
         paths: [R, n, near + 1] int64 cache positions of each token's own near keys, in the order of their positions in
             the image; then `_NO_KEY`. None unless `by_path` has been called.
     """
 
     columns: Tensor | None
     mask: Tensor
+    far: Tensor | None = None
     paths: Tensor | None = None
 
     def by_path(self) -> NearKeys:

@@ -23,7 +23,7 @@ def onednn_pack(weight: Tensor) -> Tensor | None:
 def onednn_matmul(x: Tensor, weight: Tensor, packed: Tensor | None, plus: Tensor | None) -> Tensor:
     """Multiply float32 matrices on a CPU with oneDNN, as torch.compile does.
 
-    If torch has no such kernel, torch's own product is used, which calls MKL. MKL is slower for a small number of rows.
+    If torch has no such kernel, torch's own product is used, which calls MKL (:mod:`.cpu`).
 
     Args:
         x: [..., in] float32.
@@ -96,6 +96,12 @@ def occupy_gpu(cycles: int = 4_000_000) -> None:
     sleep = getattr(torch.cuda, "_sleep", None)
     if sleep is not None:
         sleep(cycles)
+
+
+def cuda_driver_version() -> int:
+    """Return the CUDA version that the driver of the GPU supports, such as 13000; 0 if torch can't tell."""
+    version = getattr(torch._C, "_cuda_getDriverVersion", None)
+    return 0 if version is None else version()
 
 
 def reduced_precision_settings() -> list[str]:

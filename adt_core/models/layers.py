@@ -28,6 +28,7 @@ from ..rules.sampling import guide
 from . import int4
 from .batch_invariance import (
     HALF,
+    MAX_HEAD_TILE,
     TILE,
     FallbackConfig,
     NearKeys,
@@ -38,6 +39,8 @@ from .batch_invariance import (
 )
 from .cache import KVCache
 from .config import QUANTISED, DecoderConfig
+from .cpu import max_mkl_rows
+from .cpu_attention import batched_mask
 from .kernels import onednn_matmul, supports_half_matmul
 from .packed import packed
 from .quantised_matmul import has_exact_sums, quantised_matmul
@@ -80,16 +83,20 @@ class LayerContext(NamedTuple):
             rope = rope_tables(config, rope[0], step.mrope_positions.flatten(0, 1))
             positions = torch.arange(len(positions), device=positions.device)
         heads = config.num_heads, config.num_kv_heads, config.head_dim
-        layers = 0 if projection.uses_kernel(step.mask, *heads) else config.num_layers
+        rotates = projection.uses_kernel(step.mask, *heads, config.qkv_bias, config.qk_norm)
+        layers = 0 if rotates else config.num_layers
         rotation = Rotation.of(pad_rows(positions, tile), rope, layers, tile)
         tokens = step.positions.numel()
         near_keys = step.near_keys
         if near_keys is not None and near_keys.columns is not None and attention.uses_kernel(step.mask, *heads):
             return cls(tile, tokens, rotation, step.cache_position, step.mask, near_keys.by_path())
         group = config.num_heads // config.num_kv_heads
-        if near_keys is not None:
+        mask = repeat_for_groups(step.mask, group)
+        if near_keys is None:
+            mask = batched_mask(mask, config.num_kv_heads)
+        else:
             near_keys = near_keys.for_layers(config.num_kv_heads, group)
-        return cls(tile, tokens, rotation, step.cache_position, repeat_for_groups(step.mask, group), near_keys)
+        return cls(tile, tokens, rotation, step.cache_position, mask, near_keys)
 
 
 @contextmanager
@@ -120,8 +127,9 @@ def product(
 ) -> Tensor:
     """Multiply activations by a weight.
 
-    In batch-invariant mode, a Triton kernel computes the product if it passes its trial. The default tile is required:
-    a smaller one is a fallback, because products on this device have depended on the number of rows.
+    In batch-invariant mode, a Triton kernel multiplies by quantised weights if it passes its trial. The default tile is
+    required: a smaller one is a fallback, because products on this device have depended on the number of rows. The
+    kernel also multiplies by int4 weights in other modes, because PyTorch converts them before each product.
 
     Args:
         x: [N, in] activations.
@@ -130,46 +138,44 @@ def product(
             :mod:`.int4` for an int4 weight. None if the weight is not quantised.
         plus: [N, out] values to add to the product, or None. May be overwritten unless gradients are enabled.
         tile: Number of rows of a tile in batch-invariant mode; N must be a multiple of it. 0 in other modes.
-        tokens: Number of rows that are not padding; None if there is no padding. In padding, the results are undefined.
+        tokens: Number of rows that are not padding; None if there is no padding. In padding, x and the results are
+            undefined, and may be NaN.
 
     Returns:
         [N, out] in the dtype of ``x``.
     """
-    if tile and tile == TILE.get(x.device.type):
-        by_torch = partial(_product_by_torch, weight, scale, tile)
-        if linear.uses_kernel(x, weight, scale, plus, by_torch):
+    if tile == TILE.get(x.device.type) or not tile and weight.dtype == QUANTISED["int4"]:
+        by_torch = partial(_product_by_torch, tile, None)
+        if scale is not None and linear.uses_kernel(x, weight, scale, plus, by_torch):
             return linear.kernel(x, weight, scale, plus, tokens)
-    return _product_by_torch(weight, scale, tile, x, plus)
+    return _product_by_torch(tile, tokens, x, weight, scale, plus)
 
 
-def _product_by_torch(weight: Tensor, scale: Tensor | None, tile: int, x: Tensor, plus: Tensor | None) -> Tensor:
+def _product_by_torch(
+    tile: int, tokens: int | None, x: Tensor, weight: Tensor, scale: Tensor | None, plus: Tensor | None
+) -> Tensor:
     """Compute :func:`product` without a Triton kernel."""
     is_widened = not _has_fast_product(weight) and _is_cpu_inference(x) and x.dtype != torch.float64
     if is_widened or weight.dtype == QUANTISED["int4"]:
-        return _plus(_piecewise(x.float() if is_widened else x, weight, scale, tile).to(x.dtype), plus)
+        return _plus(_piecewise(x.float() if is_widened else x, weight, scale, tile, tokens).to(x.dtype), plus)
     if not tile or scale is not None and has_exact_sums(x, weight):
         return _multiply(weight, scale, x, plus)
     kind = x.device, x.dtype, weight.dtype, weight.shape, plus is None
-    return tiled_matmul(partial(_multiply, weight, scale), x, plus, tile, kind)
-
-
-MKL_ROWS = 3
-"""Maximum number of rows for which MKL multiplies float32 matrices on a CPU. With more rows, oneDNN is faster. The
-number is smaller than a tile, because all products of batch-invariant mode must use the same library."""
+    return tiled_matmul(partial(_multiply, weight, scale), x, plus, tile, kind, tokens)
 
 
 def _multiply(weight: Tensor, scale: Tensor | None, x: Tensor, plus: Tensor | None) -> Tensor:
     """Compute :func:`product` in the dtype of the operands.
 
-    For float32 on a CPU, torch's own product calls MKL. With the rows of a draft tree, oneDNN is up to three times as
-    fast (docs/performance.md).
+    For float32 on a CPU, torch's own product calls MKL. :mod:`.cpu` decides whether to call oneDNN instead
+    (docs/performance.md).
     """
     if scale is not None:
         return _plus(quantised_matmul(x, weight, scale), plus)
-    if _is_cpu_inference(x) and x.dtype == torch.float32 and x.numel() > MKL_ROWS * x.shape[-1]:
+    if _is_cpu_inference(x) and x.dtype == torch.float32 and x.numel() > max_mkl_rows() * x.shape[-1]:
         return onednn_matmul(x, weight, packed(weight), plus)
     if plus is None or torch.is_grad_enabled():
-        return _plus(x @ weight, plus)
+        return _plus(x @ weight if x.ndim > 2 else x.mm(weight), plus)  # `@` is one operation more
     return plus.addmm_(x, weight)  # one kernel launch instead of two
 
 
@@ -188,7 +194,7 @@ GPU_PIECE_BYTES = 2**26
 needs. Products of smaller pieces would be too narrow to use the entire GPU."""
 
 
-def _piecewise(x: Tensor, weight: Tensor, scale: Tensor | None, tile: int) -> Tensor:
+def _piecewise(x: Tensor, weight: Tensor, scale: Tensor | None, tile: int, tokens: int | None) -> Tensor:
     """Multiply by a weight that is converted to the dtype of ``x`` piece by piece.
 
     Args:
@@ -196,6 +202,7 @@ def _piecewise(x: Tensor, weight: Tensor, scale: Tensor | None, tile: int) -> Te
         weight: [in, out] in any dtype, or packed int4.
         scale: As in :func:`product`.
         tile: Number of rows of a tile, or 0.
+        tokens: As in :func:`product`.
 
     Returns:
         [N, out] in the dtype of ``x``.
@@ -212,7 +219,7 @@ def _piecewise(x: Tensor, weight: Tensor, scale: Tensor | None, tile: int) -> Te
             matrix = int4.unpack(piece, piece_scale, x.dtype)[: x.shape[1]]
             piece_scale = None  # included in the matrix
         multiply = partial(_multiply, matrix.to(x.dtype), None)
-        y = tiled_matmul(multiply, x, None, tile, (kind, piece.shape)) if tile else multiply(x, None)
+        y = tiled_matmul(multiply, x, None, tile, (kind, piece.shape), tokens) if tile else multiply(x, None)
         products.append(y if piece_scale is None else y.mul_(piece_scale))
     return products[0] if len(products) == 1 else torch.cat(products, 1)
 
@@ -271,25 +278,26 @@ class Layer(nn.Module):
                 values of the tokens at ``context.cache_position``.
 
         Returns:
-            [N, h] residual stream after the layer.
+            [N, h] residual stream after the layer. Its padding is undefined: each operation may skip padding, and the
+            results of tokens do not depend on it.
         """
-        y = x if self.input_norm is None else self._normed(x, self.input_norm)
+        y = x if self.input_norm is None else self._normed(x, self.input_norm, context)
         qkv = product(y, self.qkv, self.qkv_scale, None, context.tile, context.tokens)
         qkv = qkv.view(len(x), -1, self.config.head_dim)
         queries = norm_rope_store(qkv, self._projection, context.rotation, cache, context.cache_position)
         attended = attend(queries, cache, context.mask, context.near_keys)
         x = self._add_product(x, attended, self.out, self.out_scale, self.out_norm, context)
-        y = self._normed(x, self.mlp_norm)
+        y = self._normed(x, self.mlp_norm, context)
         gate_up = product(y, self.gate_up, self.gate_up_scale, None, context.tile, context.tokens)
-        gated = gate(gate_up, self.config.activation)
+        gated = gate(gate_up, self.config.activation, context.tokens)
         return self._add_product(x, gated, self.down, self.down_scale, self.down_norm, context)
 
     @property
     def _projection(self) -> Projection:
         return Projection(self.qkv_bias, self.qk_norm_weight, self.qk_norm_bias)
 
-    def _normed(self, x: Tensor, weight: Tensor, plus: Tensor | None = None) -> Tensor:
-        return norm(x, weight, self.config.rms_norm_eps, plus)
+    def _normed(self, x: Tensor, weight: Tensor, context: LayerContext, plus: Tensor | None = None) -> Tensor:
+        return norm(x, weight, self.config.rms_norm_eps, plus, context.tokens)
 
     def _add_product(
         self,
@@ -303,7 +311,7 @@ class Layer(nn.Module):
         """Return x + y @ weight, or x + norm(y @ weight) if a norm is given. x is the residual stream."""
         plus = x if weight_of_norm is None else None
         z = product(y, weight, scale, plus, context.tile, context.tokens)
-        return z if weight_of_norm is None else self._normed(z, weight_of_norm, x)
+        return z if weight_of_norm is None else self._normed(z, weight_of_norm, context, x)
 
 
 WIDE = ("norm", "head_in", "head_in_bias", "head_bias", "head")
@@ -324,11 +332,14 @@ class Decoder(nn.Module):
             that computes them (:mod:`.batch_invariance`).
         fallback: Slower settings for a device on which the default settings are not batch-invariant, else None. The
             engine sets it when decoding starts.
+        pads_single_row: Whether a product of one row is computed with two rows. The engine sets it when decoding
+            starts, if float32 products of two or more rows are batch-invariant on this CPU.
     """
 
     image_ids: Tensor
     exact: bool = True
     fallback: FallbackConfig | None = None
+    pads_single_row: bool = False
 
     def __init__(self, config: DecoderConfig, image_ids: Tensor, num_codes: int | None = None):
         super().__init__()
@@ -403,14 +414,15 @@ class Decoder(nn.Module):
         """
         x = F.embedding(ids, self.embedding) if inputs is None else inputs.clone()
         shape = x.shape
-        x = pad_rows(x.flatten(0, 1), self.tile)
-        context = LayerContext.of(step, rope, self.config, self.tile)
+        tile = self._padded_to(self.tile, shape[0] * shape[1])
+        x = pad_rows(x.flatten(0, 1), tile)
+        context = LayerContext.of(step, rope, self.config, tile)
         with without_cudnn():
             for layer, layer_cache in zip(self.layers, cache.data):
                 if check is not None:
                     check()
                 x = layer(x, context, layer_cache)
-        return self._by_rows(self._normed, x[: shape[0] * shape[1]].view(shape))
+        return self._by_rows(self._normed, x[: shape[0] * shape[1]].view(shape), self.tile)
 
     def _normed(self, x: Tensor) -> Tensor:
         return rms_norm(x.to(self.wide_dtype), self.norm, self.config.rms_norm_eps)
@@ -430,20 +442,29 @@ class Decoder(nn.Module):
             [R, ..., num_codes]; with guidance [R / 2, ..., num_codes].
         """
         if self.head_in is not None:
-            features = self._by_rows(self._head_hidden, features)
-        return self._by_rows(self._head_out, guide(features, guidance))
+            features = self._by_rows(self._head_hidden, features, self._head_tile)
+        return self._by_rows(self._head_out, guide(features, guidance), self._head_tile)
+
+    @property
+    def _head_tile(self) -> int:
+        return min(self.tile, MAX_HEAD_TILE)
 
     def _head_hidden(self, features: Tensor) -> Tensor:
         assert self.head_in is not None and self.head_in_bias is not None
-        return F.gelu(product(features, self.head_in, tile=self.tile) + self.head_in_bias)
+        return F.gelu(product(features, self.head_in, tile=self._head_tile) + self.head_in_bias)
 
     def _head_out(self, features: Tensor) -> Tensor:
-        z = product(features, self.head, tile=self.tile)
+        z = product(features, self.head, tile=self._head_tile)
         return z if self.head_bias is None else z + self.head_bias
 
-    def _by_rows(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _by_rows(self, function: Callable[[Tensor], Tensor], x: Tensor, tile: int) -> Tensor:
         """Apply a function of a matrix [N, k] to x [..., k]. In batch-invariant mode, pad x to complete tiles first."""
-        if not self.tile:
+        tile = self._padded_to(tile, x.numel() // x.shape[-1])
+        if not tile:
             return function(x)
         rows = x.flatten(0, -2)
-        return function(pad_rows(rows, self.tile))[: len(rows)].view(*x.shape[:-1], -1)
+        return function(pad_rows(rows, tile))[: len(rows)].view(*x.shape[:-1], -1)
+
+    def _padded_to(self, tile: int, rows: int) -> int:
+        """Return the number of rows to whose multiple a matrix is padded before a product; 0 for no padding."""
+        return tile or (2 if rows == 1 and self.pads_single_row else 0)

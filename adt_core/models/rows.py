@@ -330,7 +330,8 @@ class BatchRows:
         is_near = exists[:, None] & (columns[:, None] >= far_until)
         mask = torch.where(is_near, seen.gather(2, columns[:, None].expand_as(is_near)), self._masked)[:, None]
         far = torch.where(self.columns[:end] < far_until, seen, self._masked)[:, None]
-        return replace(step, mask=align_mask(far), near_keys=NearKeys(columns, mask.double()))
+        bounds = torch.stack(torch.broadcast_tensors(self._hidden_until[:, None], far_until[..., 0]), -1)
+        return replace(step, mask=align_mask(far), near_keys=NearKeys(columns, mask.double(), bounds))
 
     def _ragged_step(
         self, roots: Roots, last: int, first: int, offsets: Tensor | int, own: Tensor | None

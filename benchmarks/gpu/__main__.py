@@ -4,44 +4,60 @@
 
 The benchmark needs CUDA, PyTorch and this project's requirements. It needs no network.
 
-The benchmark consists of parts, and a part consists of cases. Every part runs in a separate process and gets a share of
-the time. If a part needs less time, the later parts share the rest. If a part or a case fails, the report contains the
-error, and the run continues. The benchmark writes ``gpu.json`` and ``gpu.md`` to the folder ``--output`` whenever it
-has new results, so an interrupted run keeps its results.
+The benchmark consists of parts, and a part consists of cases. The parts run in the order of their importance: the
+first five answer within five minutes whether the engine works on this device. Every part runs in a separate process and
+has a time limit. If there is more time than all limits together, the limits are longer. If a part or a case fails, the
+report contains the error, and the run continues. The benchmark writes ``gpu.json`` and ``gpu.md`` to the folder
+``--output`` whenever it has new results, so an interrupted run keeps its results.
 
-``--only`` runs only some parts, for example if a machine is available for a few minutes only. ``--rehearse`` uses small
-random models and also runs without CUDA. Such a run tests the benchmark itself. The times mean nothing.
+The part ``smoke`` tries every Triton kernel. Later parts run without the kernels that failed there; if the part itself
+fails, they run without kernels.
+
+``--only`` runs only some parts, in the given order, for example if a machine is available for a few minutes only.
+``--rehearse`` uses small random models and also runs without CUDA. Such a run tests the benchmark itself. The times
+mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
+from adt_core.cache_folder import VARIABLE as CACHE
 from adt_core.files import write, write_json
+from adt_core.kernels.choice import VARIABLE as KERNELS
 
 from .report import markdown
+from .smoke import healthy_operations
 
+SMOKE = "smoke"
 PARTS = {
-    "device": ("benchmarks.gpu.device", 1),
-    "contact": ("benchmarks.gpu.contact", 8),
-    "tokens": ("benchmarks.gpu.tokens", 4),
-    "pieces": ("benchmarks.gpu.pieces", 6),
-    "kernels": ("benchmarks.gpu.kernels", 6),
-    "images": ("benchmarks.gpu.images", 4),
-    "batches": ("benchmarks.gpu.batches", 4),
-    "memory": ("benchmarks.gpu.memory", 3),
-    "precision": ("benchmarks.gpu.precision", 3),
+    "device": ("benchmarks.gpu.device", 20),
+    SMOKE: ("benchmarks.gpu.smoke", 70),
+    "precision": ("benchmarks.gpu.precision", 60),
+    "bits": ("benchmarks.gpu.kernels:bits", 60),
+    "rounds": ("benchmarks.gpu.kernels:rounds", 90),
+    "times": ("benchmarks.gpu.kernels:times", 150),
+    "quantised": ("benchmarks.gpu.kernels:quantised", 240),
+    "tokens": ("benchmarks.gpu.tokens", 160),
+    "pieces": ("benchmarks.gpu.pieces", 220),
+    "contact": ("benchmarks.gpu.contact", 260),
+    "images": ("benchmarks.gpu.images", 150),
+    "batches": ("benchmarks.gpu.batches", 150),
+    "memory": ("benchmarks.gpu.memory", 80),
+    "other precision": ("benchmarks.gpu.precision:other_cases", 90),
 }
-"""Parts in the order in which they run: name -> module and share of the time. Shares are relative to their sum."""
+"""Parts in the order in which they run: name -> module and time limit in seconds. The function `cases` of the module
+returns the cases, or the function whose name follows a colon."""
 ROOT = Path(__file__).resolve().parents[2]
 MIN_SECONDS = 20.0
 """Minimum time of a part in seconds. On a new machine, the first imports take about ten seconds of it."""
@@ -55,7 +71,13 @@ CUT = "cut off at its limit"
 
 
 def run_worker(
-    command: list[str], file: Path, log: Path, seconds: float, silence: float, on_output: Callable[[], object]
+    command: list[str],
+    file: Path,
+    log: Path,
+    seconds: float,
+    silence: float,
+    on_output: Callable[[], object],
+    variables: Mapping[str, str] = {},
 ) -> int | None:
     """Run a worker process with a time limit.
 
@@ -66,6 +88,7 @@ def run_worker(
         seconds: Time limit.
         silence: Maximum time in seconds without growth of `file`.
         on_output: Function to call whenever `file` has grown.
+        variables: Environment variables to set.
 
     Returns:
         Exit code of the worker, or None if the worker was killed at one of the limits.
@@ -74,7 +97,10 @@ def run_worker(
     silence_end = time.monotonic() + silence
     size = -1
     with log.open("ab") as output:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        environment = {**os.environ, **variables}
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL
+        )
         while (now := time.monotonic()) < min(end, silence_end):
             try:
                 return process.wait(min(1.0, end - now))
@@ -110,21 +136,29 @@ def last_log_line(log: Path) -> str:
     return lines[-1] if lines else "no output"
 
 
-def run_part(module: str, seconds: float, folder: Path, rehearse: bool, on_results: Callable[[dict], object]) -> dict:
+def run_part(
+    module: str,
+    seconds: float,
+    folder: Path,
+    rehearse: bool,
+    on_results: Callable[[dict], object],
+    variables: Mapping[str, str] = {},
+) -> dict:
     """Run a part. If a case ends the process, run the remaining cases in a new process.
 
     Args:
-        module: Module of the part.
+        module: Module of the part, with the function that returns the cases, as in :data:`PARTS`.
         seconds: Time limit.
         folder: Folder for the worker's files.
         rehearse: Whether to use small random models.
         on_results: Function to call with all results of the part so far, whenever there are new results.
+        variables: Environment variables of the worker.
 
     Returns:
         Results of the part, as values that JSON supports.
     """
-    file = folder / f"{module}.jsonl"
-    log = folder / f"{module}.log"
+    file = folder / f"{module.replace(':', '.')}.jsonl"
+    log = file.with_suffix(".log")
     silence = max(MIN_SILENCE, seconds * MAX_SILENCE_SHARE)
     crashes: list[dict] = []
     started = time.monotonic()
@@ -138,7 +172,7 @@ def run_part(module: str, seconds: float, folder: Path, rehearse: bool, on_resul
         command = [sys.executable, "-m", "benchmarks.gpu.worker", module, str(file), str(first)]
         command += ["rehearse"] * rehearse
         left = seconds - (time.monotonic() - started)
-        code = run_worker(command, file, log, left, silence, lambda: on_results(results(CUT)))
+        code = run_worker(command, file, log, left, silence, lambda: on_results(results(CUT)), variables)
         is_over = time.monotonic() - started >= seconds
         if code == 0:
             return results(FAILED if crashes else ENDED)
@@ -180,14 +214,14 @@ def commit() -> str | None:
     return found.stdout.strip() or None
 
 
-def measure(minutes: float, output: Path, rehearse: bool, only: Collection[str] | None = None) -> dict:
+def measure(minutes: float, output: Path, rehearse: bool, only: Sequence[str] | None = None) -> dict:
     """Run parts, and write all results so far whenever there are new results.
 
     Args:
         minutes: Time limit of the complete run in minutes.
         output: Folder for gpu.json and gpu.md.
         rehearse: Whether to use small random models.
-        only: Names of the parts to run. None runs all parts.
+        only: Names of the parts to run, in this order. None runs all parts.
 
     Returns:
         The content of gpu.json.
@@ -206,16 +240,21 @@ def measure(minutes: float, output: Path, rehearse: bool, only: Collection[str] 
         write_json(output / "gpu.json", results)
         write(output / "gpu.md", markdown(results).encode())
 
+    parts = {name: PARTS[name] for name in only or PARTS}
+    needed = sum(limit for _, limit in parts.values())
     with tempfile.TemporaryDirectory() as folder:
-        parts = {name: part for name, part in PARTS.items() if only is None or name in only}
-        shares = sum(share for _, share in parts.values())
-        for name, (module, share) in parts.items():
-            seconds = max(MIN_SECONDS, (end - time.monotonic()) * share / shares)
-            shares -= share
+        variables = {CACHE: str(Path(folder) / "cache")}  # results must not depend on earlier runs
+        for name, (module, limit) in parts.items():
+            left = end - time.monotonic()
+            seconds = max(MIN_SECONDS, min(left, limit * max(left / needed, 1)))
+            needed -= limit
             print(f"{name}, at most {seconds:.0f} s ...", flush=True)
-            part = run_part(module, seconds, Path(folder), rehearse, partial(store, name))
+            part = run_part(module, seconds, Path(folder), rehearse, partial(store, name), variables)
             store(name, part)
             _print_part(part)
+            if name == SMOKE:
+                variables[KERNELS] = ",".join(healthy_operations(part["rows"], part["errors"])) or "0"
+                print(f"  kernels of the later parts: {variables[KERNELS]}", flush=True)
     return results
 
 

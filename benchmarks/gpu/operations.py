@@ -214,7 +214,7 @@ class NormRopeStore(Operation):
         self.distinct_layers = len(self.layers)
 
     def choose(self) -> None:
-        norm_rope_store.uses_kernel(self.like, *self.heads)
+        norm_rope_store.uses_kernel(self.like, *self.heads, self.config.qkv_bias, self.config.qk_norm)
 
     def _rotation(self, positions: Tensor, layers: int) -> Rotation:
         return Rotation.of(pad_rows(positions.flatten(), self.tile), self.rope, layers, self.tile)
@@ -259,9 +259,14 @@ class Norm(Operation):
         norm.uses_kernel(self.x)
 
     def calls(self, nodes: int) -> Calls:
-        x = pad_rows(self.x[: GUIDED * nodes], self.tile)
+        rows = GUIDED * nodes
+        x = pad_rows(self.x[:rows], self.tile)
+        used = [None, rows] if self.has_kernel else []  # the reference computes all rows
         eps = self.config.rms_norm_eps
-        return Calls(*([partial(run, x, w, eps) for w in self.weights] for run in (self.kernel, norm.reference)))
+        return Calls(
+            [partial(self.kernel, x, weight, eps, *used) for weight in self.weights],
+            [partial(norm.reference, x, weight, eps) for weight in self.weights],
+        )
 
     def result(self, layer: int, rows: Sequence[int]) -> Tensor:
         return self.kernel(self.x[list(rows)], self.weights[layer], self.config.rms_norm_eps)
@@ -282,17 +287,20 @@ class Gate(Operation):
         gate.uses_kernel(self.gate_up, self.config.activation)
 
     def calls(self, nodes: int) -> Calls:
-        gate_up = pad_rows(self.gate_up[: GUIDED * nodes], self.tile)
-        runs = self.kernel, gate.reference
-        return Calls(*([partial(run, gate_up, self.config.activation) for _ in self.layers] for run in runs))
+        rows = GUIDED * nodes
+        gate_up = pad_rows(self.gate_up[:rows], self.tile)
+        used = [rows] * self.has_kernel  # the reference computes all rows
+        return Calls(
+            [partial(self.kernel, gate_up, self.config.activation, *used) for _ in self.layers],
+            [partial(gate.reference, gate_up, self.config.activation) for _ in self.layers],
+        )
 
     def result(self, layer: int, rows: Sequence[int]) -> Tensor:
         return self.kernel(self.gate_up[list(rows)], self.config.activation)
 
 
 def operations_of(decoder: Decoder) -> list[Operation]:
-    """Return the operations of a model: products only if its weights are quantised, else all operations."""
-    products: list[Operation] = [Linear(decoder, matrix) for matrix in MATRICES]
+    """Return the operations of a model with a kernel: its products if its weights are quantised, else the others."""
     if decoder.weights is not None:
-        return products
-    return [*products, Attend(decoder), NormRopeStore(decoder), Norm(decoder), Gate(decoder)]
+        return [Linear(decoder, matrix) for matrix in MATRICES]
+    return [Attend(decoder), NormRopeStore(decoder), Norm(decoder), Gate(decoder)]

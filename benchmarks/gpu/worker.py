@@ -24,7 +24,7 @@ def run(module: str, file: Path, first: int, rehearse: bool) -> None:
     """Measure the cases of a part.
 
     Args:
-        module: Module of the part.
+        module: Module of the part. A colon and the name of a function may follow, which returns the cases.
         file: File for the results, one JSON object per line.
         first: Index of the first case to measure. Earlier cases are skipped.
         rehearse: Whether to use small random models.
@@ -33,8 +33,9 @@ def run(module: str, file: Path, first: int, rehearse: bool) -> None:
         RuntimeError: If the device fails. The remaining cases then need a new process.
     """
     torch.set_num_threads(min(8, torch.get_num_threads()))  # more threads make a small model slower
-    part = import_module(module)
-    cases = part.cases(rehearse)
+    name, _, function = module.partition(":")
+    part = import_module(name)
+    cases = getattr(part, function or "cases")(rehearse)
 
     def append(**entry: object) -> None:
         with file.open("a", encoding="utf-8") as lines:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from hypothesis import strategies as st
 
+from adt_core import cache_folder
 from adt_core.app.batch import BatchFolder
 from adt_core.app.checkpoints import load_target
 from adt_core.app.images import read_settings, to_png
@@ -88,7 +89,7 @@ def records(folder: Path) -> Callable:
     modes = JacobiDrafter.modes
     model = CostModel("a device", 1, modes, on_cpu=True).learn([RoundResult((modes[0].name, 4), 0.01, 2)])
     profiles.save_costs(model)
-    (kept,) = profiles.folder().glob("costs-*.json")
+    (kept,) = cache_folder.folder().glob("costs-*.json")
 
     def try_input(data) -> None:
         shutil.rmtree(folder / "runs", ignore_errors=True)

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from adt_core.engine.device.profiles import FOLDER
+from adt_core.cache_folder import VARIABLE
 
 from .engine import Engine
 from .loop import Report, soak
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace, folder: Path) -> Report:
         options: Options of the command line.
         folder: Empty folder for models, outputs and the cache.
     """
-    os.environ |= {FOLDER: str(folder / "cache"), **KERNEL_CACHES}
+    os.environ |= {VARIABLE: str(folder / "cache"), **KERNEL_CACHES}
     write_models(folder / "models")
     warm_up = max(options.runs // 10, 1)
     if options.in_process:

@@ -32,6 +32,15 @@ def models(tiny):
     return target, load_drafter(tiny / "drafter", target)
 
 
+@pytest.fixture
+def four_threads():
+    """Allow torch to use four CPU threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def written(tmp_path_factory):
     """Return a function that writes a checkpoint in a layout, with its companion files.

@@ -182,7 +182,7 @@ def test_captures_end_after_a_failure_that_the_allocator_does_not_survive(device
             raise full
         return torch.zeros(1), None
 
-    captured, other = (Graphs(CudaRecorder(device), torch.nn.Module()) for _ in range(2))
+    captured, other = (Graphs(CudaRecorder(device), torch.nn.Linear(1, 1)) for _ in range(2))
     with caplog.at_level(logging.WARNING):
         captured("a round", launch, list)
     assert len(tries) == 2 + captures
@@ -192,7 +192,7 @@ def test_captures_end_after_a_failure_that_the_allocator_does_not_survive(device
 
 
 def test_a_failed_capture_disables_graphs_of_its_model_only(device):
-    captured, other = (Graphs(CudaRecorder(device), torch.nn.Module()) for _ in range(2))
+    captured, other = (Graphs(CudaRecorder(device), torch.nn.Linear(1, 1)) for _ in range(2))
     replays = iter([(torch.zeros(1), None)])
     captured("a round", lambda: next(replays, (torch.ones(1), None)), list)  # the replay gives another result
     assert not captured.is_new("another round") and other.is_new("another round")
@@ -200,7 +200,7 @@ def test_a_failed_capture_disables_graphs_of_its_model_only(device):
 
 def test_memory_of_captures_is_measured_and_bounded(device, monkeypatch):
     monkeypatch.setattr(FakeDriver, "free", itertools.count(100, -1))
-    captured = Graphs(CudaRecorder(device), torch.nn.Module())
+    captured = Graphs(CudaRecorder(device), torch.nn.Linear(1, 1))
     for key in range(graphs.MAX_GRAPHS + 2):
         captured(key, lambda: (torch.zeros(1), None), list)
     assert captured.num_bytes == captured.attempts == graphs.MAX_GRAPHS

@@ -15,6 +15,7 @@ from adt_core.engine.device import invariance
 from adt_core.engine.device.invariance import CHAIN, COLUMNS, COMPANY, TREE
 from adt_core.engine.request import Request
 from adt_core.kernels import attend
+from adt_core.kernels.verdicts import Verdict
 from adt_core.models import layers
 from adt_core.models.batch_invariance import NEAR_WINDOW, TILE, FallbackConfig
 from adt_core.models.rows import BatchRows
@@ -238,6 +239,14 @@ def test_a_device_without_the_mode_is_reported_if_it_is_needed(monkeypatch, capl
 
 def test_no_remark_without_differences(target):
     assert decode(decoding_of(target)).exact == invariance.InvarianceReport()
+
+
+def test_a_report_is_valid_for_one_choice_of_triton_kernels(target):
+    request = decoding_of(target).request
+    used = [Verdict(name, "bfloat16, 64", True, "") for name in ("gate", "norm")]
+    reports = [(), (used[0],), used, [used[0], used[1]._replace(uses_kernel=False)]]
+    names = [invariance.report_name(request, kernels) for kernels in reports]
+    assert len(set(names)) == 3 and names[1] == names[3]
 
 
 def test_a_report_is_reused_until_the_weights_or_precision_settings_change(target, monkeypatch, tmp_path):

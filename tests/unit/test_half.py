@@ -64,6 +64,21 @@ def test_rows_are_multiplied_at_once_if_bitwise_equal_to_tiles(runtime, even):
     assert calls == ([12] if even else [4, 4, 4])
 
 
+@pytest.mark.usefixtures("runtime")
+def test_padding_does_not_change_whether_products_are_equal():
+    x = torch.ones(8, 3)
+    x[5:] = torch.nan
+    sizes = []
+
+    def multiply(rows, added):
+        sizes.append(len(rows))
+        return 2 * rows
+
+    for _ in range(2):
+        batch_invariance.tiled_matmul(multiply, x, None, 4, "padded product", 5)
+    assert sizes == [4, 4, 8, 8], "the second product multiplies all rows at once"
+
+
 class RecordedDtypes(TorchDispatchMode):
     """Recorder of the dtypes of the factors of matrix products, and of converted tensors."""
 

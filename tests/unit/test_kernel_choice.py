@@ -7,18 +7,29 @@ import pytest
 import torch
 
 from adt_core.kernels import choice
+from adt_core.kernels import verdicts as stored
 from adt_core.kernels.choice import Case, Trial, uses_kernel, verdicts
+from adt_core.runtime import new_runtime
 
 X = torch.arange(6.0)
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def supported(runtime, monkeypatch, caplog):
-    """Treat the CPU as a device with Triton, on which the kernel takes 1 ms and the reference 1.3 ms."""
+def gpu(runtime, monkeypatch, caplog, tmp_path):
+    """Treat the CPU as a GPU with Triton, on which the kernel takes 1 ms and the reference 1.3 ms.
+
+    Returns:
+        A list with the versions of the GPU, the driver and the libraries.
+    """
+    versions = ["RTX 4090", "13000", "Triton 3.9"]
     caplog.set_level("INFO")
+    monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
+    monkeypatch.setattr(choice, "OPERATIONS", ("double", "halve"))
+    monkeypatch.setattr(stored, "_environment", lambda device: ", ".join(versions))
     monkeypatch.setattr(choice, "supports_kernels", lambda device: True)
     monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.0, 1.3])
+    return versions
 
 
 def trial(kernel=lambda: X + 1, reference=lambda: X + 1, equal_results=lambda: [("1 and 2 rows", X, X)]):
@@ -52,6 +63,14 @@ def fail(error):
     return kernel
 
 
+def launch(kernel):
+    def launched():
+        with choice.launching(X):
+            return kernel()
+
+    return launched
+
+
 @pytest.mark.parametrize(
     "parts, reason",
     [
@@ -63,6 +82,7 @@ def fail(error):
         ),
         (dict(kernel=fail(TypeError("at 3:4:\n\tno such dtype."))), "TypeError: at 3:4: no such dtype"),
         (dict(kernel=fail(RuntimeError(""))), "RuntimeError"),
+        (dict(kernel=launch(fail(ValueError("cpu tensor?")))), "ValueError: cpu tensor?"),
     ],
 )
 def test_a_faulty_kernel_is_replaced_with_one_warning(parts, reason, caplog):
@@ -91,6 +111,14 @@ def test_the_times_of_all_cases_are_added(monkeypatch):
     assert verdicts()[0].reason == "PyTorch is 1.25 times as fast"
 
 
+def test_times_have_weights(monkeypatch):
+    """The kernel takes 3 * 1 + 4 = 7 ms, and the reference 3 * 4 + 2 = 14 ms."""
+    monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.0, 4.0, 4.0, 2.0])
+    cases = [Case(lambda: X, lambda: X, weight) for weight in (3, 1)]
+    assert uses_kernel("double", X, (), lambda: Trial(cases, 0, tuple))
+    assert verdicts()[0].reason == "it is 2.00 times as fast as PyTorch"
+
+
 def test_the_same_reason_is_logged_once(caplog):
     for shape in (1,), (2,):
         assert not uses_kernel("double", X, shape, lambda: trial(kernel=fail(RuntimeError("no compiler"))))
@@ -102,6 +130,81 @@ def test_a_lack_of_memory_is_no_verdict(caplog):
         choose(kernel=fail(RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")))
     assert not verdicts() and not caplog.records
     assert choose()
+
+
+# ---- stored verdicts -----------------------------------------------------------------------------
+
+
+def test_a_second_process_chooses_as_the_first_without_a_trial(monkeypatch):
+    assert choose()
+    monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.3, 1.0])
+    with new_runtime():
+        assert uses_kernel("double", X, (3, 4), lambda: pytest.fail("the trial ran again"))
+        assert verdicts()[0].reason == "it is 1.30 times as fast as PyTorch"
+        assert not uses_kernel("double", X, (3, 5), trial), "other operands have their own trial"
+
+
+@pytest.mark.parametrize("changed", range(3))
+def test_a_new_gpu_driver_or_triton_makes_a_new_trial(gpu, monkeypatch, changed):
+    assert choose()
+    gpu[changed] += ".1"
+    monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.3, 1.0])
+    with new_runtime():
+        assert not choose()
+
+
+def test_the_first_of_two_processes_that_try_at_the_same_time_decides(monkeypatch):
+    def times(functions, device):
+        monkeypatch.setattr(choice, "device_times", lambda functions, device: [1.0, 1.3])
+        with new_runtime():
+            assert choose()  # the other process ends its trial first
+        return [1.3, 1.0]
+
+    monkeypatch.setattr(choice, "device_times", times)
+    assert choose()
+
+
+def test_faults_are_not_stored_because_their_causes_can_be_removed():
+    assert not choose(kernel=fail(RuntimeError("no compiler")))
+    with new_runtime():
+        assert choose()
+
+
+@pytest.mark.parametrize("content", ["[]", '{"name": "x", "verdicts": {}}', "{", '{"verdicts": 3}', "entry"])
+def test_a_damaged_file_makes_a_new_trial(tmp_path, content):
+    assert choose()
+    (file,) = tmp_path.glob("kernels-*.json")
+    if content == "entry":
+        content = file.read_text(encoding="utf-8").replace("true", '"yes"')
+    file.write_text(content, encoding="utf-8")
+    with new_runtime():
+        assert not choose(kernel=lambda: X)
+
+
+def test_the_number_of_stored_verdicts_is_limited(monkeypatch, tmp_path):
+    monkeypatch.setattr(stored, "MAX_STORED", 2)
+    assert all(uses_kernel("double", X, (size,), trial) for size in range(3))
+    with new_runtime():
+        assert not uses_kernel("double", X, (2,), lambda: trial(kernel=lambda: X)), "this trial must run again"
+
+
+def test_the_environment_names_the_gpu_the_driver_and_the_versions(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "RTX 4090")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    triton = pytest.importorskip("triton")
+    named = stored._environment(torch.device("cuda"))
+    assert named.startswith("RTX 4090, 8, 9, ") and torch.__version__ in named and triton.__version__ in named
+
+
+def test_verdicts_are_recorded_for_the_operations_in_a_block():
+    assert choose()
+    with choice.recorded_verdicts() as recorded:
+        assert choose() and uses_kernel("halve", X, (), trial)
+    assert choose() and sorted(verdict.operation for verdict in recorded) == ["double", "halve"]
+
+
+# ---- devices --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -117,6 +220,7 @@ def test_support_of_devices(device, triton, variable, reason, monkeypatch):
     monkeypatch.setattr(choice, "has_triton", lambda: triton)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     monkeypatch.setenv(choice.VARIABLE, variable)
     assert choice.missing_support(torch.device(device)) == reason
 

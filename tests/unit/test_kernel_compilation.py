@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.compiling import CAPABILITIES, resources
+from tests.compiling import CAPABILITIES, formats, resources
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -11,9 +11,28 @@ SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 specifications)."""
 
 
+@pytest.fixture(scope="module", params=CAPABILITIES)
+def capability(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def compiled(capability):
+    return resources(capability)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("capability", CAPABILITIES)
-def test_kernels_fit_into_registers_and_shared_memory(capability):
-    for row in resources(capability):
+def test_kernels_fit_into_registers_and_shared_memory(capability, compiled):
+    for row in compiled:
         assert not row.spilled, row
         assert row.shared <= SHARED_MEMORY[capability] * 1024, row
+        if row.kernel == "far_chunks" and SHARED_MEMORY[capability] < 100:
+            assert row.shared <= 48 * 1024, "two programs must fit into a multiprocessor"
+
+
+@pytest.mark.long
+def test_all_numbers_of_rows_use_the_same_matrix_instruction(compiled):
+    """Instructions of another shape may add the inputs in another order, so a row would get other bits."""
+    found = formats(compiled)
+    assert len(found) == 3, "int8, fp8, int4"
+    assert all(len(instructions) == 1 for instructions in found.values()), found

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from adt_core.kernels import attend, gate, linear, norm, norm_rope_store
+from adt_core.kernels.attend_trial import Operands
 from adt_core.models.cache import KVCache
 from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import BatchRows
@@ -18,6 +19,10 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 0.02}
 """Largest difference of final features between kernels and references, relative to the largest feature. In float16, the
 references round after each operation, and the kernels only once."""
 KERNELS = (attend, linear, gate, norm, norm_rope_store)
+NUM_OPERANDS = {gate: 2, linear: 4, norm: 4}
+"""Number of arguments of the reference, if the kernel has one more: the number of used rows."""
+TOKENS = {8: 6, 16: 14, 12: 10}
+"""Number of tokens of the forward passes of `features`, by the number of rows with padding to tiles of 4 rows."""
 
 
 def float64_kernel(q, keys, values, mask):
@@ -27,17 +32,46 @@ def float64_kernel(q, keys, values, mask):
 
 
 def features(decoder):
-    """Return the features of 5 tokens of two rows, after prompts of different lengths and 6 tokens."""
+    """Return the features of 5 tokens of two rows, after prompts of different lengths and 7 tokens."""
     rows = BatchRows([[1, 2, 3], [4]], 24, decoder.embedding)
     cache = KVCache(decoder.config, 2, 24, decoder.embedding)
     rope = rope_tables(decoder.config, decoder.embedding)
     decoder(rows.ids, rows.prefill(), cache, rope)
-    for at, tokens in ((0, 6), (6, 5)):
+    for at, tokens in ((0, 7), (7, 5)):
         step = rows.causal_step(roots_at(at, at), tokens)
         if decoder.tile:
             step = rows.split_near_keys(step, rows.cache_offset + at, NEAR)
         out = decoder(torch.arange(2 * tokens).view(2, -1) + 1, step, cache, rope)
     return out
+
+
+def padding_with(value, module):
+    """Return a replacement for a kernel: the reference with a value in the padding of its result."""
+
+    def kernel(*given):
+        if module is attend:
+            given = Operands(*given).for_reference()
+        y = module.reference(*given[: NUM_OPERANDS.get(module)])
+        y[TOKENS[len(y)] :] = value
+        return y
+
+    return kernel
+
+
+@pytest.mark.parametrize("products", [True, False], ids=["products by Triton", "products by PyTorch"])
+@torch.inference_mode()
+def test_padding_may_be_nan(products, written, monkeypatch):
+    """Kernels leave padding undefined. Nothing may read it into the results of tokens."""
+    decoder = load_small("chameleon", written("chameleon"), dtype=torch.float16).decoder
+    monkeypatch.setattr(attend, "far_attention", float64_kernel)
+    kernels = [module for module in KERNELS if products or module is not linear]
+    found = []
+    for value in (torch.nan, 0.0):
+        for module in kernels:
+            monkeypatch.setattr(module, "uses_kernel", lambda *_: True)
+            monkeypatch.setattr(module, "kernel", padding_with(value, module))
+        found.append(features(decoder))
+    assert found[0].isfinite().all() and found[0].equal(found[1])
 
 
 @pytest.mark.long  # test_kernel_attend.py and test_kernel_rows.py test each kernel

@@ -54,6 +54,21 @@ def test_gate(like, activation, rows, columns):
     check(gate.kernel(gate_up, activation), gate.reference(gate_up.double(), activation))
 
 
+@pytest.mark.parametrize("used", [2, 25, 50])
+@torch.inference_mode()
+def test_padding_is_neither_read_nor_written(like, used):
+    """Matrices of 64 rows in real rounds: a plain step, a tree without guidance, and a tree with guidance."""
+    x = random_like(like, 64, 96)
+    weight = random_like(like, 96, seed=1)
+    plus = random_like(like, 64, 96, seed=2)
+    x[used:] = torch.nan
+    assert norm.kernel(x, weight, 1e-5, None, used)[:used].equal(norm.kernel(x[:used], weight, 1e-5))
+    sums = norm.kernel(x, weight, 1e-5, plus.clone(), used)
+    assert sums[:used].equal(norm.kernel(x[:used], weight, 1e-5, plus[:used].clone()))
+    assert sums[used:].equal(plus[used:])
+    assert gate.kernel(x, "silu", used)[:used].equal(gate.kernel(x[:used], "silu"))
+
+
 @pytest.mark.parametrize("ragged", [True, False], ids=["positions of each row", "slice"])
 @pytest.mark.parametrize("has_parameters", [True, False], ids=["bias and norm", "only rotation"])
 @pytest.mark.parametrize("heads, kv_heads, dim", HEADS)
@@ -84,3 +99,22 @@ def test_a_row_is_bitwise_equal_whatever_the_number_of_rows(like):
     weight = random_like(like, 96)
     assert norm.kernel(x[5:6], weight, 1e-5).equal(norm.kernel(x, weight, 1e-5)[5:6])
     assert gate.kernel(x[5:6], "silu").equal(gate.kernel(x, "silu")[5:6])
+
+
+@torch.inference_mode()
+def test_addresses_in_place_of_tensors_give_the_same_results(like, monkeypatch):
+    """The launcher gets plain addresses with CUDA's asynchronous allocator."""
+    x = random_like(like, 5, 64)
+    plus = random_like(like, 5, 64, seed=1)
+    qkv = random_like(like, 5, 4, 32)
+    rotation = Rotation(random_like(like, 5, 1, 32), random_like(like, 5, 1, 32, seed=1), None)
+    projection = Projection(random_like(like, 128), random_like(like, 3, 32), random_like(like, 3, 32, seed=1))
+
+    def results():
+        cache = qkv.new_zeros(2, 1, 1, 8, 32)
+        queries = norm_rope_store.kernel(qkv, projection, rotation, cache, torch.arange(5)[None])
+        return norm.kernel(x, x[0], 1e-5, plus.clone()), gate.kernel(x, "silu"), queries, cache
+
+    expected = results()
+    monkeypatch.setattr(norm.choice, "pointers", lambda *operands: [operand.data_ptr() for operand in operands])
+    assert all(map(torch.equal, results(), expected))

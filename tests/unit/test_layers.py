@@ -161,9 +161,7 @@ def replace_kernels(monkeypatch, operations):
             before = list(operations.names)
             if module is attend:
                 given = Operands(*given).for_reference()
-            if module is linear:
-                given = given[:4]
-            result = module.reference(*given)
+            result = module.reference(*given[: {gate: 2, linear: 4, norm: 4}.get(module)])  # computes all rows
             operations.names[:] = [*before, *[module.__name__] * count]
             return result
 
@@ -267,3 +265,24 @@ def test_norm_and_head_are_stored_in_the_dtype_of_their_computation(tmp_path, dt
     with Operations() as operations:
         z = decoder.logits(features, 3.0)
     assert z.dtype == wide and not {"to", "_to_copy", "copy_"} & set(operations.names)
+
+
+@pytest.mark.parametrize("tokens, rows", [(1, 16), (16, 16), (25, 32), (64, 64)])
+@torch.inference_mode()
+def test_the_head_multiplies_few_rows_of_padding(models, monkeypatch, tokens, rows):
+    """In batch-invariant mode on a GPU, the head rounds the number of tokens up to tiles of 16 rows, not of 64."""
+    decoder = models[0].decoder
+    monkeypatch.setattr(type(decoder), "tile", batch_invariance.TILE["cuda"])
+    multiplied = []
+
+    def recorded(x, weight, **options):
+        multiplied.append(len(x))
+        return product(x, weight, **options)
+
+    product = layers.product
+    monkeypatch.setattr(layers, "product", recorded)
+    features = torch.randn(2, tokens, decoder.config.hidden_size, dtype=decoder.wide_dtype)
+    z = decoder.logits(features, 3.0)
+    assert multiplied == [rows]
+    monkeypatch.setattr(type(decoder), "tile", 0)
+    assert z.shape == (1, tokens, decoder.head.shape[1]) and torch.allclose(z, decoder.logits(features, 3.0))

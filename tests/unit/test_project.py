@@ -17,6 +17,8 @@ tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tom
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
+FRONTEND = "comfyui-frontend-package>=1.39.19"
+"""Oldest frontend: that of the oldest supported ComfyUI. The registry reads it from the dependencies."""
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def dev():
 
 
 def test_requirements(dev):
-    assert dev.REQUIREMENTS.read_text(encoding="utf-8").splitlines() == PROJECT["dependencies"]
+    assert [*dev.REQUIREMENTS.read_text(encoding="utf-8").splitlines(), FRONTEND] == PROJECT["dependencies"]
     assert not any(name.startswith("torch") for name in PROJECT["dependencies"]), "ComfyUI chooses the version of torch"
     assert all(re.fullmatch(r"[a-z0-9-]+(>=[\d.]+)?", line) for line in PROJECT["dependencies"]), (
         "versions must not be pinned"
@@ -147,6 +149,15 @@ def steps(dev, ran, monkeypatch):
     monkeypatch.setattr(dev, "environment", lambda *files: False)
     monkeypatch.setattr(dev.shutil, "which", lambda program: None)
     return ran
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_demo_explains_its_speed_up(dev, steps, capsys, fails):
+    if fails:
+        steps.fail = "generate"
+    assert dev.main(["demo"]) == fails
+    assert "generate --compare" in steps[-1]
+    assert capsys.readouterr().out.endswith(f"{dev.ABOUT_THE_SPEED}\n") is not fails
 
 
 @pytest.mark.parametrize("fail", ["format", "check", "mypy", "pytest"])

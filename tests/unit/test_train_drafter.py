@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from adt_core import Drafting, Sampling, cli, load_drafter, load_target
+from adt_core.lab.training import checkpoint
 from adt_core.lab.training import drafter as command
 from adt_core.lab.training.features import Features
 from adt_core.lab.training.unroll import read, unroll
@@ -55,7 +57,7 @@ def table(folder):
 
 
 def weights(folder):
-    return torch.load(folder / "training" / "checkpoint.pt", weights_only=True)["model"]
+    return checkpoint.read(folder / "training" / "checkpoint.safetensors")["model"]
 
 
 def with_and_without(target, drafter):
@@ -156,7 +158,7 @@ def test_estimate_of_time_memory_and_disk_space(train, tmp_path, monkeypatch):
         r"--output: the training needs \d+ MB of disk space, but only 0 MB are free for '.*'", err
     )
     folder = tmp_path / "out" / "training"
-    assert (np.load(folder / "codes.npy") == -1).all() and not (folder / "checkpoint.pt").exists()
+    assert (np.load(folder / "codes.npy") == -1).all() and not (folder / "checkpoint.safetensors").exists()
     (estimate,) = re.findall(r"^The training takes (.*)\.$", train()[2], re.M)
     number = r"\d+(\.\d)?"
     assert re.fullmatch(
@@ -275,6 +277,34 @@ def test_a_run_of_an_earlier_version_resumes(train, tmp_path):
         json.dumps({name: value for name, value in before.items() if name not in ("dtype", "exact")}), encoding="utf-8"
     )
     assert train()[0] == 0
+
+
+@pytest.fixture
+def copied(tiny, prompts, tmp_path):
+    """Copy the model and the prompts to a folder. Return a function from its path to the options of a training."""
+    shutil.copytree(tiny, tmp_path / "before")
+    shutil.copy(prompts, tmp_path / "before")
+    return lambda folder: {"model": folder / "target", "prompts": folder / "prompts.txt"}
+
+
+def test_a_run_resumes_with_another_spelling_of_its_paths(train, copied, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(tmp_path / "before")
+    monkeypatch.chdir(tmp_path)
+    for folder in (Path("before"), tmp_path / "before", tmp_path / "link", Path("link", "..", "before")):
+        code, _, err = train(**copied(folder))
+        assert code == 0, err
+
+
+def test_a_run_resumes_after_its_files_were_moved(train, copied, tmp_path):
+    """A model with another name, or a second folder with the same name, may be another model."""
+    assert train(**copied(tmp_path / "before"))[0] == 0
+    shutil.copytree(tmp_path / "before", tmp_path / "after")
+    assert "was started with model " in train(**copied(tmp_path / "after"))[2]
+    shutil.rmtree(tmp_path / "before")
+    assert train(**copied(tmp_path / "after"))[0] == 0
+    (tmp_path / "after" / "target").rename(tmp_path / "after" / "another")
+    other = copied(tmp_path / "after") | {"model": tmp_path / "after" / "another"}
+    assert "was started with model " in train(**other)[2]
 
 
 def test_cached_features_do_not_change_the_weights(train, tmp_path):

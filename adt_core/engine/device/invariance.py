@@ -12,6 +12,7 @@ Dimensions: B images, n tokens per forward pass, m tokens to compare, V codes.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -21,7 +22,8 @@ from torch import Tensor
 
 from ...drafters.jacobi import JacobiDrafter
 from ...errors import is_out_of_memory
-from ...kernels.choice import supports_kernels
+from ...kernels.choice import recorded_verdicts, supports_kernels
+from ...kernels.verdicts import Verdict
 from ...messages import Message, find_message, message
 from ...models.batch_invariance import HALF, MASK_ALIGNMENT, FallbackConfig
 from ...models.kernels import reduced_precision_settings
@@ -120,17 +122,53 @@ NO_MODE = InvarianceReport(remark=message("device.no_mode"))
 """Report for devices that :data:`..models.batch_invariance.TILE` does not list, such as Apple's and Intel's GPUs."""
 
 
-def invariance_report(request: Request) -> InvarianceReport:
+def chosen_kernels(request: Request) -> tuple[Verdict, ...]:
+    """Return the verdicts on the Triton kernels of the target's operations; none on devices without kernels.
+
+    An operation chooses between kernel and PyTorch at its first launch (:mod:`adt_core.kernels.choice`). This function
+    launches all operations once. So the choice is known before the trial of batch invariance, which depends on it.
+
+    Args:
+        request: Request whose model, prompt, rows per image and guidance are used.
+
+    Raises:
+        KernelError: If a kernel fails outside its trial.
+    """
+    decoder = request.target.decoder
+    if not supports_kernels(decoder.embedding.device):
+        return ()
+    known = get_runtime().kernel_choices
+    settings = decoder.exact, decoder.dtype, decoder.weights
+    if decoder not in known or known[decoder][0] != settings:
+        with recorded_verdicts() as verdicts, torch.inference_mode():
+            try:
+                _Trial(request, None).chain()
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                return tuple(sorted(verdicts))  # the next decoding tries again
+        known[decoder] = settings, tuple(sorted(verdicts))
+    return known[decoder][1]
+
+
+def invariance_report(request: Request, kernels: Sequence[Verdict] = ()) -> InvarianceReport:
     """Return the report for the weights and the device of a request. Run the trial if there is no report yet.
 
     Reports are stored in the runtime and in the cache folder. When a report with a remark is first used in a process,
     the remark is logged. The caller must set `Decoder.fallback` to the report's fallback, also for plain decoding.
     Otherwise plain decoding could give another image than drafting.
+
+    Args:
+        request: Batch to decode.
+        kernels: Result of :func:`chosen_kernels`.
+
+    Raises:
+        KernelError: If a kernel fails in the trial.
     """
     decoder = request.target.decoder
     if not decoder.exact or decoder.dtype not in HALF:
         return InvarianceReport()
-    name = report_name(request)
+    name = report_name(request, kernels)
     reports = get_runtime().invariance_reports
     if name not in reports:
         try:
@@ -155,10 +193,11 @@ def _stored_or_new_report(name: str, request: Request) -> InvarianceReport:
     return report
 
 
-def report_name(request: Request) -> str:
+def report_name(request: Request, kernels: Sequence[Verdict] = ()) -> str:
     """Return the name of a report.
 
-    The name contains sums over the weights, and everything by which a library chooses its kernels.
+    The name contains sums over the weights, the Triton kernels in use, and everything by which a library chooses its
+    kernels. Arguments as in :func:`invariance_report`.
     """
     decoder = request.target.decoder
     device = decoder.embedding.device
@@ -167,8 +206,14 @@ def report_name(request: Request) -> str:
     samples = [layer.get_parameter(matrix).flatten()[:WEIGHT_SAMPLE].float().sum() for matrix in MATRICES]
     weights = torch.stack(samples).tolist()
     libraries = [VERSION, where, torch.__version__, torch.version.cuda, *reduced_precision_settings()]
-    if supports_kernels(device):
-        libraries.append("Triton")
+    if kernels:
+        from triton import __version__ as version
+
+        libraries += [
+            "Triton",
+            version,
+            *(f"{kernel.operation} {kernel.operands}" for kernel in kernels if kernel.uses_kernel),
+        ]
     model = decoder.dtype, decoder.weights, decoder.config, weights
     return ", ".join(map(str, (*libraries, *model, request.groups, request.threads)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import time
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import wrap_library_errors
-from ...files import opened, write_in
+from ...files import write_in
+from . import checkpoint
 
 
 def cosine(fraction: float, warmup: float) -> float:
@@ -179,13 +179,13 @@ class Run:
         self.begin()
 
     def _resume(self, device: torch.device) -> None:
-        """Load the checkpoint. If it is damaged or belongs to another run, torch raises various exceptions."""
-        with opened(self.path) as file:
-            self.state = torch.load(file, map_location=device, weights_only=True)
+        """Load the checkpoint. If it is damaged or belongs to another run, various exceptions are raised."""
+        self.state = checkpoint.read(self.path, device)
         self.model.load_state_dict(self.state["model"])
         self.average = {name: self.state["average"][name] for name in self.average}
         for optimiser, saved in zip(self.optimisers, self.state["optimisers"], strict=True):
-            optimiser.load_state_dict(saved)
+            by_parameter = {int(index): value for index, value in saved["state"].items()}
+            optimiser.load_state_dict(saved | {"state": by_parameter})
         if self.state.get("scaler"):  # the saved state is empty if losses were not scaled
             self.scaler.load_state_dict(self.state["scaler"])
         self.state |= {"step": int(self.state["step"]), "elapsed": float(self.state["elapsed"])}
@@ -248,6 +248,4 @@ class Run:
             "step": self.step,
             "elapsed": self.elapsed,
         }
-        buffer = io.BytesIO()  # not directly to the file, because torch.save then does not report a full disk
-        torch.save({**state, **more}, buffer)
-        write_in(self.path.parent, self.path.name, buffer.getbuffer())
+        write_in(self.path.parent, self.path.name, checkpoint.to_bytes({**state, **more}))

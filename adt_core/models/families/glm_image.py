@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from ...errors import AdtError
+from ...errors import AdtError, naming_missing_libraries
 from ...messages import message
 from ...untrusted import number
 from ..config import DecoderConfig
@@ -199,8 +199,9 @@ class GlmImageCodec(Codec):
         return F.normalize(super().codebook, dim=-1)
 
     def _encode(self, pixels: Tensor) -> Tensor:
-        from transformers import GlmImageVisionConfig  # takes seconds, and no other family needs it
-        from transformers.models.glm_image.modeling_glm_image import GlmImageVisionModel
+        with naming_missing_libraries():
+            from transformers import GlmImageVisionConfig  # takes seconds, and no other family needs it
+            from transformers.models.glm_image.modeling_glm_image import GlmImageVisionModel
 
         config = GlmImageVisionConfig(**self._vision)
         config._attn_implementation = "sdpa"

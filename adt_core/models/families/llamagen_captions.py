@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import html
 import re
-from importlib import import_module
 from types import ModuleType
 from urllib.parse import unquote_plus
 
@@ -118,9 +117,11 @@ def libraries() -> tuple[ModuleType, ModuleType]:
         AdtError: If one of them is not installed.
     """
     try:
-        return import_module("ftfy"), import_module("bs4")
+        import bs4
+        import ftfy
     except ImportError as error:
         raise AdtError(
             f"LlamaGen needs ftfy and Beautiful Soup to clean prompts, and {error.name} is not installed; "
             f"run {pip_install(PACKAGES)}"
         ) from error
+    return ftfy, bs4

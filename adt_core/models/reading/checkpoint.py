@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from ...errors import AdtError
-from ...files import LARGEST_JSON
+from ...files import LARGEST_JSON, list_visible
 from . import file_checks
 from .fields import json_object, read_json
 from .file_checks import PICKLES
@@ -244,6 +244,18 @@ def _is_dense(value: object) -> bool:
     return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
 
 
+def read_tensors(file: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a weights file by name.
+
+    Args:
+        file: A safetensors file, or a file that ``torch.save`` has written.
+
+    Raises:
+        AdtError: If the file cannot be read or contains anything other than tensors.
+    """
+    return _read_pickle(file) if file_checks.is_pickle(file) else _read_safetensors(file)
+
+
 class NoWeights(AdtError):
     """Error for a folder without readable weights files."""
 
@@ -278,7 +290,7 @@ class Checkpoint:
         file_checks.refuse_quantised(path, self.config, ())
         files = weight_files(path) if path.is_dir() else [path]
         if not files:
-            others = [file.name for file in sorted(path.iterdir()) if file.suffix in PICKLES]
+            others = [file.name for file in list_visible(path, "*") if file.suffix in PICKLES]
             remedy = f"give one of its files: {', '.join(others)}" if others else "download the weights into it"
             raise NoWeights(f"{path} contains no *.safetensors and no pytorch_model.bin; {remedy}.")
         for file in files:
@@ -324,8 +336,7 @@ class Checkpoint:
         if not file.is_file():
             raise AdtError(f"{file} is not a regular file; replace it with the weights file.")
         file_checks.refuse_damaged(file)
-        read = _read_pickle if file_checks.is_pickle(file) else _read_safetensors
-        stored = with_scales(plain_names(read(file)))
+        stored = with_scales(plain_names(read_tensors(file)))
         file_checks.refuse_quantised(file, {}, stored)
         added = {prefix + name: tensor for name, tensor in stored.items() if name.startswith(only)}
         twice = None if replaces else min(added.keys() & self.names, default=None)
@@ -349,7 +360,7 @@ class Checkpoint:
         """
         folders = dict.fromkeys((self.folder, self.folder.parent, self.home))
         places = [(folder, pattern) for folder in folders for pattern in patterns]
-        matches = (match for folder, pattern in places for match in sorted(folder.glob(pattern)))
+        matches = (match for folder, pattern in places for match in list_visible(folder, pattern))
         links = (folder / pattern for folder, pattern in places if file_checks.dangling_link(folder / pattern))
         return next(matches, None) or next(links, None)
 

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from ...errors import AdtError
-from ...files import check_utf8, read_text
+from ...files import check_utf8, list_visible, read_text
 from ...rules.settings import BUNDLED
 from .fields import read_json
 from .file_checks import PICKLES, refuse_dangling
@@ -125,8 +125,8 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         AdtError: If files are missing, or if no rule selects one of several sets.
     """
-    safetensors = sorted(folder.glob("*.safetensors"))
-    pickles = sorted(folder.glob("pytorch_model*.bin"))
+    safetensors = list_visible(folder, "*.safetensors")
+    pickles = list_visible(folder, "pytorch_model*.bin")
     models = [file for file in safetensors if not _CODEC.fullmatch(file.name)]
     is_pickled = bool(pickles) and not models
     stem, suffix = ("pytorch_model", ".bin") if is_pickled else ("model", ".safetensors")
@@ -134,7 +134,7 @@ def weight_files(folder: Path) -> list[Path]:
     if is_there(index):
         return _indexed(index)
     sets = _sets(pickles if is_pickled else models or safetensors)
-    indexes = list(folder.glob(f"*{suffix}.index.json"))
+    indexes = list_visible(folder, f"*{suffix}.index.json")
     if not any(name == stem for name, _ in sets) and len(indexes) == 1:
         return _indexed(indexes[0])
     return _only_set(folder, stem, sets)

@@ -1,0 +1,26 @@
+"""Objects of the public API, which `adt_core` imports from here on first use."""
+
+from .app.checkpoints import load_drafter, load_target
+from .app.pipeline import Pipeline
+from .engine.decoding import Decoding
+from .errors import AdtError, PromptTooLongError
+from .models.target import EncodedPrompt, Target
+from .policies import Drafting
+from .rules.settings import Lantern, Sampling
+from .rules.trace import Round, Trace
+
+__all__ = [
+    "AdtError",
+    "Decoding",
+    "Drafting",
+    "EncodedPrompt",
+    "Lantern",
+    "Pipeline",
+    "PromptTooLongError",
+    "Round",
+    "Sampling",
+    "Target",
+    "Trace",
+    "load_drafter",
+    "load_target",
+]

@@ -1,0 +1,79 @@
+"""Small JSON files in the user's cache folder.
+
+They hold what was measured on this machine: cost models, invariance reports, and the choice of Triton kernels. The name
+of a file contains a hash of what it belongs to, such as the device, the model and the settings. Files are ignored if
+they are unreadable or damaged, or if another program has written them. If a file can't be written, its content is kept
+in the runtime (:mod:`.runtime`) for the rest of the process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .environment import variable
+from .errors import AdtError
+from .files import opened, parse_json, to_json, write_in
+from .runtime import get_runtime
+
+VARIABLE = "ADT_TREE_CACHE"
+"""Environment variable with the path of the cache folder. If it is not set, the system's default folder is used."""
+MAX_FILE_BYTES = 2**16
+"""Ignore larger files; this module never writes any."""
+
+
+def folder() -> Path:
+    """Return the cache folder, which may not exist yet."""
+    if chosen := variable(VARIABLE):
+        return Path(chosen)
+    default = _home() / {"win32": "AppData/Local", "darwin": "Library/Caches"}.get(sys.platform, ".cache")
+    named = {"win32": "LOCALAPPDATA", "darwin": ""}.get(sys.platform, "XDG_CACHE_HOME")
+    return Path(variable(named) or default) / "adt-tree"
+
+
+def _home() -> Path:
+    """Return the user's home folder, or the temporary folder if the account has no home.
+
+    For example, a numeric user in a container has no home.
+    """
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path(tempfile.gettempdir())
+
+
+def read(kind: str, name: str) -> Any:
+    """Return the JSON value of a file; None if there is no such file, or it is unreadable or damaged.
+
+    The caller must check the value, because another program may have written it.
+
+    Args:
+        kind: First word of the file's name, such as "costs".
+        name: What the content belongs to. The file's name contains a hash of it.
+    """
+    path = _path(kind, name)
+    try:
+        with opened(path) as file:
+            return parse_json(file.read(MAX_FILE_BYTES))
+    except (OSError, ValueError, AdtError):
+        return get_runtime().unsaved_files.get(path)
+
+
+def write(kind: str, name: str, content: dict) -> None:
+    """Replace a file by new content of plain JSON types. Arguments as in :func:`read`."""
+    path = _path(kind, name)
+    try:
+        write_in(path.parent, path.name, to_json(content))
+    except AdtError as error:
+        get_runtime().unsaved_files[path] = content
+        logging.getLogger(__name__).info(
+            "What was measured on this device could not be saved and is lost at the end of this process: %s", error
+        )
+
+
+def _path(kind: str, name: str) -> Path:
+    return folder() / f"{kind}-{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"

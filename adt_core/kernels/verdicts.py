@@ -1,0 +1,84 @@
+"""Results of the trials of Triton kernels, stored in the cache folder.
+
+Kernel and reference round differently, so a seed gives the same image in two processes only if both make the same
+choice. A trial measures times, and two trials of equally fast operations can end differently. So the first trial of a
+kernel on a device decides for all later processes, until the GPU or a library changes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from .. import cache_folder
+from ..models.kernels import cuda_driver_version, reduced_precision_settings
+from ..version import VERSION
+
+KIND = "kernels"
+"""First word of the file's name."""
+MAX_STORED = 250
+"""Maximum number of verdicts in a file. It keeps the file below :data:`..cache_folder.MAX_FILE_BYTES`."""
+
+
+class Verdict(NamedTuple):
+    """Result of a trial.
+
+    Attributes:
+        operation: Name of the operation, such as "linear".
+        operands: Dtype and shape of the operands, for messages.
+        uses_kernel: Whether the kernel is used; if not, the reference is used.
+        reason: Reason of the decision; a clause such as "it is 1.3 times as fast as PyTorch".
+        is_fault: Whether the kernel is not used because it failed or gave a wrong result.
+    """
+
+    operation: str
+    operands: str
+    uses_kernel: bool
+    reason: str
+    is_fault: bool = False
+
+
+def find_verdict(device: torch.device, operation: str, operands: str) -> Verdict | None:
+    """Return the stored verdict of an operation on a device; None if there is none."""
+    match _read(_environment(device)).get(f"{operation}, {operands}"):
+        case {"kernel": bool(uses_kernel), "reason": str(reason)}:
+            return Verdict(operation, operands, uses_kernel, reason)
+    return None
+
+
+def save_verdict(device: torch.device, verdict: Verdict) -> Verdict:
+    """Store a verdict, unless another process has stored one in the meantime.
+
+    Faults are not stored: their causes, such as a missing compiler, can be removed without a new version.
+
+    Returns:
+        The verdict that holds for this and all later processes.
+    """
+    if verdict.is_fault:
+        return verdict
+    if found := find_verdict(device, verdict.operation, verdict.operands):
+        return found
+    environment = _environment(device)
+    entry = {f"{verdict.operation}, {verdict.operands}": {"kernel": verdict.uses_kernel, "reason": verdict.reason}}
+    stored = _read(environment) | entry
+    if len(stored) <= MAX_STORED:
+        cache_folder.write(KIND, environment, {"name": environment, "verdicts": stored})
+    return verdict
+
+
+def _read(environment: str) -> dict:
+    """Return the verdicts that are stored for an environment, by operation and operands. They are not checked."""
+    match cache_folder.read(KIND, environment):
+        case {"name": str(name), "verdicts": dict(verdicts)} if name == environment:
+            return verdicts
+    return {}
+
+
+def _environment(device: torch.device) -> str:
+    """Return everything, apart from the operands, that determines the results and the times of a trial."""
+    import triton
+
+    gpu = torch.cuda.get_device_name(device), *torch.cuda.get_device_capability(device), cuda_driver_version()
+    versions = VERSION, torch.__version__, torch.version.cuda, triton.__version__
+    return ", ".join(map(str, (*gpu, *versions, *reduced_precision_settings())))

@@ -1,0 +1,118 @@
+"""Short decodings with one Triton kernel at a time and with each allocator, each in a process of its own.
+
+A kernel can fail in ways that end its process or even its device context, and an error in a captured round depends on
+the allocator. So this part runs first. The benchmark switches the kernels that fail here off for all later parts.
+
+- *Used*: the kernel passed its trial, or the reason why it did not.
+- *Equal*: plain decoding, and network and window, gave the same tokens with the kernel.
+- *Kernels* and *graphs*: "on", or the reason why they were switched off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from adt_core import Target, load_drafter, load_target
+from adt_core.app.jobs import new_decoding
+from adt_core.engine.graphs import disabled_reason
+from adt_core.kernels.choice import OPERATIONS, VARIABLE, missing_support, verdicts
+from adt_core.policies import PLAIN
+from adt_core.runtime import get_runtime
+
+from ..harness import captions
+from .device import Case, describe_error, the_device
+from .models import BOTH, SEVEN_B, decode_rounds, job_of, random_network, random_target, shape_of
+
+ALLOCATORS = ("native", "cudaMallocAsync")
+KERNELS = tuple((name, weights) for name in OPERATIONS for weights in (("int8", "int4") if name == "linear" else ("",)))
+"""Operations, and the weights with which each one is tried; "" for bfloat16."""
+TABLE = "Kernels by allocator"
+SECONDS = 60.0
+"""Time limit of a process. Most of the time is imports, and the compilation of the kernel."""
+ROUNDS = 12
+FIRST_CAPTION = 3600  # number of the first held-out caption of this part
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def target_of(weights: str, rehearse: bool) -> Target:
+    """Return the bundled model with weights in a format of :data:`KERNELS`; in a rehearsal, a small random one."""
+    if rehearse:
+        return random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16, weights or None)
+    return load_target("bundled", the_device(), torch.bfloat16, weights=weights or None)
+
+
+def smoke(operation: str, weights: str, rehearse: bool) -> dict:
+    """Decode some rounds with one kernel in this process, and return the row of the table."""
+    target = target_of(weights, rehearse)
+    network = random_network(target) if rehearse else load_drafter("bundled", target)
+    (prompt,) = captions(FIRST_CAPTION, 1)
+    decodings = [new_decoding(job_of(target, network, method), [prompt]) for method in (PLAIN, BOTH)]
+    plain, drafted = (decode_rounds(decoding, ROUNDS) for decoding in decodings)
+    both = (plain >= 0) & (drafted >= 0)
+    found = [verdict for verdict in verdicts() if verdict.operation == operation]
+    rejected = [verdict.reason for verdict in found if not verdict.uses_kernel]
+    used = bool(found) and not rejected
+    missing = missing_support(target.decoder.embedding.device)
+    return {
+        "used": used or (rejected or [missing or "it was not launched"])[0],
+        "equal": bool((plain == drafted)[both].all()),
+        "kernels": get_runtime().kernel_failure or "on",
+        "graphs": disabled_reason(target.decoder) or "on",
+        "tokens compared": int(both.sum()),
+    }
+
+
+def _process(operation: str, weights: str, allocator: str, rehearse: bool) -> list[dict]:
+    """Run :func:`smoke` in a new process. Return its row, if there is one, and an error if the kernel has failed."""
+    what = {"what": f"{operation}, {weights or 'bf16'}, {allocator}", "operation": operation}
+    head = {"table": TABLE, "operation": operation, "weights": weights or "bf16", "allocator": allocator}
+    command = [sys.executable, "-m", "benchmarks.gpu.smoke", operation, weights, *["rehearse"] * rehearse]
+    variables = {**os.environ, VARIABLE: operation, "PYTORCH_CUDA_ALLOC_CONF": f"backend:{allocator}"}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=SECONDS)
+        row = head | json.loads(done.stdout.splitlines()[-1])
+        error = row["kernels"] if row["kernels"] != "on" else "" if row["equal"] else "drafting changed the tokens"
+        return [row, what | {"error": error}] if error else [row]
+    except (IndexError, json.JSONDecodeError):
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        error = f"exit code {done.returncode}: {lines[-1] if lines else 'no output'}"
+    except subprocess.TimeoutExpired as timeout:
+        error = describe_error(timeout)
+    return [what | {"error": error}]
+
+
+def _measure(rehearse: bool) -> Iterator[dict]:
+    every = [(*kernel, allocator) for allocator in ALLOCATORS for kernel in KERNELS]
+    with ThreadPoolExecutor(max((os.cpu_count() or 2) // 2, 2)) as processes:
+        for rows in processes.map(lambda arguments: _process(*arguments, rehearse), every):
+            yield from rows
+
+
+def healthy_operations(rows: list[dict], errors: list[dict]) -> list[str]:
+    """Return the operations whose kernels did not fail with any allocator. Kernels that are not used count as healthy.
+
+    Args:
+        rows: Rows of this part.
+        errors: Errors of this part.
+    """
+    failed = {error.get("operation") for error in errors}
+    measured = {row["operation"] for row in rows}
+    return [name for name in OPERATIONS if name in measured - failed]
+
+
+def cases(rehearse: bool) -> list[Case]:
+    """Return the only case of this part. It runs several processes at a time."""
+    return [("kernels", partial(_measure, rehearse))]
+
+
+if __name__ == "__main__":
+    print(json.dumps(smoke(sys.argv[1], sys.argv[2], "rehearse" in sys.argv[3:])))

@@ -1,0 +1,35 @@
+"""Tests of the registry's archive in ComfyUI, in an empty folder and without the rest of the repository."""
+
+import numpy as np
+import pytest
+from comfy_server import Comfy
+from images import images
+from test_workflows import FIRST, prompt_of
+
+from tests import archive
+
+
+@pytest.fixture(scope="session")
+def installed(release, tmp_path_factory, meter):
+    """Running server whose only pack is the archive."""
+    base = tmp_path_factory.mktemp(f"archive-{release.version}")
+    pack = archive.build(base / "downloads" / "ADT-Tree")
+    with meter.uncounted():
+        server = Comfy(release, base, {"ADT-Tree": pack}).__enter__()
+    yield server
+    server.__exit__()
+
+
+@pytest.mark.smoke
+def test_every_node_of_the_archive_is_imported(installed, object_info):
+    ours = {name for name in object_info if name.startswith("ADTTree")}
+    assert len(ours) == 17
+    assert ours == {name for name in installed.get("/object_info") if name.startswith("ADTTree")}
+    assert "IMPORT FAILED" not in installed.log.read_text(encoding="utf-8")
+
+
+def test_the_archive_draws_the_first_template(installed, comfy, object_info):
+    """The image must be that of the repository."""
+    graph = prompt_of(FIRST, object_info)
+    (here,), (there,) = (images(server, server.run(graph.prompt)) for server in (installed, comfy))
+    assert here.shape == (256, 256, 3) and np.array_equal(here, there)
