@@ -256,13 +256,14 @@ def _list(part: DownloadPart, meter: _Meter) -> list[_File]:
             raise
         remedy = f"if the authors have replaced it, delete {_record_file(part)}, and run it again"
         raise AdtError(f"{error.template.removesuffix('.')}; {remedy}.") from error
-    files = [
-        _File(repository, commit, file, inside(part.home, *place, *_names(file.path, repository)))
-        for file in _required(part.download, listed)
-    ]
-    for file in files if commit == record["commit"] else ():
-        if record["files"].get(file.listed.path, file.listed.digest) != file.listed.digest:
-            raise AdtError(f"{file} is not the file of the first download; report it, and do not download it.")
+    files = []
+    for file in _required(part.download, listed):
+        *folders, name = _names(file.path, repository)
+        # The file itself may be a link, as in Hugging Face's cache: it is only read, or replaced if it leads nowhere.
+        files.append(_File(repository, commit, file, inside(part.home, *place, *folders) / name))
+    for one in files if commit == record["commit"] else ():
+        if record["files"].get(one.listed.path, one.listed.digest) != one.listed.digest:
+            raise AdtError(f"{one} is not the file of the first download; report it, and do not download it.")
     return files
 
 

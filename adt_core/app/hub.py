@@ -26,7 +26,7 @@ TIMEOUT = 10.0
 """Seconds without a byte after which a request fails."""
 _LONGEST_WAIT = 60.0  # seconds to wait if the server asks for a pause
 _LARGEST_LIST = 2**24  # bytes; the lists of published models have less than 1 % of this
-_CHUNK = 2**18  # bytes per read; the bytes of an incomplete chunk are lost if the connection breaks
+_CHUNK = 2**17  # bytes per read; the bytes of an incomplete chunk are lost if the connection breaks
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 _AGAIN = "run it again: what has arrived is kept"
 

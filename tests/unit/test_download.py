@@ -303,6 +303,22 @@ def test_incomplete_folders_are_completed_in_place(hub, downloads, there):
     assert DownloadPart(MODEL, downloads.home).is_complete and not (downloads.home / "model").exists()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="links need privileges there")
+def test_snapshots_of_links_are_completed(hub, downloads):
+    """In Hugging Face's cache, the files of a snapshot are links. One that leads nowhere is replaced."""
+    cache = downloads.home / "models--someone--model"
+    folder = cache / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    (cache / "blobs").mkdir()
+    (cache / "blobs" / "one").write_bytes(b"{}")
+    (folder / "config.json").symlink_to("../../blobs/one")
+    (folder / "model.safetensors").symlink_to("../../blobs/missing")
+    downloads.get(MODEL)
+    assert (folder / "config.json").is_symlink() and not any("config.json" in path for path in hub.fetched())
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert [path.name for path in (cache / "blobs").iterdir()] == ["one"], "nothing is written through a link"
+
+
 def test_snapshots_are_completed_with_files_of_their_commit(hub, downloads):
     (downloads.home / "models--someone--model" / "snapshots" / ("a" * 40)).mkdir(parents=True)
     hub.odd = {"/revision/" + "a" * 40: listing(sha="a" * 40, siblings=[])}
