@@ -14,6 +14,8 @@ from test_templates import SEEDS, SMALL
 
 NAMES = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
 FIRST = "ADT-Tree text to image (start here)"
+LONGEST = 400
+"""Maximum duration of a run in seconds. An image of Emu3 has 8,190 tokens."""
 TOGGLE = "Comfy.ToggleLinear"
 SHOWN = """() => {
   const image = document.querySelector('[data-testid="linear-image-output"]');
@@ -69,6 +71,7 @@ def enter(tab: ComfyPage) -> None:
         skip.click()
 
 
+@pytest.mark.timeout(LONGEST + 200)
 @pytest.mark.parametrize("name", NAMES)
 def test_template_runs_as_an_app(app, name):
     """The form must show every chosen input, the image, and the map of the sampler."""
@@ -85,7 +88,7 @@ def test_template_runs_as_an_app(app, name):
     assert [(int(node), widget) for node, widget in keys] == inputs, "the order of the form is the template's"
     app.screenshot(f"app_{name}_before")
     app.page.get_by_test_id("linear-run-button").get_by_role("button", name="Run", exact=True).click()
-    app.page.wait_for_function(SHOWN)
+    app.page.wait_for_function(SHOWN, timeout=LONGEST * 1000)
     for node in {node for node, widget in inputs if widget == "acceptance_map"}:
         app.finished(node)
         assert form.locator("canvas").first.bounding_box()["width"] > 100

@@ -151,6 +151,15 @@ def steps(dev, ran, monkeypatch):
     return ran
 
 
+def test_the_demo_explains_the_speed_up(dev, ran, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(dev, "REPORT", tmp_path / "demo.json")
+    dev.VENV.mkdir()
+    (tmp_path / "demo.json").write_text('{"tau": 8.4, "speedup": 2.1}', encoding="utf-8")
+    assert dev.main(["demo"]) == 0 and f"--report {tmp_path / 'demo.json'}" in ran[-1]
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("Why 2.10x: with drafts, a pass gave 8.4 tokens and took 4.0 times as long on this machine.")
+
+
 @pytest.mark.parametrize("fail", ["format", "check", "mypy", "pytest"])
 def test_all_checks_and_tests_run_after_a_failure(dev, steps, fail, capsys):
     steps.fail = fail
