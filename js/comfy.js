@@ -59,6 +59,15 @@ export async function fetchTranslations() {
   return (await api.fetchApi("/i18n")).json();
 }
 
+/** Open a workflow template of a pack, which the server finds by the template's name. */
+export async function openTemplate(name) {
+  const packs = await (await api.fetchApi("/workflow_templates")).json();
+  const [pack] = Object.keys(packs).filter((pack) => packs[pack].includes(name));
+  const path = [pack, `${name}.json`].map(encodeURIComponent).join("/");
+  const workflow = await (await api.fetchApi(`/workflow_templates/${path}`)).json();
+  await app.loadGraphData(workflow, true, true, name);
+}
+
 /** The address of an image of the server. @param {Record<string, string>} file parameters of `/view` */
 export function imageAddress(file) {
   return api.apiURL(`/view?${new URLSearchParams(file)}`);

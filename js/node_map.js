@@ -70,6 +70,7 @@ export class NodeMap {
     for (const event of ["click", "change"]) element.addEventListener(event, noticeChanges);
     this.widget = addElement(node, WIDGET, "ADT_TREE_MAP", element, { getMinHeight: () => this.#minHeight() });
     this.widget.map = this;
+    this.widget.label = texts.map; // App mode shows it
     this.zoomedOut = new ZoomedOutMap(node, this.widget, this.panel);
     this.show(preference("map"));
     this.changed();

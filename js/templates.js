@@ -1,6 +1,12 @@
-/** Translation of workflow templates. The nodes of a template contain titles and notes in all languages. */
+/**
+ * Workflow templates: their translation, and a command that opens the first one. The nodes of a template contain titles
+ * and notes in all languages.
+ */
 
-import { language, registerExtension } from "./comfy.js";
+import { language, openTemplate, registerExtension } from "./comfy.js";
+
+const FIRST = "ADT-Tree text to image (start here)";
+const OPEN_FIRST = "ADTTree.OpenFirstTemplate";
 
 const LANGUAGES = ["zh"]; // besides English
 
@@ -8,6 +14,8 @@ const LANGUAGES = ["zh"]; // besides English
 export function localise(workflow, locale) {
   for (const node of workflow.nodes ?? []) {
     const { title, note } = (LANGUAGES.includes(locale) && node[locale]) || {};
+    // App mode shows the labels of inputs: a prompt's is the title of its node.
+    for (const input of node.inputs ?? []) if (title && input.label === node.title) input.label = title;
     if (title) node.title = title;
     if (note) node.widgets_values = [note];
     for (const name of LANGUAGES) delete node[name];
@@ -16,6 +24,11 @@ export function localise(workflow, locale) {
 
 registerExtension({
   name: "adttree.templates",
+
+  commands: [
+    { id: OPEN_FIRST, label: "Open the first template", icon: "pi pi-images", function: () => openTemplate(FIRST) },
+  ],
+  menuCommands: [{ path: ["ADT-Tree"], commands: [OPEN_FIRST] }],
 
   beforeConfigureGraph(workflow) {
     localise(workflow, language());

@@ -20,10 +20,12 @@ RUN = """async () => {
 """Waits for the end of the first run. Returns the status of the run and its number of images."""
 
 
-def named_steps() -> list[str]:
-    """Return the bold names of buttons and titles in the README's steps to the first image."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## First image\n")[1].split("![")[0]
-    return re.findall(r"\*\*(.+?)\*\*", text)
+TITLE = "ADT-Tree text to image (start here)"
+
+
+def first_image() -> str:
+    """Return the README's section about the first image."""
+    return (ROOT / "README.md").read_text(encoding="utf-8").split("\n## First image\n")[1].split("\n## ")[0]
 
 
 @pytest.fixture(scope="module", params=[None, NEWEST_FRONTEND], ids=["own-page", "newest-page"])
@@ -40,15 +42,26 @@ def visitor(request, browser, tmp_path_factory):
 
 
 def test_readme_steps_lead_to_an_image(visitor):
-    opener, heading, category, title, button = named_steps()
+    pack, entry, button = re.findall(r"\*\*(.+?)\*\*", first_image())
     dialog = visitor.get_by_role("dialog")
     dialog.get_by_role("textbox").first.wait_for()  # on a first visit, the template browser is open
     visitor.keyboard.press("Escape")
     dialog.wait_for(state="hidden")
-    visitor.get_by_role("button", name=opener).first.click()
-    dialog.get_by_text(re.compile(f"^{heading}$", re.IGNORECASE)).first.scroll_into_view_if_needed()
-    dialog.get_by_text(category, exact=True).first.click()
-    dialog.get_by_text(title, exact=True).first.click()
+    logo = visitor.get_by_test_id("comfy-menu-button").or_(visitor.locator(".comfy-menu-button-wrapper"))
+    logo.first.click()
+    visitor.get_by_role("menuitem", name=pack, exact=True).hover()
+    visitor.get_by_role("menuitem", name=entry).click()
     visitor.wait_for_function("app.graph.nodes.some((node) => node.type === 'ADTTreeSampler')")
     visitor.get_by_role("button", name=button, exact=True).first.click()
     assert visitor.evaluate(RUN) == ["success", 1]
+
+
+def test_template_browser_has_the_first_template(visitor):
+    *_, opener, heading, category = re.findall(r"\*(Templates|Extensions|ADT-Tree)\*", first_image())
+    visitor.evaluate("app.graph.clear()")
+    dialog = visitor.get_by_role("dialog")
+    visitor.get_by_role("button", name=opener).first.click()
+    dialog.get_by_text(re.compile(f"^{heading}$", re.IGNORECASE)).first.scroll_into_view_if_needed()
+    dialog.get_by_text(category, exact=True).first.click()
+    dialog.get_by_text(TITLE, exact=True).first.click()
+    visitor.wait_for_function("app.graph.nodes.some((node) => node.type === 'ADTTreeSampler')")

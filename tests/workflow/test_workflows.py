@@ -91,6 +91,25 @@ def test_fits_the_nodes(name, object_info):
                     assert node["inputs"][label] == options["default"], (node["class_type"], label)
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", NAMES)
+def test_form_for_app_mode_fits_the_nodes(name, object_info):
+    """The form must begin with what the image shows, and have the seed and the model. Its outputs must show images."""
+    workflow = read(name)
+    nodes = {node["id"]: node["type"] for node in workflow["nodes"]}
+    form = workflow["extra"]["linearData"]
+    chosen = [(nodes[node], widget) for node, widget, *_ in form["inputs"]]
+    for kind, widget in chosen:
+        sections = object_info[kind]["input"]
+        assert widget in {*sections["required"], *sections.get("optional", {}), "acceptance_map"}, (kind, widget)
+    first = [kind for kind, _ in chosen][: 1 + (chosen[0][1] in ("image", "file"))]
+    assert {*first} <= {"LoadImage", "CLIPTextEncode", "ADTTreePrompts"}
+    assert {"seed", "model"} <= {widget for _, widget in chosen} and len({*map(tuple, chosen)}) >= 5
+    assert {nodes[node] for node in form["outputs"]} <= {
+        *("SaveImage", "PreviewImage", "ADTTreeBatchSampler", "ADTTreeCollector")
+    }
+
+
 def test_batch_template_has_example_prompts():
     """The bundled model must be able to draw the example prompts, because they show users what to type."""
     texts = {}

@@ -1,0 +1,109 @@
+"""Tests of the workflow templates in ComfyUI's App mode, which shows a form in place of the nodes.
+
+A template chooses the inputs of the form (``linearData``). It opens with its nodes; a click opens the form.
+"""
+
+import json
+
+import pytest
+from comfy_page import ComfyPage
+from comfy_server import NEWEST, NEWEST_FRONTEND, PACKS, ROOT, Comfy, page
+from playwright.sync_api import expect
+from small import write_picture, write_upscaler
+from test_templates import SEEDS, SMALL
+
+NAMES = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
+FIRST = "ADT-Tree text to image (start here)"
+LONGEST = 400
+"""Maximum duration of a run in seconds. An image of Emu3 has 8,190 tokens."""
+TOGGLE = "Comfy.ToggleLinear"
+SHOWN = """() => {
+  const image = document.querySelector('[data-testid="linear-image-output"]');
+  const running = document.querySelector('[data-testid="linear-cancel-run"]');
+  return !running && [image, ...(image?.querySelectorAll('img') ?? [])].some((one) => one?.naturalWidth > 0);
+}"""
+"""Returns whether the run has ended and the form shows its image."""
+PROMPTS = {"en": "Prompt", "zh": "提示词"}
+
+
+def inputs_of(name: str) -> list[tuple[int, str]]:
+    """Return the inputs (node, widget) of a template's form."""
+    data = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["extra"]["linearData"]
+    return [(node, widget) for node, widget, *_ in data["inputs"]]
+
+
+@pytest.fixture(scope="session")
+def stocked(tmp_path_factory, meter):
+    """Running server with a small random model for every model that the templates name."""
+    from tests.layouts.llamagen import write_upstream
+    from tests.layouts.published import write_published
+
+    base = tmp_path_factory.mktemp("every-model")
+    write_published(base / "models" / "ar_image")
+    write_upstream(base / "models" / "ar_image")
+    write_upscaler(base / "models" / "upscale_models")
+    write_picture(base)
+    options = "--preview-method", "auto", "--front-end-root", str(page(NEWEST_FRONTEND))
+    with meter.uncounted():
+        server = Comfy(NEWEST, base, {"ADT-Tree": PACKS["ADT-Tree"]}, options).__enter__()
+    server.post("/settings/Comfy.TutorialCompleted", True)
+    yield server
+    server.__exit__()
+
+
+@pytest.fixture(scope="session")
+def app(browser, stocked, tmp_path_factory, meter):
+    """Tab that opens the templates of the stocked server."""
+    with meter.uncounted():
+        tab = ComfyPage(browser, stocked.address, tmp_path_factory.getbasetemp() / "screenshots", vue=False)
+    yield tab
+    tab.context.close()
+
+
+def enter(tab: ComfyPage) -> None:
+    """Switch from the nodes to the form. On the first visit, ComfyUI covers the form with an offer of a tour."""
+    tab.page.evaluate("localStorage.setItem('Comfy.OnboardingCoachmarks.Seen', 'true')")
+    tab.command(TOGGLE)
+    tab.page.get_by_test_id("linear-widgets").wait_for()
+    tab.settle()
+    skip = tab.page.get_by_role("button", name="Skip")
+    if skip.count():
+        skip.click()
+
+
+@pytest.mark.timeout(LONGEST + 200)
+@pytest.mark.parametrize("name", NAMES)
+def test_template_runs_as_an_app(app, name):
+    """The form must show every chosen input, the image, and the map of the sampler."""
+    inputs = inputs_of(name)
+    app.open()
+    app.open_template(name)
+    app.page.evaluate(SMALL, next(SEEDS))
+    app.console.clear()
+    enter(app)
+    form = app.page.get_by_test_id("linear-widgets")
+    fields = form.get_by_test_id("app-mode-widget-item")
+    expect(fields).to_have_count(len(inputs))
+    keys = fields.evaluate_all("(all) => all.map((one) => one.dataset.widgetKey.split(':').slice(-2))")
+    assert [(int(node), widget) for node, widget in keys] == inputs, "the order of the form is the template's"
+    app.screenshot(f"app_{name}_before")
+    app.page.get_by_test_id("linear-run-button").get_by_role("button", name="Run", exact=True).click()
+    app.page.wait_for_function(SHOWN, timeout=LONGEST * 1000)
+    for node in {node for node, widget in inputs if widget == "acceptance_map"}:
+        app.finished(node)
+        assert form.locator("canvas").first.bounding_box()["width"] > 100
+    app.screenshot(f"app_{name}")
+    app.command(TOGGLE)
+    assert app.messages_about_our_code() == []
+
+
+@pytest.mark.parametrize("locale", PROMPTS)
+def test_labels_are_translated(app, locale):
+    app.set_language(locale)
+    app.open_template(FIRST)
+    enter(app)
+    labels = app.page.get_by_test_id("builder-widget-label")
+    expect(labels.first).to_have_text(PROMPTS[locale])
+    assert "acceptance_map" not in labels.all_inner_texts()
+    app.command(TOGGLE)
+    app.set_language("en")
