@@ -32,7 +32,7 @@ class Runtime:
         equal_products: Results of a test, by kind of matrix product and number of rows. The test checks whether one
             product of all rows is bitwise equal to separate products of tiles (groups of rows).
         invariance_reports: Results of the tests of batch invariance, by name of the test.
-        product_reports: Results of the trial of float32 products, by shapes of weights and numbers of threads.
+        product_reports: Results of the trial of float32 products, by heads, shapes of weights and numbers of threads.
         cpu_sample: Last measurement of the use of the CPU (:mod:`.engine.device.threads`).
         unsaved_files: Content of cache files that could not be written to the disk, by path.
         graph_failures: Reason why CUDA graphs are off for a model, by its decoder.

@@ -73,11 +73,11 @@ def _network_report(network: nn.Module, request: Request, counts: Sequence[int])
     named = [(name.rpartition(".")[2], weight) for name, weight in network.named_parameters()]
     weights = {it.shape: it for name, it in named if name in WEIGHTS and it.dtype == torch.float32}
     config = request.target.decoder.config
-    key = config, tuple(weights), counts
+    key = config.num_heads, config.num_kv_heads, config.head_dim, tuple(weights), counts
     reports = get_runtime().product_reports
     if key not in reports:
-        reports[key] = _run_trial(config, list(weights.values()), counts, request.check or (lambda: None))
-    return reports[key]
+        reports[key] = tuple(_run_trial(config, list(weights.values()), counts, request.check or (lambda: None)))
+    return ProductReport(*reports[key])
 
 
 def _run_trial(config: DecoderConfig, weights: Sequence[Tensor], counts: Sequence[int], check: Check) -> ProductReport:
