@@ -1,6 +1,7 @@
 """Alternatives in prompts: texts in braces, separated by bars. Braces can be nested.
 
-For example, `a {red|blue} house` expands to the prompts "a red house" and "a blue house".
+For example, `a {red|blue} house` expands to the prompts "a red house" and "a blue house". `{3::red|blue}` chooses red
+three times as often as blue. Other marks of packs for dynamic prompts are refused, because they would become words.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ MAX_CHARACTERS = 20_000
 MAX_DEPTH = 50
 """Maximum depth of nested groups, if all combinations are expanded. Each level copies the texts of the levels in it."""
 _TOKENS = re.compile(r"\\[{|}]|[{|}]")
+_WEIGHT = re.compile(r"\s*(\d{1,9}(?:\.\d{0,9})?)::")
+"""Weight at the beginning of an alternative."""
+_UNSUPPORTED = re.compile(r"(?<!\\)\{\s*-?\d[\d\s-]{0,20}\$\$|\$\{\w+|(?<!\w)__[^\W_][\w*/.-]{0,100}?__(?!\w)")
+"""Marks of other packs: `{2$$a|b}` chooses two alternatives, `${x}` is a variable, and `__x__` is a line of a file."""
 _PER_CHECK = 1000  # texts between two calls of the cancellation callback
 _Parts = list[Any]
 """Text as a list of parts that follow one another: texts, and results of `choose` (see `_parse`)."""
@@ -60,11 +65,17 @@ def expand_prompts(
 
     Raises:
         AdtError: If the result has more than `MAX_PROMPTS` prompts or `MAX_TOTAL` characters, or a prompt has groups
-            that are nested deeper than `MAX_DEPTH`. The sizes are computed before a prompt is expanded.
+            that are nested deeper than `MAX_DEPTH`. The sizes are computed before a prompt is expanded. Also if a
+            prompt has a mark that is not supported.
     """
     expanded: list[PromptEntry] = []
     characters = 0
     for index, prompt in enumerate(prompts):
+        if mode in (RANDOM, ALL) and (mark := _UNSUPPORTED.search(prompt.text[:MAX_CHARACTERS])):
+            raise AdtError(
+                f"choices: prompt '{prompt.id}', {shown(prompt.text)}, has the mark '{mark[0]}', which is not "
+                f"supported; write alternatives as {{red|blue}}, or choose '{OFF}' to keep the text."
+            )
         if mode not in (RANDOM, ALL) or len(prompt.text) > MAX_CHARACTERS or not _TOKENS.search(prompt.text):
             expanded.append(prompt)
             continue
@@ -96,7 +107,7 @@ def _checked_size(prompt: PromptEntry, most: int, most_characters: int) -> int:
                 raise AdtError(f"{name} brings the list to more than {MAX_TOTAL} characters; choose '{RANDOM}'.")
         return total
 
-    def choose(group: list[_Parts]) -> _Size:
+    def choose(group: list[_Parts], _: list[float]) -> _Size:
         sizes = [sized(parts) for parts in group]
         depth = 1 + max(size.depth for size in sizes)
         if depth > MAX_DEPTH:
@@ -106,14 +117,26 @@ def _checked_size(prompt: PromptEntry, most: int, most_characters: int) -> int:
     return sized(_parse(prompt.text, choose)).characters
 
 
-def _all_of(check: Check, group: list[_Parts]) -> list[str]:
+def _all_of(check: Check, group: list[_Parts], _: list[float]) -> list[str]:
     """Return the texts of all alternatives of a group."""
     return [text for parts in group for text in _combinations(parts, check)]
 
 
-def _one_of(generator: np.random.Generator, group: list[_Parts]) -> str:
+def _one_of(generator: np.random.Generator, group: list[_Parts], weights: list[float]) -> str:
     """Return the text of one alternative of a group."""
-    return "".join(group[generator.integers(len(group))])
+    total = sum(weights)
+    if total == 0 or len(set(weights)) == 1:
+        return "".join(group[generator.integers(len(group))])
+    return "".join(group[generator.choice(len(group), p=[weight / total for weight in weights])])
+
+
+def _take_weight(parts: _Parts) -> float:
+    """Remove the weight from the beginning of an alternative, and return it. The default is 1."""
+    match = _WEIGHT.match(parts[0]) if parts and isinstance(parts[0], str) else None
+    if match is None:
+        return 1.0
+    parts[0] = parts[0][match.end() :]
+    return float(match[1])
 
 
 def _combinations(parts: _Parts, check: Check) -> Iterator[str]:
@@ -124,14 +147,14 @@ def _combinations(parts: _Parts, check: Check) -> Iterator[str]:
         yield "".join(texts)
 
 
-def _parse(text: str, choose: Callable[[list[_Parts]], Any]) -> _Parts:
+def _parse(text: str, choose: Callable[[list[_Parts], list[float]], Any]) -> _Parts:
     """Parse a prompt.
 
     Two things are ordinary text: a brace without a matching brace, and a pair of braces without a bar between them.
 
     Args:
         text: Prompt.
-        choose: Function from the alternatives of a group to the part that replaces the group.
+        choose: Function from the alternatives of a group and their weights to the part that replaces the group.
 
     Returns:
         Parts of the text. Neighbouring texts are one part.
@@ -148,7 +171,7 @@ def _parse(text: str, choose: Callable[[list[_Parts]], Any]) -> _Parts:
         elif token[0] == "}" and len(groups) > 1:
             group = groups.pop()
             if len(group) > 1:
-                _append(groups[-1][-1], choose(group))
+                _append(groups[-1][-1], choose(group, [_take_weight(parts) for parts in group]))
             else:
                 _append(groups[-1][-1], "{", *group[0], "}")
         else:

@@ -143,12 +143,14 @@ def _read_text_file(path: Path) -> str:
 
 
 def parse_lines(text: str) -> list[PromptEntry]:
-    """Return one prompt per line. The id is the number of the line, from 1. Blank lines at the end are ignored.
+    """Return one prompt per line. The id is the number of the line, from 1.
+
+    Blank lines at the end are ignored, and so are lines that begin with "# ", which are comments.
 
     Args:
         text: Lines of prompts.
     """
-    return _numbered(_lines(text.rstrip()))
+    return [prompt for prompt in _numbered(_lines(text.rstrip())) if not f"{prompt.text} ".startswith("# ")]
 
 
 def non_blank(prompts: Iterable[PromptEntry]) -> list[PromptEntry]:

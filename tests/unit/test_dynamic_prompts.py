@@ -46,6 +46,49 @@ def test_all_combinations(text, expected):
     assert chosen == set(expected), "every combination must be chosen with some seed"
 
 
+def test_weights_of_alternatives():
+    """Weights change how often an alternative is chosen. The default weight is 1."""
+    text = "a {3::red|{0::dark|2.5::light} blue| 0.0::green} house"
+    assert texts(text, ALL) == ["a red house", "a dark blue house", "a light blue house", "a green house"]
+    chosen = [texts(text, RANDOM, seed)[0] for seed in range(400)]
+    assert set(chosen) == {"a red house", "a light blue house"}
+    assert 0.68 < chosen.count("a red house") / 400 < 0.82
+    assert texts("{0::a|0::b}", RANDOM)[0] in ("a", "b"), "if all weights are 0, they count as equal"
+    for literal in ("{3::house}", "3::a house", "a::b house"):
+        assert texts(literal, ALL) == [literal]
+
+
+def test_equal_weights_choose_like_no_weights():
+    """The choices of a seed must stay the same."""
+    for seed in range(20):
+        assert texts("{2::a|2::b|2::c}", RANDOM, seed) == texts("{a|b|c}", RANDOM, seed)
+
+
+@pytest.mark.parametrize("mode", [RANDOM, ALL])
+@pytest.mark.parametrize(
+    "text, mark",
+    [
+        ("{2$$red|blue} house", "{2$$"),
+        ("a {1-2$$ and $$red|blue} house", "{1-2$$"),
+        ("{-2$$red|blue}", "{-2$$"),
+        ("a __color__ house", "__color__"),
+        ("a {red|__colors/dark*__} house", "__colors/dark*__"),
+        ("${x=red} house", "${x"),
+    ],
+)
+def test_marks_of_other_packs_are_refused(mode, text, mark):
+    """The model would read them as words."""
+    with pytest.raises(AdtError) as caught:
+        texts(f"a cat\n{text}", mode)
+    assert f"choices: prompt '2', {text!r}, has the mark '{mark}', which is not supported; write" in str(caught.value)
+    assert texts(text, OFF) == [text]
+
+
+@pytest.mark.parametrize("text", ["a price of $$ 5", "snake__case", "fill in ____ here", "{$5|$6}", "_a_", r"\{2$$"])
+def test_similar_texts_are_no_marks(text):
+    assert texts(text, ALL) == (["$5", "$6"] if "|" in text else [text.replace("\\", "")])
+
+
 def test_combinations_become_prompts_with_numbered_ids():
     prompts = [PromptEntry("7", "{a|b} cat", 5), PromptEntry("x", "a dog"), PromptEntry("9", "{only|only} one")]
     assert expand_prompts(prompts, ALL) == [

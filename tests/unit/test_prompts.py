@@ -155,6 +155,12 @@ def test_blank_prompts_are_reported(tmp_path):
     assert blank_note(parse_lines("\n" * 9 + "a")).endswith("left out: '1', '2', '3', '4', '5' and others.")
 
 
+def test_comments_in_plain_text_are_ignored():
+    """The ids are still the numbers of the lines. A prompt may begin with "#"."""
+    found = parse_lines("# houses\na house\n #\n#1 on a shirt\n  # the end")
+    assert found == [PromptEntry("2", "a house"), PromptEntry("4", "#1 on a shirt")]
+
+
 def test_the_first_non_blank_caption_is_used(tmp_path):
     annotations = [{"image_id": 3, "id": id, "caption": text} for id, text in enumerate([" ", "a cat", "a dog"])]
     (tmp_path / "coco.json").write_text(json.dumps({"annotations": annotations}), encoding="utf-8")
