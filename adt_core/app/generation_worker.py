@@ -201,8 +201,9 @@ class GenerationWorker:
         # The order of the methods alternates, so that changes of the machine's load affect both methods.
         for job in jobs[:: 1 if self._turns % 2 else -1]:
             yield from self._decoded(part, job)
-        images = [part.compared(self._job, self._plain, image) for image in range(len(part.numbers))]
-        yield GenerationProgress(images=images)
+        yield GenerationProgress(
+            images=[part.compared(self._job, self._plain, image) for image in range(len(part.numbers))]
+        )
 
 
 class _Part:
