@@ -9,6 +9,10 @@ WEB_DIRECTORY = "./js"
 
 async def comfy_entrypoint():
     """Return the extension with the pack's nodes (ComfyUI's V3 entry point)."""
-    from .nodes import ADTTreeExtension
+    from .adt_core.errors import naming_missing_libraries
+
+    comfyui = "comfy", "comfy_api", "folder_paths", "nodes", "server"
+    with naming_missing_libraries(others=comfyui):
+        from .nodes import ADTTreeExtension
 
     return ADTTreeExtension()

@@ -87,7 +87,7 @@ def explanation(report: dict) -> str:
     cost = report["tau"] / report["speedup"]
     return (
         f"Why {report['speedup']:.2f}x: with drafts, a pass gave {report['tau']:.1f} tokens and took {cost:.1f} times "
-        "as long on this machine. On a GPU, drafts cost less time, above all with a larger model."
+        "as long on this machine. On a GPU or with a larger model, a plain round costs more, and drafts save more."
     )
 
 
@@ -146,14 +146,15 @@ def total(seconds: float, run: str) -> str:
 
 
 def summary(counts: Counter[str]) -> str:
-    """Return the last line of a run: how many tests passed, failed, and did not run for each reason.
+    """Return the last line of a run: how many tests passed, failed, were slow, and did not run for each reason.
 
     Args:
-        counts: Number of tests by outcome. An outcome is "passed", "failed", or the reason why tests did not run.
+        counts: Number of tests by outcome. An outcome is "passed", "failed", or a text such as the reason why tests did
+            not run.
     """
     parts = [f"{counts['passed']:,} passed"] + [f"{counts['failed']:,} FAILED"] * bool(counts["failed"])
-    left_out = [f"{number:,} {reason}" for reason, number in counts.items() if reason not in ("passed", "failed")]
-    return "; ".join(parts + left_out)
+    others = [f"{number:,} {outcome}" for outcome, number in counts.items() if outcome not in ("passed", "failed")]
+    return "; ".join(parts + others)
 
 
 def _pytest(counts: Counter[str], *options: str) -> int:

@@ -4,6 +4,8 @@ A drafter proposes a tree of the next tokens. The target model verifies the enti
 
 The names of the public API are imported on first use, so that `import adt_core` is fast:
 
+- `Pipeline` loads a model and generates images from texts. Most programs need nothing else. The other names are its
+  parts.
 - `load_target` returns a `Target`: the model that generates images. Its method `encode_prompt` returns an
   `EncodedPrompt`.
 - `load_drafter` returns a drafter for a target.
@@ -14,6 +16,7 @@ The names of the public API are imported on first use, so that `import adt_core`
 """
 
 __all__ = [
+    "Pipeline",
     "AdtError",
     "PromptTooLongError",
     "Sampling",

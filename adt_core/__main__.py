@@ -2,7 +2,7 @@
 
 import sys
 
-from .errors import INTERRUPTED
+from .errors import INTERRUPTED, missing_library
 
 try:
     from .cli import main
@@ -11,4 +11,9 @@ try:
 except KeyboardInterrupt:  # during the imports of the command line
     print(INTERRUPTED, file=sys.stderr)
     code = 130
+except Exception as error:  # during the imports, too
+    if not (sentence := missing_library(error)):
+        raise
+    print(f"error: {sentence}", file=sys.stderr)
+    code = 1
 sys.exit(code)

@@ -1,6 +1,7 @@
 """Objects of the public API, which `adt_core` imports from here on first use."""
 
 from .app.checkpoints import load_drafter, load_target
+from .app.pipeline import Pipeline
 from .engine.decoding import Decoding
 from .errors import AdtError, PromptTooLongError
 from .models.target import EncodedPrompt, Target
@@ -14,6 +15,7 @@ __all__ = [
     "Drafting",
     "EncodedPrompt",
     "Lantern",
+    "Pipeline",
     "PromptTooLongError",
     "Round",
     "Sampling",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .app import args
-from .errors import INTERRUPTED, AdtError, is_out_of_memory, one_line, substitute_inputs
+from .errors import INTERRUPTED, AdtError, is_out_of_memory, missing_library, one_line, substitute_inputs
 from .policies.recipe import Loading, Recipe, method_options
 from .rules.settings import Lantern, Option, Sampling, Section
 from .terminal import escape_unencodable, print_result, tolerant_stderr
@@ -69,6 +69,8 @@ def _message(error: Exception) -> str:
         return "not enough memory for this model and batch; try a smaller --batch-size, or --dtype bfloat16."
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}."
+    if sentence := missing_library(error):
+        return sentence
     return (
         f"unexpected {type(error).__name__}: {one_line(str(error))}. This is a bug in ADT-Tree; please report it "
         "with the output of --debug."

@@ -2,8 +2,10 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 Check = Callable[[], None]
@@ -100,6 +102,74 @@ def pip_install(packages: str) -> str:
     return f"{_python()} -m pip install {packages}"
 
 
+_PACKAGES = {"PIL": "pillow", "bs4": "beautifulsoup4", "yaml": "pyyaml"}
+"""Names under which pip knows libraries that are imported by another name."""
+
+
+def failed_library(error: BaseException | None) -> str:
+    """Return the name of the library that is missing or cannot be loaded, or "" if the error has another reason.
+
+    Libraries that import others may raise any exception with the first error as its cause. A torchvision that was built
+    for another version of PyTorch raises RuntimeError.
+
+    Args:
+        error: Any exception.
+    """
+    if error is None:
+        return ""
+    if cause := failed_library(error.__cause__):
+        return cause
+    if re.search(r"\btorchvision\b", str(error), re.IGNORECASE):
+        return "torchvision"
+    if not isinstance(error, ImportError):
+        return ""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    module = error.name or (frames[-1].f_globals.get("__name__", "") if frames else "")
+    library = module.split(".")[0]
+    return "" if library in (__name__.split(".")[0], "__main__") else library
+
+
+def missing_library(error: BaseException) -> str:
+    """Return a sentence with the pip command for a library that is missing or cannot be loaded.
+
+    Args:
+        error: Any exception.
+
+    Returns:
+        The sentence, or "" if the error has another reason.
+    """
+    library = failed_library(error)
+    if not library:
+        return ""
+    package = _PACKAGES.get(library, library)
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == library:
+        return f"'{library}' is not installed in the Python in use; run {pip_install(package)}"
+    if library == "torchvision":  # the version of torch is named so that pip does not replace torch
+        with suppress(PackageNotFoundError):
+            package += f" torch=={version('torch').partition('+')[0]}"
+    reason = one_line(str(_first_cause(error)))[:200]
+    return f"'{library}' can't be loaded ({reason}); run {pip_install(f'--upgrade {package}')}"
+
+
+@contextmanager
+def naming_missing_libraries(others: Container[str] = ()) -> Iterator[None]:
+    """Convert the error of an import in the block to an AdtError if a library is missing or cannot be loaded.
+
+    Args:
+        others: Names of modules that pip cannot install. Their errors are not converted.
+    """
+    try:
+        yield
+    except Exception as error:
+        if failed_library(error) in others or not (sentence := missing_library(error)):
+            raise
+        raise AdtError(sentence) from error
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    return error if error.__cause__ is None else _first_cause(error.__cause__)
+
+
 def _python() -> str:
     return _quoted(sys.executable) or "python"
 
@@ -148,7 +218,7 @@ def wrap_library_errors(message: Callable[[str], str]) -> Iterator[None]:
         is_panic = type(error).__module__ == "pyo3_runtime"
         if is_out_of_memory(error) or not (is_panic or isinstance(error, Exception)):
             raise
-        raise AdtError(message(one_line(str(error))[:300])) from error
+        raise AdtError(missing_library(error) or message(one_line(str(error))[:300])) from error
 
 
 def one_line(text: str) -> str:

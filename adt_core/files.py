@@ -7,14 +7,17 @@ folder could lead out of it. So files in such a folder are never written through
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 from uuid import uuid4
 
@@ -94,6 +97,65 @@ def is_regular(path: Path) -> bool:
     return True
 
 
+def is_hidden(path: str | PurePath) -> bool:
+    """Return whether a part of a relative path has a hidden name, which begins with a dot.
+
+    Hidden files are never images, captions, lists or weights. macOS, for example, stores attributes of 1.jpg in ._1.jpg
+    on disks and network shares of other systems.
+
+    Args:
+        path: Name of a file, or its path relative to the folder that the user has chosen.
+    """
+    return any(part.startswith(".") for part in PurePath(path).parts)
+
+
+def list_visible(folder: Path, pattern: str) -> list[Path]:
+    """Return the paths in a folder that match a pattern and are not hidden, in sorted order.
+
+    Args:
+        folder: The folder. It may be hidden itself.
+        pattern: Glob pattern, such as "*.png", or "**/*" for all subfolders.
+    """
+    return sorted(path for path in folder.glob(pattern) if not is_hidden(path.relative_to(folder)))
+
+
+def is_writable(folder: Path) -> bool:
+    """Return whether files can be created in a folder, or in the nearest folder above it if it does not exist.
+
+    This function creates a temporary file. Permissions alone do not tell whether a network share is read-only.
+
+    Args:
+        folder: The folder.
+    """
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    try:
+        with TemporaryFile(dir=existing):
+            return True
+    except OSError:
+        return False
+
+
+def folded(text: str) -> str:
+    """Return a text in a form that is equal for upper and lower case, and for both ways to encode accents.
+
+    Args:
+        text: Any text. macOS and some programs encode "é" as two characters (the Unicode normal form NFD).
+    """
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
+
+
+def path_key(path: str | Path) -> str:
+    """Return a text that is equal for all spellings of a path, also if the path does not exist.
+
+    On the usual disks of Windows and macOS, names that differ only in case or Unicode normal form are the same file.
+    Everywhere else, such names are rare, so they also count as the same.
+
+    Args:
+        path: Relative or absolute path, possibly with links.
+    """
+    return folded(os.path.realpath(os.path.expanduser(path)))
+
+
 def check_utf8(path: Path, named: str) -> None:
     """Check that the Rust libraries safetensors and tokenizers can open a path.
 
@@ -132,6 +194,21 @@ def read_text(path: Path, most: int, errors: str = "strict") -> str:
         return file.read(most * 2**20)  # limited, as another process may enlarge the file
 
 
+def foreign_text(content: bytes) -> str:
+    """Return a description of content that is not UTF-8 text, with its probable encoding, for error messages.
+
+    Args:
+        content: Beginning of a file. Text in UTF-16 without a byte order mark can be valid UTF-8 with null characters.
+    """
+    encoding = "Windows-1252"
+    with suppress(UnicodeDecodeError):  # single letters with accents are no pairs of bytes, so they can't be decoded
+        if not codecs.getincrementaldecoder("gb2312")().decode(content).isascii():
+            encoding = "GBK"
+    if b"\0" in content or content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "UTF-16"
+    return f"not a UTF-8 text file (but probably in {encoding}, or not text)"
+
+
 def reason(error: Exception) -> str:
     """Return the message of an error without the file name.
 
@@ -148,7 +225,9 @@ def is_device(name: str) -> bool:
         name: Name without folders.
     """
     stem = name.split(".")[0].strip().upper()
-    return stem in ("CON", "PRN", "AUX", "NUL") or re.fullmatch("(COM|LPT)[0-9¹²³]", stem) is not None
+    return (
+        stem in ("CON", "CONIN$", "CONOUT$", "PRN", "AUX", "NUL") or re.fullmatch("(COM|LPT)[0-9¹²³]", stem) is not None
+    )
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -197,8 +276,21 @@ def write(path: Path, content: bytes | memoryview) -> None:
     Raises:
         AdtError: If the file cannot be written.
     """
+    write_with(path, lambda file: file.write(content))
+
+
+def write_with(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """Write a file of any size like :func:`write`, without its content in memory.
+
+    Args:
+        path: The file.
+        fill: Function that writes the content to an open file. It may be called again with a new, empty file.
+
+    Raises:
+        AdtError: If the file cannot be written.
+    """
     with writing(path):
-        _replace(Path(os.path.realpath(path)), content)
+        _replace(Path(os.path.realpath(path)), fill)
 
 
 def write_in(folder: Path, name: str, content: bytes | memoryview) -> None:
@@ -215,7 +307,7 @@ def write_in(folder: Path, name: str, content: bytes | memoryview) -> None:
     *subfolders, last = PurePath(name).parts
     place = inside(folder, *subfolders) / last
     with writing(place):
-        _replace(place, content)
+        _replace(place, lambda file: file.write(content))
 
 
 def inside(folder: Path, *names: str) -> Path:
@@ -313,26 +405,40 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _replace(place: Path, content: bytes | memoryview) -> None:
+def _replace(place: Path, fill: Callable[[BinaryIO], object]) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(place.parent)
     part = place.with_name(f".{uuid4().hex}{PART}")  # a short name: that of `place` may have the maximum length
     try:
-        _write_and_rename(part, content, place)
+        _write_and_rename(part, fill, place)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _write_and_rename(part: Path, content: bytes | memoryview, place: Path) -> None:
-    """Write `part`, flush it to the disk, and rename it to `place`."""
+def _write_and_rename(part: Path, fill: Callable[[BinaryIO], object], place: Path) -> None:
+    """Write `part`, flush it to the disk, rename it to `place`, and flush the folder."""
     with open(part, "wb") as file:
-        file.write(content)
+        fill(file)
         file.flush()
         os.fsync(file.fileno())
     try:
         os.replace(part, place)
     except FileNotFoundError:  # another process has removed `part`; each process does so only once
-        _write_and_rename(part, content, place)
+        _write_and_rename(part, fill, place)
+    _flush_folder(place.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Flush the names of a folder's files to the disk, so that a power cut does not undo a rename.
+
+    Windows cannot open folders, and some network file systems cannot flush them.
+    """
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 @cached_per_runtime

@@ -29,9 +29,11 @@ TEMPLATES = {
     "attention without the fast kernel, which is slower.",
     "download.checking": "Checking files that are already there",
     "download.done": "{model} is downloaded",
+    "download.licence": "licence: {licence} ({page})",
     "download.listing": "Asking the Hub for the list of files",
     "download.progress": "Downloading: {done} of {total} {unit}",
     "download.rate": "Downloading: {done} of {total} {unit}, {rate} MB/s, {left} left",
+    "download.retrying": "The Hub did not answer properly ({failed} of {tries} attempts); next attempt in {seconds} s",
     "download.waiting": "Waiting for another download to the same folder",
     "model.missing": "{model} is not installed; set if_missing to 'download' and run again",
     "model.preview": "This is a preview of the tokens; GLM-Image Decode makes the image from them.",
@@ -140,5 +142,5 @@ def find_message(text: str) -> str:
     Returns:
         The message. If no template without parameters equals the text, the text itself.
     """
-    keys = [key for key, template in TEMPLATES.items() if template == text]
+    keys = [key for key, template in TEMPLATES.items() if template == text and "{" not in template]
     return message(keys[0]) if keys else text

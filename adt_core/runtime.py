@@ -32,6 +32,8 @@ class Runtime:
         equal_products: Results of a test, by kind of matrix product and number of rows. The test checks whether one
             product of all rows is bitwise equal to separate products of tiles (groups of rows).
         invariance_reports: Results of the tests of batch invariance, by name of the test.
+        product_reports: Results of the trial of float32 products, by heads, shapes of weights and numbers of threads.
+        cpu_sample: Last measurement of the use of the CPU (:mod:`.engine.device.threads`).
         unsaved_files: Content of cache files that could not be written to the disk, by path.
         graph_failures: Reason why CUDA graphs are off for a model, by its decoder.
         capture_failure: Reason why CUDA graphs are off for all models; "" if they are on.
@@ -46,6 +48,8 @@ class Runtime:
         self.kernel_failure = ""
         self.kernel_choices: WeakKeyDictionary[Any, tuple] = WeakKeyDictionary()
         self.invariance_reports: dict[str, Any] = {}
+        self.product_reports: dict[Hashable, Any] = {}
+        self.cpu_sample: Any = None
         self.unsaved_files: dict[Path, dict] = {}
         self.graph_failures: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self.capture_failure = ""

@@ -21,6 +21,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,7 +116,7 @@ def generate(checkout: Checkout, options: list[str], prompts: list[str], folder:
         checkout: Checkout that runs the command.
         options: Options of ``generate``.
         prompts: Prompts of the run.
-        folder: Folder for temporary files.
+        folder: Empty folder for temporary files. An existing run would be resumed.
 
     Raises:
         SystemExit: If the command fails.
@@ -123,15 +124,27 @@ def generate(checkout: Checkout, options: list[str], prompts: list[str], folder:
     files = {
         "prompts": folder / "prompts.txt",
         "output": folder / "picture.png",
-        "tokens": folder / "tokens.json",
-        "trace": folder / "trace.json",
+        "tokens": folder / "tokens.jsonl",
+        "trace": folder / "trace.jsonl",
     }
     files["prompts"].write_text("\n".join(prompts) + "\n", encoding="utf-8")
     file_options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
     checkout.run(["generate", *file_options, "--device", "cpu", "--dtype", "float32", *options])
-    tokens = json.loads(files["tokens"].read_text(encoding="utf-8"))["tokens"]
-    decodings = json.loads(files["trace"].read_text(encoding="utf-8"))["decodings"]
-    return Output(tokens, [[_compared(round) for round in decoding["rounds"]] for decoding in decodings])
+    tokens = _images(files["tokens"], "tokens", lambda content: content["tokens"])
+    rounds = _images(files["trace"], "rounds", lambda content: [one["rounds"] for one in content["decodings"]])
+    return Output(tokens, [[_compared(round) for round in image] for image in rounds])
+
+
+def _images(path: Path, name: str, earlier: Callable[[dict], list]) -> list:
+    """Return an entry of each image, from JSON Lines or from the single object that earlier commits have written.
+
+    Args:
+        path: The file.
+        name: Name of the entry in the line of an image.
+        earlier: Function from the object of an earlier commit to the entries.
+    """
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [line[name] for line in lines] if "image" in lines[0] else earlier(lines[0])
 
 
 def _compared(round: dict) -> list:
@@ -197,7 +210,9 @@ def main() -> None:
         for name, seed in runs:
             options = _options(name, seed, args.keep)
             prompts = captions(FIRST_CAPTION, BATCHED_PROMPTS if "--at-once" in options else args.prompts)
-            old, new = (generate(checkout, options, prompts, Path(folder)) for checkout in (before, now))
+            old, new = (
+                generate(checkout, options, prompts, Path(tempfile.mkdtemp(dir=folder))) for checkout in (before, now)
+            )
             found = difference(old, new, compare_rounds="auto" not in options)
             different += bool(found)
             rounds = sum(map(len, new.rounds))

@@ -19,6 +19,7 @@ import {
 import { Run } from "./map_model.js";
 import { maps, NodeMap } from "./node_map.js";
 import { openedFile } from "./opened_file.js";
+import { own } from "./own.js";
 import { onPreference } from "./preferences.js";
 import { homesOf, keep, noteHomes, parts, remember, seen } from "./runs.js";
 import { Budget } from "./saved_map.js";
@@ -39,7 +40,7 @@ const running = { id: null, workflow: undefined };
  */
 function homeOf(prompt, node, workflow) {
   const homes = homesOf(prompt);
-  if (homes) return homes[node];
+  if (homes) return own(homes, node);
   return workflow && workflow !== openWorkflow() ? undefined : maps.get(nodeAt(node))?.home;
 }
 

@@ -8,6 +8,7 @@
 
 import { api } from "../../scripts/api.js";
 import { app } from "../../scripts/app.js";
+import { own } from "./own.js";
 
 /** @typedef {import("@comfyorg/comfyui-frontend-types").ComfyApp} ComfyApp */
 /** @typedef {import("@comfyorg/comfyui-frontend-types").ComfyExtension} ComfyExtension */
@@ -297,7 +298,7 @@ export function inputOptions(node, name) {
 /** The options of an input in `definition`, which is the server's definition of a node type, or undefined. */
 export function optionsIn(definition, name) {
   const { required, optional } = definition?.input ?? {};
-  return (required?.[name] ?? optional?.[name])?.[1];
+  return (own(required, name) ?? own(optional, name))?.[1];
 }
 
 /** Whether the server runs this node. It does not run subgraphs, reroutes, and nodes that are muted or bypassed. */

@@ -1,5 +1,7 @@
 /** Translation of the server's messages, see adt_core/messages.py. */
 
+import { own } from "./own.js";
+
 /**
  * Part of a message: its English text, the key of its template, and the values for the names in braces in the template.
  *
@@ -21,6 +23,6 @@ export function translate(parts) {
 
 /** @param {Part} part */
 function translatePart({ text, key, parameters = {} }) {
-  if (!key || !Object.hasOwn(templates, key)) return text;
-  return templates[key].replace(/\{(\w+)\}/g, (place, name) => String(parameters[name] ?? place));
+  const template = key ? own(templates, key) : undefined;
+  return template?.replace(/\{(\w+)\}/g, (place, name) => String(own(parameters, name) ?? place)) ?? text;
 }

@@ -4,6 +4,7 @@
  */
 
 import { findWidget, listen, nodesOf, optionsIn, refreshLabel, registerExtension, setLabels } from "./comfy.js";
+import { own } from "./own.js";
 import { downloadLabel } from "./texts.js";
 
 const LOADER = "ADTTreeModelLoader";
@@ -16,7 +17,7 @@ function readDownloads(definition) {
 }
 
 function label(name) {
-  const model = downloads[name];
+  const model = own(downloads, name);
   return model ? `${name} (${downloadLabel(model.size, model.fits)})` : (name ?? "");
 }
 

@@ -31,6 +31,7 @@ import {
 import { bitmapOf, inheritPreviews, showPreviews } from "./images.js";
 import { FIGURES } from "./map_model.js";
 import { MapPanel } from "./map_panel.js";
+import { own } from "./own.js";
 import { preference } from "./preferences.js";
 import { current } from "./renamed.js";
 import { keep, latest, load, noteShown, recall } from "./runs.js";
@@ -213,9 +214,9 @@ export class NodeMap {
   }
 
   async #unpack({ travelled, file, budget }) {
-    const own = executionIds(this.node).find((id) => Object.hasOwn(travelled, id));
+    const id = executionIds(this.node).find((id) => Object.hasOwn(travelled, id));
     try {
-      const saved = (travelled[own]?.parts ?? []).slice(0, 2).map((map) => checkMap(map, budget));
+      const saved = (own(travelled, id)?.parts ?? []).slice(0, 2).map((map) => checkMap(map, budget));
       const image = saved.length ? await imageInFile(await file, saved[0]) : null;
       const shown = image === null ? {} : { image };
       return await Promise.all(saved.map((map, part) => load(map, { part, ...shown }, budget)));
@@ -275,7 +276,7 @@ export class NodeMap {
 
   /** A sentence on why the node does not run (muted or bypassed), or "". */
   get off() {
-    return texts.off[this.node.mode] ?? "";
+    return own(texts.off, this.node.mode) ?? "";
   }
 
   drawn() {
@@ -313,7 +314,7 @@ function parse(text, type) {
 function changedWidgets(node, saved) {
   const queued = Object.fromEntries(Object.entries(saved).map(([name, value]) => [name, current(node, name, value)]));
   return widgetsOf(node)
-    .filter(({ name, value }) => name in queued && !isSame(queued[name], value) && !isLinked(node, name))
+    .filter(({ name, value }) => Object.hasOwn(queued, name) && !isSame(queued[name], value) && !isLinked(node, name))
     .map((widget) => ({ node, widget, was: queued[widget.name] }));
 }
 

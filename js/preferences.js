@@ -1,6 +1,7 @@
 /** Page of this pack in ComfyUI's settings, and badge of this pack on the settings page "About". */
 
 import { getSetting, registerExtension, setSetting } from "./comfy.js";
+import { own } from "./own.js";
 
 const SPEEDS = ["Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "No drafting"]; // as in nodes/drafting.py
 const RENAMED = { Plain: "No drafting" }; // old value of a setting -> its new name
@@ -37,7 +38,7 @@ export function onPreference(name, listener) {
 export function preference(name) {
   const { id, defaultValue } = SETTINGS[name];
   const value = getSetting(id) ?? defaultValue;
-  return RENAMED[value] ?? value;
+  return own(RENAMED, value) ?? value;
 }
 
 function notify(name, value) {

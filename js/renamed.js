@@ -10,10 +10,11 @@ import {
   subgraphOf,
   widgetsOf,
 } from "./comfy.js";
+import { own } from "./own.js";
 
 /** The new name of an input's value, or the value itself if it was not renamed. */
 export function current(node, name, value) {
-  return inputOptions(node, name)?.renamed?.[value] ?? value;
+  return own(inputOptions(node, name)?.renamed, value) ?? value;
 }
 
 function rename(node) {

@@ -10,6 +10,7 @@
 
 import { fetchHistory } from "./comfy.js";
 import { Run } from "./map_model.js";
+import { own } from "./own.js";
 import { unpack } from "./saved_map.js";
 
 // Limits:
@@ -115,7 +116,7 @@ export function noteHomes(prompt, homes) {
 
 /** The homes of a prompt, or null if this tab did not queue the prompt. Cached, because every message needs them. */
 export function homesOf(prompt) {
-  if (!knownHomes.has(prompt)) knownHomes.set(prompt, stored().queued[prompt] ?? null);
+  if (!knownHomes.has(prompt)) knownHomes.set(prompt, own(stored().queued, prompt) ?? null);
   return knownHomes.get(prompt);
 }
 
@@ -123,7 +124,7 @@ export function homesOf(prompt) {
 export function noteShown(home, references) {
   if (!references.length) return;
   store(({ shown }) => {
-    const before = (shown[home] ?? []).filter(([first]) => first.id !== references[0].id);
+    const before = (own(shown, home) ?? []).filter(([first]) => first.id !== references[0].id);
     delete shown[home]; // the next line adds it again as the newest key
     shown[home] = [...before, references].slice(-PER_NODE);
     dropOldest(shown, IN_MEMORY);
@@ -138,7 +139,7 @@ export function noteShown(home, references) {
  * is `references`.
  */
 export function latest(home, references) {
-  const shown = stored().shown[home];
+  const shown = own(stored().shown, home);
   const isEarlier = !references.length || shown?.some((group) => group.some(({ id }) => id === references[0].id));
   if (!shown || !isEarlier) return references;
   const [previous] = shown.at(-2) ?? [];

@@ -1,5 +1,7 @@
 /** Texts of the acceptance map, the Settings node and the context menus, in the languages of the folder `locales`. */
 
+import { own } from "./own.js";
+
 /** `name` of a `Difference` (see caption.js) in a prompt's text. For other differences, `name` is the input's name. */
 export const PROMPT = Symbol("prompt");
 
@@ -225,10 +227,10 @@ export function setLanguage(locale) {
 /** The displayed name of a method, or the method itself if it has none. */
 export function methodName(method) {
   const [, tree] = /^static:(.+)/.exec(method) ?? [];
-  return tree ? texts.staticTree(tree) : (texts.methods[method] ?? method);
+  return tree ? texts.staticTree(tree) : (own(texts.methods, method) ?? method);
 }
 
 /** The text after the name of a model that is not installed. @param {"" | "int8" | "int4" | "no"} fits see downloading.py */
 export function downloadLabel(size, fits) {
-  return texts.download[fits](size);
+  return own(texts.download, fits)?.(size) ?? size;
 }

@@ -5,6 +5,7 @@
 
 import { fetchTranslations, isOurs, language, registerExtension, setLabels, widgetsOf } from "./comfy.js";
 import { setTemplates } from "./messages.js";
+import { own } from "./own.js";
 
 let nodes = {}; // type of a node -> its texts in locales/.../nodeDefs.json
 
@@ -23,8 +24,8 @@ registerExtension({
   nodeCreated(node) {
     if (!isOurs(node)) return;
     for (const widget of widgetsOf(node)) {
-      const labels = nodes[node.comfyClass]?.inputs?.[widget.name]?.options;
-      if (labels) setLabels(widget, (value) => labels[value] ?? value ?? "");
+      const labels = own(own(nodes, node.comfyClass)?.inputs, widget.name)?.options;
+      if (labels) setLabels(widget, (value) => own(labels, value) ?? value ?? "");
     }
   },
 });

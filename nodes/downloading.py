@@ -6,7 +6,6 @@ If other machines can reach this ComfyUI, downloads are refused unless the owner
 import ipaddress
 import logging
 import math
-import os
 from pathlib import Path
 
 import comfy.model_management as mm
@@ -14,12 +13,13 @@ from comfy.cli_args import args
 from server import PromptServer
 
 from ..adt_core.app.checkpoints import find_published
-from ..adt_core.app.download import DownloadProgress, download, find_parts
+from ..adt_core.app.download import DownloadPart, DownloadProgress, download, find_parts, terms
 from ..adt_core.app.inspect import inspect
+from ..adt_core.environment import variable
 from ..adt_core.errors import AdtError
-from ..adt_core.messages import message
+from ..adt_core.messages import join, message
 from ..adt_core.models.downloads import Published
-from ..adt_core.models.reading.paths import home_of, name_of
+from ..adt_core.models.reading.paths import STAGE, home_of, name_of
 from . import folders
 from .runtime import Progress, check_cancelled, tell
 
@@ -46,36 +46,57 @@ def download_missing(name: str, node_id: str) -> None:
     """
     path = folders.installed(name)
     row = find_published(folders.plain(name) if path is None else name_of(Path(path)))
-    if row is not None and not (path is not None and _is_complete(path)):
-        fetch(row, Path(home_of(Path(path))) if path is not None else folders.home(), node_id)
+    if row is None:
+        return
+    is_complete = path is not None and _is_complete(path)
+    # An incomplete folder of another pack stays as it is: the model is downloaded to a folder of this pack.
+    is_here = path is not None and (is_complete or folders.is_own(path))
+    home = Path(home_of(Path(path))) if path is not None and is_here else folders.home()
+    parts = find_parts(row.name, home, folders.drafters_home())
+    if path is not None and is_complete:
+        parts = [part for part in parts if not part.is_complete and _is_wanted(part, row, path)]
+    if parts:
+        fetch(parts, node_id)
 
 
-def fetch(row: Published, home: Path, node_id: str) -> None:
-    """Download a published model to a folder of models.
+def _is_wanted(part: DownloadPart, row: Published, path: str) -> bool:
+    """Return whether to complete a part although the target itself is complete.
+
+    This is the case for the published drafter, unless it is in another folder, and for GLM-Image's second stage, unless
+    none of it is there: single files may replace the second stage.
+    """
+    if part.download == row.drafter:
+        return folders.drafter_for(path) in (*folders.WITHOUT_FILES, str(part.folder))
+    return any((part.folder / name).is_dir() for name in part.download.weights if name not in ("", STAGE))
+
+
+def fetch(parts: list[DownloadPart], node_id: str) -> None:
+    """Download parts of a published model.
 
     Args:
-        row: The model.
-        home: Folder of models.
+        parts: The parts.
         node_id: Node that shows the progress.
 
     Raises:
         AdtError: If downloads are not allowed here, or the download fails.
         InterruptProcessingException: If the user has cancelled the run.
     """
-    _refuse_shared_server(row)
+    _refuse_shared_server(parts)
     bar: list[Progress] = []
+    licence = terms(parts)
 
-    def report(transfer: DownloadProgress) -> None:
-        total = transfer.total or 1  # the total is 0 until the server has sent the size
+    def report(progress: DownloadProgress) -> None:
+        total = progress.total or 1
+        text = join([progress.message, licence], "; ")
         if not bar or bar[0].total != total:
             bar[:] = [Progress(total, node_id, None)]
-        if transfer.total:
-            bar[0].update(transfer.done, transfer.message)
+        if progress.total:
+            bar[0].update(progress.done, text)
         else:
-            bar[0].say(transfer.message)
+            bar[0].say(text)
 
-    download(find_parts(row.name, home, folders.drafters_home()), report, check_cancelled)
-    tell(message("download.done", model=row.name), logging.INFO, is_lasting=False)
+    download(parts, report, check_cancelled)
+    tell(message("download.done", model=parts[0].download.name), logging.INFO, is_lasting=False)
     PromptServer.instance.send_sync(_EVENT, offered_downloads())
 
 
@@ -106,14 +127,14 @@ def _is_complete(path: str) -> bool:
     return not found["missing"] and not found["to_do"]
 
 
-def _refuse_shared_server(row: Published) -> None:
+def _refuse_shared_server(parts: list[DownloadPart]) -> None:
     """Raise AdtError if other machines can reach this ComfyUI and its owner has not allowed downloads."""
     shared = [address for address in args.listen.split(",") if not _is_loopback(address.strip())]
-    if shared and os.environ.get(ALLOWED) != "1":
+    if shared and variable(ALLOWED) != "1":
+        by_hand = f"{parts[0].download.command(parts[0].home)}` ({terms(parts)})"
         raise AdtError(
             f"`if_missing`: downloads are off, because this ComfyUI listens on {shared[0]} and others could fill its "
-            f"disk; set the environment variable {ALLOWED}=1 to allow them, or {row.how_to_get(folders.home())} on the "
-            "server."
+            f"disk; set the environment variable {ALLOWED}=1 to allow them, or run `{by_hand} on the server."
         )
 
 

@@ -15,12 +15,15 @@ from ..adt_core.app.checkpoints import find_published, is_target_config, is_targ
 from ..adt_core.app.loading import default_drafter
 from ..adt_core.drafters import DRAFTERS
 from ..adt_core.errors import AdtError, shown
-from ..adt_core.files import is_device, parse_json, read_text
+from ..adt_core.files import is_device, is_hidden, is_writable, parse_json, read_text
 from ..adt_core.models.downloads import Published
 from ..adt_core.models.glm_pixels import KIND
 from ..adt_core.models.reading.paths import BUNDLED, STAGE, name_of
+from .extra_paths import default_folders
 
 MODELS_KEY, DRAFTERS_KEY = "ar_image_models", "ar_image_drafters"  # keys of `extra_model_paths.yaml`
+_OWN = {MODELS_KEY: "ar_image", DRAFTERS_KEY: "ar_image_drafters"}
+"""Name of the pack's own folder in ComfyUI's folder of models, by key."""
 AUTO = "auto"
 """Name of the automatic choice: the published drafter of the model, otherwise the first network in the folders that
 fits the model, otherwise a drafter without files."""
@@ -43,8 +46,8 @@ def register() -> None:
 
     Users can add further folders in `extra_model_paths.yaml`, with the keys `ar_image_models` and `ar_image_drafters`.
     """
-    folder_paths.add_model_folder_path(MODELS_KEY, os.path.join(folder_paths.models_dir, "ar_image"))
-    folder_paths.add_model_folder_path(DRAFTERS_KEY, os.path.join(folder_paths.models_dir, "ar_image_drafters"))
+    for key in _OWN:
+        folder_paths.add_model_folder_path(key, _own(key))
 
 
 def models() -> dict[str, str]:
@@ -86,7 +89,16 @@ def installed(name: str) -> str | None:
     """Return the path of a model by its name in the list or in a workflow template, or None if it is not installed."""
     paths = models()
     own = plain(name)
-    return paths.get(own) or next((path for path in paths.values() if name_of(Path(path)) == own), None)
+    return paths.get(own) or next((path for path in paths.values() if _same(name_of(Path(path)), own)), None)
+
+
+def _same(name: str, other: str) -> bool:
+    return name.lower() == other.lower()
+
+
+def is_own(path: str) -> bool:
+    """Return whether a path is in a model folder of this pack, and not only in one of other packs."""
+    return any(Path(path).is_relative_to(root) for root in _roots(MODELS_KEY))
 
 
 def is_published(name: str) -> bool:
@@ -123,12 +135,12 @@ def missing(name: str) -> str:
 
 def home() -> Path:
     """Return the folder that models are downloaded to."""
-    return Path(_roots(MODELS_KEY)[0])
+    return _home(MODELS_KEY)
 
 
 def drafters_home() -> Path:
     """Return the folder that drafters are downloaded to."""
-    return Path(_roots(DRAFTERS_KEY)[0])
+    return _home(DRAFTERS_KEY)
 
 
 def _named(names: list[str]) -> str:
@@ -152,13 +164,18 @@ def glm_transformers() -> dict[str, str]:
 
 def files(key: str) -> dict[str, str]:
     """Return name -> path of the safetensors files in the model folders that ComfyUI registers under a key."""
-    names = [name for name in folder_paths.get_filename_list(key) if name.endswith(".safetensors")]
+    listed = folder_paths.get_filename_list(key)
+    names = [name for name in listed if name.endswith(".safetensors") and not is_hidden(name)]
     return {name: folder_paths.get_full_path_or_raise(key, name) for name in names}
 
 
 def new_drafter(name: str) -> Path:
-    """Return the folder in which to save a new drafter of this name, so that the Drafter Loader lists the drafter."""
-    return Path(_roots(DRAFTERS_KEY)[0], name)
+    """Return the folder in which to save a new drafter of this name, so that the Drafter Loader lists the drafter.
+
+    If a folder of this name exists, the training in it is continued.
+    """
+    folders = [Path(root, name) for root in _roots(DRAFTERS_KEY)]
+    return next(filter(Path.is_dir, folders), drafters_home() / name)
 
 
 def check_name(name: str) -> None:
@@ -226,6 +243,20 @@ def _roots(key: str) -> list[str]:
     if key in folder_paths.folder_names_and_paths:
         return folder_paths.get_folder_paths(key)
     return [os.path.join(folder_paths.models_dir, key)]
+
+
+def _own(key: str) -> str:
+    return os.path.join(folder_paths.models_dir, _OWN[key])
+
+
+def _home(key: str) -> Path:
+    """Return the folder for new files: one that the user has marked as default, otherwise the pack's own.
+
+    If it is not writable, for example because it is on a read-only network share, the next writable folder is returned.
+    """
+    marked = default_folders(key)
+    roots = [Path(root) for root in sorted(_roots(key), key=lambda root: (root not in marked, root != _own(key)))]
+    return next(filter(is_writable, roots), roots[0])
 
 
 def _choices(roots: list[str], wanted: Callable[[str], bool], *names: str) -> dict[str, str]:
@@ -296,7 +327,7 @@ def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...], tuple[str,
             listed = sorted(entries, key=lambda entry: entry.name.lower())
     except OSError:
         return False, (), ()
-    folders = tuple(e.path for e in listed if e.is_dir() and not e.name.startswith("."))
+    folders = tuple(e.path for e in listed if e.is_dir() and not is_hidden(e.name))
     files = tuple(e.path for e in listed if is_target_file(e.name) and e.is_file())
     return any(e.name == "config.json" and e.is_file() for e in listed), folders, files
 

@@ -9,6 +9,7 @@ from comfy_api.v0_0_2 import io
 from PIL import Image
 from torch import Tensor, nn
 
+from ..adt_core.app.download import find_parts
 from ..adt_core.errors import AdtError
 from ..adt_core.messages import message
 from ..adt_core.models import glm_pixels
@@ -86,8 +87,8 @@ class ADTTreeGLMDecoderLoader(io.ComfyNode):
         cls, transformer: str, text_encoder: str, vae: str, dtype: str, if_missing: str = EXPLAIN
     ) -> io.NodeOutput:
         glm_pixels.diffusers()
-        if if_missing == DOWNLOAD and transformer == PUBLISHED and _transformer(transformer) is None:
-            fetch(FAMILY.published[0], folders.home(), cls.hidden.unique_id)
+        if if_missing == DOWNLOAD and transformer == PUBLISHED:
+            _download_missing(cls.hidden.unique_id)
         path = _transformer(transformer)
         device = mm.get_torch_device()
         if path is None:
@@ -117,6 +118,15 @@ def _transformer(name: str) -> str | None:
     """
     found = folders.glm_transformers()
     return found.get(name) or next((path for own, path in found.items() if own.endswith(f"/{name}")), None)
+
+
+def _download_missing(node_id: str) -> None:
+    """Download the missing files of the published GLM-Image: to its folder, unless that belongs to another pack."""
+    path = _transformer(PUBLISHED)
+    is_here = path is not None and folders.is_own(path)
+    parts = find_parts(GLM.folder, Path(str(path)).parents[1] if is_here else folders.home())
+    if path is None or is_here and not parts[0].is_complete:
+        fetch(parts, node_id)
 
 
 def _file(name: str, key: str, value: str) -> Path | None:

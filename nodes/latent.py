@@ -67,6 +67,11 @@ def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
     if not isinstance(samples, Tensor):
         raise AdtError(f"{name}: it holds no samples; make it with VAE Encode, or with an ADT-Tree Sampler.")
     if samples.ndim != 4 or samples.shape[1] != channels:
+        if not samples.any():
+            raise AdtError(
+                f"{name}: this LATENT is empty, as from Empty Latent Image, but this model starts from nothing; remove "
+                "the link, and set the size with ADT-Tree Image Size."
+            )
         raise AdtError(
             f"{name}: this LATENT has the shape {list(samples.shape)}, but the model's codebook vectors have "
             f"{channels} channels ([batch, {channels}, rows, columns]); make it with VAE Encode and this model's VAE, "

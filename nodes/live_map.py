@@ -23,7 +23,7 @@ from server import PromptServer
 from ..adt_core.rules.trace import Round, Trace
 from .decoration import decorating
 from .runtime import prompt_id, watched
-from .saved_map import attach, pack, workflow_of
+from .saved_map import MAX_SAVED, attach, pack, shortened, workflow_of
 
 EVENT = "adt_tree.map"
 SHARE = ("image", "position", "depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
@@ -31,7 +31,7 @@ SHARE = ("image", "position", "depth_asked", "width_asked", "depth", "width", "n
 each tree level, because the replay of a finished run shows them."""
 _PICTURE = 512  # maximum length in pixels of the longer side of an image that is shown under the map
 _THUMBNAIL = 192  # maximum length in pixels of the longer side of a thumbnail in the saved map
-_THUMBNAILS = 16_000  # maximum number of characters of all thumbnails of a map
+_THUMBNAILS = 16_000  # maximum number of characters of all thumbnails of a node
 
 
 class LiveMap:
@@ -90,11 +90,16 @@ class LiveMap:
         thumbnails: list[str] = []
         with decorating("a picture under the map"):
             self._take_pictures(picture, budget, pictures, thumbnails)
-        while sum(map(len, thumbnails)) > _THUMBNAILS:
+        while sum(map(len, thumbnails)) > _THUMBNAILS // self._parts:
             thumbnails.pop()
         data = pack(self._trace.rounds)
         own = {"data": data, "texts": _texts(self._hidden), "pictures": pictures, "thumbnails": thumbnails}
         return {**self._header(), **own}
+
+    def small(self, whole: dict) -> dict:
+        """Return a copy of a finished map of limited size, for image files."""
+        most = MAX_SAVED // self._parts
+        return whole if len(whole["data"]) <= most else {**whole, "data": shortened(self._trace.rounds, most)}
 
     def _take_pictures(self, picture: Callable, budget: float, pictures: list[dict], thumbnails: list[str]) -> None:
         started = time.monotonic()
@@ -143,7 +148,7 @@ def finished(maps: Sequence[LiveMap], hidden: Any, *pictures: Callable[[int], Im
     """
     with decorating("the map"):
         wholes = [live_map.whole(picture) for live_map, picture in zip(maps, pictures)]
-        attach(hidden, wholes)
+        attach(hidden, [live_map.small(whole) for live_map, whole in zip(maps, wholes)])
         return {"adt_tree_map": wholes}
     return None
 

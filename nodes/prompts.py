@@ -22,7 +22,8 @@ from ..adt_core.app.prompts import (
     select,
 )
 from ..adt_core.errors import AdtError
-from .runtime import refusal, tell
+from ..adt_core.files import is_hidden
+from .runtime import check_cancelled, refusal, tell
 from .schema import Tooltips, schema
 from .sockets import checked
 
@@ -132,7 +133,7 @@ class ADTTreePrompts(io.ComfyNode):
         choices: str = RANDOM,
         choice_seed: int = 0,
     ) -> io.NodeOutput:
-        listed = expand_prompts(read(_source(file, text), _name(file), caption), choices, choice_seed)
+        listed = expand_prompts(read(_source(file, text), _name(file), caption), choices, choice_seed, check_cancelled)
         if note := blank_note(listed):
             tell(note)
         prompts = select(non_blank(listed), filter, shuffle, start, count)
@@ -148,7 +149,8 @@ def _files() -> list[str]:
     """Return the names of prompt files in ComfyUI's input folder, without its subfolders."""
     try:
         with os.scandir(folder_paths.get_input_directory()) as entries:
-            return sorted(entry.name for entry in entries if entry.name.lower().endswith(FILES) and entry.is_file())
+            names = [entry.name for entry in entries if entry.name.lower().endswith(FILES) and entry.is_file()]
+        return sorted(name for name in names if not is_hidden(name))
     except OSError:
         return []
 
@@ -206,7 +208,7 @@ def _named(text: str, name: str) -> Path | None:
     if len(text) > LONGEST_TEXT:
         raise AdtError(f"{name} has {len(text)} characters; write at most {LONGEST_TEXT} here, or choose a file.")
     with _naming_input(name):
-        return _path(text)
+        return _path(text, is_name=name == "file")
 
 
 @contextmanager
@@ -227,8 +229,10 @@ def fingerprint(text: str) -> str:
         return ""
 
 
-def _path(text: str) -> Path | None:
+def _path(text: str, is_name: bool = False) -> Path | None:
     """Return the file in ComfyUI's input folder that a text names, or None if the text consists of prompts.
+
+    A typed text with spaces names a file only if the file exists: a prompt may end with a file name, too.
 
     Any client can send any name. Names outside the folder are therefore rejected without access to the file system.
     """
@@ -241,4 +245,5 @@ def _path(text: str) -> Path | None:
             f"`prompts`: '{name[:LONGEST_NAME]}' is outside ComfyUI's input folder; put the file into that folder, and "
             "give its name."
         )
-    return Path(folder_paths.get_input_directory(), name)
+    path = Path(folder_paths.get_input_directory(), name)
+    return path if is_name or len(name.split()) == 1 or os.path.isfile(path) else None

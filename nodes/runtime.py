@@ -20,6 +20,7 @@ from server import PromptServer
 
 from ..adt_core.engine.pool import held_bytes, release
 from ..adt_core.errors import AdtError, is_out_of_memory, one_line
+from ..adt_core.memory_limit import memory_limit
 from ..adt_core.messages import parts_of
 from .decoration import decorating
 
@@ -240,7 +241,8 @@ def _too_large(patcher: ModelPatcher, needed: int, words: str) -> AdtError:
     """Return the error for weights that need more memory than the device has; `words` is the end of the sentence."""
     device = patcher.load_device
     weights = patcher.model
-    rest = words.format(total=mm.get_total_memory(device) / 2**30, remedy=weights.remedy)
+    total = memory_limit().bytes if device.type == "cpu" else mm.get_total_memory(device)
+    rest = words.format(total=total / 2**30, remedy=weights.remedy)
     return AdtError(f"{weights.title} needs {needed / 2**30:.1f} GB with its working memory, and {device} {rest}.")
 
 

@@ -14,6 +14,8 @@ import json
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import replace
+from statistics import mean
 from typing import Any
 
 from ..adt_core.rules.trace import ImageRound, Round
@@ -22,6 +24,8 @@ KEY = "adt_tree_maps"
 PROPERTY = "adt_tree_map"
 """Property of a workflow node, in which the page stores the tag (a random text) that identifies the node."""
 NODES = ("ADTTreeSampler", "ADTTreeCompare")
+MAX_SAVED = 28_000
+"""Maximum number of characters of the data of all maps of a node in image files."""
 # Fields of a share (the part of one image in a round), in the order of their columns in the data; see `pack`.
 _NUMBERS = ("depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
 _KEPT = 32  # maximum number of entries in `_finished`
@@ -56,6 +60,43 @@ def pack(rounds: list[Round]) -> str:
     return base64.b64encode(zlib.compress(numbers, 9)).decode()
 
 
+def shortened(rounds: list[Round], most: int = MAX_SAVED) -> str:
+    """Encode rounds as text of limited length, for maps in image files. JPEG files can store only 64 KB of metadata.
+
+    Details are left out until the text is short enough: first the number of drafts on each tree level, then the times
+    of single rounds (each round gets the average time), then the last images.
+
+    Args:
+        rounds: The rounds.
+        most: Maximum number of characters.
+    """
+    images = 1 + max((share.image for entry in rounds for share in entry.images), default=-1)
+    data = ""
+    for simplify in (_without_levels, _with_average_times):
+        rounds = simplify(rounds)
+        data = pack(rounds)
+        if len(data) <= most:
+            return data
+    while len(data) > most and images:
+        images = min(images - 1, images * most // len(data))  # each image needs about the same number of characters
+        data = pack([replace(entry, images=_before(images, entry.images)) for entry in rounds])
+    return data
+
+
+def _without_levels(rounds: list[Round]) -> list[Round]:
+    return [replace(entry, images=tuple(replace(share, levels=()) for share in entry.images)) for entry in rounds]
+
+
+def _with_average_times(rounds: list[Round]) -> list[Round]:
+    seconds = mean(entry.seconds for entry in rounds)
+    drafting = mean(entry.drafting for entry in rounds)
+    return [replace(entry, seconds=seconds, drafting=drafting) for entry in rounds]
+
+
+def _before(image: int, shares: tuple[ImageRound, ...]) -> tuple[ImageRound, ...]:
+    return tuple(share for share in shares if share.image < image)
+
+
 def _levels(share: ImageRound) -> tuple[int, ...]:
     """Return the number of drafts on each of the `depth` levels of a share's tree, 0 for levels that are unknown."""
     return (*share.levels, *[0] * share.depth)[: share.depth]
@@ -86,7 +127,7 @@ def _varint(number: int) -> bytes:
     return bytes([*varint, number])
 
 
-def digest(prompt: dict, node: str) -> str | None:
+def digest(prompt: dict, node: str, known: dict[str, str | None] | None = None) -> str | None:
     """Hash the types and inputs of a node and of its upstream nodes.
 
     The digest depends neither on the ids of these nodes nor on other nodes of the prompt.
@@ -94,19 +135,22 @@ def digest(prompt: dict, node: str) -> str | None:
     Args:
         prompt: Prompt in ComfyUI's API format, where an input is a value or `[node, output]`.
         node: Id of the node.
+        known: Digests of nodes of this prompt, for several calls. This function adds further digests.
 
     Returns:
         Hex digest, or None if the prompt is malformed.
     """
-    digests: dict[str, str | None] = {}
+    digests = {} if known is None else known
 
-    def part(number: str) -> str | None:
+    def part(number: str) -> str:
         if number not in digests:
-            digests[number] = None  # ends the recursion if a node feeds itself
+            digests[number] = None  # stays there if the node is malformed or feeds itself
             inputs = prompt[number]["inputs"]
             content = [prompt[number]["class_type"], [[name, value(inputs[name])] for name in sorted(inputs)]]
             digests[number] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-        return digests[number]
+        if (own := digests[number]) is None:
+            raise ValueError
+        return own
 
     def value(given: Any) -> Any:
         linked = isinstance(given, list) and len(given) == 2 and given[0] in prompt
@@ -197,8 +241,9 @@ def remind(request: dict) -> dict:
     if prompt is not None and workflow is not None and ours:
         maps = _maps(workflow)
         maps.clear()
-        for number in ours:
-            if (entry := _finished.get(digest(prompt, number) or "")) is not None:
+        known: dict[str, str | None] = {}  # the server waits for this function, so each node is hashed once
+        for number in ours if _finished else ():
+            if (entry := _finished.get(digest(prompt, number, known) or "")) is not None:
                 maps[number] = {**entry, "cached": True}
     return request
 
@@ -217,7 +262,7 @@ def homes(request: dict) -> dict[str, str] | None:
     _, workflow, ours = _parts(request)
     if workflow is None:
         return None
-    tags = {number: _tag(workflow, number) for number in ours}
+    tags = _tags(workflow, ours)
     return {number: f"{workflow.get('id')} {tag}" for number, tag in tags.items() if tag is not None}
 
 
@@ -232,19 +277,24 @@ def _parts(request: dict) -> tuple[dict | None, dict | None, list[str]]:
     return prompt, workflow, [key for key, node in nodes if isinstance(node, dict) and node.get("class_type") in NODES]
 
 
-def _tag(workflow: dict, number: str) -> str | None:
-    """Return the tag that the page has stored in a node, or None."""
-    *path, last = number.split(":")
-    graph = workflow
-    try:
-        for part in path:
-            kind = _node(graph, part)["type"]
-            graph = next(graph for graph in workflow["definitions"]["subgraphs"] if graph["id"] == kind)
-        tag = _node(graph, last)["properties"][PROPERTY]["tag"]
-    except (AttributeError, LookupError, StopIteration, TypeError):
-        return None
-    return tag if isinstance(tag, str) else None
+def _tags(workflow: dict, numbers: list[str]) -> dict[str, str | None]:
+    """Return the tag that the page has stored in each node, or None."""
+    tables: dict[int, dict[str, dict]] = {}  # id of a list -> its dictionaries by their ids
 
+    def find(listed: list[dict], key: str) -> dict:
+        if id(listed) not in tables:
+            tables[id(listed)] = {str(entry["id"]): entry for entry in reversed(listed)}  # the first one counts
+        return tables[id(listed)][key]
 
-def _node(graph: dict, number: str) -> dict:
-    return next(node for node in graph["nodes"] if str(node["id"]) == number)
+    def tag(number: str) -> str | None:
+        *path, last = number.split(":")
+        graph = workflow
+        try:
+            for part in path:
+                graph = find(workflow["definitions"]["subgraphs"], find(graph["nodes"], part)["type"])
+            found = find(graph["nodes"], last)["properties"][PROPERTY]["tag"]
+        except (AttributeError, LookupError, TypeError):
+            return None
+        return found if isinstance(found, str) else None
+
+    return {number: tag(number) for number in numbers}

@@ -1,4 +1,7 @@
-"""Command lines built from names and values."""
+"""Command lines built from names and values, and the JSON Lines that `generate` writes."""
+
+import json
+from pathlib import Path
 
 
 def words(command: str, **options) -> list[str]:
@@ -8,3 +11,13 @@ def words(command: str, **options) -> list[str]:
     """
     given = {name: value for name, value in options.items() if value is not None}
     return [command, *(str(word) for name in given for word in (f"--{name.replace('_', '-')}", given[name]))]
+
+
+def read_lines(path) -> list[dict]:
+    """Return the objects in a JSON Lines file."""
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+def read_grids(path) -> list[list[list[int]]]:
+    """Return the tokens of each image in a file of ``generate --tokens``."""
+    return [line["tokens"] for line in read_lines(path)]

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,8 +37,8 @@ class Resources(NamedTuple):
         spilled: Bytes that a thread stores to memory because registers are missing.
         shared: Bytes of shared memory of a program.
         warps: Warps of a program.
-        instructions: Matrix instructions without their operands, such as "HMMA.16816.F32.BF16"; "FFMA" for float32,
-            which has none; empty for kernels that are no product.
+        instructions: Matrix instructions without their operands, such as "HMMA.16816.F32.BF16"; "FFMA", a scalar
+            instruction, if there are none; empty for kernels that are no product.
     """
 
     kernel: str
@@ -163,6 +164,9 @@ def _launches(capability: int) -> Iterator[tuple[str, Callable[[], object]]]:
         cache = random_like(like, 2, 1, kv_heads, 16, dim)
         positions = torch.arange(3)[None]
         yield sizes, partial(norm_rope_store.kernel, qkv, projection, rotation, cache, positions)
+        only_rotation = norm_rope_store.Projection(None, None, None)
+        given = qkv, only_rotation, rotation, cache, slice(0, 3)
+        yield f"{sizes}, no bias, no norm, a prompt", partial(norm_rope_store.kernel, *given)
     for width in (2048, 4096, 8192):
         x = random_like(like, 2, width)
         yield f"{name}, {width} columns", partial(norm.kernel, x, x[0].clone(), 1e-5, x.clone())
@@ -185,18 +189,19 @@ def _products(like, capability: int) -> Iterator[tuple[str, Callable[[], object]
 
     gpu = linear.Gpu.of(132, capability // 10)
     linear.gpu_of = lambda device: gpu
-    for kind in ("", "float32", "int8", "fp8", "int4"):
-        x = torch.zeros(128, 4096, dtype=torch.float32 if kind == "float32" else like.dtype)
-        weight = torch.zeros(4096, 4096, dtype=x.dtype)
-        scale = None
-        if kind in ("int8", "fp8", "int4"):
-            weight, scale = quantised.empty(weight, kind, torch.float32)
+    sizes = set()
+    for kind, outputs in product(("int8", "fp8", "int4"), (4096, 22016)):
+        x = torch.zeros(128, 256, dtype=like.dtype)
+        weight, scale = quantised.empty(torch.zeros(256, outputs, dtype=x.dtype), kind, torch.float32)
         for rows in gpu.block_rows:
+            width = linear.Blocks.of(rows, outputs, x.dtype, weight.dtype, gpu).outputs
+            if (kind, rows, width) in sizes:
+                continue
+            sizes.add((kind, rows, width))
             part = x[:rows]
-            plus = torch.zeros(rows, 4096, dtype=x.dtype)
+            plus = torch.zeros(rows, outputs, dtype=x.dtype)
             dtype = str(like.dtype).removeprefix("torch.")
-            operands = f"{dtype}, {rows} rows" + (f", {kind}" if kind else "")
-            yield operands, partial(linear.kernel, part, weight, scale, plus)
+            yield f"{dtype}, {rows} x {width} results, {kind}", partial(linear.kernel, part, weight, scale, plus)
 
 
 def _operands(row: Resources) -> str:
@@ -232,7 +237,7 @@ def formats(rows: Sequence[Resources]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for row in rows:
         if row.kernel in PRODUCTS:
-            name = re.sub(r", \d+ rows", "", row.operands)
+            name = re.sub(r", \d+ x \d+ results", "", row.operands)
             found.setdefault(name, set()).update(row.instructions)
     return found
 

@@ -12,6 +12,8 @@ import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -48,7 +50,10 @@ class Hub:
         requests: (method, path) of every request.
         sent: Path -> number of content bytes that the server has sent.
         starts: Path -> first byte that the latest request asked for.
-        most: Largest number of large files that were sent at the same time.
+        commit: Commit of the repositories that are not in `commits`.
+        commits: Repository -> its only commit.
+        now: Number of large files that are being sent.
+        odd: End of a URL path -> function that answers requests for it; see tests/odd_answers.py.
     """
 
     def __init__(self) -> None:
@@ -64,7 +69,10 @@ class Hub:
         self.requests: list[tuple[str, str]] = []
         self.sent: Counter[str] = Counter()
         self.starts: dict[str, int] = {}
-        self.most = self.now = 0
+        self.now = 0
+        self.commit = COMMIT
+        self.commits: dict[str, str] = {}
+        self.odd: dict[str, Callable[[BaseHTTPRequestHandler], None]] = {}
         self.lock = threading.Lock()
 
     def __enter__(self) -> Hub:
@@ -75,7 +83,7 @@ class Hub:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
     def __exit__(self, *_) -> None:
@@ -107,8 +115,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.owner.requests.append((self.command, path))
-        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+?)(/revision/.*)?", path):
-            self._info(match[1])
+        odd = next((answer for end, answer in self.owner.odd.items() if path.endswith(end)), None)
+        if odd:
+            self.close_connection = True
+            with suppress(OSError):  # the client has closed the connection
+                odd(self)
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+?)(/revision/.*)?", path):
+            self._info(match[1], (match[2] or "").removeprefix("/revision/"))
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.*)", path):
             self._file(match[1], match[2])
         elif match := re.fullmatch(r"/storage/([^/]+/[^/]+)/(.*)", path):
@@ -138,16 +151,19 @@ class _Handler(BaseHTTPRequestHandler):
             return False
         return True
 
-    def _info(self, repository: str) -> None:
+    def _info(self, repository: str, revision: str) -> None:
         if self._refused(repository):
             return
+        commit = self.owner.commits.get(repository, self.owner.commit)
+        if revision not in ("", "main", commit):
+            return self._answer(404, X_Error_Code="RevisionNotFound")
         siblings = []
         for name, content in self.owner.repositories[repository].items():
             one = {"rfilename": name, "size": len(content), "blobId": blob_id(content)}
             if len(content) >= LARGE:
                 one["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
             siblings.append(one)
-        info = {"id": repository, "modelId": repository, "sha": COMMIT, "siblings": siblings, "tags": []}
+        info = {"id": repository, "modelId": repository, "sha": commit, "siblings": siblings, "tags": []}
         self._answer(200, json.dumps(info).encode(), Content_Type="application/json")
 
     def _file(self, repository: str, name: str) -> None:
@@ -178,7 +194,6 @@ class _Handler(BaseHTTPRequestHandler):
             hub.starts[name] = start
             with hub.lock:
                 hub.now += len(content) >= LARGE
-                hub.most = max(hub.most, hub.now)
             try:
                 self._send(name, rest)
             except OSError:  # the client has closed the connection

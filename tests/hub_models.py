@@ -8,6 +8,7 @@ from pathlib import Path
 
 from safetensors.torch import load, save
 
+from adt_core.app.checkpoints import published
 from tests.hub import Hub, content_of
 from tests.layouts.janus import write_janus
 from tests.layouts.llamagen import write_drafter, write_hugging_face
@@ -31,6 +32,7 @@ def publish(hub: Hub, folder: Path) -> None:
     codec = (folder / "vq_ds16_t2i.pt").read_bytes()
     hub.repositories["peizesun/llamagen_t2i"] = {"vq_ds16_t2i.pt": codec, "t2i_XL_stage2_512.pt": b"not needed"}
     hub.repositories["google/flan-t5-xl"] = _in_two_files(content_of(folder / "t5" / "flan-t5-xl"))
+    hub.commits = {one.repository: one.commit for row in published() for one in row.downloads if one.commit}
     hub.repositories["jadohu/llamagen2_drafter"] = content_of(write_drafter(folder / "drafter", "t2i2"))
     shutil.rmtree(folder)
 

@@ -9,11 +9,13 @@ fast.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..errors import AdtError, shown
 from ..rules.settings import (
     BUNDLED,
     MAX_BATCH_SIZE,
@@ -29,15 +31,40 @@ from ..rules.settings import (
     text,
 )
 from .prompts import CAPTIONS
+from .truncation import INVALID_MODES, SKIP
+
+PNG = "png"
+WEBDATASET = "webdataset"
+FORMATS = PNG, WEBDATASET
+"""Formats of the images of a list."""
 
 
 @dataclass(frozen=True)
 class InputArgs(Settings):
-    """Prompts of `generate`. The user sets exactly one of the three options."""
+    """Prompts of `generate`. The user sets exactly one of the options `prompt`, `prompts` and `from_png`."""
 
     prompt: str | None = text(None, "Prompt: what the image shows.")
-    prompts: Path | None = path("File of prompts: text, table (.csv, .tsv), MS-COCO captions (.json) or .jsonl.")
+    prompts: Path | None = path("List: text, table (.csv, .tsv, .parquet), MS-COCO captions (.json) or .jsonl.")
     from_png: Path | None = path("Reproduce the image in this PNG; other options override its settings.")
+    shard: str = text("1/1", "Generate only every N-th image of a list, from the I-th on.", "I/N")
+    invalid_prompts: str = choice(
+        SKIP,
+        "Prompts of a list that are empty or too long: stop before the first image, leave out, or shorten.",
+        INVALID_MODES,
+    )
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        """The numbers I and N of `shard`.
+
+        Raises:
+            AdtError: If `shard` has another form, or I is not from 1 to N.
+        """
+        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", self.shard)
+        number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+        if not 1 <= number <= count:
+            raise AdtError(f"`shard` is {shown(self.shard)}; write I/N with I from 1 to N, such as 2/8.")
+        return number, count
 
 
 @dataclass(frozen=True)
@@ -47,16 +74,12 @@ class BatchArgs(Settings):
     batch_size: int = integer(1, "Images per prompt.", 1, MAX_BATCH_SIZE, metavar="N")
     at_once: int | None = integer(
         None,
-        "Images generated at the same time; more are faster (default: the images of one prompt).",
+        "Images generated at the same time; more are faster (default for a list: what fits into the free memory, at "
+        "most 8 on a CPU and 32 on a GPU; otherwise the images of the prompt).",
         1,
         MAX_BATCH_SIZE,
         metavar="N",
     )
-
-    @property
-    def max_batch_size(self) -> int:
-        """Maximum number of images that are decoded at the same time."""
-        return self.at_once or self.batch_size
 
 
 @dataclass(frozen=True)
@@ -77,10 +100,18 @@ class ImageToImageArgs(Settings):
 class OutputArgs(Settings):
     """Output files of `generate`."""
 
-    output: Path = path("Output image; several are numbered, from FILE-0001.png on.", "FILE.png")
-    tokens: Path | None = path("Write the codebook indices of each image, row by row.", "FILE.json")
-    trace: Path | None = path("Write the drafts and accepted tokens of each round.", "FILE.json")
-    report: Path | None = path("Write the statistics of the run.", "FILE.json")
+    output: Path = path(
+        "Image, or folder for the images of a list. Several images are numbered. A list is resumed: images that are "
+        "already there are not generated again.",
+        "FILE.png",
+    )
+    overwrite: bool = setting(False, "Replace images of a list that were made with other settings.")
+    format: str = choice(PNG, "Files of a list: single PNGs, or tar files of 1,000 images.", FORMATS)
+    tokens: Path | None = path("Append the codebook indices of each image, row by row.", "FILE.jsonl")
+    trace: Path | None = path("Append the drafts and accepted tokens of each image's rounds.", "FILE.jsonl")
+    report: Path | None = path(
+        "Write the statistics of all images; those of each image are appended to FILE.jsonl.", "FILE.json"
+    )
     compare: bool = setting(False, "Also decode without drafts, with the same seed, and print the speed-up.")
 
 

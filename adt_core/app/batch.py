@@ -21,15 +21,16 @@ from torch import Tensor, nn
 
 from ..engine.decoding import Decoding
 from ..engine.job import Job
-from ..errors import AdtError, Check
-from ..files import inside, is_link, write_in
+from ..errors import Check
+from ..files import inside, is_link, list_visible, write_in
 from ..rules.noise import NOISE_VERSION
 from ..rules.settings import UPSTREAM
 from ..rules.upstream import noise_device
 from ..untrusted import list_of, whole_number
-from .images import digest, read_pixels, read_settings, to_png, to_uint8
+from .images import digest, read_pixels, to_png, to_uint8
 from .prompts import file_name_part, slug
 from .run_stats import are_run_stats
+from .saved import read_saved
 
 
 class SavedImage(NamedTuple):
@@ -81,7 +82,7 @@ class BatchFolder:
 
         Symbolic links are omitted. If `save` writes a PNG to the path of a link, the PNG replaces the link.
         """
-        files = (path for path in self.folder.glob("*.png") if path.is_file() and not is_link(path))
+        files = (path for path in list_visible(self.folder, "*.png") if path.is_file() and not is_link(path))
         return {path.stem.rpartition("-")[2]: path for path in files}
 
     def path(self, prompt: str, seed: int | None = None, place: str = "") -> Path:
@@ -104,15 +105,11 @@ class BatchFolder:
             seed: Seed of the image, or None for the recipe's seed.
         """
         path = self.path(prompt, seed)
-        try:
-            saved = read_settings(path)
-        except AdtError:
-            return None
         seed = self._seed(seed)
+        saved, problem = read_saved(path, {"prompt": prompt, "seed": seed})
         tokens = saved.get("tokens")
         figures = saved.get("figures")
-        is_same_image = (saved.get("prompt"), saved.get("seed")) == (prompt, seed)
-        if not is_same_image or not self._are_tokens(tokens) or not _are_figures(figures):
+        if problem or not self._are_tokens(tokens) or not _are_figures(figures):
             return None
         pixels = read_pixels(path, self._size)
         return None if pixels is None else SavedImage(prompt, seed, path, pixels, torch.tensor(tokens), figures)
@@ -222,6 +219,8 @@ def job_key(job: Job) -> str:
     weights = [fingerprint(module) for module in modules if module is not None]
     drafter_weights = fingerprint(network) if network is not None and job.recipe.lantern is not None else None
     content = job.loaded.image_settings(weights, target.grid, drafter_weights)
+    begun = {"kept": list(job.recipe.kept), "sources": list(job.recipe.sources)}
+    content |= {name: codes for name, codes in begun.items() if codes}  # the digests of other jobs must not change
     if job.recipe.sampling.noise == UPSTREAM:
         content["noise_device"] = noise_device(target.decoder.embedding.device)
     return digest({**content, "noise_version": NOISE_VERSION})

@@ -16,8 +16,10 @@ import torch
 
 from .. import drafters
 from ..errors import AdtError, Check
+from ..files import is_hidden, list_visible
 from ..models import load
 from ..models.downloads import Published
+from ..models.quantised import check_device
 from ..models.reading.checkpoint import Checkpoint, NoWeights
 from ..models.reading.paths import home_of, name_of, resolve
 from ..models.target import PublishedSampling, Target
@@ -50,8 +52,9 @@ def load_target(
         exact: Whether to use batch-invariant mode if `dtype` is half precision.
 
     Raises:
-        AdtError: If the checkpoint cannot be read.
+        AdtError: If the checkpoint cannot be read, or if the device does not support the weights.
     """
+    check_device(weights, torch.device(device))
     checkpoint = open_checkpoint(path)
     unsupported.refuse_kind(checkpoint)
     target = load.load(checkpoint, device, dtype, check, weights, exact)
@@ -163,7 +166,8 @@ def is_target_file(name: str) -> bool:
     Args:
         name: Name of the weights file.
     """
-    return any(fnmatchcase(name, pattern) for family in load.FAMILIES for pattern in family.single_files)
+    patterns = [pattern for family in load.FAMILIES for pattern in family.single_files]
+    return not is_hidden(name) and any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def find_drafter(model: str | Path) -> Path | None:
@@ -221,8 +225,8 @@ def checkpoint_files(path: str | Path, role: str) -> list[Path]:
         folder = place if place.is_dir() else place.parent
         homes = dict.fromkeys((folder, folder.parent, home_of(place)))
         patterns = [pattern for family in load.FAMILIES for pattern in family.companions]
-        beside = [match for home in homes for pattern in patterns for match in home.glob(pattern)]
-        near = [file for home in {folder, *(match.parent for match in beside)} for file in home.iterdir()]
+        beside = [match for home in homes for pattern in patterns for match in list_visible(home, pattern)]
+        near = [file for home in {folder, *(match.parent for match in beside)} for file in list_visible(home, "*")]
         parts = (file for file in near if any(fnmatchcase(file.name, pattern) for pattern in _PARTS))
         return [file for file in (place, *beside, *parts) if file.is_file()]
     return []

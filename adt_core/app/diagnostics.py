@@ -21,6 +21,7 @@ from torch import Tensor
 from ..drafters import Drafter, default_options, without_window
 from ..drafters.jacobi import JacobiDrafter
 from ..engine.decoding import Decoding
+from ..engine.device.products import product_report
 from ..engine.job import Job
 from ..engine.request import Request
 from ..errors import Check
@@ -154,6 +155,7 @@ class Diagnostics:
             batch of two images. The second prompt of the batch is longer than the first.
         left_out: Names of the methods that were skipped to save time.
         exact: Result of the trial of batch-invariant mode (`engine.device.invariance`).
+        products: Result of the trial of float32 products (`engine.device.products`).
         rate: Memory bandwidth of the device in bytes per second, from `copy_rate`.
         seconds: Duration of all measurements.
     """
@@ -241,6 +243,7 @@ class Diagnostics:
             if is_slow:
                 break
         self.exact = decoding.exact
+        self.products = product_report(decoding.request)
         return _summarise(decoding, count, counter)
 
 

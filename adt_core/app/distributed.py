@@ -2,8 +2,8 @@
 
 Each worker is a process on this or another machine. If the machines have GPUs, each worker gets one GPU.
 
-Ray chooses the machine of each worker and distributes the numbers among the workers. If a worker fails, Ray starts a
-new worker, which processes the number of the failed worker again.
+Ray chooses the machine of each worker and distributes the tasks among the workers. If a worker fails, Ray starts a new
+worker, which processes the task of the failed worker again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOAD_NOTICE = 30.0
 @contextmanager
 def start_cluster(
     build: Callable[[], Any], args: WorkerArgs, device: str, workers: int
-) -> Iterator[tuple[list[Any], Callable[[Iterable[int]], Iterable[Any]]]]:
+) -> Iterator[tuple[list[Any], Callable[[Iterable[Any]], Iterable[Any]]]]:
     """Load workers on Ray. Arguments, results and errors as in :func:`.workers.start_workers`."""
     with open(os.devnull, "w", encoding="utf-8") as devnull, redirect_stdout(devnull):  # Ray prints every retry
         ray = _connect(args, device, workers)
@@ -82,10 +82,10 @@ def _load(ray: Any, actors: list) -> list[Any]:
     return ray.get(facts)
 
 
-def _map(actors: list, numbers: Iterable[int]) -> Iterator[Any]:
-    """Yield the results of all numbers, in the order in which the numbers are finished.
+def _map(actors: list, tasks: Iterable[Any]) -> Iterator[Any]:
+    """Yield the results of all tasks, in the order in which the tasks are finished.
 
-    If no number is left for a worker, this function stops the worker immediately and so frees the worker's GPU. If
+    If no task is left for a worker, this function stops the worker immediately and so frees the worker's GPU. If
     another worker fails, its replacement may need this GPU.
     """
     from ray.util import ActorPool
@@ -93,12 +93,12 @@ def _map(actors: list, numbers: Iterable[int]) -> Iterator[Any]:
     pool = ActorPool(actors)
     reported = {None}
     actors.clear()  # Ray stops an actor when its last reference is deleted
-    for results, replacement in pool.map_unordered(lambda actor, number: actor.run.remote(number), list(numbers)):
+    for results, replacement in pool.map_unordered(lambda actor, task: actor.run.remote(task), list(tasks)):
         pool.pop_idle()
         if replacement not in reported:
             reported.add(replacement)
             machine = replacement[0]
-            _print(f"A worker failed. A new one was started on the machine {machine}, and repeats its prompt.")
+            _print(f"A worker failed. A new one was started on the machine {machine}, and repeats its work.")
         yield from results
 
 
@@ -131,8 +131,8 @@ class _RayActor:
     def load(self) -> Any:
         return self._worker.facts
 
-    def run(self, number: int) -> tuple[list[Any], tuple[str, int] | None]:
-        """Return the results of a number, and information about a restart.
+    def run(self, task: Any) -> tuple[list[Any], tuple[str, int] | None]:
+        """Return the results of a task, and information about a restart.
 
         The information about a restart is normally None. If Ray has started this process to replace a failed process,
         it is the name of the machine and the id of this process.
@@ -140,7 +140,7 @@ class _RayActor:
         import ray
 
         is_replacement = ray.get_runtime_context().was_current_actor_reconstructed
-        return list(self._worker(number)), (platform.node(), os.getpid()) if is_replacement else None
+        return list(self._worker(task)), (platform.node(), os.getpid()) if is_replacement else None
 
 
 def _connect(args: WorkerArgs, device: str, workers: int) -> Any:

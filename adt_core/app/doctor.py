@@ -10,16 +10,18 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 
 from ..drafters import JACOBI
 from ..engine import graphs
 from ..engine.device.memory import free_bytes
+from ..engine.device.products import ProductReport
 from ..engine.job import Job
 from ..kernels import choice
+from ..memory_limit import memory_limit
 from ..models.batch_invariance import HALF, near_window
+from ..models.cpu import ALL_ROWS, max_mkl_rows
 from ..models.kernels import reduced_precision_settings
 from ..policies import PLAIN
 from ..policies.auto import SIZES
@@ -71,7 +73,7 @@ def _machine(subject: DiagnosticSetup) -> str:
     device = subject.device
     pytorch = f"PyTorch {torch.__version__}"
     if device.type == "cpu":
-        memory = f"{psutil.virtual_memory().total / 2**30:.0f} GB of memory"
+        memory = f"{memory_limit().bytes / 2**30:.0f} GB of memory"
         capability = torch.backends.cpu.get_cpu_capability()
         return f"{platform.machine()} CPU with {capability}, {os.cpu_count()} cores, {memory}; {pytorch}."
     properties = torch.cuda.get_device_properties(device)
@@ -100,10 +102,21 @@ def _model(results: Diagnostics) -> list[str]:
         lines.append(f"Batch-invariant mode: {decoder.tile} rows per matrix product; in attention, {far}.")
     elif decoder.dtype in HALF:
         lines.append("Batch-invariant mode is off: drafting may change the image.")
+    elif subject.device.type == "cpu" and decoder.dtype == torch.float32 and decoder.weights is None:
+        lines.append(_float_products(results.products))
     if subject.device.type == "cuda":
         reason = graphs.disabled_reason(decoder)
         lines.append(f"CUDA graphs are off: {reason}." if reason else "CUDA graphs are on.")
     return lines
+
+
+def _float_products(report: ProductReport) -> str:
+    """Return which library multiplies float32 matrices, and what the bits of a product depend on."""
+    few = max_mkl_rows()
+    library = "MKL" if few == ALL_ROWS else f"MKL up to {few} rows, oneDNN for more"
+    rows = "is the same in every product, so products are batch-invariant" if report.rows else "depends on other rows"
+    threads = f"Up to {report.threads} threads give the same bits" if report.threads > 1 else "One thread is used"
+    return f"float32 products ({library}): a row {rows}. {threads}."
 
 
 def kernels(subject: DiagnosticSetup) -> list[str]:

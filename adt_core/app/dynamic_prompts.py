@@ -1,16 +1,20 @@
 """Alternatives in prompts: texts in braces, separated by bars. Braces can be nested.
 
-For example, `a {red|blue} house` expands to the prompts "a red house" and "a blue house".
+For example, `a {red|blue} house` expands to the prompts "a red house" and "a blue house". `{3::red|blue}` chooses red
+three times as often as blue. Other marks of packs for dynamic prompts are refused, because they would become words.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import AdtError, shown
+from ..errors import AdtError, Check, shown
 from .prompts import PromptEntry
 
 RANDOM = "random"
@@ -23,16 +27,33 @@ CHOICE_MODES = RANDOM, ALL, OFF
 leaves the braces as they are."""
 MAX_PROMPTS = 100_000
 """Maximum number of prompts after expansion."""
+MAX_TOTAL = 50_000_000
+"""Maximum number of characters of all expanded prompts together."""
 MAX_CHARACTERS = 20_000
 """Maximum number of characters of a prompt to expand. No model can read longer prompts, so they stay unchanged."""
+MAX_DEPTH = 50
+"""Maximum depth of nested groups, if all combinations are expanded. Each level copies the texts of the levels in it."""
 _TOKENS = re.compile(r"\\[{|}]|[{|}]")
-_Group = list[list[str]]
-"""Alternatives between two braces. Each alternative is the list of texts that it expands to.
+_WEIGHT = re.compile(r"\s*(\d{1,9}(?:\.\d{0,9})?)::")
+"""Weight at the beginning of an alternative."""
+_UNSUPPORTED = re.compile(r"(?<!\\)\{\s*-?\d[\d\s-]{0,20}\$\$|\$\{\w+|(?<!\w)__[^\W_][\w*/.-]{0,100}?__(?!\w)")
+"""Marks of other packs: `{2$$a|b}` chooses two alternatives, `${x}` is a variable, and `__x__` is a line of a file."""
+_PER_CHECK = 1000  # texts between two calls of the cancellation callback
+_Parts = list[Any]
+"""Text as a list of parts that follow one another: texts, and results of `choose` (see `_parse`)."""
 
-For example, `{red|{dark|light} blue}` is `[["red"], ["dark blue", "light blue"]]` if all combinations are expanded."""
+
+class _Size(NamedTuple):
+    """Size of what a group of alternatives expands to: texts, characters of all texts, and depth of nested groups."""
+
+    texts: int
+    characters: int
+    depth: int
 
 
-def expand_prompts(prompts: Sequence[PromptEntry], mode: str, seed: int = 0) -> list[PromptEntry]:
+def expand_prompts(
+    prompts: Sequence[PromptEntry], mode: str, seed: int = 0, check: Check = lambda: None
+) -> list[PromptEntry]:
     """Expand the alternatives in prompts. A brace or bar after a backslash is ordinary text.
 
     Args:
@@ -40,84 +61,134 @@ def expand_prompts(prompts: Sequence[PromptEntry], mode: str, seed: int = 0) -> 
         mode: One of `CHOICE_MODES`. With `RANDOM`, the choice depends only on the seed and on the position of the
             prompt in the list. With `ALL`, the combinations of the prompt with id 7 get the ids 7.1, 7.2 and so on.
         seed: Seed for `RANDOM`.
+        check: Cancellation callback.
 
     Raises:
-        AdtError: If the result has more than `MAX_PROMPTS` prompts.
+        AdtError: If the result has more than `MAX_PROMPTS` prompts or `MAX_TOTAL` characters, or a prompt has groups
+            that are nested deeper than `MAX_DEPTH`. The sizes are computed before a prompt is expanded. Also if a
+            prompt has a mark that is not supported.
     """
     expanded: list[PromptEntry] = []
+    characters = 0
     for index, prompt in enumerate(prompts):
+        if mode in (RANDOM, ALL) and (mark := _UNSUPPORTED.search(prompt.text[:MAX_CHARACTERS])):
+            raise AdtError(
+                f"choices: prompt '{prompt.id}', {shown(prompt.text)}, has the mark '{mark[0]}', which is not "
+                f"supported; write alternatives as {{red|blue}}, or choose '{OFF}' to keep the text."
+            )
         if mode not in (RANDOM, ALL) or len(prompt.text) > MAX_CHARACTERS or not _TOKENS.search(prompt.text):
             expanded.append(prompt)
             continue
-        texts = _expand(prompt, mode, seed, index, MAX_PROMPTS - len(expanded))
+        check()
+        if mode == ALL:
+            characters += _checked_size(prompt, MAX_PROMPTS - len(expanded), MAX_TOTAL - characters)
+            texts = list(dict.fromkeys(_combinations(_parse(prompt.text, partial(_all_of, check)), check)))
+        else:
+            key = np.array([seed, index], dtype=np.uint64)
+            texts = ["".join(_parse(prompt.text, partial(_one_of, np.random.Generator(np.random.Philox(key=key)))))]
         ids = [f"{prompt.id}.{number}" for number, _ in enumerate(texts, start=1)] if len(texts) > 1 else [prompt.id]
         expanded += [prompt._replace(text=text.strip(), id=id) for text, id in zip(texts, ids)]
     return expanded
 
 
-def _expand(prompt: PromptEntry, mode: str, seed: int, index: int, limit: int) -> list[str]:
-    if mode == ALL:
-        return list(dict.fromkeys(_Expander(lambda group: sum(group, []), prompt, limit).run()))
-    generator = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
-    return _Expander(lambda group: group[generator.integers(len(group))], prompt, limit).run()
+def _checked_size(prompt: PromptEntry, most: int, most_characters: int) -> int:
+    """Return how many characters all combinations of a prompt have. Raise AdtError if they exceed a limit."""
+    name = f"choices: prompt '{prompt.id}', {shown(prompt.text)},"
+
+    def sized(parts: _Parts) -> _Size:
+        sizes = [_Size(1, len(part), 0) if isinstance(part, str) else part for part in parts]
+        total = _Size(1, 0, 0)
+        for one in sizes:
+            characters = total.characters * one.texts + one.characters * total.texts
+            total = _Size(total.texts * one.texts, characters, max(total.depth, one.depth))
+            if total.texts > most:
+                raise AdtError(f"{name} brings the list to more than {MAX_PROMPTS} prompts; choose '{RANDOM}'.")
+            if total.characters > most_characters:
+                raise AdtError(f"{name} brings the list to more than {MAX_TOTAL} characters; choose '{RANDOM}'.")
+        return total
+
+    def choose(group: list[_Parts], _: list[float]) -> _Size:
+        sizes = [sized(parts) for parts in group]
+        depth = 1 + max(size.depth for size in sizes)
+        if depth > MAX_DEPTH:
+            raise AdtError(f"{name} nests braces more than {MAX_DEPTH} deep; nest them less, or choose '{RANDOM}'.")
+        return _Size(sum(size.texts for size in sizes), sum(size.characters for size in sizes), depth)
+
+    return sized(_parse(prompt.text, choose)).characters
 
 
-class _Expander:
-    """Parser that expands a prompt to at most `limit` texts.
+def _all_of(check: Check, group: list[_Parts], _: list[float]) -> list[str]:
+    """Return the texts of all alternatives of a group."""
+    return [text for parts in group for text in _combinations(parts, check)]
+
+
+def _one_of(generator: np.random.Generator, group: list[_Parts], weights: list[float]) -> str:
+    """Return the text of one alternative of a group."""
+    total = sum(weights)
+    if total == 0 or len(set(weights)) == 1:
+        return "".join(group[generator.integers(len(group))])
+    return "".join(group[generator.choice(len(group), p=[weight / total for weight in weights])])
+
+
+def _take_weight(parts: _Parts) -> float:
+    """Remove the weight from the beginning of an alternative, and return it. The default is 1."""
+    match = _WEIGHT.match(parts[0]) if parts and isinstance(parts[0], str) else None
+    if match is None:
+        return 1.0
+    parts[0] = parts[0][match.end() :]
+    return float(match[1])
+
+
+def _combinations(parts: _Parts, check: Check) -> Iterator[str]:
+    """Yield all texts that parts expand to. A part is a text, or the list of the texts that a group expands to."""
+    for index, texts in enumerate(product(*([part] if isinstance(part, str) else part for part in parts))):
+        if index % _PER_CHECK == 0:
+            check()
+        yield "".join(texts)
+
+
+def _parse(text: str, choose: Callable[[list[_Parts], list[float]], Any]) -> _Parts:
+    """Parse a prompt.
 
     Two things are ordinary text: a brace without a matching brace, and a pair of braces without a bar between them.
 
     Args:
-        choose: Function that gets a group of alternatives and returns the texts to replace the group with.
-        prompt: Prompt to expand.
-        limit: Maximum number of texts.
+        text: Prompt.
+        choose: Function from the alternatives of a group and their weights to the part that replaces the group.
+
+    Returns:
+        Parts of the text. Neighbouring texts are one part.
     """
-
-    def __init__(self, choose: Callable[[_Group], list[str]], prompt: PromptEntry, limit: int):
-        self._choose = choose
-        self._prompt = prompt
-        self._limit = limit
-        self._groups: list[_Group] = [[[""]]]  # item 0: the text outside of braces; then one group per open brace
-
-    def run(self) -> list[str]:
-        text = self._prompt.text
-        start = 0
-        for token in _TOKENS.finditer(text):
-            self._append([text[start : token.start()]])
-            self._handle(token[0])
-            start = token.end()
-        self._append([text[start:]])
-        while len(self._groups) > 1:
-            self._close_as_literal("")
-        return self._groups[0][0]
-
-    def _handle(self, token: str) -> None:
-        in_braces = len(self._groups) > 1
-        if token == "{":
-            self._groups.append([[""]])
-        elif token == "|" and in_braces:
-            self._groups[-1].append([""])
-        elif token == "}" and in_braces:
-            if len(self._groups[-1]) > 1:
-                self._append(self._choose(self._groups.pop()))
+    groups: list[list[_Parts]] = [[[]]]  # item 0: the text outside of braces; then one group per open brace
+    start = 0
+    for token in _TOKENS.finditer(text):
+        _append(groups[-1][-1], text[start : token.start()])
+        start = token.end()
+        if token[0] == "{":
+            groups.append([[]])
+        elif token[0] == "|" and len(groups) > 1:
+            groups[-1].append([])
+        elif token[0] == "}" and len(groups) > 1:
+            group = groups.pop()
+            if len(group) > 1:
+                _append(groups[-1][-1], choose(group, [_take_weight(parts) for parts in group]))
             else:
-                self._close_as_literal("}")
+                _append(groups[-1][-1], "{", *group[0], "}")
         else:
-            self._append([token[-1]])
+            _append(groups[-1][-1], token[0][-1])
+    _append(groups[-1][-1], text[start:])
+    # The other groups have no closing brace, so their braces and bars are ordinary text.
+    parts: _Parts = []
+    for number, group in enumerate(groups):
+        for place, alternative in enumerate(group):
+            _append(parts, "|" if place else "{" if number else "", *alternative)
+    return parts
 
-    def _append(self, texts: list[str]) -> None:
-        before = self._groups[-1][-1]
-        if len(before) * len(texts) > self._limit:
-            raise AdtError(
-                f"choices: prompt '{self._prompt.id}', {shown(self._prompt.text)}, brings the list to more than "
-                f"{MAX_PROMPTS} prompts; choose '{RANDOM}'."
-            )
-        self._groups[-1][-1] = [prefix + text for prefix in before for text in texts]
 
-    def _close_as_literal(self, ending: str) -> None:
-        """Append the last open group to the surrounding text. Its braces and bars become ordinary text."""
-        group = self._groups.pop()
-        self._append(["{"])
-        for number, texts in enumerate(group):
-            self._append([("|" if number else "") + text for text in texts])
-        self._append([ending])
+def _append(parts: _Parts, *more: Any) -> None:
+    """Append parts. Texts are joined to a text before them."""
+    for part in more:
+        if isinstance(part, str) and parts and isinstance(parts[-1], str):
+            parts[-1] += part
+        elif part != "":
+            parts.append(part)

@@ -1,63 +1,42 @@
 """The command ``generate``: checks the arguments, decodes the images, and writes the files.
 
-The command divides the prompts into parts. Each part becomes one `Decoding`, so that the memory for a decoding is
-bounded. Workers process the parts (see `workers`). With ``--compare``, every part is decoded twice: by the chosen
-method, and by plain decoding, which uses no drafts.
+The command divides the missing images into parts. Each part becomes one `Decoding`, so that the memory for a decoding
+is bounded. Workers process the parts (see `workers`), and this process writes every image as soon as it is
+finished. With ``--compare``, every part is decoded twice: by the chosen method, and by plain decoding, which uses no
+drafts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
-from tqdm import tqdm
+from typing import Any
 
 from ..drafters import JACOBI
-from ..engine.decoding import Decoding
-from ..engine.job import Job
-from ..errors import AdtError
-from ..files import write, write_json
-from ..policies import PLAIN, Drafting
+from ..errors import AdtError, shown
+from ..files import write_json
 from ..policies.recipe import Recipe
-from ..rules.trace import Trace
-from . import continuation, workers
-from .args import GenerateArgs, OutputArgs
-from .checkpoints import load_drafter
-from .images import check_outputs, to_png
-from .jobs import conditions, drawing, new_decoding, split, warm_up
-from .loading import choose_device, complete, given_paths, model_files, open_target
-from .prompts import blank_note, non_blank, read_all
-from .training_domain import domain_warning
+from ..rules.settings import UPSTREAM
+from . import continuation, webdataset, workers
+from .args import WEBDATASET, GenerateArgs
+from .generation_worker import FinishedImage, GenerationFacts, GenerationPlan, GenerationWorker
+from .image_lines import ImageLines
+from .image_list import ImageList
+from .images import check_outputs
+from .jobs import PART_FACTOR, split
+from .loading import choose_device, complete, given_paths, model_files
+from .png_folder import PngFolder
+from .progress import RunProgress
+from .prompts import PromptEntry, blank_note, non_blank, read_all
+from .totals import Totals
+from .truncation import RAISE
 
-MAX_IMAGES = 10**6
-"""Maximum number of images of one command, because the paths of all images are kept in memory."""
-
-
-@dataclass(frozen=True)
-class GenerationPlan:
-    """Checked arguments of ``generate``, before a model is loaded.
-
-    Attributes:
-        args: Arguments as given.
-        recipe: Complete recipe. The codes of source images are missing, because only the loaded model can compute them.
-        prompts: Text of each prompt.
-        paths: Output file of each image. The images of the first prompt come first.
-        parts: Indices of the prompts that are decoded together. Each part becomes one `Decoding`.
-        note: Remark for the user on blank prompts, or "".
-    """
-
-    args: GenerateArgs
-    recipe: Recipe
-    prompts: list[str]
-    paths: list[Path]
-    parts: list[range]
-    note: str = ""
+MAX_LISTED = 20
+"""Maximum number of invalid prompts that the summary lists."""
 
 
 def plan(args: GenerateArgs) -> GenerationPlan:
@@ -68,267 +47,243 @@ def plan(args: GenerateArgs) -> GenerationPlan:
     """
     files = args.files
     inputs = args.inputs
-    batch = args.batch
-    if files.output.suffix.lower() != ".png":
-        raise AdtError(f"`output`: '{files.output}' must end in .png.")
     recipe = complete(args.given, args.device, strict=inputs.from_png is None)
     if files.compare and not recipe.drafting.policy.needs_drafter:
         raise AdtError("`compare` needs a `method` other than autoregressive; choose one.")
     continuation.check_args(args.image_to_image)
     workers.check_args(args.parallel, inputs.prompts)
-    listed = read_all(inputs.prompts) if inputs.prompts else []
-    prompts = [prompt.text for prompt in non_blank(listed)] if listed else [inputs.prompt or ""]
-    if not all(prompt.strip() for prompt in prompts):
-        raise AdtError("`prompt` is empty; describe the image in a few words.")
+    images, note = _images(args, recipe)
+    if recipe.sampling.noise == UPSTREAM and recipe.sampling.noise_batch is None:
+        # The noise depends on the number of images per prompt, and a part may contain only some of these.
+        whole = replace(recipe.sampling, noise_batch=recipe.image_index + args.batch.batch_size)
+        recipe = replace(recipe, sampling=whole)
     if args.parallel.ray_address is None:
         choose_device(args.device)
-    paths = _output_paths(files.output, len(prompts) * batch.batch_size)
-    check_outputs(
-        [*(("output", path) for path in dict.fromkeys([files.output, *paths])), *_json_outputs(files)],
-        [
-            *given_paths(inputs, "prompts", "from_png"),
-            *given_paths(args.image_to_image, "source", "continue_from"),
-            *model_files(recipe.loading.model, recipe.drafter or JACOBI),
-        ],
-    )
-    parts = split(len(prompts), batch.max_batch_size, batch.batch_size, args.parallel.workers)
-    return GenerationPlan(args, recipe, prompts, paths, parts, blank_note(listed))
+    if files.format == WEBDATASET:
+        webdataset.check(images)
+    sources = [
+        *given_paths(inputs, "prompts", "from_png"),
+        *given_paths(args.image_to_image, "source", "continue_from"),
+        *model_files(recipe.loading.model, recipe.drafter or JACOBI),
+    ]
+    outputs = [("output", path) for path in images.written([path for _, path in sources])]
+    check_outputs([*outputs, *_line_outputs(args)], sources)
+    return GenerationPlan(args, recipe, images, note)
 
 
-def _output_paths(output: Path, count: int) -> list[Path]:
-    """Return the path of each image. If there are several images, "-0001", "-0002" and so on is added to the names."""
-    if count > MAX_IMAGES:
+def _images(args: GenerateArgs, recipe: Recipe) -> tuple[ImageList, str]:
+    """Return the images of the run, and a remark on blank prompts or ""."""
+    inputs = args.inputs
+    listed = read_all(inputs.prompts) if inputs.prompts else []
+    prompts = non_blank(listed) if listed else [PromptEntry("1", inputs.prompt or "")]
+    if not prompts[0].text.strip():
+        raise AdtError("`prompt` is empty; describe the image in a few words.")
+    if inputs.invalid_prompts == RAISE and len(prompts) < len(listed):
+        blank = next(prompt.id for prompt in listed if not prompt.text)
         raise AdtError(
-            f"`batch_size`: this makes {count} images, but at most {MAX_IMAGES} are allowed; use a smaller number."
+            f"`prompts`: that with the id {shown(blank)} is empty; write it, or set `invalid_prompts` to skip."
         )
-    numbered = [output.with_name(f"{output.stem}-{number:04}.png") for number in range(1, count + 1)]
-    return numbered if count > 1 else [output]
+    stride = inputs.stride
+    if stride != (1, 1) and not listed:
+        raise AdtError("`shard` needs a list of prompts; give a file with `prompts`.")
+    images = ImageList(prompts, args.files.output, args.batch.batch_size, recipe.image_index, stride, bool(listed))
+    return images, blank_note(listed)
 
 
-def _json_outputs(files: OutputArgs) -> list[tuple[str, Path]]:
-    return given_paths(files, "tokens", "trace", "report")
-
-
-class PartResult(NamedTuple):
-    """Result of one part and one method.
-
-    Attributes:
-        codes: Codebook indices [B, rows, columns] int64, with B images.
-        trace: Statistics of every round.
-    """
-
-    codes: Tensor
-    trace: Trace
-
-
-class GenerationProgress(NamedTuple):
-    """Item that a worker yields: the outcome of a round, or, as the last item of a part, the results of the part.
-
-    Attributes:
-        tokens: Number of tokens that the round decoded.
-        pngs: PNG of each image that the round finished. The key is the image's index among all images of the command.
-        results: In the last item of a part, the results of the part, one per method. The key is the part's number.
-            Otherwise {}.
-    """
-
-    tokens: int = 0
-    pngs: dict[int, bytes] = {}
-    results: dict[int, list[PartResult]] = {}
-
-
-class GenerationWorker:
-    """Worker that loads the models of a plan and decodes the plan's parts.
-
-    Attributes:
-        facts: Number of tokens that all methods together decode for all images, and remarks for the user.
-
-    Raises:
-        AdtError: If a file or a prompt does not fit the model.
-    """
-
-    def __init__(self, plan: GenerationPlan):
-        self.plan = plan
-        args = plan.args
-        target = open_target(plan.recipe.loading, choose_device(args.device))
-        sources = continuation.source_codes(args.image_to_image, target) or plan.recipe.sources
-        target = continuation.with_sources(target, sources)
-        kept = continuation.prefix_codes(args.image_to_image, target) or plan.recipe.kept
-        recipe = replace(plan.recipe, kept=kept, sources=sources)
-        drafter = load_drafter(recipe.drafter or JACOBI, target) if recipe.drafting.policy.needs_drafter else None
-        job = Job(target, recipe, drafter)
-        notes = [*job.check(plan.prompts), domain_warning(target, plan.prompts), target.codec.note]
-        plain = replace(job, recipe=replace(recipe, drafting=Drafting(PLAIN)))
-        self.jobs = [job, plain] if args.files.compare else [job]
-        per_image = target.length - target.tokens(torch.tensor([recipe.kept], dtype=torch.long)).shape[1]
-        self.facts = len(self.jobs) * len(plan.paths) * per_image, notes
-        if args.files.compare:
-            for job in self.jobs:
-                warm_up(self._decoding(job, plan.parts[0]))
-
-    def _decoding(self, job: Job, numbers: range) -> Decoding:
-        batch = self.plan.args.batch
-        first = job.recipe.image_index
-        indices = list(range(first, first + batch.batch_size))
-        prompts = [self.plan.prompts[number] for number in numbers for _ in indices]
-        return new_decoding(job, prompts, indices * len(numbers), batch.max_batch_size)
-
-    def __call__(self, part: int) -> Iterator[GenerationProgress]:
-        """Decode a part with every method. Only the images of the first method become PNGs.
-
-        Args:
-            part: Number of the part, from 0.
-
-        Yields:
-            The outcome of each round, then the results of the part.
-        """
-        numbers = self.plan.parts[part]
-        results = []
-        first = numbers[0] * self.plan.args.batch.batch_size
-        turn = 1 if part % 2 else -1
-        # The order of the methods alternates, so that changes of the machine's load affect all methods.
-        for job in self.jobs[::turn]:
-            decoding = self._decoding(job, numbers)
-            done = decoding.done_tokens
-            with drawing(decoding) as running:
-                for finished in running:
-                    images = finished if job is self.jobs[0] else []
-                    pngs = {first + image: self._png(decoding, image, first + image) for image in images}
-                    yield GenerationProgress(decoding.done_tokens - done, pngs)
-                    done = decoding.done_tokens
-            decoding.learn_costs()
-            results.append(PartResult(decoding.grid_codes(), decoding.trace))
-        yield GenerationProgress(results={part: results[::turn]})
-
-    def _png(self, decoding: Decoding, image: int, number: int) -> bytes:
-        """Return the PNG of an image.
-
-        Args:
-            decoding: Decoding that contains the image.
-            image: Index of the image in the decoding.
-            number: Index of the image among all images of the command.
-        """
-        job = self.jobs[0]
-        prompt, index = divmod(number, self.plan.args.batch.batch_size)
-        image_index = job.recipe.image_index + index
-        settings = job.settings(self.plan.prompts[prompt], image_index, conditions(decoding, image))
-        return to_png(job.pixels(decoding.grid_codes()[[image]])[0], settings)
+def _line_outputs(args: GenerateArgs) -> list[tuple[str, Path]]:
+    files = args.files
+    if files.report is not None and files.report.suffix.lower() == ".jsonl":
+        raise AdtError(
+            f"`report`: '{files.report}' ends in .jsonl, but the sums are one JSON object; name a .json file. The "
+            "statistics of each image are written next to it, with the ending .jsonl."
+        )
+    per_image = [("report", files.report.with_suffix(".jsonl"))] if files.report is not None else []
+    return [*given_paths(files, "tokens", "trace", "report"), *per_image]
 
 
 def run(plan: GenerationPlan) -> str:
-    """Load the models, decode the images, and write the files.
+    """Load the models, decode the missing images, and write the files.
 
-    Each image is written as soon as it is finished. The JSON files are written at the end.
+    Each image is written as soon as it is finished.
 
     Returns:
         Summary for the user.
     """
     began = perf_counter()
-    parts = range(len(plan.parts))
-    results: dict[int, list[PartResult]] = {}
-    with (
-        workers.start_workers(partial(GenerationWorker, plan), plan.args.parallel, plan.args.device, len(parts)) as (
-            ((tokens, notes), *_),
-            mapped,
-        ),
-        tqdm(total=tokens, unit=" tokens", mininterval=0.5, leave=False) as bar,
-    ):
-        for step in mapped(parts):
-            for number, png in step.pngs.items():
-                write(plan.paths[number], png)
-            results |= step.results
-            bar.update(step.tokens)
-    by_method = list(zip(*(results[part] for part in parts)))
-    report, lines = summarise(plan, by_method, perf_counter() - began)
-    write_files(plan, by_method[0], report)
-    return "\n".join(filter(None, [*lines, plan.note, *notes]))
-
-
-def summarise(
-    plan: GenerationPlan, by_method: Sequence[Sequence[PartResult]], elapsed: float
-) -> tuple[dict, list[str]]:
-    """Summarise a run.
-
-    Args:
-        plan: Arguments of the run.
-        by_method: Item 0 has the results of all parts by the chosen method. With ``compare``, item 1 has the results of
-            all parts by plain decoding.
-        elapsed: Duration of the run in seconds, including loading and writing.
-
-    Returns:
-        Statistics for the report, and lines for the user.
-    """
-    paths = plan.paths
+    images = plan.images
     parallel = plan.args.parallel
-    report = {**figures(by_method[0]), "model": plan.recipe.loading.model, "drafter": plan.recipe.drafter}
-    name = f"{paths[0]}" + (f" to {paths[-1].name}" if len(paths) > 1 else "")
-    lines = [
-        f"{name}: {report['tokens']} tokens in {report['seconds']:.2f} s, {report['tokens_per_second']:.1f} tokens/s, "
-        f"tau {report['tau']:.2f}, mean depth {report['mean_depth']:.2f}"
-        + (f", {report['substitution_rate']:.1%} of the tokens substituted" if plan.recipe.lantern else "")
-    ]
-    if plan.args.files.compare:
-        comparison, line = _compare(report["seconds"], by_method)
-        report |= comparison
-        lines.append(line)
-    if parallel.uses_ray:
-        report |= {"workers": parallel.workers, "elapsed_seconds": elapsed}
-        lines.append(
-            f"Times are sums over all workers; with {parallel.workers} workers the run took {elapsed:.1f} s, "
-            "loading included."
-        )
-    return report, lines
+    build = partial(GenerationWorker, plan)
+    with workers.start_workers(build, parallel, plan.args.device, len(images.numbers)) as (loaded, mapped):
+        facts = _common(loaded)
+        output = _Output(plan, facts)
+        missing = output.folder.missing()
+        at_once = min(worker.at_once for worker in loaded)
+        # Ray returns the images of a part together, so its parts are small.
+        factor = 1 if parallel.uses_ray else PART_FACTOR
+        ranges = split(len(missing), at_once, min(parallel.workers, len(missing)), factor)
+        parts = [[missing[position] for position in part] for part in ranges]
+        present = len(images.numbers) - len(missing)
+        with RunProgress(len(missing), facts.tokens_per_image, images.resumes, present) as progress:
+            for step in mapped(parts) if parts else ():
+                for image in step.images:
+                    output.add(image)
+                output.leave_out(step.left_out)
+                progress.update(step.tokens, len(step.images), len(step.left_out))
+    output.folder.finish()
+    lines = output.summary(len(missing), perf_counter() - began)
+    return "\n".join(filter(None, [*lines, plan.note, *output.listed(), *facts.notes]))
 
 
-def _compare(seconds: float, by_method: Sequence[Sequence[PartResult]]) -> tuple[dict, str]:
-    """Compare the chosen method with plain decoding.
+def _common(loaded: Sequence[GenerationFacts]) -> GenerationFacts:
+    """Return the facts of all workers, which must have loaded the same weights."""
+    if len({facts.identity.key for facts in loaded}) > 1:
+        raise AdtError("`model`: the workers have loaded different weights; copy the same files to every machine.")
+    return loaded[0]
 
-    Args:
-        seconds: Decoding time of the chosen method.
-        by_method: Item 0 has the results of the chosen method, item 1 the results of plain decoding.
 
-    Returns:
-        Statistics for the report, and a line for the user.
+class _Output:
+    """Files and statistics of a run.
+
+    Attributes:
+        folder: Images of the run.
     """
-    plain = figures(by_method[1])
-    drafted, undrafted = (torch.cat([result.codes for result in results]) for results in by_method)
-    images = len(drafted)
-    same = int((drafted == undrafted).flatten(1).all(1).sum())
-    speedup = plain["seconds"] / seconds
-    identical = same == images
-    line = f"Speed-up over plain decoding ({plain['seconds']:.2f} s), measured in this run: {speedup:.2f}x; " + (
-        "tokens identical" if identical else f"tokens identical in {same} of {images} images"
-    )
-    return {"plain": plain, "speedup": speedup, "identical": identical, "identical_images": same}, line
+
+    def __init__(self, plan: GenerationPlan, facts: GenerationFacts):
+        self._plan = plan
+        self._facts = facts
+        files = plan.args.files
+        images = plan.images
+        kind = webdataset.TarFolder if files.format == WEBDATASET else PngFolder
+        self.folder: PngFolder = kind(images, facts.identity, files.overwrite)
+        statistics = files.report.with_suffix(".jsonl") if files.report is not None else None
+        paths = {"tokens": files.tokens, "trace": files.trace, "stats": statistics}
+        identity = partial(facts.identity.of, images)
+        self._lines = {name: ImageLines(path, images, identity) for name, path in paths.items() if path is not None}
+        self._totals = _ComparedTotals()
+        self._left_out: dict[int, str] = {}
+        self._notes: Counter[str] = Counter()
+
+    def add(self, image: FinishedImage) -> None:
+        """Write the lines of an image, and then the image: an image that is present has its lines."""
+        content = {"tokens": {"tokens": image.codes}, "trace": image.trace, "stats": image.stats}
+        for name, lines in self._lines.items():
+            lines.append(image.number, content[name])
+        self.folder.add(image.number, image.png, image.codes)
+        self._totals.add(image.stats)
+        if image.note:
+            self._notes[image.note] += 1
+
+    def leave_out(self, reasons: dict[int, str]) -> None:
+        """Note images whose prompts are invalid."""
+        self._left_out |= reasons
+        for number in reasons:
+            self.folder.leave_out(number)
+
+    def listed(self) -> list[str]:
+        """Return a line for each prompt that was left out, and for each remark on a prompt."""
+        images = self._plan.images
+        reasons = {images.entry(number): reason for number, reason in sorted(self._left_out.items())}
+        if reasons and len(self._left_out) == len(images.numbers):
+            prompt, reason = next(iter(reasons.items()))
+            raise AdtError(
+                f"`prompts`: no prompt of the list can be drawn; the first, {shown(prompt.text)}, is {reason}"
+            )
+        lines = [f"Prompt {shown(prompt.id)}, {shown(prompt.text)}: {reason}" for prompt, reason in reasons.items()]
+        if len(lines) > MAX_LISTED:
+            lines = [*lines[:MAX_LISTED], f"{len(lines) - MAX_LISTED} more prompts were left out."]
+        return [*lines, *(f"{note} ({count} images)" if count > 1 else note for note, count in self._notes.items())]
+
+    def summary(self, missing: int, elapsed: float) -> list[str]:
+        """Finish the lines, write the report, and return the summary for the user.
+
+        Args:
+            missing: Number of images that were missing at the beginning of the run.
+            elapsed: Duration of the run in seconds, including loading and writing.
+        """
+        images = self._plan.images
+        parallel = self._plan.args.parallel
+        places = {name: lines.finish() for name, lines in self._lines.items()}
+        if "stats" in places:
+            self._write_report(places["stats"], elapsed)
+        lines = self._totals.lines(images, self._plan.recipe.lantern is not None) if self._totals.chosen.images else []
+        present = len(images.numbers) - missing
+        if present:
+            lines.append(f"{present} of {len(images.numbers)} images were already there.")
+        counts = {name: present - sum(1 for n in found) + self._totals.chosen.images for name, found in places.items()}
+        if unknown := max(counts.values(), default=0):
+            lines.append(f"For {unknown} images of earlier runs, the files of this run's options have no lines.")
+        if parallel.uses_ray and self._totals.chosen.images:
+            lines.append(
+                f"Times are sums over all workers; with {parallel.workers} workers the run took {elapsed:.1f} s, "
+                "loading included."
+            )
+        return lines
+
+    def _write_report(self, places: dict, elapsed: float) -> None:
+        files = self._plan.args.files
+        parallel = self._plan.args.parallel
+        recipe = self._plan.recipe
+        totals = _ComparedTotals()
+        for record in self._lines["stats"].records(places):
+            totals.add(record)
+        report: dict[str, Any] = {**self._facts.settings, **totals.report()}
+        report |= {"model": recipe.loading.model, "drafter": recipe.drafter}
+        if parallel.uses_ray:
+            report |= {"workers": parallel.workers, "elapsed_seconds": elapsed}
+        number, count = self._plan.images.shard
+        path = files.report
+        if path is not None:
+            shard = path.with_name(f"{path.stem}-{number}-of-{count}{path.suffix}")
+            write_json(path if count == 1 else shard, report)
 
 
-def figures(results: Sequence[PartResult]) -> dict:
-    """Return the statistics of all parts together.
+class _ComparedTotals:
+    """Statistics of the chosen method and, with ``compare``, of plain decoding.
 
-    Args:
-        results: Results of all parts by one method.
-
-    Returns:
-        The dictionary that ``Trace.report`` makes, with the key ``images`` added: the number of images.
+    Attributes:
+        chosen: Statistics of the chosen method.
     """
-    traces = [result.trace for result in results]
-    images = sum(trace.images for trace in traces)
-    seconds = sum(trace.prefill_seconds for trace in traces)
-    rounds = [round for trace in traces for round in trace.rounds]
-    return {**replace(traces[0], images=images, prefill={0: seconds}, rounds=rounds).report(), "images": images}
 
+    def __init__(self) -> None:
+        self.chosen = Totals()
+        self._plain = Totals()
+        self._same = 0
 
-def write_files(plan: GenerationPlan, results: Sequence[PartResult], report: dict) -> None:
-    """Write the JSON files that the arguments name: tokens, trace and report."""
-    files = plan.args.files
-    size = plan.args.batch.batch_size
-    if files.tokens:
-        grids = [grid for result in results for grid in result.codes.tolist()]
-        content = {"tokens": grids, "prompts": plan.prompts, "batch_size": size}
-        write_json(files.tokens, {**content, "seed": plan.recipe.sampling.seed})
-    if files.trace:
-        groups = [(r.trace, first) for r in results for first in range(0, len(r.codes), size)]
-        traces = [trace.subset(list(range(first, first + size))) for trace, first in groups]
-        decodings = [{"prompt": prompt, **trace.to_json()} for prompt, trace in zip(plan.prompts, traces)]
-        write_json(files.trace, {"report": report, "decodings": decodings})
-    if files.report:
-        write_json(files.report, report)
+    def add(self, stats: dict) -> None:
+        """Add the statistics of an image, as `FinishedImage.stats` has them."""
+        self.chosen.add(stats)
+        if isinstance(plain := stats.get("plain"), dict):
+            self._plain.add(plain)
+            self._same += stats.get("identical") is True
+
+    def report(self) -> dict[str, Any]:
+        """Return the statistics for the report."""
+        report = self.chosen.report()
+        if not self._plain.images:
+            return report
+        plain = self._plain.report()
+        speedup = plain["seconds"] / report["seconds"]
+        identical = self._same == self._plain.images
+        return report | {"plain": plain, "speedup": speedup, "identical": identical, "identical_images": self._same}
+
+    def lines(self, images: ImageList, is_relaxed: bool) -> list[str]:
+        """Return the statistics as lines for the user."""
+        report = self.report()
+        first, last = (images.path(images.numbers[position]) for position in (0, -1))
+        name = f"{first}" + (f" to {last.name}" if last != first else "")
+        lines = [
+            f"{name}: {report['tokens']} tokens in {report['seconds']:.2f} s, {report['tokens_per_second']:.1f} "
+            f"tokens/s, tau {report['tau']:.2f}, mean depth {report['mean_depth']:.2f}"
+            + (f", {report['substitution_rate']:.1%} of the tokens substituted" if is_relaxed else "")
+        ]
+        if "plain" in report:
+            lines.append(
+                f"Speed-up over plain decoding ({report['plain']['seconds']:.2f} s), measured in this run: "
+                f"{report['speedup']:.2f}x; "
+                + (
+                    "tokens identical"
+                    if report["identical"]
+                    else f"tokens identical in {self._same} of {self._plain.images} images"
+                )
+            )
+        return lines

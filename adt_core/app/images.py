@@ -19,7 +19,7 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from ..errors import AdtError
-from ..files import is_device, opened, parse_json, to_json
+from ..files import is_device, opened, parse_json, path_key, to_json
 from ..version import VERSION
 
 KEY = "adt_tree"
@@ -219,6 +219,21 @@ def read_settings(path: Path) -> dict:
     return settings
 
 
+def is_intact(path: Path, size: tuple[int, int]) -> bool:
+    """Return whether a PNG has valid checksums and the expected size. Its pixels are not decoded.
+
+    Args:
+        path: The PNG.
+        size: Width and height in pixels.
+    """
+    try:
+        with open_image(path, ("PNG",)) as image:
+            image.verify()
+            return image.size == size
+    except IMAGE_ERRORS:
+        return False
+
+
 def read_pixels(path: Path, size: tuple[int, int]) -> np.ndarray | None:
     """Return the pixels of a PNG, or None if the file is damaged or the image has another size.
 
@@ -229,11 +244,11 @@ def read_pixels(path: Path, size: tuple[int, int]) -> np.ndarray | None:
     Returns:
         [H, W, 3] uint8.
     """
+    if not is_intact(path, size):
+        return None
     try:
         with open_image(path, ("PNG",)) as image:
-            image.verify()  # verifies the checksums, but the image cannot be decoded afterwards
-        with open_image(path, ("PNG",)) as image:
-            return np.array(image.convert("RGB")) if image.size == size else None
+            return np.array(image.convert("RGB"))
     except IMAGE_ERRORS:
         return None
 
@@ -275,7 +290,7 @@ def check_outputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[tuple[st
 
 def _identities(path: Path) -> set[object]:
     """Return keys that identify a file. If two paths lead to the same file, their results share at least one key."""
-    names: set[object] = {os.path.normcase(os.path.realpath(path))}
+    names: set[object] = {path_key(path)}
     with suppress(OSError):  # if the file exists, its inode number is the same for every spelling of the path
         file = os.stat(path)
         if file.st_ino:

@@ -138,22 +138,21 @@ def warm_up(decoding: Decoding, count: int = WARM_UP) -> None:
     decoding.learn_costs()
 
 
-def split(prompts: int, at_once: int, together: int = 1, workers: int = 1) -> list[range]:
-    """Divide prompts into parts. Each part becomes one decoding, so the memory of a decoding is bounded.
+def split(images: int, at_once: int, workers: int = 1, factor: int = PART_FACTOR) -> list[range]:
+    """Divide images into parts. Each part becomes one decoding, so the memory of a decoding is bounded.
 
-    For example, 20 prompts with one image each and `at_once=2` are divided into two parts: prompts 0 to 15, and prompts
-    16 to 19.
+    For example, 20 images with `at_once=2` are divided into two parts: images 0 to 15, and images 16 to 19.
 
     Args:
-        prompts: Number of prompts.
+        images: Number of images.
         at_once: Maximum number of images that are decoded at the same time. Within a part, the next image takes the
             batch slot of a finished image.
-        together: Number of images per prompt.
-        workers: Number of workers that share the parts. Each worker gets at least one part if there are enough prompts.
+        workers: Number of workers that share the parts. Each worker gets at least one part if there are enough images.
+        factor: Maximum size of a part, as a multiple of `at_once`.
 
     Returns:
-        For each part, the indices of its prompts.
+        For each part, the indices of its images.
     """
-    active = math.ceil(at_once / together)  # prompts that are decoded at the same time
-    size = active if active == 1 else max(active, min(PART_FACTOR * active, math.ceil(prompts / workers)))
-    return [range(prompts)[first : first + size] for first in range(0, prompts, size)]
+    share = math.ceil(images / max(workers, 1))
+    size = 1 if at_once == 1 else max(1, min(factor * at_once, share))
+    return [range(images)[first : first + size] for first in range(0, images, size)]

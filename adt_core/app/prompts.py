@@ -1,33 +1,43 @@
-"""Prompt lists: plain text, CSV and TSV tables, MS-COCO captions and JSON lines."""
+"""Prompt lists: plain text, CSV, TSV and Parquet tables, MS-COCO captions and JSON lines."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..errors import AdtError, shown
-from ..files import LARGEST_LIST, opened, parse_json, read_text, reason
+from ..files import LARGEST_LIST, folded, foreign_text, opened, parse_json, read_text, reason
 from ..rules.settings import MAX_SEED
+from .parquet import read_columns
 from .tables import read_table
 
 FILES = (".txt", ".json", ".jsonl", ".csv", ".tsv")
-"""Suffixes of supported files. A file with another suffix is read as plain text."""
+"""Suffixes of files that need no further package. A file with another suffix is read as plain text.
+
+The command line also reads `PARQUET`."""
+PARQUET = ".parquet"
+"""Suffix of tables in the format Parquet."""
 BUNDLED_CAPTIONS = Path(__file__).parents[1] / "bundled" / "captions.json"
 """File of captions in MS-COCO's format. The bundled model was not trained on these captions."""
 CAPTIONS = ("first", "longest", "all")
 """Which captions of an MS-COCO image become prompts. An MS-COCO image has several captions."""
 _TEXT_COLUMNS = ("prompt", "caption")
+_TEXT_KEYS = (*_TEXT_COLUMNS, "text", "input")
+"""Keys of a prompt in JSON, in order of preference."""
 _OPTIONAL_COLUMNS = ("id", "seed")
 """Optional columns of a table. One of `_TEXT_COLUMNS` is required.
 
 JSON lines have keys with the same names."""
 _ZIP = b"PK\x03\x04"
 """First bytes of a zip archive."""
+_HEAD = 4096
+"""Number of bytes from which the kind of a file is guessed."""
 _ZIPPED = {
     ".docx": "a Word document",
     ".xlsx": "an Excel workbook",
@@ -39,6 +49,8 @@ _MAX_IDS = 5
 """Maximum number of blank prompts that a note names."""
 _MAX_LENGTH = 40
 """Maximum number of characters that a file name contains of a prompt or an id."""
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
+"""Whole number with a comma before every three digits."""
 _Item = TypeVar("_Item")
 
 
@@ -73,13 +85,12 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
     """Return the prompts in a file, including blank prompts.
 
     The suffix of the file determines the format:
-
-    - `.json`: a list of strings, or MS-COCO's `captions_*.json`. MS-COCO's captions are sorted by image id.
-    - `.jsonl`: one value per line. A value is a string, or an object with the key "prompt" or "caption". The keys "id"
-      and "seed" are optional.
+    - `.json`: a list of values, or MS-COCO's `captions_*.json`. MS-COCO's captions are sorted by image id. A value is a
+      string, or an object with one of `_TEXT_KEYS`. The keys "id" and "seed" are optional. null is a blank prompt.
+    - `.jsonl`: one such value per line.
     - `.csv` and `.tsv`: a table with a column "prompt" or "caption", such as PartiPrompts. The columns "id" and "seed"
       are optional. Names of columns may be in upper or lower case. Other columns are ignored.
-    - any other suffix: one prompt per line.
+    - `.parquet`: a table with the same columns. Any other suffix: one prompt per line.
 
     A prompt without an id gets a number from 1 as its id: the number of its line, table row or string in the file.
 
@@ -93,10 +104,12 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
     """
     path = Path(path)
     readers = {".json": lambda text: _json(text, caption), ".jsonl": _json_lines, ".csv": _csv, ".tsv": _tsv}
+    suffix = path.suffix.lower()
     try:
-        prompts = readers.get(path.suffix.lower(), parse_lines)(_read_text_file(path))
+        prompts = _parquet(path) if suffix == PARQUET else readers.get(suffix, parse_lines)(_read_text_file(path))
     except OSError as error:
-        raise AdtError(f"`prompts`: '{path}' can't be read as UTF-8 text ({reason(error)}).") from error
+        kind = "a Parquet table" if suffix == PARQUET else "UTF-8 text"
+        raise AdtError(f"`prompts`: '{path}' can't be read as {kind} ({reason(error)}).") from error
     except AdtError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -117,9 +130,9 @@ def _read_text_file(path: Path) -> str:
         AdtError: If the content is not UTF-8 text.
     """
     with opened(path) as file:
-        head = file.read(len(_ZIP))
-    kind = "not a UTF-8 text file (but in another encoding, such as UTF-16, or not text)"
-    if head == _ZIP:
+        head = file.read(_HEAD)
+    kind = foreign_text(head)
+    if head.startswith(_ZIP):
         kind = f"{_ZIPPED.get(path.suffix.lower(), 'a zip archive')}, not a text file"
     else:
         with suppress(UnicodeDecodeError):
@@ -130,12 +143,14 @@ def _read_text_file(path: Path) -> str:
 
 
 def parse_lines(text: str) -> list[PromptEntry]:
-    """Return one prompt per line. The id is the number of the line, from 1. Blank lines at the end are ignored.
+    """Return one prompt per line. The id is the number of the line, from 1.
+
+    Blank lines at the end are ignored, and so are lines that begin with "# ", which are comments.
 
     Args:
         text: Lines of prompts.
     """
-    return _numbered(_lines(text.rstrip()))
+    return [prompt for prompt in _numbered(_lines(text.rstrip())) if not f"{prompt.text} ".startswith("# ")]
 
 
 def non_blank(prompts: Iterable[PromptEntry]) -> list[PromptEntry]:
@@ -173,7 +188,7 @@ def select(
     Raises:
         AdtError: If the selection is empty.
     """
-    selected = [prompt for prompt in prompts if filter.casefold() in prompt.text.casefold()]
+    selected = [prompt for prompt in prompts if folded(filter) in folded(prompt.text)]
     if not selected:
         raise AdtError(
             f"filter: none of the {len(prompts)} prompts contains {shown(filter)}; "
@@ -273,27 +288,53 @@ def _stripped(prompts: Iterable[PromptEntry]) -> list[PromptEntry]:
 def _json(text: str, caption: str) -> list[PromptEntry]:
     values = parse_json(text)
     if isinstance(values, list):
-        return _numbered(values)
+        return _stripped(_entry(value, f"entry {number}", number) for number, value in enumerate(values, start=1))
     annotations = sorted(values["annotations"], key=lambda a: (a["image_id"], a["id"]))
+    captions = [_text(one["caption"], f"the caption {one['id']}").strip() for one in annotations]
     if caption == "all":
-        return _stripped(PromptEntry(str(annotation["id"]), annotation["caption"]) for annotation in annotations)
+        return [PromptEntry(str(one["id"]), text) for one, text in zip(annotations, captions)]
     images: dict[int, list[str]] = {}
-    for annotation in annotations:
-        images.setdefault(annotation["image_id"], []).append(annotation["caption"].strip())
+    for one, text in zip(annotations, captions):
+        images.setdefault(one["image_id"], []).append(text)
     if caption == "longest":
-        return [PromptEntry(str(image), max(captions, key=len)) for image, captions in images.items()]
-    return [PromptEntry(str(image), next(filter(None, captions), "")) for image, captions in images.items()]
+        return [PromptEntry(str(image), max(texts, key=len)) for image, texts in images.items()]
+    return [PromptEntry(str(image), next(filter(None, texts), "")) for image, texts in images.items()]
 
 
 def _json_lines(text: str) -> list[PromptEntry]:
-    prompts = []
-    for number, line in enumerate(_lines(text), start=1):
-        if line.strip():
-            value = parse_json(line)
-            value = {"prompt": value} if isinstance(value, str) else value
-            prompt = value["prompt"] if "prompt" in value else value["caption"]
-            prompts.append(PromptEntry(str(value.get("id", number)), prompt, _seed(value.get("seed"))))
-    return _stripped(prompts)
+    lines = [(number, line) for number, line in enumerate(_lines(text), start=1) if line.strip()]
+    return _stripped(_entry(parse_json(line), f"line {number}", number) for number, line in lines)
+
+
+def _entry(value: Any, where: str, number: int) -> PromptEntry:
+    """Return the prompt of a JSON value: a text, an object, or null for a blank prompt.
+
+    Args:
+        value: The value. In an object, names of keys may be in upper or lower case.
+        where: Place of the value in the file, for error messages.
+        number: Id of a prompt without an id.
+
+    Raises:
+        ValueError: If the value is anything else, or an object without a prompt.
+    """
+    if not isinstance(value, dict):
+        return PromptEntry(str(number), _text(value, where))
+    fields = {name.strip().lower(): field for name, field in value.items()}
+    name = next((name for name in _TEXT_KEYS if name in fields), None)
+    if name is None:
+        raise ValueError(f"{where} has none of the keys {', '.join(map(repr, _TEXT_KEYS))}")
+    id = fields.get("id")
+    prompt = _text(fields[name], f"{where}, key {name!r}")
+    return PromptEntry(
+        str(number if id in (None, "") else id), prompt, _seed(fields.get("seed"), f"{where}, key 'seed'")
+    )
+
+
+def _text(value: Any, where: str) -> str:
+    """Return a text of a JSON file, "" for null. Raise ValueError if it is anything else."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    raise ValueError(f"{where} is {shown(value)}, but a text was expected")
 
 
 def _csv(text: str) -> list[PromptEntry]:
@@ -314,21 +355,38 @@ def _table(text: str, delimiters: str) -> list[PromptEntry]:
     for number, row in enumerate(read_table(text, delimiters, _TEXT_COLUMNS, _OPTIONAL_COLUMNS), start=1):
         prompt = row.get("prompt", row.get("caption", ""))
         id = row.get("id", "").strip() or str(number)
-        prompts.append(PromptEntry(id, prompt, _seed(row.get("seed", "").strip())))
+        prompts.append(PromptEntry(id, prompt, _seed(row.get("seed", "").strip(), f"row {number}, column 'seed'")))
     return _stripped(prompts)
 
 
-def _seed(value: Any) -> int | None:
+def _parquet(path: Path) -> list[PromptEntry]:
+    columns = read_columns(path, _TEXT_COLUMNS, _OPTIONAL_COLUMNS)
+    texts = next(columns[name] for name in _TEXT_COLUMNS if name in columns)
+    numbers = range(1, len(texts) + 1)
+    ids = columns.get("id", numbers)
+    seeds = columns.get("seed", [None] * len(texts))
+    return _stripped(
+        PromptEntry(str(number if id in (None, "") else id), text or "", _seed(seed, f"row {number}, column 'seed'"))
+        for number, id, text, seed in zip(numbers, ids, texts, seeds)
+    )
+
+
+def _seed(value: Any, where: str) -> int | None:
     """Return a seed from a list of prompts.
 
     Args:
-        value: An integer, or a string of digits. None and "" mean that there is no seed.
+        value: A whole number, or text of a whole number, such as "42.0", "1.2E+5" or "1,234": spreadsheet programs and
+            pandas write seeds like this. None and "" mean that there is no seed.
+        where: Place of the value in the file, for error messages.
 
     Raises:
         ValueError: If the value is anything else.
     """
     if value is None or value == "":
         return None
-    if isinstance(value, bool | float) or not 0 <= int(value) <= MAX_SEED:
-        raise ValueError(f"{shown(value)} is not a seed, which is a whole number from 0 to 2**64 - 1")
-    return int(value)
+    text = str(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
+    with suppress(InvalidOperation):
+        number = Decimal(text.replace(",", "") if _THOUSANDS.fullmatch(text) else text)
+        if number.is_finite() and 0 <= number <= MAX_SEED and number % 1 == 0:
+            return int(number)
+    raise ValueError(f"{where} is {shown(value)}, but a whole number from 0 to 2**64 - 1 was expected, or none")

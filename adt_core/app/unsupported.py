@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..drafters.eagle_files import refuse_eagle3
 from ..errors import AdtError, shown
+from ..files import list_visible
 from ..models.families.chameleon import ANOLE
 from ..models.family import model_type
 from ..models.reading.checkpoint import Checkpoint
@@ -63,7 +64,7 @@ def refuse_layout(path: Path) -> None:
     Raises:
         AdtError: If the path is such a file or folder. The message names the kind and says what to choose instead.
     """
-    names = {path.name} if path.is_file() else {file.name for file in path.iterdir()}
+    names = {path.name} if path.is_file() else {file.name for file in list_visible(path, "*")}
     kind = next((kind for kind, suffixes in _NO_WEIGHTS.items() if path.suffix.lower() in suffixes), None)
     if kind is not None and path.is_file():
         raise AdtError(f"{path} is {kind}, not a model; choose the model's folder or its weights file.")

@@ -1,7 +1,8 @@
 """Workers, which compute the parts of a run: one in this process, or several with `--workers` and `--ray-address`.
 
-A worker holds loaded models. The input of a worker is a number, such as the index of a prompt. Its output is the
-results for this number. Without Ray, one worker runs in this process. With Ray, :mod:`.distributed` starts the workers.
+A worker holds loaded models. The input of a worker is a task, such as the index of a prompt or a list of images. Its
+output is the results of this task. Without Ray, one worker runs in this process. With Ray, :mod:`.distributed` starts
+the workers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .args import WorkerArgs
 
 
 class DistributedWorker(Protocol):
-    """Worker: an object that holds loaded models and computes results for a number.
+    """Worker: an object that holds loaded models and computes the results of a task.
 
     Attributes:
         facts: Information about the loaded worker, such as remarks on the prompts.
@@ -25,7 +26,7 @@ class DistributedWorker(Protocol):
 
     facts: Any
 
-    def __call__(self, number: int, /) -> Iterable[Any]: ...
+    def __call__(self, task: Any, /) -> Iterable[Any]: ...
 
 
 def check_args(args: WorkerArgs, prompts: object) -> None:
@@ -52,26 +53,26 @@ def check_args(args: WorkerArgs, prompts: object) -> None:
 @contextmanager
 def start_workers(
     build: Callable[[], DistributedWorker], args: WorkerArgs, device: str, count: int
-) -> Iterator[tuple[list[Any], Callable[[Iterable[int]], Iterable[Any]]]]:
+) -> Iterator[tuple[list[Any], Callable[[Iterable[Any]], Iterable[Any]]]]:
     """Load the workers. At the end of the block, stop the workers. Also stop the Ray cluster if it was started here.
 
     Args:
         build: Function that creates a worker. Ray pickles the function and sends it to every process.
         args: Number of workers and address of the cluster.
         device: "auto", "cpu" or "cuda".
-        count: How many numbers will be processed. At most `count` workers are started.
+        count: Maximum number of tasks. At most `count` workers are started.
 
     Yields:
-        A list with the `facts` of every worker, and a function. The function takes a list of all numbers and iterates
-        over the results. Without Ray, the results have the order of the numbers. With Ray, the results of the number
-        that is finished first come first, and the function can be called only once.
+        A list with the `facts` of every worker, and a function. The function takes a list of all tasks and iterates
+        over the results. Without Ray, the results have the order of the tasks. With Ray, the results of the task that
+        is finished first come first, and the function can be called only once.
 
     Raises:
         AdtError: If no cluster answers at `ray_address`, if the cluster is too small, or if a worker fails too often.
     """
     if not args.uses_ray:
         worker = build()
-        yield [worker.facts], lambda numbers: chain.from_iterable(map(worker, numbers))
+        yield [worker.facts], lambda tasks: chain.from_iterable(map(worker, tasks))
         return
     from . import distributed
 

@@ -6,10 +6,12 @@ from ..kernels import choice
 from ..kernels.choice import KernelError, supports_kernels
 from ..kernels.verdicts import Verdict
 from ..models.packed import pack
+from ..models.quantised import check_device
 from ..runtime import get_runtime
 from .device.costs import Costs
 from .device.invariance import InvarianceReport, chosen_kernels, invariance_report
 from .device.memory import check_memory
+from .device.products import prepare_products
 from .device.threads import limit_threads
 from .request import Request
 
@@ -37,8 +39,10 @@ class Conditions:
             batch_size: Maximum number of images that are decoded at the same time.
 
         Raises:
-            AdtError: If the main memory is too small.
+            AdtError: If the main memory is too small, or if the device does not support the weights.
         """
+        decoder = self._request.target.decoder
+        check_device(decoder.weights, decoder.embedding.device)
         check_memory(self._request, batch_size)
         with limit_threads(self._request.threads):
             pack(self._request.job.networks)
@@ -47,9 +51,9 @@ class Conditions:
             except KernelError as error:
                 choice.switch_off(str(error))
                 self._check_operations()
-        self._request.target.decoder.fallback = self.exact.fallback
-        costs.choose_profile(batch_size)
-        self.threads = self._request.threads
+        decoder.fallback = self.exact.fallback
+        self.threads = prepare_products(self._request)
+        costs.choose_profile(batch_size, self.threads)
 
     def _check_operations(self) -> None:
         self.kernels = chosen_kernels(self._request)

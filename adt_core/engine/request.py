@@ -44,7 +44,7 @@ PREFIX_CHUNK = 256
 The memory for attention grows with the square of this number.
 """
 MAX_ONE_THREAD_PARAMETERS = 3 * 10**7
-"""Decoders with at most this number of parameters run on one CPU thread.
+"""Decoders with at most this number of parameters run on one CPU thread, unless other cores are idle.
 
 A small decoder computes many small matrix products. With several threads, each product ends when its slowest thread
 ends, so one busy core slows down every product. In larger decoders, several threads save more time than they cost.
@@ -255,7 +255,7 @@ class Request:
 
     @property
     def threads(self) -> int:
-        """Number of CPU threads for forward passes: 1 for a small model on a CPU (`MAX_ONE_THREAD_PARAMETERS`)."""
+        """Minimum number of CPU threads: 1 for a small model on a CPU (`MAX_ONE_THREAD_PARAMETERS`)."""
         on_cpu = self.target.decoder.embedding.device.type == "cpu"
         return 1 if on_cpu and self._parameters <= MAX_ONE_THREAD_PARAMETERS else torch.get_num_threads()
 

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.batch_invariance import NearKeys, near_attention
+from ..models.cpu_attention import batched_attention
 from ..models.kernels import far_attention
 from . import choice
 from .attend_trial import Operands, RandomTree, join
@@ -55,7 +56,8 @@ def attend(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | N
         queries: [at least N, heads, d] queries of row 0, of row 1 and so on, then padding.
         cache: [2, R, key heads, cache_length, d] keys and values of the layer.
         mask: Mask that is added to the scores. With `near_keys`, it covers only the far keys. Its shape is
-            [R, 1, g * n, end] for the reference. The kernel reads only its shape, [R, 1, n, end].
+            [R, 1, g * n, end] for the reference, or the shape of :func:`batched_attention`. The kernel reads only its
+            shape, [R, 1, n, end].
         near_keys: Near keys of batch-invariant mode, prepared by :meth:`NearKeys.by_path` for the kernel, and by
             :meth:`NearKeys.for_layers` for the reference; else None.
 
@@ -71,7 +73,7 @@ def reference(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys 
     """Compute :func:`attend` with torch."""
     _, rows, kv_heads, _, dim = cache.shape
     heads = queries.shape[1]
-    n = mask.shape[2] * kv_heads // heads
+    n = mask.shape[-2] * kv_heads // heads
     token, head, element = queries.stride()
     q = queries.as_strided((rows, heads, n, dim), (n * token, head, token, element))  # one view instead of three
     # torch's fast kernels do not support grouped-query attention with a mask. So the queries of all heads that
@@ -102,6 +104,8 @@ def _attention(q: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys | Non
     Returns:
         [R, key heads, g * n, d] in the dtype of `q`; float64 if `near_keys` is given.
     """
+    if mask.ndim == 3:
+        return batched_attention(q, cache, mask)
     keys, values = cache[:, :, :, : mask.shape[-1]].unbind()
     if near_keys is None:
         return F.scaled_dot_product_attention(q, keys, values, mask)
@@ -129,14 +133,14 @@ def kernel(queries: Tensor, cache: Tensor, mask: Tensor, near_keys: NearKeys) ->
     assert slots <= NEAR_BLOCK, slots
     value_offset, row_stride, head_stride = cache.stride()[:3]
     places = row_stride, head_stride, value_offset, dim**-0.5
-    sizes = {"GROUP": group, "WIDTH": dim, "PADDED": next_power_of_2(dim)}
+    sizes = {"DTYPE": choice.triton_dtype(queries.dtype), "GROUP": group, "WIDTH": dim, "PADDED": next_power_of_2(dim)}
     with choice.launching(queries):
         far_chunks[chunks, kv_heads, rows](
-            queries, cache, near_keys.far, sums, peaks, n, *places,
+            *choice.pointers(queries, cache, near_keys.far, sums, peaks), n, *places,
             **sizes, CHUNK=chunk, BLOCK=QUERIES, num_warps=WARPS[chunk], num_stages=2,
         )  # fmt: skip
         merge[rows * n, heads](
-            queries, cache, near_keys.paths, sums, peaks, out, n, chunks, end, slots, *places,
+            *choice.pointers(queries, cache, near_keys.paths, sums, peaks, out), n, chunks, end, slots, *places,
             **sizes, BLOCK=NEAR_BLOCK, CHUNKS=MERGED_CHUNKS, num_warps=MERGE_WARPS,
         )  # fmt: skip
     return out

@@ -25,6 +25,12 @@ def _far_keys(bounds, n):
 
 
 @triton.jit
+def _sees(bounds, exists, columns):
+    """Return whether the token of a query that exists sees the far key at a cache position."""
+    return (columns >= tl.load(bounds, exists, 0)) & (columns < tl.load(bounds + 1, exists, 0))
+
+
+@triton.jit
 def _attend_to_chunk(queries, keys, values, visible, scale):
     """Attend to the keys of one chunk.
 
@@ -48,8 +54,8 @@ def _attend_to_chunk(queries, keys, values, visible, scale):
 
 @triton.jit(do_not_specialize=["n"])
 def far_chunks(
-    queries, cache, bounds, sums, peaks,
-    n, cache_row_stride, head_stride, value_offset, scale,
+    queries: "*i8", cache: "*i8", bounds: "*i8", sums: "*i8", peaks: "*i8",
+    n, cache_row_stride, head_stride, value_offset, scale, DTYPE: tl.constexpr,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Attend with all queries of one key head to the far keys of one chunk of cache positions.
@@ -57,12 +63,14 @@ def far_chunks(
     The grid is (chunks, key heads, rows). For each query, the kernel writes the weighted sum of the values to `sums`,
     and the largest score and the sum of the weights to `peaks`. Without a visible key it writes only `peaks`.
     """
+    queries = queries.to(tl.pointer_type(DTYPE))
+    cache = cache.to(tl.pointer_type(DTYPE))
     chunk = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     row = tl.program_id(2).to(tl.int64)
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
     dims = tl.arange(0, PADDED)[None, :]
-    bounds += row * n * 2
+    bounds = bounds.to(tl.pointer_type(tl.int64)) + row * n * 2
     first_seen, until_seen = _far_keys(bounds, n)
     entry = cache + row * cache_row_stride + head * head_stride + columns[:, None] * WIDTH + dims
     inside = ((columns >= first_seen) & (columns < until_seen))[:, None] & (dims < WIDTH)
@@ -78,13 +86,13 @@ def far_chunks(
         exists = query < n * GROUP
         own = exists[:, None] & (dims < WIDTH)
         block = tl.load(queries + place[:, None] * WIDTH + dims, own, 0.0)
-        first = tl.load(bounds + token * 2, exists, 0)[:, None]
-        until = tl.load(bounds + token * 2 + 1, exists, 0)[:, None]
-        visible = (columns[None, :] >= first) & (columns[None, :] < until)
+        visible = _sees(bounds + token[:, None] * 2, exists[:, None], columns[None, :])
         part, highest, total = _attend_to_chunk(block, keys, values, visible, scale)
-        tl.store(sums + (partial + query)[:, None] * WIDTH + dims, part, (query < stored)[:, None] & (dims < WIDTH))
-        tl.store(peaks + (partial + query) * 2, highest, exists)
-        tl.store(peaks + (partial + query) * 2 + 1, total, exists)
+        at = sums.to(tl.pointer_type(tl.float32)) + (partial + query)[:, None] * WIDTH + dims
+        tl.store(at, part, (query < stored)[:, None] & (dims < WIDTH))
+        peak = peaks.to(tl.pointer_type(tl.float32)) + (partial + query) * 2
+        tl.store(peak, highest, exists)
+        tl.store(peak + 1, total, exists)
 
 
 @triton.jit
@@ -120,14 +128,19 @@ def _merge_chunks(sums, peaks, chunks, stride, dims, WIDTH: tl.constexpr, PADDED
 
 @triton.jit(do_not_specialize=["n", "chunks", "end", "slots"])
 def merge(
-    queries, cache, paths, sums, peaks, out,
-    n, chunks, end, slots, cache_row_stride, head_stride, value_offset, scale,
+    queries: "*i8", cache: "*i8", paths: "*i8", sums: "*i8", peaks: "*i8", out: "*i8",
+    n, chunks, end, slots, cache_row_stride, head_stride, value_offset, scale, DTYPE: tl.constexpr,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Add the chunks of far keys of one query, then its near keys in the order of its path.
 
     The grid is (tokens of all rows, query heads). BLOCK is at least the number of near keys.
     """
+    queries = queries.to(tl.pointer_type(DTYPE))
+    cache = cache.to(tl.pointer_type(DTYPE))
+    paths = paths.to(tl.pointer_type(tl.int64))
+    sums = sums.to(tl.pointer_type(tl.float32))
+    peaks = peaks.to(tl.pointer_type(tl.float32))
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     heads = tl.num_programs(1)
@@ -151,5 +164,5 @@ def merge(
     shrink = tl.exp(highest - peak)
     result = result * shrink + tl.sum(weights[:, None] * values.to(tl.float32), 0)
     total = total * shrink + tl.sum(weights, 0)
-    at = out + (token * heads + head) * WIDTH + dims
-    tl.store(at, (result / total).to(out.dtype.element_ty), dims < WIDTH)
+    at = out.to(tl.pointer_type(DTYPE)) + (token * heads + head) * WIDTH + dims
+    tl.store(at, (result / total).to(DTYPE), dims < WIDTH)

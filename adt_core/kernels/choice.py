@@ -95,6 +95,25 @@ class KernelError(RuntimeError):
         return cls(f"{type(error).__name__}: {one_line(str(error))[:200]}".rstrip(".: "))
 
 
+def pointers(*operands: Tensor) -> Sequence[Tensor | int]:
+    """Return the operands of a kernel in a form that Triton's launcher accepts, also in a captured round.
+
+    The launcher asks the driver for the address of a tensor. During a capture, CUDA's asynchronous allocator returns
+    tensors that the driver does not know yet, so the launcher would raise an error. It does not check plain addresses.
+    Kernels declare their pointers as "*i8", because an address has no dtype, and convert them to the dtype.
+    """
+    if operands[0].is_cuda and torch.cuda.get_allocator_backend() != "native":
+        return [operand.data_ptr() for operand in operands]
+    return operands
+
+
+def triton_dtype(dtype: torch.dtype):
+    """Return Triton's dtype of the same name as a dtype of torch."""
+    import triton.language as tl
+
+    return getattr(tl, str(dtype).removeprefix("torch."))
+
+
 @contextmanager
 def launching(x: Tensor) -> Iterator[None]:
     """Launch kernels in the block on the device of a tensor.

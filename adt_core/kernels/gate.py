@@ -49,8 +49,10 @@ def kernel(gate_up: Tensor, activation: str, used_rows: int | None = None) -> Te
     out = gate_up.new_empty(rows, columns)
     with choice.launching(gate_up):
         launch[rows if used_rows is None else used_rows, cdiv(columns, BLOCK)](
-            gate_up, out, columns, IS_GELU=activation == "gelu_pytorch_tanh", BLOCK=BLOCK, num_warps=4
-        )
+            *choice.pointers(gate_up, out), columns,
+            DTYPE=choice.triton_dtype(gate_up.dtype), IS_GELU=activation == "gelu_pytorch_tanh", BLOCK=BLOCK,
+            num_warps=4,
+        )  # fmt: skip
     return out
 
 

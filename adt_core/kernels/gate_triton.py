@@ -5,8 +5,12 @@ import triton.language as tl
 
 
 @triton.jit
-def gate(gate_up, out, columns, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
+def gate(
+    gate_up: "*i8", out: "*i8", columns, DTYPE: tl.constexpr, IS_GELU: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """Multiply activated gates by their values. The grid is (rows, blocks of columns)."""
+    gate_up = gate_up.to(tl.pointer_type(DTYPE))
+    out = out.to(tl.pointer_type(DTYPE))
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = at < columns
@@ -16,4 +20,4 @@ def gate(gate_up, out, columns, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
     if IS_GELU:  # (1 + tanh(z)) / 2 = sigmoid(2 z)
         z = 1.5957691216057308 * (x + 0.044715 * x * x * x)  # 2 * sqrt(2 / pi)
     y = x * tl.sigmoid(z) * up
-    tl.store(out + row * columns + at, y.to(out.dtype.element_ty), exists)
+    tl.store(out + row * columns + at, y.to(DTYPE), exists)

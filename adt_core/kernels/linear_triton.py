@@ -7,14 +7,12 @@ products of one element are added.
 Arguments of both kernels:
 
 - x: [num_rows, inputs] activations in DTYPE. The stride of its rows is `x_stride`; the numbers of a row are contiguous.
-- weight: [inputs, outputs], or a packed int4 matrix; `stride_in` and `stride_out` are its strides. An fp8
-  weight is given as uint8.
-- scale: The scale of a quantised weight, contiguous; else unused. The bfloat16 scale of an int4 weight is given as
-  int16.
+- weight: [inputs, outputs], or a packed int4 matrix; `stride_in` and `stride_out` are its strides. The kernels read the
+  bits of fp8 as uint8.
+- scale: The contiguous scale of the weight in float32. Of an int4 weight it is bfloat16, whose bits are read as int16.
 - plus: [num_rows, outputs] contiguous values to add, if HAS_PLUS.
 - y: [num_rows, outputs] contiguous result. It may be the same tensor as `plus`.
 - used_rows: Number of rows to compute. The other rows of `x` are not read, and those of `y` are not written.
-- STORED: "plain" if the weight is not quantised, else "int8" or "fp8".
 
 `used_rows` changes between forward passes, so Triton must not specialise machine code for its value.
 """
@@ -25,13 +23,16 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["used_rows"])
 def linear_kernel(
-    x, weight, scale, plus, y, used_rows, inputs, outputs, x_stride, stride_in, stride_out,
-    DTYPE: tl.constexpr, STORED: tl.constexpr, HAS_PLUS: tl.constexpr,
+    x: "*i8", weight: "*i8", scale: "*i8", plus: "*i8", y: "*i8",
+    used_rows, inputs, outputs, x_stride, stride_in, stride_out,
+    DTYPE: tl.constexpr, IS_FP8: tl.constexpr, HAS_PLUS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Multiply by a weight with one number per element."""
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    """Multiply by an int8 or fp8 weight."""
+    x = x.to(tl.pointer_type(DTYPE))
+    weight = weight.to(tl.pointer_type(tl.uint8 if IS_FP8 else tl.int8))
+    scale = scale.to(tl.pointer_type(tl.float32))
+    rows, columns = _block(BLOCK_M, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     x_block = x + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
     weight_block = weight + columns.to(tl.int64)[None, :] * stride_out + k[:, None] * stride_in
@@ -40,20 +41,20 @@ def linear_kernel(
         is_input = k < inputs - start
         a = tl.load(x_block, (rows < used_rows)[:, None] & is_input[None, :], 0.0)
         b = tl.load(weight_block, (columns < outputs)[None, :] & is_input[:, None], 0)
-        if STORED == "fp8":
+        if IS_FP8:
             b = _fp8_to_float16(b)
         total = tl.dot(a, b.to(DTYPE), total, input_precision="ieee")
         x_block += BLOCK_K
         weight_block += BLOCK_K * stride_in
-    if STORED != "plain":
-        factors = tl.load(scale + columns, columns < outputs, 0.0)
-        total *= (factors * (256.0 if STORED == "fp8" else 1.0))[None, :]
+    factors = tl.load(scale + columns, columns < outputs, 0.0)
+    total *= (factors * (256.0 if IS_FP8 else 1.0))[None, :]
     _store(total, plus, y, rows, columns, used_rows, outputs, DTYPE, HAS_PLUS)
 
 
 @triton.jit(do_not_specialize=["used_rows"])
 def int4_kernel(
-    x, weight, scale, plus, y, used_rows, inputs, outputs, x_stride, stride_in, stride_out,
+    x: "*i8", weight: "*i8", scale: "*i8", plus: "*i8", y: "*i8",
+    used_rows, inputs, outputs, x_stride, stride_in, stride_out,
     DTYPE: tl.constexpr, HAS_PLUS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Multiply by a weight in the format of :mod:`adt_core.models.int4`.
@@ -63,12 +64,12 @@ def int4_kernel(
     the other loads only if values are carried to the next iteration and no further, so an iteration adds two groups.
     """
     HALF: tl.constexpr = GROUP // 2
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows, columns = _block(BLOCK_M, BLOCK_N)
     k = tl.arange(0, HALF)
-    x_block = x + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
+    x_block = x.to(tl.pointer_type(DTYPE)) + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
+    weight = weight.to(tl.pointer_type(tl.uint8))
     weight_block = weight + columns.to(tl.int64)[None, :] * stride_out + k[:, None] * stride_in
-    scale += columns
+    scale = scale.to(tl.pointer_type(tl.int16)) + columns
     zero_points = tl.cdiv(inputs, GROUP) * outputs
     is_row = (rows < used_rows)[:, None]
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -78,14 +79,12 @@ def int4_kernel(
         left = inputs - start
         scale += 2 * outputs
         next_0, next_zero_0 = _load_scale(scale, zero_points, columns, outputs, left - 2 * GROUP)
-        is_column = (columns < outputs)[None, :]
-        total = _add_group(total, x_block, weight_block, step_0, zero_point_0, k, left, is_row, is_column, DTYPE)
-        is_column = (columns < tl.where(left > GROUP, outputs, 0))[None, :]
+        total = _add_group(total, x_block, weight_block, step_0, zero_point_0, k, left, is_row, columns, outputs, DTYPE)
         x_block += GROUP
         weight_block += HALF * stride_in
         left -= GROUP
         next_1, next_zero_1 = _load_scale(scale + outputs, zero_points, columns, outputs, left - 2 * GROUP)
-        total = _add_group(total, x_block, weight_block, step_1, zero_point_1, k, left, is_row, is_column, DTYPE)
+        total = _add_group(total, x_block, weight_block, step_1, zero_point_1, k, left, is_row, columns, outputs, DTYPE)
         x_block += GROUP
         weight_block += HALF * stride_in
         step_0 = next_0
@@ -96,6 +95,12 @@ def int4_kernel(
 
 
 @triton.jit
+def _block(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the rows and the columns of the program's block."""
+    return tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+
+
+@triton.jit
 def _load_scale(scale, zero_points, columns, outputs, left):
     """Return the steps and zero points of a group as bits of bfloat16; 0 if the group has no inputs, so `left` <= 0."""
     exists = columns < tl.where(left > 0, outputs, 0)
@@ -103,9 +108,9 @@ def _load_scale(scale, zero_points, columns, outputs, left):
 
 
 @triton.jit
-def _add_group(total, x, weight, step, zero_point, k, left, is_row, is_column, DTYPE: tl.constexpr):
-    """Return the sum of `total` and the products of a group with the next `left` inputs."""
-    packed = tl.load(weight, is_column, 0)
+def _add_group(total, x, weight, step, zero_point, k, left, is_row, columns, outputs, DTYPE: tl.constexpr):
+    """Return the sum of `total` and the products of a group. `left` inputs are left; there is no group if left <= 0."""
+    packed = tl.load(weight, (columns < tl.where(left > 0, outputs, 0))[None, :], 0)
     low = tl.load(x, is_row & (k < left)[None, :], 0.0)
     high = tl.load(x + k.shape[0], is_row & (k < left - k.shape[0])[None, :], 0.0)
     zero = _level(_bfloat16_to_float32(zero_point).to(tl.int32), DTYPE)[None, :]
@@ -120,8 +125,6 @@ def _level(level, DTYPE: tl.constexpr):
 
     A level in the lowest bits of the significand needs no conversion. The difference of two results is exact.
     """
-    if DTYPE == tl.float32:
-        return (level.to(tl.int32) | 0x4B000000).to(DTYPE, bitcast=True)  # 2 ** 23 + level
     if DTYPE == tl.float16:
         return (level.to(tl.int16) | 0x6400).to(DTYPE, bitcast=True)  # 1024 + level
     return (level.to(tl.int16) | 0x4300).to(DTYPE, bitcast=True)  # 128 + level
@@ -151,5 +154,6 @@ def _store(total, plus, y, rows, columns, used_rows, outputs, DTYPE: tl.constexp
     places = rows.to(tl.int64)[:, None] * outputs + columns[None, :]
     is_inside = (rows < used_rows)[:, None] & (columns < outputs)[None, :]
     if HAS_PLUS:
+        plus = plus.to(tl.pointer_type(DTYPE))
         total += tl.load(plus + places, is_inside, 0.0).to(tl.float32)
-    tl.store(y + places, total.to(DTYPE), is_inside)
+    tl.store(y.to(tl.pointer_type(DTYPE)) + places, total.to(DTYPE), is_inside)

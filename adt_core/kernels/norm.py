@@ -80,8 +80,9 @@ def kernel(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None, us
     block = next_power_of_2(columns)
     with choice.launching(x):
         rms_norm[rows if used_rows is None else used_rows,](
-            x, weight, out if plus is None else plus, out, columns, eps,
-            HAS_PLUS=plus is not None, BLOCK=block, num_warps=min(max(block // 512, 1), 8),
+            *choice.pointers(x, weight, out if plus is None else plus, out), columns, eps,
+            DTYPE=choice.triton_dtype(x.dtype), HAS_PLUS=plus is not None, BLOCK=block,
+            num_warps=min(max(block // 512, 1), 8),
         )  # fmt: skip
     return out
 

@@ -11,12 +11,11 @@ from functools import cache, partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.rotary import Rotation
 from . import choice
-from .trials import MIN_SPEEDUP, ROUNDS, RoundRows, is_candidate, random_like, tolerance
+from .trials import MIN_SPEEDUP, ROUNDS, is_candidate, random_like, tolerance
 
 EPS = 1e-5
 """Epsilon of the norm of queries and keys."""
@@ -71,21 +70,22 @@ def reference(
         qkv = qkv + bias if torch.is_grad_enabled() else qkv.add_(bias)
     if projection.norm_weight is not None and projection.norm_bias is not None:
         # This also norms the values, although nothing reads the result: torch would copy a slice without them.
-        normed = F.layer_norm(qkv, (dim,), *_no_change(qkv, dim), EPS)
+        normed, *_ = torch.native_layer_norm(qkv, (dim,), *_no_change(qkv, dim), EPS)
         qk = torch.addcmul(projection.norm_bias, normed[:, : heads + kv_heads], projection.norm_weight)
     else:
         qk = qkv[:, : heads + kv_heads].clone()
     qkv = rotation.rotated(qk, qkv)
     n = _tokens(cache_position)
     token, head, element = qkv.stride()
-    queries, new = qkv.split_with_sizes([heads, 2 * kv_heads], 1)
-    # [2, R, key heads, n, d] as in the cache. One view instead of three, because on a CPU each takes microseconds.
-    new = new.as_strided((2, rows, kv_heads, n, dim), (kv_heads * head, n * token, head, token, element))
+    # [2, R, key heads, n, d] as in the cache. One view instead of four, because on a CPU each takes microseconds.
+    size = (2, rows, kv_heads, n, dim)
+    stride = (kv_heads * head, n * token, head, token, element)
+    new = qkv.as_strided(size, stride, qkv.storage_offset() + heads * head)
     if isinstance(cache_position, slice):
         cache[:, :, :, cache_position] = new
     else:
         cache.scatter_(3, cache_position[None, :, None, :, None].expand_as(new), new)
-    return queries
+    return qkv[:, :heads]
 
 
 def _no_change(x: Tensor, dim: int) -> tuple[Tensor | None, Tensor | None]:
@@ -129,8 +129,11 @@ def kernel(
     value_offset, row_stride, head_stride = cache.stride()[:3]
     with choice.launching(qkv):
         launch[rows * n, heads + 2 * kv_heads](
-            qkv, bias, norm_weight, norm_bias, rotation.cos, rotation.sin, queries, cache, positions,
+            *choice.pointers(
+                qkv, bias, norm_weight, norm_bias, rotation.cos, rotation.sin, queries, cache, positions
+            ),
             n, start, row_stride, head_stride, value_offset, EPS,
+            DTYPE=choice.triton_dtype(qkv.dtype),
             HAS_BIAS=projection.bias is not None, HAS_NORM=projection.norm_weight is not None,
             HAS_POSITIONS=has_positions, HEADS=heads, KEY_HEADS=kv_heads, WIDTH=dim, PADDED=next_power_of_2(dim),
             num_warps=WARPS,
@@ -156,11 +159,10 @@ def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, 
 
 def _trial(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, has_norm: bool) -> choice.Trial:
     """Return the trial: rounds of two rows. It runs all versions that a model with these parameters needs."""
-    most = ROUNDS[-1].total
-    qkv = random_like(x, most, heads + 2 * kv_heads, dim)
+    qkv = random_like(x, ROUNDS[-1].total, heads + 2 * kv_heads, dim)
     norms = random_like(x, 2, heads + kv_heads, dim, seed=1) if has_norm else (None, None)
     projection = Projection(random_like(x, qkv[0].numel(), seed=2) if has_bias else None, *norms)
-    tables = random_like(x, 2, most, dim, seed=3)
+    tables = random_like(x, 2, len(qkv), dim, seed=3)
 
     def call(run: Callable[..., Tensor], tokens: Tensor, used: int, has_slice: bool = False) -> Callable[[], Tensor]:
         """Return a function that computes the queries, keys and values [used, all heads, d] of two rows of tokens.
@@ -171,10 +173,9 @@ def _trial(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, has_n
             used: Number of tokens.
             has_slice: Whether the cache positions are given as a slice instead of a tensor.
         """
-        n = used // 2
-        positions = slice(0, n) if has_slice else torch.arange(n, device=x.device).expand(2, -1)
+        positions = slice(0, used // 2) if has_slice else torch.arange(used // 2, device=x.device).expand(2, -1)
         rotation = Rotation.of(tokens, (tables[0], tables[1]), layers=3)
-        cache = x.new_zeros(2, 2, kv_heads, n, dim)
+        cache = x.new_zeros(2, 2, kv_heads, used // 2, dim)
         given = qkv[tokens]
 
         def result() -> Tensor:
@@ -183,16 +184,16 @@ def _trial(x: Tensor, heads: int, kv_heads: int, dim: int, has_bias: bool, has_n
 
         return result
 
-    everything = torch.arange(most, device=x.device)
-
-    def case(size: RoundRows) -> choice.Case:
-        part = everything[: size.total]
-        return choice.Case(call(kernel, part, size.used), call(reference, part, size.used), size.weight)
+    everything = torch.arange(len(qkv), device=x.device)
 
     def equal_results() -> Iterator[tuple[str, Tensor, Tensor]]:
-        expected = call(kernel, everything, most)()
-        two = everything[7 :: most // 2]
-        yield f"1 and {most // 2} tokens", call(kernel, two, 2)(), expected[two]
-        yield "both forms of cache positions", call(kernel, everything, most, has_slice=True)(), expected
+        expected = call(kernel, everything, len(qkv))()
+        two = everything[7 :: len(qkv) // 2]
+        yield f"1 and {len(qkv) // 2} tokens", call(kernel, two, 2)(), expected[two]
+        yield "both forms of cache positions", call(kernel, everything, len(qkv), has_slice=True)(), expected
 
-    return choice.Trial([case(size) for size in ROUNDS], tolerance(x.dtype), equal_results, MIN_SPEEDUP)
+    def case(used: int, total: int, weight: int) -> choice.Case:
+        part = everything[:total]
+        return choice.Case(call(kernel, part, used), call(reference, part, used), weight)
+
+    return choice.Trial([case(*size) for size in ROUNDS], tolerance(x.dtype), equal_results, MIN_SPEEDUP)

@@ -5,8 +5,15 @@ import triton.language as tl
 
 
 @triton.jit
-def rms_norm(x, weight, plus, out, columns, eps, HAS_PLUS: tl.constexpr, BLOCK: tl.constexpr):
+def rms_norm(
+    x: "*i8", weight: "*i8", plus: "*i8", out: "*i8", columns, eps,
+    DTYPE: tl.constexpr, HAS_PLUS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Compute the RMS norm of one row, and add `plus` if there is one. The grid is (rows)."""
+    x = x.to(tl.pointer_type(DTYPE))
+    weight = weight.to(tl.pointer_type(DTYPE))
+    plus = plus.to(tl.pointer_type(DTYPE))
+    out = out.to(tl.pointer_type(DTYPE))
     row = tl.program_id(0).to(tl.int64) * columns
     at = tl.arange(0, BLOCK)
     exists = at < columns
@@ -15,4 +22,4 @@ def rms_norm(x, weight, plus, out, columns, eps, HAS_PLUS: tl.constexpr, BLOCK: 
     y *= tl.load(weight + at, exists, 0.0).to(tl.float32)
     if HAS_PLUS:
         y += tl.load(plus + row + at, exists, 0.0).to(tl.float32)
-    tl.store(out + row + at, y.to(out.dtype.element_ty), exists)
+    tl.store(out + row + at, y.to(DTYPE), exists)

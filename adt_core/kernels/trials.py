@@ -34,9 +34,21 @@ ROUNDS = (RoundRows(2, 64, 4), RoundRows(50, 64, 4), RoundRows(128, 128, 1))
 that exceed one tile of 64 rows are rarely the fastest (docs/gpu.md)."""
 
 
-def is_candidate(x: Tensor) -> bool:
-    """Return whether kernels may be used with the dtype and device of `x`. Kernels compute no gradients."""
-    return x.is_cuda and x.dtype in DTYPES and not torch.is_grad_enabled()
+MIN_CAPABILITY = (8, 0)
+"""Oldest compute capability for which kernels are used, apart from products with int4 weights. Triton has no matrix
+instructions for older GPUs (docs/kernels.md), and no such GPU was measured."""
+
+
+def is_candidate(x: Tensor, is_int4: bool = False) -> bool:
+    """Return whether kernels may be used with the dtype and device of `x`. Kernels compute no gradients.
+
+    Args:
+        x: Any operand.
+        is_int4: Whether the operation is a product with an int4 weight.
+    """
+    if not x.is_cuda or x.dtype not in DTYPES or torch.is_grad_enabled():
+        return False
+    return is_int4 or torch.cuda.get_device_capability(x.device) >= MIN_CAPABILITY
 
 
 def random_like(x: Tensor, *shape: int, seed: int = 0) -> Tensor:

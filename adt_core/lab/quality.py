@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..app.images import IMAGE_ERRORS, open_image, to_rgb
-from ..errors import AdtError, pip_install, shown, wrap_library_errors
-from ..files import is_regular, opened
+from ..errors import AdtError, naming_missing_libraries, pip_install, shown, wrap_library_errors
+from ..files import is_regular, list_visible, opened
 from ..models.reading.checkpoint import read_tensors
 
 OptionalPath = Path | None
@@ -145,7 +145,8 @@ def clip_metric(
 
 def _load_clip(folder: Path, option: str, device: torch.device) -> tuple[Any, Any]:
     """Return a CLIP model and its processor. Raise AdtError if they cannot be loaded."""
-    from transformers import CLIPModel, CLIPProcessor
+    with naming_missing_libraries():
+        from transformers import CLIPModel, CLIPProcessor
 
     if not (folder / "config.json").is_file():
         raise AdtError(
@@ -212,7 +213,7 @@ def _real_images(folder: Path, count: int) -> list[Path]:
     FID needs two images in each set. Raise AdtError if the folder has fewer, or if `count`, the number of generated
     images, is less than two.
     """
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and is_regular(path))
+    files = [path for path in list_visible(folder, "**/*") if path.suffix.lower() in _SUFFIXES and is_regular(path)]
     if min(len(files), count) < 2:
         raise AdtError(
             f"`real_images`: FID needs at least two images in each set, but '{folder}' has {len(files)} "

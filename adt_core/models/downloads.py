@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,9 @@ class Download(NamedTuple):
         gigabytes: Approximate size of the download in GB (1e9 bytes).
         licence: Name of the licence. The page of the repository is authoritative.
         folder: Folder for the files, relative to the folder of all models; "" for the folder of all models itself.
-        files: Names of the files to download; () for the complete repository.
+        files: Names of the files to download; () for all files of the repository that a loader reads.
+        commit: Hash of the commit to download, if a public source states it; "" for the newest commit.
+        weights: Folders of the repository that must contain a configuration and weights, if `files` is empty.
     """
 
     repository: str
@@ -24,6 +27,8 @@ class Download(NamedTuple):
     licence: str
     folder: str
     files: tuple[str, ...] = ()
+    commit: str = ""
+    weights: tuple[str, ...] = ("",)
 
     @property
     def name(self) -> str:
@@ -75,9 +80,7 @@ class Published(NamedTuple):
     @property
     def licences(self) -> str:
         """Licence of the model, then those licences of its other downloads that differ from it."""
-        own, *others = self.downloads
-        different = {f"{one.name}: {one.licence}" for one in others if one.licence != own.licence}
-        return "; ".join([own.licence, *sorted(different)])
+        return licences(self.downloads)
 
     def how_to_get(self, home: Path) -> str:
         """Return how to download the model, with size and licences, as the end of an error message.
@@ -86,6 +89,18 @@ class Published(NamedTuple):
             home: Folder of all models.
         """
         return f"run `{download_command(self.name, home)}` ({self.size}; licence: {self.licences})"
+
+
+def licences(downloads: Sequence[Download]) -> str:
+    """Return the licence of the first download, then those licences of the others that differ from it."""
+    own, *others = downloads
+    different = {f"{one.name}: {one.licence}" for one in others if one.licence != own.licence}
+    return "; ".join([own.licence, *sorted(different)])
+
+
+def page_of(repository: str) -> str:
+    """Return the address of a repository's page, with its licence, and its terms if it is gated."""
+    return f"https://huggingface.co/{repository}"
 
 
 def download_command(name: str, home: Path) -> str:

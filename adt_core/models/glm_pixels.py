@@ -25,7 +25,15 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from ..errors import AdtError, Check, pip_install, wrap_library_errors
+from ..errors import (
+    AdtError,
+    Check,
+    failed_library,
+    missing_library,
+    naming_missing_libraries,
+    pip_install,
+    wrap_library_errors,
+)
 from ..untrusted import whole_number
 from .families.glm_image import PIXELS
 from .reading.checkpoint import Checkpoint
@@ -91,6 +99,8 @@ def diffusers() -> Any:
 
         _ = diffusers.GlmImagePipeline
     except (ImportError, AttributeError, RuntimeError) as error:
+        if failed_library(error) not in ("", "diffusers"):
+            raise AdtError(missing_library(error)) from error
         remedy = f"run `{pip_install('--upgrade diffusers')}` and restart"
         raise AdtError(
             f"GLM-Image Decode needs diffusers {_LEAST} or newer, which is not installed; {remedy}."
@@ -193,7 +203,8 @@ def _made(kind: Any, part: Checkpoint, published: dict) -> Any:
 
 def _tokenizer(transformer: Path) -> Any:
     """Return ByT5's tokenizer. It works without files, because its tokens are bytes."""
-    from transformers import ByT5Tokenizer
+    with naming_missing_libraries():
+        from transformers import ByT5Tokenizer
 
     folder = transformer.parent / "tokenizer"
     if not folder.is_dir():

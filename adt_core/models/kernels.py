@@ -23,7 +23,7 @@ def onednn_pack(weight: Tensor) -> Tensor | None:
 def onednn_matmul(x: Tensor, weight: Tensor, packed: Tensor | None, plus: Tensor | None) -> Tensor:
     """Multiply float32 matrices on a CPU with oneDNN, as torch.compile does.
 
-    If torch has no such kernel, torch's own product is used, which calls MKL. MKL is slower for a small number of rows.
+    If torch has no such kernel, torch's own product is used, which calls MKL (:mod:`.cpu`).
 
     Args:
         x: [..., in] float32.

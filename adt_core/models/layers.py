@@ -39,6 +39,8 @@ from .batch_invariance import (
 )
 from .cache import KVCache
 from .config import QUANTISED, DecoderConfig
+from .cpu import max_mkl_rows
+from .cpu_attention import batched_mask
 from .kernels import onednn_matmul, supports_half_matmul
 from .packed import packed
 from .quantised_matmul import has_exact_sums, quantised_matmul
@@ -89,9 +91,12 @@ class LayerContext(NamedTuple):
         if near_keys is not None and near_keys.columns is not None and attention.uses_kernel(step.mask, *heads):
             return cls(tile, tokens, rotation, step.cache_position, step.mask, near_keys.by_path())
         group = config.num_heads // config.num_kv_heads
-        if near_keys is not None:
+        mask = repeat_for_groups(step.mask, group)
+        if near_keys is None:
+            mask = batched_mask(mask, config.num_kv_heads)
+        else:
             near_keys = near_keys.for_layers(config.num_kv_heads, group)
-        return cls(tile, tokens, rotation, step.cache_position, repeat_for_groups(step.mask, group), near_keys)
+        return cls(tile, tokens, rotation, step.cache_position, mask, near_keys)
 
 
 @contextmanager
@@ -122,8 +127,9 @@ def product(
 ) -> Tensor:
     """Multiply activations by a weight.
 
-    In batch-invariant mode, a Triton kernel computes the product if it passes its trial. The default tile is required:
-    a smaller one is a fallback, because products on this device have depended on the number of rows.
+    In batch-invariant mode, a Triton kernel multiplies by quantised weights if it passes its trial. The default tile is
+    required: a smaller one is a fallback, because products on this device have depended on the number of rows. The
+    kernel also multiplies by int4 weights in other modes, because PyTorch converts them before each product.
 
     Args:
         x: [N, in] activations.
@@ -138,9 +144,9 @@ def product(
     Returns:
         [N, out] in the dtype of ``x``.
     """
-    if tile and tile == TILE.get(x.device.type):
+    if tile == TILE.get(x.device.type) or not tile and weight.dtype == QUANTISED["int4"]:
         by_torch = partial(_product_by_torch, tile, None)
-        if linear.uses_kernel(x, weight, scale, plus, by_torch):
+        if scale is not None and linear.uses_kernel(x, weight, scale, plus, by_torch):
             return linear.kernel(x, weight, scale, plus, tokens)
     return _product_by_torch(tile, tokens, x, weight, scale, plus)
 
@@ -158,23 +164,18 @@ def _product_by_torch(
     return tiled_matmul(partial(_multiply, weight, scale), x, plus, tile, kind, tokens)
 
 
-MKL_ROWS = 3
-"""Maximum number of rows for which MKL multiplies float32 matrices on a CPU. With more rows, oneDNN is faster. The
-number is smaller than a tile, because all products of batch-invariant mode must use the same library."""
-
-
 def _multiply(weight: Tensor, scale: Tensor | None, x: Tensor, plus: Tensor | None) -> Tensor:
     """Compute :func:`product` in the dtype of the operands.
 
-    For float32 on a CPU, torch's own product calls MKL. With the rows of a draft tree, oneDNN is up to three times as
-    fast (docs/performance.md).
+    For float32 on a CPU, torch's own product calls MKL. :mod:`.cpu` decides whether to call oneDNN instead
+    (docs/performance.md).
     """
     if scale is not None:
         return _plus(quantised_matmul(x, weight, scale), plus)
-    if _is_cpu_inference(x) and x.dtype == torch.float32 and x.numel() > MKL_ROWS * x.shape[-1]:
+    if _is_cpu_inference(x) and x.dtype == torch.float32 and x.numel() > max_mkl_rows() * x.shape[-1]:
         return onednn_matmul(x, weight, packed(weight), plus)
     if plus is None or torch.is_grad_enabled():
-        return _plus(x @ weight, plus)
+        return _plus(x @ weight if x.ndim > 2 else x.mm(weight), plus)  # `@` is one operation more
     return plus.addmm_(x, weight)  # one kernel launch instead of two
 
 
@@ -331,11 +332,14 @@ class Decoder(nn.Module):
             that computes them (:mod:`.batch_invariance`).
         fallback: Slower settings for a device on which the default settings are not batch-invariant, else None. The
             engine sets it when decoding starts.
+        pads_single_row: Whether a product of one row is computed with two rows. The engine sets it when decoding
+            starts, if float32 products of two or more rows are batch-invariant on this CPU.
     """
 
     image_ids: Tensor
     exact: bool = True
     fallback: FallbackConfig | None = None
+    pads_single_row: bool = False
 
     def __init__(self, config: DecoderConfig, image_ids: Tensor, num_codes: int | None = None):
         super().__init__()
@@ -410,8 +414,9 @@ class Decoder(nn.Module):
         """
         x = F.embedding(ids, self.embedding) if inputs is None else inputs.clone()
         shape = x.shape
-        x = pad_rows(x.flatten(0, 1), self.tile)
-        context = LayerContext.of(step, rope, self.config, self.tile)
+        tile = self._padded_to(self.tile, shape[0] * shape[1])
+        x = pad_rows(x.flatten(0, 1), tile)
+        context = LayerContext.of(step, rope, self.config, tile)
         with without_cudnn():
             for layer, layer_cache in zip(self.layers, cache.data):
                 if check is not None:
@@ -454,7 +459,12 @@ class Decoder(nn.Module):
 
     def _by_rows(self, function: Callable[[Tensor], Tensor], x: Tensor, tile: int) -> Tensor:
         """Apply a function of a matrix [N, k] to x [..., k]. In batch-invariant mode, pad x to complete tiles first."""
+        tile = self._padded_to(tile, x.numel() // x.shape[-1])
         if not tile:
             return function(x)
         rows = x.flatten(0, -2)
         return function(pad_rows(rows, tile))[: len(rows)].view(*x.shape[:-1], -1)
+
+    def _padded_to(self, tile: int, rows: int) -> int:
+        """Return the number of rows to whose multiple a matrix is padded before a product; 0 for no padding."""
+        return tile or (2 if rows == 1 and self.pads_single_row else 0)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .cpu import ALL_ROWS, max_mkl_rows
 from .kernels import onednn_pack
 
 MAX_BYTES = 2**26
@@ -38,8 +39,11 @@ def pack(networks: Iterable[nn.Module]) -> None:
     """Pack the float32 weights on a CPU that are not packed yet, or that have changed since.
 
     Args:
-        networks: Decoder of a target, and network of a drafter. If their weights exceed `MAX_BYTES`, none is packed.
+        networks: Decoder of a target, and network of a drafter. If their weights exceed `MAX_BYTES`, or if MKL computes
+            all products, none is packed.
     """
+    if max_mkl_rows() == ALL_ROWS:
+        return
     named = [item for network in networks for item in network.named_parameters()]
     for _, weight in named:
         if packed(weight) is None and hasattr(weight, _ATTRIBUTE):

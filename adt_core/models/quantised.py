@@ -13,9 +13,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..errors import AdtError
+from ..kernels import choice
 from . import int4
 from .config import QUANTISED
 from .layers import MATRICES, Decoder
+
+
+def check_device(weights: str | None, device: torch.device) -> None:
+    """Check that a device can multiply by quantised weights in a reasonable time.
+
+    Without Triton, an NVIDIA GPU would convert int4 weights to half precision before each product. It would write and
+    read more than 10 bytes per weight in each step, so a step of a 7B model would take 150 to 220 ms on an RTX 3060
+    (computed, not measured). PyTorch's own int4 product would store (8 - zero point) * step in bfloat16, which
+    rounds it, and its order of sums is not documented.
+
+    Args:
+        weights: "int8", "fp8" or "int4"; None if the weights are not quantised.
+        device: Device on which the weights are or will be.
+
+    Raises:
+        AdtError: If the weights are int4, and the device is an NVIDIA GPU, and Triton is not installed.
+    """
+    if weights == "int4" and choice.is_nvidia(device) and not choice.has_triton():
+        raise AdtError(
+            "The weights are int4, which on an NVIDIA GPU needs the Python package triton (on Windows triton-windows), "
+            "and it is not installed; choose int8 weights, or install it."
+        )
 
 
 def quantise(decoder: Decoder, kind: str) -> None:

@@ -145,7 +145,7 @@ class Rotation(NamedTuple):
             layers: Number of layers that rotate with torch, not with a kernel of :mod:`..kernels`.
             tile: Number of tokens that one kernel rotates; 0 for all N.
         """
-        cos, sin = (table[positions] for table in rope)
+        cos, sin = (table.index_select(0, positions) for table in rope)  # `[]` is three operations more
         tile = tile or len(cos)
         pays = tile <= MATRICES_PAY_UP_TO.get(cos.device.type, 0) and layers > 2
         matrices = _matrices(cos, sin).split(tile) if pays and not torch.is_grad_enabled() else None
@@ -169,7 +169,10 @@ class Rotation(NamedTuple):
             for part, rotated, matrices in zip(qk.split(tile), place.split(tile), self.matrices):
                 torch.bmm(part, matrices, out=rotated)
             return qkv
-        terms = qk * self.cos, qk.roll(qk.shape[-1] // 2, -1), self.sin
+        # The halves of each head are swapped by taking the middle of two copies, because `roll` is 11 operations:
+        # (a, b) -> (a, b, a, b) -> (b, a).
+        half = qk.shape[-1] // 2
+        terms = qk * self.cos, torch.cat([qk, qk], -1)[..., half:-half], self.sin
         if torch.is_grad_enabled():
             return torch.cat([torch.addcmul(*terms), qkv[:, heads:]], 1)
         torch.addcmul(*terms, out=place)

@@ -40,7 +40,7 @@ def tables_of_auto(lines: list[dict]) -> dict[str, str]:
     return {"auto": table(columns, rows)}
 
 
-BATCH_SIZES = (1, 2, 4, 8)
+BATCH_SIZES = (1, 2, 4, 8, 16)
 REPEATS = 2
 BATCHED = {PLAIN: "plain", "auto": "auto"}
 
@@ -266,7 +266,7 @@ def tables_of_regions(figures: dict[str, list]) -> dict[str, str]:
 
 PARTS = {
     "auto": FigurePart(6, measure_auto, tables_of_auto),
-    "together": FigurePart(8, measure_together, tables_of_together),
+    "together": FigurePart(32, measure_together, tables_of_together),
     "half": FigurePart(3, measure_half, tables_of_half),
     "regions": FigurePart(16, measure_regions, tables_of_regions),
 }

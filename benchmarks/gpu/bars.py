@@ -99,12 +99,12 @@ def bundled_speedup(rows: Rows) -> float | None:
 def kernels_speedup(name: str) -> Callable[[Rows], float | None]:
     """Return a function that returns the speed-up of rounds with Triton kernels, for a method of the 7B model."""
     values = {"table": ROUNDS, "weights": "bf16", "round": TITLES[name], "Triton": "on"}
-    return lambda rows: find(rows.get("kernels", []), "times as fast", **values)
+    return lambda rows: find(rows.get("rounds", []), "times as fast", **values)
 
 
 def differing_elements(rows: Rows) -> float | None:
     """Return how many results of the used Triton kernels depend on the number of rows; None if none was used."""
-    used = [row for row in rows.get("kernels", []) if row["table"] == BITS and row["Triton is used"]]
+    used = [row for row in rows.get("bits", []) if row["table"] == BITS and row["Triton is used"]]
     counts = [count for row in used for column, count in row.items() if column.endswith(" rows")]
     return sum(counts) if counts else None
 

@@ -1,5 +1,7 @@
 """Triton kernels of :mod:`adt_core.kernels`, compared with PyTorch's operations on the same device.
 
+This module has four parts of the benchmark, which measure different tables of these:
+
 - *Rounds*: complete rounds of a 7B model with random weights in the batch-invariant mode, for one image with guidance.
   *Triton* is "on" or "off". Blocks of rounds with and without Triton alternate: off, on, on, off. *Kernels* counts all
   kernels that the device ran in a round, and *launches* the calls with which the host launched them.
@@ -37,6 +39,7 @@ from .models import BOTH, SEVEN_B, TITLES, Stream, job_of, random_network, rando
 from .operations import GUIDED, MAX_ROWS, Operation, kernels, operations_of
 
 BUNDLED = "bundled"
+QUANTISED = ("int8", "int4", "fp8")
 METHODS = (PLAIN, BOTH)
 """Methods whose rounds are timed: without drafts, and with 24 drafts."""
 BLOCKS = (False, True, True, False)
@@ -122,25 +125,33 @@ def _target(name: str, weights: str | None, rehearse: bool) -> Target:
     return load_target(BUNDLED, the_device(), torch.bfloat16, weights=weights)
 
 
-def _measure(operation: Operation, head: dict, rehearse: bool) -> Iterator[dict]:
-    """Yield the rows of an operation: the choice, the times, and the differences of bits."""
+Measure = Callable[[Operation, dict, bool], Iterator[dict]]
+"""Function that yields the rows of an operation. Its other arguments are the columns that all rows have, and whether
+this is a rehearsal."""
+
+
+def _measure_bits(operation: Operation, head: dict, rehearse: bool) -> Iterator[dict]:
+    """Yield the choice, and the differences of bits."""
     verdict = _verdict(operation)
     used = verdict and verdict.uses_kernel
     if verdict is not None:
         yield {"table": "Choices"} | head | {"Triton is used": used, "reason": verdict.reason}
-    for nodes in NODES:
-        yield {"table": "Operations"} | head | _times(operation, nodes, rehearse)
     yield {"table": BITS} | head | {"Triton is used": used} | differing_elements(operation)
 
 
-def _operations(name: str, weights: str | None, rehearse: bool) -> Iterator[dict]:
+def _measure_times(operation: Operation, head: dict, rehearse: bool) -> Iterator[dict]:
+    for nodes in NODES:
+        yield {"table": "Operations"} | head | _times(operation, nodes, rehearse)
+
+
+def _operations(name: str, weights: str | None, measure: Measure, rehearse: bool) -> Iterator[dict]:
     decoder = _target(name, weights, rehearse).decoder
     with kernels(True):
         operations = operations_of(decoder)
     for operation in operations:
         head = {"model": name, "weights": weights or "bf16", "operation": operation.name}
         try:
-            yield from _measure(operation, head | {"operands": operation.operands}, rehearse)
+            yield from measure(operation, head | {"operands": operation.operands}, rehearse)
         except Exception as error:  # continue with the other operations
             what = f"{name} {weights or 'bf16'}, {operation.name}, {operation.operands}"
             yield {"what": what, "error": device.describe_error(error)}
@@ -230,22 +241,45 @@ def _rounds(weights: str | None, rehearse: bool) -> Iterator[dict]:
         yield row | {"operands": verdict.operands, "Triton is used": verdict.uses_kernel, "reason": verdict.reason}
 
 
-# ---- the part -------------------------------------------------------------------------------------
+# ---- the parts ------------------------------------------------------------------------------------
 
 
 def _not_supported(reason: str) -> Iterator[dict]:
     yield {"table": "Choices", "operation": "all", "Triton is used": False, "reason": reason}
 
 
-def cases(rehearse: bool) -> list[Case]:
-    """Return the cases of this part: first those in bfloat16, then those with quantised weights."""
+def _if_supported(found: list[Case], rehearse: bool) -> list[Case]:
+    """Return the given cases; on a device without Triton kernels, a case that names the reason."""
     with kernels(True):
         reason = "" if rehearse else missing_support(the_device())
-    if reason:
-        return [("support", partial(_not_supported, reason))]
-    found: list[Case] = []
-    for weights in (None, "int8", "int4", "fp8"):
-        name = weights or "bf16"
-        found.append((f"rounds {name}", partial(_rounds, weights, rehearse)))
-        found += [(f"{model} {name}", partial(_operations, model, weights, rehearse)) for model in (SEVEN_B, BUNDLED)]
-    return found
+    return [("support", partial(_not_supported, reason))] if reason else found
+
+
+def _cases(measure: Measure, formats: Sequence[str | None], rehearse: bool) -> list[Case]:
+    """Return a case for each format of weights and each model."""
+    return [
+        (f"{model} {weights or 'bf16'}", partial(_operations, model, weights, measure, rehearse))
+        for weights in formats
+        for model in (SEVEN_B, BUNDLED)
+    ]
+
+
+def bits(rehearse: bool) -> list[Case]:
+    """Return the cases that compare bits, and report the choices, with all formats of weights."""
+    return _if_supported(_cases(_measure_bits, (None, *QUANTISED), rehearse), rehearse)
+
+
+def rounds(rehearse: bool) -> list[Case]:
+    """Return the case that measures complete rounds in bfloat16."""
+    return _if_supported([("rounds bf16", partial(_rounds, None, rehearse))], rehearse)
+
+
+def times(rehearse: bool) -> list[Case]:
+    """Return the cases that time each operation in bfloat16."""
+    return _if_supported(_cases(_measure_times, (None,), rehearse), rehearse)
+
+
+def quantised(rehearse: bool) -> list[Case]:
+    """Return the cases that measure rounds, and time products, with quantised weights."""
+    found: list[Case] = [(f"rounds {weights}", partial(_rounds, weights, rehearse)) for weights in QUANTISED]
+    return _if_supported(found + _cases(_measure_times, QUANTISED, rehearse), rehearse)

@@ -300,8 +300,7 @@ class Gate(Operation):
 
 
 def operations_of(decoder: Decoder) -> list[Operation]:
-    """Return the operations of a model: products only if its weights are quantised, else all operations."""
-    products: list[Operation] = [Linear(decoder, matrix) for matrix in MATRICES]
+    """Return the operations of a model with a kernel: its products if its weights are quantised, else the others."""
     if decoder.weights is not None:
-        return products
-    return [*products, Attend(decoder), NormRopeStore(decoder), Norm(decoder), Gate(decoder)]
+        return [Linear(decoder, matrix) for matrix in MATRICES]
+    return [Attend(decoder), NormRopeStore(decoder), Norm(decoder), Gate(decoder)]

@@ -143,8 +143,8 @@ def test_cancel_in_the_middle_and_run_again(tab, comfy, hub, model):
     tab.page.evaluate("app.api.interrupt()")
     assert finished(tab).startswith("execution_interrupted")
     folder = comfy.base / "models" / "ar_image"
-    assert not (folder / model).exists(), "an incomplete model must not be listed"
-    assert any(path.stat().st_size for path in (folder / ".adt-tree-download").glob("*.part"))
+    assert not (folder / model / "config.json").exists(), "an incomplete model must not be listed"
+    assert any(path.stat().st_size for path in folder.rglob(".*.adt-tree.download"))
     hub.rate = None
     hub.starts.clear()
     run(tab)
@@ -172,3 +172,16 @@ def test_mark_of_older_versions_disappears_after_installing(tab, comfy):
     loader["widgets_values"][0] = f"{JANUS} (not installed)"
     tab.load(saved)
     assert tab.page.evaluate(f"{WIDGET.format('model')}.value") == JANUS
+
+
+@pytest.mark.parametrize("name", ["constructor", "__proto__", "toString"])
+def test_names_that_every_object_inherits_stay_names(tab, name):
+    """A workflow with such a model once turned the value of the widget into a function."""
+    tab.open()
+    tab.open_template(TEMPLATES[JANUS])
+    saved = tab.saved()
+    loader = next(node for node in saved["nodes"] if node["type"] == "ADTTreeModelLoader")
+    loader["widgets_values"][0] = name
+    tab.load(saved)
+    assert tab.page.evaluate(f"{WIDGET.format('model')}.value") == name
+    assert tab.page.evaluate(LABEL) == name

@@ -16,6 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from adt_core.app.images import read_settings
+from tests.command import read_grids
 from tests.tiny import write_tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,13 +128,13 @@ class Command(Case):
 
 
 class Generate(Command):
-    """Command ``generate`` with a list of prompts. It writes images and three JSON files."""
+    """Command ``generate`` with a list of prompts. For each image, it writes three lines and a PNG; then, a report."""
 
-    writes = len(PROMPTS) + 3
+    writes = 4 * len(PROMPTS) + 1
 
     def __init__(self, base: Path):
         super().__init__(base)
-        files = (("output", "o.png"), ("tokens", "tokens.json"), ("trace", "trace.json"), ("report", "report.json"))
+        files = (("output", ""), ("tokens", "tokens.jsonl"), ("trace", "trace.jsonl"), ("report", "report.json"))
         options = (str(word) for name, file in files for word in (f"--{name}", self.folder / file))
         self.arguments = ("generate", *options)
 
@@ -142,7 +143,7 @@ class Generate(Command):
         return {path.name: pixel_digest(path) for path in self.folder.glob("*.png")}
 
     def final_result(self) -> object:
-        return self.results(), json.loads((self.folder / "tokens.json").read_bytes())["tokens"]
+        return self.results(), read_grids(self.folder / "tokens.jsonl")
 
 
 class Benchmark(Command):

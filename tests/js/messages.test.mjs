@@ -39,3 +39,11 @@ test("a key or a parameter without a translation is shown in English", () => {
 test("a parameter is text, whatever it contains", () => {
   assert.equal(chinese([{ ...FOLDER, parameters: { folder: "$& {folder} <b>" } }]), "图像位于 $& {folder} <b>。");
 });
+
+test("names that every object inherits are neither keys nor parameters", () => {
+  for (const key of ["constructor", "__proto__", "hasOwnProperty"])
+    assert.equal(chinese([{ text: "Something", key, parameters: {} }]), "Something");
+  setTemplates({ "a.key": "{constructor} and {__proto__}" });
+  assert.equal(translate([{ text: "Something", key: "a.key", parameters: {} }]), "{constructor} and {__proto__}");
+  setTemplates({});
+});

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { methodName, setLanguage } from "../../js/texts.js";
+import { downloadLabel, methodName, setLanguage } from "../../js/texts.js";
 
 test("methods have displayed names in both languages, and unknown ones keep their own", () => {
   const methods = ["auto", "adt-tree", "eagle2", "autoregressive", "static:mc_sim_7b_63", "mine", null];
@@ -24,4 +24,11 @@ test("methods have displayed names in both languages, and unknown ones keep thei
     null,
   ]);
   setLanguage("en");
+});
+
+test("names that every object inherits have no texts", () => {
+  for (const name of ["constructor", "__proto__", "toString", "hasOwnProperty"]) {
+    assert.equal(methodName(name), name);
+    assert.equal(downloadLabel("4 GB", name), "4 GB");
+  }
 });

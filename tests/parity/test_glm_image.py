@@ -19,6 +19,7 @@ from adt_core.app.checkpoints import is_target_file  # noqa: E402
 from adt_core.app.continuation import to_pixels  # noqa: E402
 from adt_core.app.inspect import inspect  # noqa: E402
 from adt_core.models.families.glm_image import BEGIN_GRID, END_GRID  # noqa: E402
+from tests.command import read_grids  # noqa: E402
 from tests.drafted import METHODS, run, write_drafter  # noqa: E402
 from tests.layouts.edits import write_one_file  # noqa: E402
 from tests.layouts.glm_image import CODES, IMAGE, their_logits, write_glm_image  # noqa: E402
@@ -220,6 +221,6 @@ def test_command_line_generates_a_preview_and_repeats_it(folder, tmp_path, capsy
     out = capsys.readouterr().out
     assert "a preview of the tokens" in out and out.count("was trained for images of about as many pixels as") == 1
     assert cli.main([*common, "--from-png", str(first[0]), "--output", str(again[0]), "--tokens", str(again[1])]) == 0
-    one, other = (json.loads(tokens.read_text(encoding="utf-8"))["tokens"] for _, tokens in (first, again))
+    one, other = (read_grids(tokens) for _, tokens in (first, again))
     assert one == other and np.shape(one) == (1, HEIGHT // 32, WIDTH // 32)
     assert Image.open(first[0]).size == (WIDTH, HEIGHT)

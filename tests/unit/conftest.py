@@ -4,6 +4,7 @@ Tests that only read a model share it. Tests that change a model get a copy.
 """
 
 import shutil
+from copy import deepcopy
 from functools import cache
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from adt_core import load_drafter, load_target
 from tests.hub import Hub
+from tests.small_download import REPOSITORIES, Downloads
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 
@@ -28,6 +30,15 @@ def models(tiny):
     """Load the tiny target and its drafter, both in float64."""
     target = load_target(tiny / "target", dtype=torch.float64)
     return target, load_drafter(tiny / "drafter", target)
+
+
+@pytest.fixture
+def four_threads():
+    """Allow torch to use four CPU threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -55,10 +66,27 @@ def copied(written, tmp_path):
 
 @pytest.fixture
 def local_hub(monkeypatch):
-    """Start a local Hub server without repositories. Downloads of this test use it."""
+    """Start a local Hub server without repositories. Downloads of this test and of its processes use it."""
+    from huggingface_hub import constants
+
     with Hub() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
         for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HF_HOME", "/nonexistent")
         yield hub
+
+
+@pytest.fixture
+def hub(local_hub):
+    """Publish the small model of tests/small_download.py on a local Hub server."""
+    local_hub.repositories = deepcopy(REPOSITORIES)
+    return local_hub
+
+
+@pytest.fixture
+def downloads(tmp_path, hub):
+    """Return downloads to an empty folder, from the server of the fixture `hub`."""
+    return Downloads(tmp_path / "models")

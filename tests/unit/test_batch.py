@@ -4,7 +4,6 @@ An image must not depend on the other images of its batch. It must be saved as s
 be generated twice.
 """
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +19,7 @@ from adt_core.drafters import drafter_defaults
 from adt_core.engine.job import Job
 from adt_core.errors import AdtError
 from adt_core.policies.recipe import Loading, Recipe
+from tests.command import read_grids
 from tests.tiny import write_tiny_checkpoint
 
 PROMPTS = ["a cat", "a dog on a mat", "a cow", "seven geese", "an owl"]
@@ -248,7 +248,7 @@ def test_images_are_reproduced_from_their_pngs(make, tiny, tmp_path):
     models = ["--model", str(tiny / "target"), "--drafter", str(tiny / "drafter")]
     options = ["generate", "--from-png", str(saved.path), "--device", "cpu", *models]
     assert cli.main([*options, "--output", str(tmp_path / "again.png"), "--tokens", str(tmp_path / "again.json")]) == 0
-    assert json.loads((tmp_path / "again.json").read_text(encoding="utf-8"))["tokens"] == [saved.codes.tolist()]
+    assert read_grids(tmp_path / "again.json") == [saved.codes.tolist()]
     with Image.open(saved.path) as image, Image.open(tmp_path / "again.png") as again:
         assert image.tobytes() == again.tobytes() and image.info["workflow"] == '{"nodes": []}'
 

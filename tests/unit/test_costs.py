@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adt_core import AdtError, Drafting, cache_folder
+from adt_core import AdtError, Drafting, Lantern, cache_folder, load_drafter, load_target
 from adt_core.app.jobs import drawing, new_decoding
 from adt_core.drafters.merged import MergedDrafter
 from adt_core.engine import graphs
@@ -309,7 +309,7 @@ def test_each_decoding_improves_the_costs_of_the_next(models, cache):
 
 @pytest.mark.parametrize("other", ["images", "dtype", "drafter", "greedy", "guidance"])
 def test_settings_that_change_costs_are_learned_separately(models, cache, other):
-    from adt_core import Sampling, load_drafter
+    from adt_core import Sampling
 
     target, drafter = copy.deepcopy(models)
     decode_and_learn(target, drafter)
@@ -338,6 +338,24 @@ def test_costs_are_not_learned(models, cache, why):
     assert not cache.exists()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_with_relaxed_acceptance_learned_costs_do_not_change_the_image(tiny, cache, dtype):
+    """Learned costs change the trees of `auto`, and with relaxed acceptance, other trees give another image."""
+    target = load_target(tiny / "target", dtype=dtype)
+    drafter = load_drafter(tiny / "drafter", target)
+    relaxed = {"lantern": Lantern(39, 1.0)}
+    first = decode_and_learn(target, drafter, **relaxed)
+    assert first.profile.decodings == 0 and not list(cache.glob("costs-*"))
+    costs = Costs(first.request, None)
+    slow = {(mode.name, size): Reading(50.0, 9.0) for mode in first.request.modes for size in SIZES}
+    profiles.save_costs(replace(costs._estimated(1), readings=slow, decodings=6))
+    again = decode_and_learn(target, drafter, **relaxed)
+    assert again.profile == first.profile and torch.equal(again.codes, first.codes)
+    learned_profile = costs._learned(1).profile(SIZES)
+    other = decode_and_learn(target, drafter, **relaxed, profile=learned_profile)
+    assert other.profile.decodings == 6 and not torch.equal(other.codes, first.codes)
+
+
 def test_rounds_that_were_cut_or_captured_or_have_fewer_images_are_left_out(models, cache):
     done = run(*models, ("a cat",), drafting=Drafting("auto"))
     round = done.trace.rounds[0]
@@ -360,11 +378,11 @@ def test_rounds_that_were_cut_or_captured_or_have_fewer_images_are_left_out(mode
 def test_the_name_of_a_profile_includes_tiles_and_graphs_but_not_the_machine(models, monkeypatch):
     target, drafter = copy.deepcopy(models)
     request = run(target, drafter, drafting=Drafting("auto")).request
-    name = profile_name(request)
+    name = profile_name(request, 1)
     assert "float64" in name and torch.__version__ in name and platform.node() not in name
     target.decoder.set_dtype(torch.bfloat16)
-    assert f", tiles of {target.decoder.tile};" in profile_name(request)
+    assert f", tiles of {target.decoder.tile};" in profile_name(request, 1)
     monkeypatch.setattr(type(request), "replayed", True)
-    captured = profile_name(request)
+    captured = profile_name(request, 1)
     monkeypatch.setenv(graphs.VARIABLE, "0")
-    assert profile_name(request) != captured
+    assert profile_name(request, 1) != captured

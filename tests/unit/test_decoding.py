@@ -13,7 +13,7 @@ import torch
 from adt_core import AdtError, Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.drafters import Drafter, Proposer
 from adt_core.drafters.eagle import EagleProposer
-from adt_core.engine.device.memory import MEMORY_SHARE
+from adt_core.engine.device.memory import PROCESS_BYTES
 from adt_core.policies import PLAIN, POLICIES
 from adt_core.rules.tree import chain
 from tests.drafted import run
@@ -96,12 +96,14 @@ def test_an_error_states_the_required_memory(models, monkeypatch, images, words,
     target, drafter = models
     decoding = Decoding(target, [target.encode_prompt("x")] * images, drafter=drafter)
     weights = sum(part.numel() * part.element_size() for part in target.decoder.state_dict().values())
-    total = (decoding.memory_required() + weights) / MEMORY_SHARE + (2 if enough else -2)
+    total = decoding.memory_required() + weights + PROCESS_BYTES - (0 if enough else 1)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
     if enough:
         next(iter(decoding))
     else:
-        with pytest.raises(AdtError, match=f"{words} would need .* GB .* 80% of .* {total / 2**30:.3g} GB may be used"):
+        with pytest.raises(
+            AdtError, match=f"{words} would need .* GB .* of the {total / 2**30:.3g} GB of this machine may be used"
+        ):
             next(iter(decoding))
 
 

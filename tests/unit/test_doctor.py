@@ -15,6 +15,7 @@ from adt_core.app import diagnostics, doctor
 from adt_core.app.diagnostics import PROMPTS, DiagnosticSetup
 from adt_core.app.doctor import diagnose
 from adt_core.cli import main
+from adt_core.engine.device.products import ProductReport
 from adt_core.engine.job import Job
 from adt_core.kernels import choice
 from adt_core.models import layers
@@ -99,6 +100,20 @@ def test_kernels_are_listed(monkeypatch, runtime):
         "| linear | float16, 8, 9 | PyTorch | PyTorch is 1.10 times as fast |",
     ]
     assert doctor.kernels(SimpleNamespace(device=torch.device("cpu"))) == []
+
+
+@pytest.mark.parametrize(
+    "report, expected",
+    [
+        (ProductReport(True, 4), "batch-invariant. Up to 4 threads give the same bits."),
+        (ProductReport(False, 1), "depends on other rows. One thread is used."),
+    ],
+)
+def test_the_trial_of_float32_products_is_reported(tmp_path, monkeypatch, report, expected):
+    monkeypatch.setattr(diagnostics, "MAX_SECONDS", -1.0)
+    monkeypatch.setattr(diagnostics, "product_report", lambda request: report)
+    target = load_small("chameleon", WRITERS["chameleon"](tmp_path), dtype=torch.float32)
+    assert part(report_on(target), "Model").endswith(expected)
 
 
 def test_slow_methods_are_skipped_and_named(small, monkeypatch):

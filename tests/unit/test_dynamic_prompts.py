@@ -4,7 +4,9 @@ The user can choose one alternative by seed, all combinations, or no expansion.
 """
 
 import random
+import re
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -42,6 +44,49 @@ def test_all_combinations(text, expected):
     assert texts(text, OFF) == [text]
     chosen = {texts(text, RANDOM, seed)[0] for seed in range(50)}
     assert chosen == set(expected), "every combination must be chosen with some seed"
+
+
+def test_weights_of_alternatives():
+    """Weights change how often an alternative is chosen. The default weight is 1."""
+    text = "a {3::red|{0::dark|2.5::light} blue| 0.0::green} house"
+    assert texts(text, ALL) == ["a red house", "a dark blue house", "a light blue house", "a green house"]
+    chosen = [texts(text, RANDOM, seed)[0] for seed in range(400)]
+    assert set(chosen) == {"a red house", "a light blue house"}
+    assert 0.68 < chosen.count("a red house") / 400 < 0.82
+    assert texts("{0::a|0::b}", RANDOM)[0] in ("a", "b"), "if all weights are 0, they count as equal"
+    for literal in ("{3::house}", "3::a house", "a::b house"):
+        assert texts(literal, ALL) == [literal]
+
+
+def test_equal_weights_choose_like_no_weights():
+    """The choices of a seed must stay the same."""
+    for seed in range(20):
+        assert texts("{2::a|2::b|2::c}", RANDOM, seed) == texts("{a|b|c}", RANDOM, seed)
+
+
+@pytest.mark.parametrize("mode", [RANDOM, ALL])
+@pytest.mark.parametrize(
+    "text, mark",
+    [
+        ("{2$$red|blue} house", "{2$$"),
+        ("a {1-2$$ and $$red|blue} house", "{1-2$$"),
+        ("{-2$$red|blue}", "{-2$$"),
+        ("a __color__ house", "__color__"),
+        ("a {red|__colors/dark*__} house", "__colors/dark*__"),
+        ("${x=red} house", "${x"),
+    ],
+)
+def test_marks_of_other_packs_are_refused(mode, text, mark):
+    """The model would read them as words."""
+    with pytest.raises(AdtError) as caught:
+        texts(f"a cat\n{text}", mode)
+    assert f"choices: prompt '2', {text!r}, has the mark '{mark}', which is not supported; write" in str(caught.value)
+    assert texts(text, OFF) == [text]
+
+
+@pytest.mark.parametrize("text", ["a price of $$ 5", "snake__case", "fill in ____ here", "{$5|$6}", "_a_", r"\{2$$"])
+def test_similar_texts_are_no_marks(text):
+    assert texts(text, ALL) == (["$5", "$6"] if "|" in text else [text.replace("\\", "")])
 
 
 def test_combinations_become_prompts_with_numbered_ids():
@@ -99,3 +144,66 @@ def test_malicious_texts_are_parsed_quickly(text, mode):
     except AdtError as error:
         assert mode == ALL and "choices" in str(error)
     assert time.perf_counter() - started < 20
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("{a|b}" * 16 + "y" * 19_000, "brings the list to more than 50000000 characters; choose 'random'"),
+        ("{a|b}" * 16 + r"\{" * 9_900, "brings the list to more than 50000000 characters"),
+        ("{a|b}" * 16 + "{c}" * 6_600, "brings the list to more than 50000000 characters"),
+        ("{a|b}" * 16 + "{c|" * 6_600, "brings the list to more than 50000000 characters"),
+        ("{a|b" * 4_000 + "}" * 4_000, "nests braces more than 50 deep; nest them less, or choose 'random'"),
+        ("{" * 51 + "a|b}" + "|c}" * 50, "nests braces more than 50 deep"),
+    ],
+    ids=["long", "escapes", "pairs", "open", "deep", "51 deep"],
+)
+def test_large_results_are_rejected_before_they_are_created(text, words):
+    """The peak is in bytes. The results would have gigabytes."""
+    prompt = PromptEntry("7", text)
+    assert len(expand_prompts([prompt], RANDOM)) == 1
+    tracemalloc.start()
+    with pytest.raises(AdtError, match=f"choices: prompt '7', .*{words}"):
+        expand_prompts([prompt], ALL)
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+
+
+def test_the_characters_of_all_prompts_count(monkeypatch):
+    monkeypatch.setattr(dynamic_prompts, "MAX_TOTAL", 100)
+    prompts = [PromptEntry(str(number), "{a|b}" * 3) for number in range(5)]  # 8 texts of 3 characters each
+    assert len(expand_prompts(prompts[:4], ALL)) == 32
+    with pytest.raises(AdtError, match="prompt '4', .* more than 100 characters"):
+        expand_prompts(prompts, ALL)
+
+
+@pytest.mark.parametrize("mode", [RANDOM, ALL])
+def test_expansion_is_cancelled(mode):
+    calls = []
+
+    def check():
+        calls.append(None)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+
+    prompts = [PromptEntry("1", "{a|b}" * 16)] if mode == ALL else [PromptEntry("1", "{a|b}")] * 10
+    with pytest.raises(KeyboardInterrupt):
+        expand_prompts(prompts, mode, check=check)
+
+
+def test_combinations_of_nested_groups_are_those_of_a_simple_parser():
+    """Compare random texts with a parser that expands the first group again and again."""
+    chosen = random.Random(3)
+    for _ in range(300):
+        text = "".join(chosen.choice(["{a|b}", "{c|{d|e} f|}", "x", " ", "{y}", "{z{g|h}|i}"]) for _ in range(4))
+        assert set(texts(text, ALL)) == {one.strip() for one in simple(text)}, text
+
+
+def simple(text: str) -> list[str]:
+    """Return the combinations of a text whose groups contain bars, or no braces."""
+    inner = re.search(r"\{([^{}|]*(?:\|[^{}|]*)+)\}", text)
+    if not inner:
+        return [text]
+    outer = text[: inner.start()], text[inner.end() :]
+    found = [(simple(outer[0] + one + outer[1])) for one in inner[1].split("|")]
+    return [one for group in found for one in group]

@@ -25,11 +25,11 @@ ROOT = Path(__file__).resolve().parents[2]
 INSPECT = [sys.executable, "-m", "adt_core", "inspect", "bundled"]
 TWO_IMAGES = "--prompts p.txt --drafter jacobi"
 COMMANDS = {
-    "generate": f"{TWO_IMAGES} --output o/o.png --tokens o/tokens.json --trace o/trace.json --report o/report.json",
+    "generate": f"{TWO_IMAGES} --output o/o.png --tokens o/tokens.jsonl --trace o/trace.jsonl --report o/report.json",
     "benchmark": f"{TWO_IMAGES} --methods jacobi,jacobi+lantern --lantern-delta 0.5 --output o",
     "train-drafter": "--prompts p.txt --steps 2 --every 1 --batch 1 --held-out 1 --output o",
 }
-WRITES = {"generate": 2 + 3, "benchmark": 1 + 2 * 2 + 3, "train-drafter": 2 + 2 + 2 * 4}
+WRITES = {"generate": 4 * 2 + 1, "benchmark": 1 + 2 * 2 + 3, "train-drafter": 2 + 2 + 2 * 4}
 """Command -> minimum number of its writes. The test makes each of these writes fail."""
 
 

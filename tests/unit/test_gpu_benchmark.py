@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import worker
+from benchmarks.gpu import smoke, worker
 from benchmarks.gpu.bars import BARS
 from benchmarks.gpu.device import activity
 from benchmarks.gpu.pieces import DRAFTS, FORWARD, LEVEL, PLAIN_ROUND, REST, TREES, differences
@@ -30,21 +30,117 @@ LATER = "\n\ndef good():\n    yield {'table': 'Kept', 'figure': 2}\n\ndef cases(
 CASES = "    return [('bad', bad), ('good', good)]\n"
 
 
+FAULTS = """
+import os
+import sys
+
+if "benchmarks.gpu.smoke" in sys.orig_argv:
+    operation = sys.orig_argv[sys.orig_argv.index("benchmarks.gpu.smoke") + 1]
+    from adt_core.kernels import choice, gate, norm, verdicts
+
+    def kernel(*operands):
+        with choice.launching(operands[0]):
+            launches.append(operands)
+            if len(launches) > 8:
+                raise ValueError("no address") if operation == "gate" else SystemExit(9)
+            return reference(*operands[:-1])  # without the number of used rows
+
+    launches = []
+    module = {"gate": gate, "norm": norm}.get(operation)
+    if module is not None:
+        reference = module.reference
+        module.kernel = kernel
+        module.uses_kernel = lambda x, *more: choice.uses_kernel(operation, x, (), None)
+        choice.is_nvidia = lambda device: True
+        choice._missing_support = lambda device: ""
+        choice._decide = lambda trial, device: (True, "it is fast", False)
+        verdicts._environment = lambda device: "a device"
+"""
+"""Module that lets a kernel raise an error, and another one end its process, after some launches."""
+
+
 def figures(row: dict) -> list[float]:
     """Return all numbers of a row."""
     values = [part for value in row.values() for part in (value.values() if isinstance(value, dict) else [value])]
     return [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
 
 
-@pytest.mark.parametrize("name", command.PARTS)
+@pytest.mark.parametrize("name", [name for name in command.PARTS if name != command.SMOKE])
 def test_last_case_of_each_part(name, tmp_path):
-    """The case runs in this process, because eight new processes would need more time than the cases."""
+    """The case runs in this process, because new processes would need more time than the cases."""
     module, _ = command.PARTS[name]
     worker.run(module, tmp_path / "found.jsonl", first=-1, rehearse=True)
     entries = command.read_entries(tmp_path / "found.jsonl")
     assert not [entry["error"] for entry in entries if "error" in entry]
     rows = [entry["row"] for entry in entries if "row" in entry]
     assert rows and all(figures(row) for row in rows)
+
+
+def test_the_smoke_part_decodes_the_same_tokens_with_and_without_drafts():
+    row = smoke.smoke("linear", "int4", rehearse=True)
+    assert row["equal"] and row["tokens compared"] > smoke.ROUNDS
+    assert row["used"] == "the device is not an NVIDIA GPU"
+
+
+def test_kernels_that_fail_with_one_allocator_are_unhealthy():
+    rows = [{"operation": name} for name in ("attend", "gate", "linear", "norm", "norm_rope_store")]
+    assert smoke.healthy_operations(rows, []) == [row["operation"] for row in rows]
+    errors = [{"operation": "attend", "error": "exit code -11"}, {"what": "kernels", "error": "stopped"}]
+    assert smoke.healthy_operations(rows[:4], errors) == ["gate", "linear", "norm"]
+    assert smoke.healthy_operations([], errors) == []
+
+
+def test_a_process_that_dies_or_hangs_is_an_error_of_its_kernel(monkeypatch):
+    def run(command, **options):
+        if "gate" in command:
+            raise subprocess.TimeoutExpired(command, 60)
+        return subprocess.CompletedProcess(command, -11, "", "loading\nIllegal instruction\n")
+
+    monkeypatch.setattr(smoke.subprocess, "run", run)
+    rows = list(smoke.cases(rehearse=True)[0][1]())
+    assert [row["operation"] for row in rows] == [name for name, _ in smoke.KERNELS] * 2
+    assert rows[0]["what"] == "attend, bf16, native" and rows[0]["error"] == "exit code -11: Illegal instruction"
+    assert rows[1]["error"].startswith("TimeoutExpired")
+
+
+@pytest.mark.long
+def test_a_kernel_that_raises_and_one_that_kills_its_process_cost_only_their_own_rows(tmp_path):
+    """A module that Python imports at its start makes the kernels fail in the processes of the part `smoke`."""
+    (tmp_path / "sitecustomize.py").write_text(FAULTS, encoding="utf-8")
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu",
+            "--rehearse",
+            "--only",
+            "smoke",
+            "precision",
+            "device",
+            "--output",
+            ".",
+        ],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1, run.stderr
+    parts = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["parts"]
+    assert list(parts) == ["smoke", "precision", "device"]
+    assert [(error["what"], error["error"]) for error in parts["smoke"]["errors"]] == [
+        (f"{name}, bf16, {allocator}", error)
+        for allocator in smoke.ALLOCATORS
+        for name, error in (("gate", "ValueError: no address"), ("norm", "exit code 9: no output"))
+    ]
+    assert all(row["equal"] for row in parts["smoke"]["rows"]), "an image must be right although a kernel failed"
+    assert all(parts[name]["status"] == command.ENDED and not parts[name]["errors"] for name in ("precision", "device"))
+    assert "kernels of the later parts: attend,linear,norm_rope_store" in run.stdout
 
 
 @pytest.mark.long

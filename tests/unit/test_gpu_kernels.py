@@ -1,4 +1,4 @@
-"""Tests of the part `kernels` of the GPU benchmark, without a GPU."""
+"""Tests of the parts of the GPU benchmark that measure Triton kernels, without a GPU."""
 
 import os
 
@@ -12,40 +12,39 @@ from benchmarks.gpu import kernels as part
 from benchmarks.gpu import operations
 from benchmarks.gpu.bars import differing_elements, kernels_speedup
 from benchmarks.gpu.models import BOTH, SEVEN_B, random_target, shape_of
-from benchmarks.gpu.operations import Attend, Linear, operations_of
+from benchmarks.gpu.operations import Attend, operations_of
 
 GPU = torch.device("cuda")
-NAMES = ["linear"] * 4 + ["attend", "norm_rope_store", "norm", "gate"]
+NAMES = ["attend", "norm_rope_store", "norm", "gate"]
 """Operations of a model whose weights are not quantised."""
 TOLERANCE = 0.02
 """Largest difference between kernel and reference in float16, relative to the largest result. The references round
 after each operation, and the kernels only once."""
 
 
-def rows_of(name):
+def rows_of(cases, name):
     """Run a case of a rehearsal and return its rows."""
-    return list(dict(part.cases(rehearse=True))[name]())
+    return list(dict(cases(rehearse=True))[name]())
 
 
 def test_rehearsal_measures_every_operation():
-    rows = rows_of(f"{SEVEN_B} bf16")
-    times = [row for row in rows if row["table"] == "Operations"]
-    bits = [row for row in rows if row["table"] == part.BITS]
+    times = rows_of(part.times, f"{SEVEN_B} bf16")
+    bits = rows_of(part.bits, f"{SEVEN_B} bf16")
     assert [row["operation"] for row in times] == [name for name in NAMES for _ in part.NODES]
     assert [row["operation"] for row in bits] == NAMES
     assert [row["rows"] for row in times[:3]] == [2, 50, 128]
     assert all(row["elements"] > 0 and row["128 rows"] == 0 for row in bits)
-    assert len(rows) == len(times) + len(bits)  # no trial runs on a CPU
+    assert {row["table"] for row in bits} == {part.BITS}  # no trial runs on a CPU
 
 
 @pytest.mark.parametrize("weights", ["int8", "fp8", "int4"])
 def test_only_products_are_measured_with_quantised_weights(weights):
-    rows = rows_of(f"{part.BUNDLED} {weights}")
+    rows = rows_of(part.quantised, f"{part.BUNDLED} {weights}") + rows_of(part.bits, f"{part.BUNDLED} {weights}")
     assert {(row["operation"], row["weights"]) for row in rows} == {("linear", weights)}
 
 
 def test_rounds_are_measured_with_and_without_kernels():
-    rows = rows_of("rounds bf16")
+    rows = rows_of(part.rounds, "rounds bf16")
     assert [(row["round"], row["Triton"]) for row in rows] == [
         (name, setting) for name in ("plain", "network and window") for setting in ("off", "on")
     ]
@@ -66,9 +65,10 @@ def test_each_block_has_its_setting_and_an_empty_runtime(monkeypatch):
 def test_without_support_the_reason_is_reported():
     if torch.cuda.is_available():
         pytest.skip("this device may support Triton kernels")
-    ((name, measure),) = part.cases(rehearse=False)
-    (row,) = measure()
-    assert name == "support" and row["reason"] == "the device is not an NVIDIA GPU"
+    for cases in (part.bits, part.rounds, part.times, part.quantised):
+        ((name, measure),) = cases(rehearse=False)
+        (row,) = measure()
+        assert name == "support" and row["reason"] == "the device is not an NVIDIA GPU"
 
 
 class Faulty:
@@ -99,20 +99,20 @@ def test_differing_elements_are_counted_in_all_layers_and_parts():
 @pytest.mark.parametrize("used, expected", [(True, 7), (False, None)], ids=["used", "rejected"])
 def test_bar_counts_only_elements_of_used_kernels(used, expected):
     row = {"table": part.BITS, "Triton is used": used, "elements": 9, "1 rows": 3, "2 rows": 4}
-    assert differing_elements({"kernels": [row]}) == expected
+    assert differing_elements({"bits": [row]}) == expected
     assert differing_elements({}) is None
 
 
 def test_bar_compares_rounds_with_and_without_kernels():
     row = {"table": part.ROUNDS, "weights": "bf16", "round": "network and window"}
     rows = [row | {"Triton": "off", "times as fast": 1.0}, row | {"Triton": "on", "times as fast": 1.4}]
-    assert kernels_speedup(BOTH)({"kernels": rows}) == 1.4
+    assert kernels_speedup(BOTH)({"rounds": rows}) == 1.4
     assert kernels_speedup(BOTH)({}) is None
 
 
 def test_verdict_of_the_trial_is_reported(monkeypatch):
     monkeypatch.setattr(part, "verdicts", lambda: [Verdict("norm", "bfloat16, 32", True, "it is 2.00 times as fast")])
-    rows = rows_of(f"{SEVEN_B} bf16")
+    rows = rows_of(part.bits, f"{SEVEN_B} bf16")
     chosen = [row for row in rows if row["table"] == "Choices"]
     assert [row["operation"] for row in chosen] == NAMES
     assert all(row["Triton is used"] and "2.00" in row["reason"] for row in chosen)
@@ -122,12 +122,12 @@ def test_a_kernel_that_fails_does_not_stop_the_other_operations(monkeypatch):
     def fail(self, layer, *given):
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(Linear, "_multiply", fail)
-    rows = rows_of(f"{SEVEN_B} bf16")
-    errors = [row for row in rows if "error" in row]
-    assert [row["error"] for row in errors] == ["RuntimeError: no compiler"] * 4
-    assert errors[0]["what"] == f"{SEVEN_B} bf16, linear, qkv, 32 x 96"
-    assert [row["operation"] for row in rows if row.get("table") == part.BITS] == NAMES[4:]
+    monkeypatch.setattr(Attend, "result", fail)
+    rows = rows_of(part.bits, f"{SEVEN_B} bf16")
+    (error,) = [row for row in rows if "error" in row]
+    assert error["error"] == "RuntimeError: no compiler"
+    assert error["what"].startswith(f"{SEVEN_B} bf16, attend, ")
+    assert [row["operation"] for row in rows if row.get("table") == part.BITS] == NAMES[1:]
 
 
 def float64_kernel(q, keys, values, mask):

@@ -45,13 +45,14 @@ def test_leaving_the_loop_frees_the_caches(job):
     assert decoding.active == []
 
 
-@pytest.mark.parametrize("prompts", [1, 7, 8, 9, 40])
-@pytest.mark.parametrize("at_once, together, workers", [(1, 1, 1), (4, 1, 1), (4, 2, 3), (3, 4, 2)])
-def test_parts_cover_the_prompts_in_order(prompts, at_once, together, workers):
-    found = split(prompts, at_once, together, workers)
-    assert [number for part in found for number in part] == list(range(prompts))
-    assert at_once > together or all(len(part) == 1 for part in found)
-    assert len(found) >= min(workers, prompts // -(-at_once // together)), "a worker gets no part"
+@pytest.mark.parametrize("images", [0, 1, 7, 8, 9, 40])
+@pytest.mark.parametrize("at_once, workers, factor", [(1, 1, 8), (4, 1, 8), (4, 3, 1), (3, 2, 2)])
+def test_parts_cover_the_images_in_order(images, at_once, workers, factor):
+    found = split(images, at_once, workers, factor)
+    assert [number for part in found for number in part] == list(range(images))
+    assert all(len(part) <= max(1, factor * at_once) for part in found)
+    assert at_once > 1 or all(len(part) == 1 for part in found)
+    assert len(found) * 2 >= min(workers, images), "most workers get a part"
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,16 @@ def test_the_output_of_a_token_is_bitwise_equal_in_all_forward_passes(dtype, hea
 
 
 @torch.inference_mode()
+def test_addresses_in_place_of_tensors_give_the_same_result(monkeypatch):
+    """The launcher gets plain addresses with CUDA's asynchronous allocator."""
+    tree = RandomTree(torch.zeros((), dtype=torch.float16), 4, 2, 64, parents(7), committed=150)
+    operands = tree.operands(range(7), range(7)).for_kernel()
+    expected = attend.kernel(*operands)
+    monkeypatch.setattr(attend.choice, "pointers", lambda *operands: [operand.data_ptr() for operand in operands])
+    assert attend.kernel(*operands).equal(expected)
+
+
+@torch.inference_mode()
 def test_paths_list_near_keys_in_the_order_of_positions():
     """The tree's nodes 0, 1 and 3 form a path; node 2 is another child of the root."""
     tree = RandomTree(torch.zeros(()), 1, 1, 8, [-1, 0, 0, 1], committed=40)

@@ -26,11 +26,13 @@ def test_kernels_fit_into_registers_and_shared_memory(capability, compiled):
     for row in compiled:
         assert not row.spilled, row
         assert row.shared <= SHARED_MEMORY[capability] * 1024, row
+        if row.kernel == "far_chunks" and SHARED_MEMORY[capability] < 100:
+            assert row.shared <= 48 * 1024, "two programs must fit into a multiprocessor"
 
 
 @pytest.mark.long
 def test_all_numbers_of_rows_use_the_same_matrix_instruction(compiled):
     """Instructions of another shape may add the inputs in another order, so a row would get other bits."""
     found = formats(compiled)
-    assert len(found) == 5, "half precision, float32, int8, fp8, int4"
+    assert len(found) == 3, "int8, fp8, int4"
     assert all(len(instructions) == 1 for instructions in found.values()), found

@@ -93,9 +93,55 @@ def test_norm_rope_store(like, heads, kv_heads, dim, has_parameters, ragged):
     check(cache, expected_cache)
 
 
+@pytest.mark.parametrize("rows, tokens", [(2, 1), (1, 25), (2, 25)], ids=["2 of 64", "25 of 64", "50 of 64"])
+@pytest.mark.parametrize("ragged", [True, False], ids=["positions of each row", "slice"])
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("has_norm", [True, False], ids=["norm", "no norm"])
+@torch.inference_mode()
+def test_norm_rope_store_with_the_padding_of_rounds(rows, tokens, ragged, has_bias, has_norm):
+    """The values of padding are NaN. A slice of cache positions belongs to a prompt or to rows of equal length."""
+    like = torch.zeros((), dtype=torch.float16)
+    used = rows * tokens
+    qkv = random_like(like, 64, 3, 64)
+    qkv[used:] = torch.nan
+    norms = random_like(like, 2, 2, 64, seed=1) if has_norm else (None, None)
+    projection = Projection(random_like(like, 192, seed=2) if has_bias else None, *norms)
+    cos, sin = random_like(like, 2, 64, 1, 64, seed=3) / 4  # so that results stay below 8
+    positions = torch.randperm(60, generator=torch.Generator().manual_seed(0))[:used].view(rows, tokens)
+    cache_position = positions if ragged else slice(3, 3 + tokens)
+    cache = random_like(like, 2, rows, 1, 60, 64, seed=4)
+    expected_cache = cache.double()
+    rotation = Rotation(cos.double(), sin.double(), None)
+    expected = norm_rope_store.reference(
+        qkv.double(), Projection(*double(projection)), rotation, expected_cache, cache_position
+    )
+    queries = norm_rope_store.kernel(qkv, projection, Rotation(cos, sin, None), cache, cache_position)
+    check(queries[:used], expected[:used])
+    check(cache, expected_cache)
+
+
 @torch.inference_mode()
 def test_a_row_is_bitwise_equal_whatever_the_number_of_rows(like):
     x = random_like(like, 128, 96)
     weight = random_like(like, 96)
     assert norm.kernel(x[5:6], weight, 1e-5).equal(norm.kernel(x, weight, 1e-5)[5:6])
     assert gate.kernel(x[5:6], "silu").equal(gate.kernel(x, "silu")[5:6])
+
+
+@torch.inference_mode()
+def test_addresses_in_place_of_tensors_give_the_same_results(like, monkeypatch):
+    """The launcher gets plain addresses with CUDA's asynchronous allocator."""
+    x = random_like(like, 5, 64)
+    plus = random_like(like, 5, 64, seed=1)
+    qkv = random_like(like, 5, 4, 32)
+    rotation = Rotation(random_like(like, 5, 1, 32), random_like(like, 5, 1, 32, seed=1), None)
+    projection = Projection(random_like(like, 128), random_like(like, 3, 32), random_like(like, 3, 32, seed=1))
+
+    def results():
+        cache = qkv.new_zeros(2, 1, 1, 8, 32)
+        queries = norm_rope_store.kernel(qkv, projection, rotation, cache, torch.arange(5)[None])
+        return norm.kernel(x, x[0], 1e-5, plus.clone()), gate.kernel(x, "silu"), queries, cache
+
+    expected = results()
+    monkeypatch.setattr(norm.choice, "pointers", lambda *operands: [operand.data_ptr() for operand in operands])
+    assert all(map(torch.equal, results(), expected))

@@ -10,13 +10,14 @@ from adt_core.kernels import attend, choice, gate, linear, norm, norm_rope_store
 from adt_core.kernels.attend_trial import Operands
 
 LIKE = torch.zeros(3, 128, dtype=torch.float16)
-WEIGHT = torch.ones(128, 32, dtype=torch.float16)
+WEIGHT = torch.ones(128, 32, dtype=torch.int8)
+SCALE = torch.ones(32)
 
 
 CHOICES = {
     attend: lambda: attend.uses_kernel(LIKE, 2, 1, 64),
     gate: lambda: gate.uses_kernel(LIKE, "silu"),
-    linear: lambda: linear.uses_kernel(LIKE, WEIGHT, None, None, linear.reference),
+    linear: lambda: linear.uses_kernel(LIKE, WEIGHT, SCALE, None, linear.reference),
     norm: lambda: norm.uses_kernel(LIKE),
     norm_rope_store: lambda: norm_rope_store.uses_kernel(LIKE, 2, 1, 64, True, True),
 }
@@ -46,7 +47,7 @@ def operation(request, monkeypatch, caplog):
     module = request.param
     caplog.set_level("INFO")
     monkeypatch.setattr(attend, "far_attention", float64_kernel)
-    monkeypatch.setattr(module, "is_candidate", lambda x: True)
+    monkeypatch.setattr(module, "is_candidate", lambda *_: True)
 
     def kernel(*given):
         if module is attend:
@@ -136,7 +137,7 @@ def test_the_trial_runs_all_versions_that_a_model_needs(has_bias, has_norm, monk
         versions.add((projection.bias is not None, projection.norm_weight is not None, type(positions)))
         return norm_rope_store.reference(qkv, projection, rotation, cache, positions)
 
-    monkeypatch.setattr(norm_rope_store, "is_candidate", lambda x: True)
+    monkeypatch.setattr(norm_rope_store, "is_candidate", lambda *_: True)
     monkeypatch.setattr(norm_rope_store, "kernel", kernel)
     assert norm_rope_store.uses_kernel(LIKE, 2, 1, 64, has_bias, has_norm)
     assert versions == {(has_bias, has_norm, torch.Tensor), (has_bias, has_norm, slice)}
@@ -153,7 +154,7 @@ def test_the_trial_of_a_product_multiplies_by_the_copies_of_the_weight_in_turn(m
         return linear.reference(x, WEIGHT, scale, plus)
 
     monkeypatch.setattr(linear, "_copies", lambda weight, scale: [(weight, scale) for weight in weights])
-    trial = linear._trial(LIKE, WEIGHT, None, False, alternative)
+    trial = linear._trial(LIKE, WEIGHT, SCALE, False, alternative)
     for _ in range(4):
         trial.cases[0].reference()
     assert [[weight is other for other in weights].index(True) for weight in multiplied] == [0, 1, 2, 0]
@@ -161,7 +162,7 @@ def test_the_trial_of_a_product_multiplies_by_the_copies_of_the_weight_in_turn(m
 
 @torch.inference_mode()
 def test_the_reference_replaces_a_faulty_kernel(monkeypatch):
-    monkeypatch.setattr(norm, "is_candidate", lambda x: True)
+    monkeypatch.setattr(norm, "is_candidate", lambda *_: True)
     monkeypatch.setattr(norm, "kernel", failing(RuntimeError("no compiler")))
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
     assert norm.norm(x, x[0], 1e-5).equal(norm.reference(x, x[0], 1e-5))

@@ -115,8 +115,7 @@ def test_names_of_cost_profiles_have_not_changed(work):
     for dtype, path in (("float32", "again.png"), ("bfloat16", "half.png")):
         line = f"--model target --drafter drafter+jacobi --prompt cat --dtype {dtype} --device cpu --output {path}"
         assert cli.main(["generate", *line.split()]) == 0
-    line = "--model target --drafter jacobi --prompt cat --lantern-delta 0.2 --device cpu --output relaxed.png"
-    assert cli.main(["generate", *line.split()]) == 0
+    names = {name for name in names if not name.endswith("relaxed")}  # these costs are no longer learned
     now = {
         json.loads(path.read_text(encoding="utf-8"))["name"].split("; ", 1)[1]
         for path in Path("cache").glob("costs-*.json")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from adt_core import Decoding, Drafting, load_drafter, load_target
-from adt_core.models import layers, packed
+from adt_core.models import cpu, layers, packed
 from adt_core.models.kernels import onednn_pack
 
 pytestmark = pytest.mark.skipif(
@@ -55,7 +55,7 @@ def test_products_with_few_rows_do_not_need_the_copy(monkeypatch, decoder):
     packed.pack([decoder])
     monkeypatch.setattr(layers, "onednn_matmul", None)
     weight = decoder.layers[0].qkv
-    x = torch.ones(layers.MKL_ROWS, weight.shape[0])
+    x = torch.ones(cpu.FEW_ROWS, weight.shape[0])
     assert torch.equal(layers.product(x, weight), x @ weight)
     assert torch.equal(layers.product(x[None], weight), x[None] @ weight)
 

@@ -160,6 +160,11 @@ def test_the_demo_explains_the_speed_up(dev, ran, tmp_path, monkeypatch, capsys)
     assert last.startswith("Why 2.10x: with drafts, a pass gave 8.4 tokens and took 4.0 times as long on this machine.")
 
 
+def test_a_demo_that_fails_explains_nothing(dev, steps, capsys):
+    steps.fail = "generate"
+    assert dev.main(["demo"]) == 1 and "Why" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("fail", ["format", "check", "mypy", "pytest"])
 def test_all_checks_and_tests_run_after_a_failure(dev, steps, fail, capsys):
     steps.fail = fail

@@ -1,7 +1,10 @@
 """Tests of prompt files: all supported formats, and errors for other files."""
 
 import json
+import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +22,9 @@ from adt_core.app.prompts import (
     select,
     slug,
 )
-from adt_core.errors import AdtError
+from adt_core.errors import AdtError, shown
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_plain_text(tmp_path):
@@ -150,6 +155,12 @@ def test_blank_prompts_are_reported(tmp_path):
     assert blank_note(parse_lines("\n" * 9 + "a")).endswith("left out: '1', '2', '3', '4', '5' and others.")
 
 
+def test_comments_in_plain_text_are_ignored():
+    """The ids are still the numbers of the lines. A prompt may begin with "#"."""
+    found = parse_lines("# houses\na house\n #\n#1 on a shirt\n  # the end")
+    assert found == [PromptEntry("2", "a house"), PromptEntry("4", "#1 on a shirt")]
+
+
 def test_the_first_non_blank_caption_is_used(tmp_path):
     annotations = [{"image_id": 3, "id": id, "caption": text} for id, text in enumerate([" ", "a cat", "a dog"])]
     (tmp_path / "coco.json").write_text(json.dumps({"annotations": annotations}), encoding="utf-8")
@@ -170,6 +181,85 @@ def test_invalid_seeds_are_reported(tmp_path, seed):
     (tmp_path / "p.jsonl").write_text(f'{{"prompt": "a cat", "seed": {seed}}}\n', encoding="utf-8")
     with pytest.raises(AdtError, match="prompts: .*p.jsonl"):
         read_all(tmp_path / "p.jsonl")
+
+
+@pytest.mark.parametrize(
+    "text, seed",
+    [
+        ("42", 42),
+        ("42.0", 42),
+        ("1.23457E+18", 1234570000000000000),
+        ('"1,234"', 1234),
+        ('"18,446,744,073,709,551,615"', 2**64 - 1),
+        (" 7 ", 7),
+        ("0.0", 0),
+        ("", None),
+    ],
+)
+def test_seeds_of_a_table_in_any_notation(tmp_path, text, seed):
+    """Spreadsheet programs and pandas write whole numbers like this."""
+    assert listed(tmp_path, "p.csv", f"prompt,seed\na cat,{text}\n")[0].seed == seed
+    if seed is not None and seed < 2**53:
+        assert listed(tmp_path, "p.jsonl", json.dumps({"prompt": "a cat", "seed": float(seed)}))[0].seed == seed
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["nan", "NaN", "-1", "1.5", "1e-3", "inf", "1E+20", "1E+999999", '"1,2345"', '"12,34"', "x", "0x10", "9" * 5000],
+)
+def test_an_invalid_seed_of_a_table_is_named(tmp_path, text):
+    value = text.strip('"')
+    with pytest.raises(AdtError) as caught:
+        listed(tmp_path, "p.csv", f"prompt,seed\na dog,3\na cat,{text}\n")
+    place = f"row 2, column 'seed' is {shown(value)}"
+    assert f"({place}, but a whole number from 0 to 2**64 - 1 was expected, or none)" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.jsonl"])
+@pytest.mark.parametrize(
+    "value, entry",
+    [
+        ("a cat", PromptEntry("2", "a cat")),
+        (None, PromptEntry("2", "")),
+        ({"prompt": "a cat"}, PromptEntry("2", "a cat")),
+        ({"Prompt": " a cat ", "ID": 7, "Seed": 3}, PromptEntry("7", "a cat", 3)),
+        ({"input": "a cat", "output": "x"}, PromptEntry("2", "a cat")),
+        ({"text": "a cat", "id": None, "seed": None}, PromptEntry("2", "a cat")),
+        ({"caption": "a dog", "prompt": "a cat"}, PromptEntry("2", "a cat")),
+        ({"prompt": None}, PromptEntry("2", "")),
+    ],
+)
+def test_values_of_json_lists(tmp_path, name, value, entry):
+    assert listed(tmp_path, name, _json_file(name, ["a house", value])) == [PromptEntry("1", "a house"), entry]
+
+
+@pytest.mark.parametrize("name, place", [("p.json", "entry 2"), ("p.jsonl", "line 2")])
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        (5, " is 5, but a text was expected"),
+        (["a cat"], " is ['a cat'], but a text was expected"),
+        ({"prompt": {"en": "a cat"}}, ", key 'prompt' is {'en': 'a cat'}, but a text was expected"),
+        ({"title": "a cat"}, " has none of the keys 'prompt', 'caption', 'text', 'input'"),
+        ({"prompt": "a cat", "seed": "x"}, ", key 'seed' is 'x', but a whole number from 0 to 2**64 - 1"),
+    ],
+)
+def test_other_values_of_json_lists_are_named(tmp_path, name, place, value, words):
+    with pytest.raises(AdtError) as caught:
+        listed(tmp_path, name, _json_file(name, ["a house", value]))
+    assert place + words in str(caught.value)
+
+
+def _json_file(name, values):
+    return json.dumps(values) if name == "p.json" else "\n".join(map(json.dumps, values))
+
+
+def test_captions_of_coco_may_be_null(tmp_path):
+    captions = [{"id": 1, "image_id": 5, "caption": None}, {"id": 2, "image_id": 5, "caption": "a cat"}]
+    assert listed(tmp_path, "p.json", json.dumps({"annotations": captions})) == [PromptEntry("5", "a cat")]
+    captions[1]["caption"] = 3
+    with pytest.raises(AdtError, match="the caption 2 is 3, but a text was expected"):
+        listed(tmp_path, "p.json", json.dumps({"annotations": captions}))
 
 
 def test_file_prefixes():
@@ -269,7 +359,7 @@ def test_quotation_marks_of_parti_prompts_are_kept(tmp_path, wording):
         ('prompt\n"Hi" on a sign\n', "line 2: .*; double every quotation mark inside quotation marks"),
         ('prompt\n"a cat\n', "line 2: unexpected end of data"),
         (f"prompt\n{'a' * 140000}\n", "line 2: field larger than field limit"),
-        ("prompt,seed\na cat,-1\n", "'-1' is not a seed"),
+        ("prompt,seed\na cat,-1\n", "'-1', but a whole number"),
         ("prompt,seed\na cat,red\n", "red"),
     ],
 )
@@ -322,3 +412,94 @@ def test_other_files_are_rejected(tmp_path):
 
 def test_suffixes_of_the_node():
     assert set(FILES) == {".txt", ".json", ".jsonl", ".csv", ".tsv"}
+
+
+# ---- Parquet ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def write_parquet(tmp_path):
+    """Return a function that writes a Parquet table and returns its path."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    def write(**columns):
+        parquet.write_table(pyarrow.table(columns), tmp_path / "p.parquet")
+        return tmp_path / "p.parquet"
+
+    return write
+
+
+def test_parquet_tables(write_parquet):
+    path = write_parquet(URL=["x", "y", "z"], Caption=[" a cat", None, "a dog"], id=[7, 8, None], seed=[None, 1, 2**62])
+    assert read_all(path) == [("7", "a cat", None), ("8", "", 1), ("3", "a dog", 2**62)]
+    assert read_prompts(write_parquet(caption=["no"], prompt=["a cow"])) == ["a cow"]
+
+
+def test_invalid_parquet_tables_are_reported(write_parquet, tmp_path, monkeypatch):
+    for columns in ({"text": ["a cat"]}, {"prompt": [1]}, {"prompt": [""]}, {"prompt": ["a"], "seed": [-1]}):
+        with pytest.raises(AdtError, match="prompts: .*p.parquet'"):
+            read_prompts(write_parquet(**columns))
+    for content in (b"", b"PAR1 no table PAR1", (tmp_path / "p.parquet").read_bytes()[:-30]):
+        (tmp_path / "p.parquet").write_bytes(content)
+        with pytest.raises(AdtError, match="prompts: .*p.parquet'"):
+            read_prompts(tmp_path / "p.parquet")
+    monkeypatch.setattr("adt_core.app.parquet.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(AdtError, match="p.parquet' needs the package pyarrow, .*-m pip install pyarrow"):
+        read_prompts(tmp_path / "p.parquet")
+
+
+# ---- long lists ---------------------------------------------------------------------------------------------------
+
+
+def write_list(path, count):
+    """Write a list of prompts in the format of the suffix."""
+    texts = [f"a red house number {number} next to a tree on a hill in the rain" for number in range(count)]
+    if path.suffix == ".txt":
+        path.write_text("\n".join(texts), encoding="utf-8")
+    elif path.suffix == ".jsonl":
+        lines = [json.dumps({"id": number, "prompt": text}) for number, text in enumerate(texts)]
+        path.write_text("\n".join(lines), encoding="utf-8")
+    elif path.suffix == ".json":
+        annotations = [{"image_id": n, "id": 7 * n, "caption": text} for n, text in enumerate(texts)]
+        path.write_text(json.dumps({"annotations": annotations}), encoding="utf-8")
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.table({"id": range(count), "prompt": texts}), path)
+
+
+MEASURE = """
+import sys, time
+from pathlib import Path
+from adt_core.app import generation
+from adt_core.app.args import GenerateArgs, InputArgs, OutputArgs
+sys.argv[2:] and __import__("pyarrow.parquet")
+def peak():
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
+before, began = peak(), time.process_time()
+inputs = InputArgs(prompts=Path(sys.argv[1]))
+plan = generation.plan(GenerateArgs(OutputArgs(output=Path("none")), inputs, device="cpu"))
+print(len(plan.images.numbers), time.process_time() - began, peak() - before)
+"""
+"""Script that plans a run. It prints the number of images, the processor time in seconds, and the increase of the peak
+memory in MiB."""
+
+
+@pytest.mark.long
+@pytest.mark.runner
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".json", ".parquet"])
+def test_long_lists_start_soon_and_need_little_memory(tmp_path, suffix):
+    write_list(tmp_path / f"p{suffix}", 100_000)
+    command = [
+        sys.executable,
+        "-c",
+        MEASURE,
+        str(tmp_path / f"p{suffix}"),
+        *(["arrow"] if suffix == ".parquet" else []),
+    ]
+    out = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True).stdout.split()
+    count, seconds, memory = map(float, out)
+    assert count == 100_000 and seconds < 2 and memory < 200

@@ -20,6 +20,7 @@ from adt_core.models import load
 from adt_core.models.target import PublishedSampling, suffixed
 from adt_core.policies import PLAIN, Drafting
 from adt_core.policies.recipe import Recipe
+from tests.command import read_grids
 from tests.layouts.emu3 import write_emu3
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,7 +83,7 @@ def test_the_suffix_is_appended_and_saved(emu3, generate, tmp_path):
         return (
             figures(saved),
             saved["prompt"],
-            json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))["tokens"],
+            read_grids(tmp_path / "t.json"),
             path,
         )
 

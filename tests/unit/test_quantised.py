@@ -11,7 +11,7 @@ from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from adt_core import load_target
+from adt_core import AdtError, load_target
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.models import int4, layers, quantised, quantised_matmul
 from adt_core.models.config import QUANTISED
@@ -49,6 +49,34 @@ def test_logits_stay_close_on_the_bundled_model(kind, bundled):
     error = ((rounded - true).pow(2).mean() / true.var()).sqrt()
     assert error < {"int8": 0.014, "fp8": 0.05, "int4": 0.2}[kind]
     assert (rounded.argmax(-1) == true.argmax(-1)).float().mean() > {"int8": 0.97, "fp8": 0.94, "int4": 0.85}[kind]
+
+
+@pytest.mark.parametrize("has_triton", [True, False])
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_int4_weights_need_triton_on_an_nvidia_gpu(kind, has_triton, monkeypatch):
+    monkeypatch.setattr(quantised.choice, "has_triton", lambda: has_triton)
+    monkeypatch.setattr(torch.version, "hip", None)
+    quantised.check_device(kind, torch.device("cpu"))
+    if kind == "int4" and not has_triton:
+        with pytest.raises(AdtError, match="choose int8 weights"):
+            quantised.check_device(kind, torch.device("cuda"))
+    else:
+        quantised.check_device(kind, torch.device("cuda"))
+
+
+def test_int4_weights_without_triton_are_refused_before_files_are_read(tiny, monkeypatch):
+    monkeypatch.setattr(quantised.choice, "has_triton", lambda: False)
+    monkeypatch.setattr(torch.version, "hip", None)
+    with pytest.raises(AdtError, match="triton-windows"):
+        load_target(tiny / "target", device="cuda", weights="int4")
+
+
+def test_int4_weights_without_triton_are_refused_after_comfyui_has_moved_them(tiny, monkeypatch):
+    target = load_target(tiny / "target", weights="int4")
+    monkeypatch.setattr(quantised.choice, "has_triton", lambda: False)
+    monkeypatch.setattr(quantised.choice, "is_nvidia", lambda device: True)
+    with pytest.raises(AdtError, match="choose int8 weights"):
+        run(target)
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])

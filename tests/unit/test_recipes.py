@@ -25,6 +25,7 @@ from adt_core.rules.noise import Noise
 from adt_core.rules.settings import setting
 from adt_core.rules.trace import Round
 from adt_core.rules.tree import DraftTree, chain
+from tests.command import read_grids, read_lines
 from tests.drafted import run
 
 DEPTH = 3
@@ -188,15 +189,15 @@ def generate(tiny, tmp_path, monkeypatch):
         command = ["generate", "--model", str(tiny / "target"), "--prompt", "a cat", "--batch-size", "2", "--seed", "3"]
         command += ["--output", f"{name}.png", "--tokens", "tokens.json", "--report", "report.json", "--device", "cpu"]
         assert cli.main([*command, "--trace", "trace.json", *given]) == 0
-        return tuple(json.loads(Path(f"{file}.json").read_text(encoding="utf-8")) for file in ("tokens", "report"))
+        return read_grids("tokens.json"), json.loads(Path("report.json").read_text(encoding="utf-8"))
 
     return run
 
 
 def drafted_positions() -> list[int]:
     """Return the positions of all roots with drafts in the last run, from the trace."""
-    (decoding,) = json.loads(Path("trace.json").read_text(encoding="utf-8"))["decodings"]
-    return [share["position"] for round in decoding["rounds"] for share in round["images"] if share["depth"]]
+    rounds = [round for decoding in read_lines("trace.json") for round in decoding["rounds"]]
+    return [share["position"] for round in rounds for share in round["images"] if share["depth"]]
 
 
 @pytest.mark.parametrize("drafter", ["toy", "last-token", "jacobi", "network", "network+jacobi"])

@@ -3,14 +3,18 @@
 A map is the data of the widget that shows how an image was decoded. Its home is the workflow and the node that show it.
 """
 
+import io
 import json
 import random
+import time
 from types import SimpleNamespace
 
 import pytest
-from adt_tree_pack.nodes.saved_map import attach, digest, homes, pack, remind
+from adt_tree_pack.nodes.saved_map import MAX_SAVED, attach, digest, homes, pack, remind, shortened
+from PIL import Image
 
 from adt_core.rules.trace import ImageRound, Round
+from tests.workflow.saved import unpack
 
 PROMPT = {
     "1": {"class_type": "Loader", "inputs": {"model": "bundled"}},
@@ -26,18 +30,61 @@ def changed(node: str, **inputs) -> dict:
     return prompt
 
 
-def test_a_map_of_90_by_90_tokens_in_2000_rounds_has_less_than_32_kilobytes():
+def emu3_rounds(images: int, tokens: int = 90 * 91) -> list[Round]:
+    """Return rounds that generate images of Emu3's size, with random trees."""
     draw = random.Random(1)
+    positions = [0] * images
     rounds = []
-    position = 0
-    for index in range(2000):
-        depth = draw.randint(2, 12)
-        levels = tuple(draw.randint(1, 6) for _ in range(depth))
-        accepted = min(draw.randint(0, 6), depth)
-        share = ImageRound(0, position, 12, 6, depth, sum(levels), accepted, (), 0, max(levels), levels)
-        position += accepted + 1
-        rounds.append(Round(index, draw.uniform(0.02, 0.05), draw.uniform(0.002, 0.006), depth, (share,)))
-    assert len(pack(rounds)) < 32_000
+    while min(positions, default=tokens) < tokens - 1:
+        shares = []
+        for image, position in enumerate(positions):
+            depth = draw.randint(2, 12)
+            levels = tuple(draw.randint(1, 6) for _ in range(depth))
+            accepted = min(draw.choice((0, 0, 1, 1, 2, 2, 3, 4, 6)), depth, tokens - 2 - position)
+            if position < tokens - 1:
+                shares.append(
+                    ImageRound(image, position, 12, 6, depth, sum(levels), accepted, (), 0, max(levels), levels)
+                )
+                positions[image] += accepted + 1
+        times = draw.uniform(0.02, 0.05), draw.uniform(0.002, 0.006)
+        rounds.append(Round(len(rounds), *times, 12, tuple(shares)))
+    return rounds
+
+
+def test_a_map_of_90_by_90_tokens_in_2800_rounds_has_less_than_33_kilobytes():
+    rounds = emu3_rounds(images=1)
+    assert len(rounds) > 2700 and len(pack(rounds)) < 33_000
+
+
+@pytest.mark.parametrize(
+    "images, most, keeps_times, kept",
+    [(2, 40_000, True, 2), (2, 18_000, False, 2), (3, 12_000, False, 1), (2, 1000, False, 0), (0, 1000, True, 0)],
+)
+def test_a_long_map_is_shortened(images, most, keeps_times, kept):
+    """Each step leaves out less important details. Tokens per round stay exact for all images that are kept."""
+    rounds = emu3_rounds(images, tokens=90 * 91 if images else 0)
+    short = shortened(rounds, most)
+    assert len(short) <= most
+    found = unpack({"data": short})
+    assert [len(shares) for _, _, *shares in found] == [sum(s.image < kept for s in r.images) for r in rounds]
+    for (ms, drafting, *shares), entry in zip(found, rounds):
+        assert ([ms, drafting] == [round(1000 * x, 2) for x in (entry.seconds, entry.drafting)]) == keeps_times
+        for share, own in zip(shares, entry.images):
+            assert share[:2] + share[4:8] == [own.image, own.position, own.depth, own.width, own.nodes, own.accepted]
+            assert share[9] == [0] * own.depth, "the page draws no tree if the drafts on its levels are unknown"
+    total = sum(entry.seconds for entry in rounds)
+    assert sum(ms for ms, *_ in found) == pytest.approx(1000 * total, rel=1e-3)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_maps_of_eight_images_of_emu3_fit_into_a_jpeg(parts):
+    """JPEG stores at most 64 KB of metadata. Nodes that save JPEG store the workflow there. Compare makes two runs."""
+    graph = {"nodes": ["x" * 4000], "extra": {}}
+    data = shortened(emu3_rounds(images=8), MAX_SAVED // parts)
+    own = {"data": data, "thumbnails": ["x" * (16_000 // parts)]}
+    exif = Image.Exif()
+    exif[0x010E] = json.dumps({**graph, "extra": {"adt_tree_maps": {"3": {"parts": [own] * parts}}}})
+    Image.new("RGB", (8, 8)).save(io.BytesIO(), "JPEG", exif=exif)
 
 
 def test_the_digest_depends_on_all_inputs_of_a_node():
@@ -55,6 +102,47 @@ def test_invalid_prompts_have_no_digest_and_are_not_changed():
     loop = {"3": {"class_type": "ADTTreeSampler", "inputs": {"a": ["3", 0]}}}
     for request in ({}, {"prompt": []}, {"prompt": loop, "extra_data": {"extra_pnginfo": {"workflow": {"extra": []}}}}):
         assert remind(request) is request
+
+
+@pytest.fixture
+def many():
+    """Return a request of 4 MB with 500 samplers, whose nodes have 20 inputs each, and with a workflow."""
+    prompt = {}
+    for number in range(5_000):
+        kind = "ADTTreeSampler" if number % 10 == 9 else "Text"
+        before = min(20, number % 100)  # ComfyUI's own functions are recursive, too: no chain is longer than 100 nodes
+        links = {f"link{n}": [str(number - n - 1), 0] for n in range(before)}
+        prompt[str(number)] = {"class_type": kind, "inputs": {"text": f"{number}".rjust(400), **links}}
+    nodes = [{"id": n, "properties": {"adt_tree_map": {"tag": f"t{n}"}}} for n in range(5_000)]
+    assert len(json.dumps(prompt)) > 3e6
+    return {"prompt": prompt, "extra_data": {"extra_pnginfo": {"workflow": {"id": "w", "nodes": nodes}}}}
+
+
+def test_many_samplers_are_handled_in_less_than_a_second(many):
+    """The server answers no other request meanwhile."""
+    samplers = [number for number, node in many["prompt"].items() if node["class_type"] == "ADTTreeSampler"]
+    attach(hidden_of(many, samplers[-1]), [{"data": "a map"}])
+    began = time.process_time()
+    remind(many)
+    places = homes(many)
+    assert time.process_time() - began < 1
+    assert places == {number: f"w t{number}" for number in samplers} and len(places) == 500
+    maps = many["extra_data"]["extra_pnginfo"]["workflow"]["extra"]["adt_tree_maps"]
+    assert maps == {samplers[-1]: {"parts": [{"data": "a map"}], "cached": True}}
+
+
+def test_shared_digests_are_those_of_single_calls(many):
+    prompt = dict(list(many["prompt"].items())[:250])
+    prompt["broken"] = {"class_type": "Text"}
+    prompt["below"] = {"class_type": "ADTTreeSampler", "inputs": {"a": ["broken", 0], "b": ["9", 0]}}
+    known = {}
+    assert [digest(prompt, key, known) for key in prompt] == [digest(prompt, key) for key in prompt]
+    assert digest(prompt, "below") is None and digest(prompt, "249") is not None
+
+
+def hidden_of(request, number):
+    """Return the hidden inputs of a node of a request."""
+    return SimpleNamespace(unique_id=number, prompt=request["prompt"], extra_pnginfo={"workflow": {}})
 
 
 def test_maps_are_removed_from_a_queued_workflow():

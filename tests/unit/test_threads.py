@@ -1,11 +1,20 @@
-"""Tests of CPU threads. The engine must limit threads during a round, and then restore the caller's setting."""
+"""Tests of CPU threads.
+
+The engine must limit threads during a round, and then restore the caller's setting. A small model uses more than one
+thread only if other cores are idle, and if the number of threads changes no bit.
+"""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from adt_core import Decoding, Drafting
+from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
 from adt_core.engine import decoding as decodings
 from adt_core.engine import request as requests
+from adt_core.engine.device import threads as threads_module
+from adt_core.engine.device.products import product_report
+from adt_core.engine.device.threads import CpuSample, available_cores, choose_threads
 from adt_core.policies import PLAIN
 
 
@@ -44,3 +53,66 @@ def test_threads_are_restored_when_a_round_fails(models, threads, monkeypatch):
     with pytest.raises(ValueError, match="no"):
         list(Decoding(target, [target.encode_prompt("a cat")], drafting=Drafting(PLAIN)))
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    "available, least, most, expected",
+    [(2.0, 1, 4, 2), (1.6, 1, 4, 2), (1.2, 1, 4, 1), (7.9, 1, 4, 4), (0.1, 1, 4, 1), (7.9, 1, 1, 1), (0.5, 8, 4, 8)],
+)
+def test_a_decoding_uses_the_cores_that_are_idle(monkeypatch, available, least, most, expected):
+    monkeypatch.setattr(threads_module, "available_cores", lambda: available)
+    assert choose_threads(least, most) == expected
+
+
+@pytest.mark.parametrize(
+    "logical, physical, idle, expected",
+    [(2, 2, 2.0, 2.0), (2, 2, 1.0, 1.0), (8, 4, 8.0, 4.0), (8, 4, 6.0, 2.0), (8, None, 6.0, 6.0), (4, 2, 0.5, -1.5)],
+)
+def test_two_busy_threads_of_a_core_count_as_two_cores(runtime, monkeypatch, logical, physical, idle, expected):
+    counts = {True: logical, False: physical}
+    monkeypatch.setattr(threads_module.psutil, "cpu_count", lambda logical=True: counts[logical])
+    samples = iter([CpuSample(100.0, 50.0), CpuSample(100.1, 50.0 + 0.1 * idle)])
+    monkeypatch.setattr(threads_module, "_sample", lambda: next(samples))
+    assert available_cores() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("pause, waits", [(0.0, True), (2.0, False), (60.0, True)])
+def test_the_use_of_the_cpu_is_measured_since_the_last_decoding(runtime, monkeypatch, pause, waits):
+    """Without a recent measurement, the first decoding waits for a short one."""
+    now = [0.0]
+    slept = []
+    monkeypatch.setattr(threads_module, "_sample", lambda: CpuSample(now[0], 2 * now[0]))
+    monkeypatch.setattr(
+        threads_module.time, "sleep", lambda seconds: slept.append(seconds) or now.append(now.pop() + seconds)
+    )
+    available_cores()
+    assert slept == [threads_module.SAMPLE_SECONDS]
+    now[0] += pause
+    available_cores()
+    assert len(slept) == 1 + waits
+
+
+def test_work_of_this_process_counts_as_available(monkeypatch):
+    monkeypatch.setattr(threads_module.psutil, "cpu_times", lambda: SimpleNamespace(idle=10.0, iowait=2.0))
+    own = SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=3.0, system=1.0))
+    monkeypatch.setattr(threads_module.psutil, "Process", lambda: own)
+    assert threads_module._sample().available == 16.0
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_more_threads_give_the_same_tokens(tiny, runtime, four_threads, monkeypatch, guidance):
+    target = load_target(tiny / "target", dtype=torch.float32)
+    drafter = load_drafter(tiny / "drafter", target)
+    found = []
+    for cores in (1, 2, 4):
+        monkeypatch.setattr(threads_module, "available_cores", lambda cores=cores: cores)
+        for drafting in (Drafting(PLAIN), Drafting("auto")):
+            sampling = Sampling(guidance=guidance)
+            rows = [target.encode_prompt("a cat")]
+            decoding = Decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter)
+            for _ in decoding:
+                pass
+            most = product_report(decoding.request).threads
+            assert decoding.trace.settings["threads"] == min(cores, most)
+            found.append(decoding.codes)
+    assert all(torch.equal(codes, found[0]) for codes in found)

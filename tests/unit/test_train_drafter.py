@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -276,6 +277,34 @@ def test_a_run_of_an_earlier_version_resumes(train, tmp_path):
         json.dumps({name: value for name, value in before.items() if name not in ("dtype", "exact")}), encoding="utf-8"
     )
     assert train()[0] == 0
+
+
+@pytest.fixture
+def copied(tiny, prompts, tmp_path):
+    """Copy the model and the prompts to a folder. Return a function from its path to the options of a training."""
+    shutil.copytree(tiny, tmp_path / "before")
+    shutil.copy(prompts, tmp_path / "before")
+    return lambda folder: {"model": folder / "target", "prompts": folder / "prompts.txt"}
+
+
+def test_a_run_resumes_with_another_spelling_of_its_paths(train, copied, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(tmp_path / "before")
+    monkeypatch.chdir(tmp_path)
+    for folder in (Path("before"), tmp_path / "before", tmp_path / "link", Path("link", "..", "before")):
+        code, _, err = train(**copied(folder))
+        assert code == 0, err
+
+
+def test_a_run_resumes_after_its_files_were_moved(train, copied, tmp_path):
+    """A model with another name, or a second folder with the same name, may be another model."""
+    assert train(**copied(tmp_path / "before"))[0] == 0
+    shutil.copytree(tmp_path / "before", tmp_path / "after")
+    assert "was started with model " in train(**copied(tmp_path / "after"))[2]
+    shutil.rmtree(tmp_path / "before")
+    assert train(**copied(tmp_path / "after"))[0] == 0
+    (tmp_path / "after" / "target").rename(tmp_path / "after" / "another")
+    other = copied(tmp_path / "after") | {"model": tmp_path / "after" / "another"}
+    assert "was started with model " in train(**other)[2]
 
 
 def test_cached_features_do_not_change_the_weights(train, tmp_path):

@@ -4,7 +4,6 @@ Upstream noise must equal the noise of `torch.multinomial` with the same generat
 tests/parity/test_upstreams_noise.py compares complete images with the original scripts.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from adt_core.engine.job import Job
 from adt_core.policies.recipe import Recipe
 from adt_core.rules.noise import Noise
 from adt_core.rules.upstream import UpstreamNoise, noise_device
+from tests.command import read_lines
 from tests.drafted import run
 
 LENGTH, WIDTH, SEED = 23, 50, 7
@@ -199,7 +199,7 @@ def test_images_of_a_batch_are_reproduced(generate):
     assert generate("--from-png", "x-0003.png", "--output", "again.png")[0] == 0
     with Image.open("x-0003.png") as one, Image.open("again.png") as two, Image.open("single.png") as single:
         assert one.tobytes() == two.tobytes() != single.tobytes() and one.text == two.text
-    trace = json.loads(Path("t.json").read_text(encoding="utf-8"))["decodings"][0]["report"]
+    trace = read_lines("t.json")[0]["report"]
     assert trace["sampling"]["noise"] == "upstream" and (trace["noise_batch"], trace["noise_device"]) == (3, "cpu")
 
 

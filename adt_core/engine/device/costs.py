@@ -1,6 +1,8 @@
 """Costs of the rounds of a decoding.
 
-The policy of the decoding reads these costs from a profile. The measured times of rounds improve later profiles.
+The policy of the decoding reads these costs from a profile. The measured times of rounds improve later profiles. With
+relaxed acceptance, the image depends on the trees, so the profile does not depend on measured times: otherwise a seed
+would give another image after other images.
 """
 
 from __future__ import annotations
@@ -39,21 +41,28 @@ class Costs:
             given: Profile to use instead of the device's, such as the profile of a saved image.
         """
         self._request = request
+        self._threads = request.threads
         self._is_needed = request.drafting.policy.chooses
-        self._given = given if self._is_needed else None
-        self.profile = self._given
+        self.profile = given if self._is_needed else None
+        self._is_learned = self._is_needed and given is None and request.lantern is None
         self._rounds: dict[int, list[RoundResult]] = {}  # by number of images
         has_thread_time = not request.replayed and sys.platform != "win32"
         self.clock: Callable[[], float] = time.thread_time if has_thread_time else time.perf_counter
 
-    def choose_profile(self, batch_size: int) -> None:
-        """Set `profile` to the given profile; without one, to the profile that was learned on this device.
+    def choose_profile(self, batch_size: int, threads: int) -> None:
+        """Set `profile` to the given profile, if there is one.
+
+        Otherwise, it is the profile that was learned on this device. With relaxed acceptance, it contains the built-in
+        estimates for this kind of device.
 
         Args:
             batch_size: Number of images that are decoded together.
+            threads: Number of CPU threads of the decoding.
         """
-        if self._is_needed and self._given is None:
-            self.profile = self._model(batch_size).profile(self._request.drafting.policy.sizes)
+        self._threads = threads
+        if self._is_needed and self.profile is None:
+            model = self._learned(batch_size) if self._is_learned else self._estimated(batch_size)
+            self.profile = model.profile(self._request.drafting.policy.sizes)
 
     def record(self, shapes: Sequence[Shape], round: Round, seconds: float) -> None:
         """Record the time of a round.
@@ -78,40 +87,50 @@ class Costs:
 
         The other rounds, such as those at the end of a batch, have fewer images and take less time.
 
-        If the profile was given, nothing is stored, so that repeating an image has no effect on later images.
+        If the profile was given, nothing is stored, so that repeating an image has no effect on later images. With
+        relaxed acceptance, nothing is stored either, because more drafts are accepted than with exact acceptance.
 
         Args:
             batch_size: Number of images that were decoded together.
         """
-        if self._is_needed and self._given is None:
-            before = self._model(batch_size)  # read again, because another process may have changed the file
+        if self._is_learned:
+            before = self._learned(batch_size)  # read again, because another process may have changed the file
             after = before.learn(self._rounds.get(batch_size, []))
             if after is not before:
                 profiles.save_costs(after)
         self._rounds = {}
 
-    def _model(self, batch_size: int) -> CostModel:
+    def _learned(self, batch_size: int) -> CostModel:
+        """Return the estimates, corrected by the costs that were learned on this device."""
+        model = self._estimated(batch_size)
+        return model.with_json(profiles.find_costs(model.name, batch_size))
+
+    def _estimated(self, batch_size: int) -> CostModel:
+        """Return the built-in estimates for this kind of device."""
         request = self._request
         decoder = request.target.decoder
         on_cpu = decoder.embedding.device.type == "cpu"
         tile = 0 if on_cpu or not decoder.tile else decoder.tile
         s = request.sampling
         sampling = f"{request.drafting.proposal}, {s.temperature:g}, {s.guidance:g}, {s.top_k}, {s.top_p:g}"
-        name = profile_name(request)
-        model = CostModel(name, batch_size, request.modes, on_cpu, request.groups, tile, sampling, s.temperature)
-        return model.with_json(profiles.find_costs(model.name, batch_size))
+        name = profile_name(request, self._threads)
+        return CostModel(name, batch_size, request.modes, on_cpu, request.groups, tile, sampling, s.temperature)
 
 
-def profile_name(request: Request) -> str:
+def profile_name(request: Request, threads: int) -> str:
     """Return the name of a request's cost profile.
 
     The name contains everything that the cost of a round depends on, except the batch size. It identifies neither the
     machine nor the user.
+
+    Args:
+        request: Batch to decode.
+        threads: Number of CPU threads of the decoding.
     """
     decoder = request.target.decoder
     config = decoder.config
     device = decoder.embedding.device
-    cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: {request.threads}"
+    cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: {threads}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     model = f"{request.target.name} {config.num_layers}x{config.hidden_size}, {request.target.length} tokens"
     network = request.job.drafter.network if request.job.drafter is not None else None

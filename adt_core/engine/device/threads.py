@@ -1,9 +1,35 @@
-"""Limit of the CPU threads that torch uses."""
+"""Number of CPU threads that torch uses."""
 
+from __future__ import annotations
+
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
+import psutil
 import torch
+
+from ...runtime import get_runtime
+
+MAX_THREADS = 4
+"""Maximum number of threads of a small model. With more threads, they wait for each other longer than they save."""
+SAMPLE_SECONDS = 0.05
+"""Minimum time over which the use of the CPU is measured. Systems count it in steps of 10 ms or 16 ms."""
+RECENT_SECONDS = 10.0
+"""Maximum time over which the use of the CPU is measured. After a longer break, other programs may have started."""
+
+
+class CpuSample(NamedTuple):
+    """Use of the CPU since the system started.
+
+    Attributes:
+        at: Time in seconds.
+        available: Seconds in which cores were idle or worked for this process, summed over all cores.
+    """
+
+    at: float
+    available: float
 
 
 @contextmanager
@@ -18,3 +44,44 @@ def limit_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def choose_threads(least: int, most: int) -> int:
+    """Return the number of threads for a decoding: one for each core that other processes leave idle.
+
+    The bits of all results must be the same for these numbers (:mod:`.products`). Otherwise the image of a seed would
+    depend on other processes.
+
+    Args:
+        least: Minimum number of threads.
+        most: Maximum number of threads.
+    """
+    return least if most <= least else min(max(round(available_cores()), least), most)
+
+
+def available_cores() -> float:
+    """Return the number of physical cores that other processes do not use.
+
+    The use is measured since the last call. For the first call, and after a break of `RECENT_SECONDS`, it is measured
+    for `SAMPLE_SECONDS`. Two threads of a core count as two busy cores, because they slow each other down.
+    """
+    runtime = get_runtime()
+    before = runtime.cpu_sample
+    now = _sample()
+    if before is None or now.at - before.at > RECENT_SECONDS:
+        before = now
+    if now.at - before.at < SAMPLE_SECONDS:
+        time.sleep(SAMPLE_SECONDS)
+        now = _sample()
+    runtime.cpu_sample = now
+    logical = psutil.cpu_count() or 1
+    physical = psutil.cpu_count(logical=False) or logical
+    used = logical - (now.available - before.available) / (now.at - before.at)
+    return physical - used
+
+
+def _sample() -> CpuSample:
+    system = psutil.cpu_times()
+    own = psutil.Process().cpu_times()
+    waiting = getattr(system, "iowait", 0.0)  # only on Linux
+    return CpuSample(time.monotonic(), system.idle + waiting + own.user + own.system)

@@ -22,7 +22,7 @@ from ...app.prompts import read_prompts, sample
 from ...engine.decoding import Decoding
 from ...engine.job import Job
 from ...errors import AdtError, Check
-from ...files import is_regular, opened, read_text, reason, refuse_links, write_in
+from ...files import foreign_text, is_regular, list_visible, opened, read_text, reason, refuse_links, write_in
 from ...models.target import Target
 from ...policies import PLAIN, Drafting
 from ...policies.recipe import Recipe
@@ -179,7 +179,7 @@ def find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
         raise AdtError(
             f"`images`: '{folder}' is not a folder; choose a folder of images with captions, such as 1.jpg and 1.txt."
         )
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and is_regular(path))
+    paths = [path for path in list_visible(folder, "*") if path.suffix.lower() in SUFFIXES and is_regular(path)]
     if not paths:
         raise AdtError(
             f"`images`: '{folder}' contains no {', '.join(SUFFIXES)}; choose a folder of images with captions, "
@@ -201,8 +201,16 @@ def _caption(path: Path) -> str:
     text_file = caption_file(path)
     try:
         caption = read_text(text_file, LARGEST_CAPTION).strip()
-    except (OSError, UnicodeDecodeError):
+        if "\0" in caption:
+            raise UnicodeError
+    except FileNotFoundError:
         caption = ""
+    except OSError as error:
+        raise AdtError(f"`images`: the caption '{text_file}' can't be read ({reason(error)}).") from error
+    except UnicodeError as error:
+        with opened(text_file) as file:
+            kind = foreign_text(file.read(LARGEST_CAPTION * 2**20))
+        raise AdtError(f"`images`: the caption '{text_file}' is {kind}; save it as a UTF-8 text file.") from error
     if not caption:
         raise AdtError(f"`images`: '{path}' has no caption; write what it shows in {text_file.name} next to it.")
     return caption

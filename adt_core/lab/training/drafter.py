@@ -12,6 +12,7 @@ The training data are images that the target generates for prompts, or image fil
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -34,7 +35,7 @@ from ...drafters.eagle import EagleDrafter
 from ...drafters.eagle_files import config_fields, load_eagle, new_config
 from ...engine.decoding import Decoding
 from ...errors import AdtError, Check
-from ...files import check_utf8, inside, to_json, write_in
+from ...files import check_utf8, folded, inside, path_key, to_json, write_in
 from ...models.reading.checkpoint import Checkpoint
 from ...models.reading.fields import read_json
 from ...models.reading.paths import resolve
@@ -57,6 +58,8 @@ WARM_UP = 0.15
 
 The first pass reads the target's features. Later passes read outputs of the drafter.
 """
+_PATHS = ("model", "prompts", "images", "start")
+"""Settings of a run that are paths."""
 SECOND_TEMPERATURE = 1.0
 """Temperature of every second training step.
 
@@ -163,7 +166,7 @@ def _check_output(plan: TrainingPlan) -> None:
     settings = plan.folder / "settings.json"
     if folder.exists() and not folder.is_dir():
         raise AdtError(f"`output`: '{folder}' is a file; choose a folder.")
-    if plan.data.images and folder.resolve() == plan.data.images.resolve():
+    if plan.data.images and path_key(folder) == path_key(plan.data.images):
         raise AdtError(
             "`output` is the folder of `images`, where the next run would use its chart as an image; choose another."
         )
@@ -181,12 +184,24 @@ def _check_output(plan: TrainingPlan) -> None:
     except AdtError as error:
         raise AdtError(f"`output`: '{settings}' is damaged; choose another folder, or delete this one.") from error
     for name, now in plan.settings.items():
-        if before.get(name, now) != now:  # earlier versions saved fewer options
+        if name in before and not _is_same(name, before[name], now):  # earlier versions saved fewer options
             what = "other captions" if name == "captions" else f"{name} {before[name]}, but now it is {now}"
             raise AdtError(
                 f"`output`: '{folder}' was started with {what}; use the same options to resume it, "
                 "or choose another folder."
             )
+
+
+def _is_same(name: str, before: Any, now: Any) -> bool:
+    """Return whether a setting has the same value as before.
+
+    A path may have another spelling, such as a relative path. Files that were moved are recognised by their name, if
+    there is nothing at their earlier place.
+    """
+    if before == now or name not in _PATHS or BUNDLED in (before, now) or not {type(before), type(now)} == {str}:
+        return before == now
+    is_moved = not os.path.exists(os.path.expanduser(before)) and folded(Path(before).name) == folded(Path(now).name)
+    return is_moved or path_key(before) == path_key(now)
 
 
 def make_drafter(target: Target, start: EagleDrafter | None = None) -> EagleDrafter:

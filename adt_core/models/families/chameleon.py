@@ -128,7 +128,13 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
 
 
 LICENCE = "Chameleon's, for research"
-ANOLE = Download("leloy/Anole-7b-v0.1-hf", 14, LICENCE, "Anole-7b-v0.1-hf")
+ANOLE = Download(
+    "leloy/Anole-7b-v0.1-hf",
+    14,
+    LICENCE,
+    "Anole-7b-v0.1-hf",
+    commit="96df52301e844d8a624a13953051ead4c008343b",
+)
 CHAMELEON_CODEC = Download("leloy/Anole-7b-v0.1-vqvae-hf", 0.3, LICENCE, "Anole-7b-v0.1-vqvae-hf")
 ANOLE_DRAFTER = Download("jadohu/anole_drafter", 1, LICENCE, "anole_drafter")
 FAMILY = Family(

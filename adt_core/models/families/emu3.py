@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import AdtError
+from ...errors import AdtError, naming_missing_libraries
 from ...untrusted import SWITCH
 from ..downloads import Download, Published
 from ..family import Family, model_type
@@ -106,7 +106,8 @@ class Emu3Codec(Codec):
         Raises:
             AdtError: If a field has an unsupported value.
         """
-        from transformers import Emu3VQVAE, Emu3VQVAEConfig  # takes seconds, and only this family needs it
+        with naming_missing_libraries():
+            from transformers import Emu3VQVAE, Emu3VQVAEConfig  # takes seconds, and only this family needs it
 
         super().__init__()
         config = Emu3VQVAEConfig(**_codec_fields(values, source))

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from ...errors import AdtError
+from ...errors import AdtError, naming_missing_libraries
 from ...messages import message
 from ...untrusted import number
 from ..config import DecoderConfig
@@ -35,6 +35,7 @@ from ..reading.checkpoint import Checkpoint
 from ..reading.entries import Entry, copy_entry, module_entries
 from ..reading.fields import read, section, size, sizes
 from ..reading.layout import consecutive_ids, decoder_config, decoder_entries, with_min_positions
+from ..reading.paths import STAGE
 from ..reading.tokenizer import encode
 from ..rotary import grid_positions
 from ..target import EncodedPrompt, PublishedSampling, Target
@@ -198,8 +199,9 @@ class GlmImageCodec(Codec):
         return F.normalize(super().codebook, dim=-1)
 
     def _encode(self, pixels: Tensor) -> Tensor:
-        from transformers import GlmImageVisionConfig  # takes seconds, and no other family needs it
-        from transformers.models.glm_image.modeling_glm_image import GlmImageVisionModel
+        with naming_missing_libraries():
+            from transformers import GlmImageVisionConfig  # takes seconds, and no other family needs it
+            from transformers.models.glm_image.modeling_glm_image import GlmImageVisionModel
 
         config = GlmImageVisionConfig(**self._vision)
         config._attn_implementation = "sdpa"
@@ -319,7 +321,14 @@ def entries(target: Target, checkpoint: Checkpoint) -> list[Entry]:
     return [*body, codebook, *module_entries(target.codec.quant_conv, "model.vqmodel.quant_conv.")]
 
 
-GLM = Download("zai-org/GLM-Image", 36, "MIT", "GLM-Image")
+GLM = Download(
+    "zai-org/GLM-Image",
+    36,
+    "MIT",
+    "GLM-Image",
+    commit="2c433cc0cbc293bde2ac8ca9624f279b5d23fcf4",
+    weights=(STAGE, "transformer", "text_encoder", "vae"),
+)
 FAMILY = Family(
     name="glm-image",
     title="GLM-Image",

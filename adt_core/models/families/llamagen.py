@@ -311,6 +311,7 @@ FLAN_T5_XL = Download(
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
     ),
+    commit="7d6315df2c2fb742f0f5b556879d730926ca9001",
 )
 
 

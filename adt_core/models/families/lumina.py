@@ -114,7 +114,9 @@ def prompter(target: Target, checkpoint: Checkpoint) -> TokenPrompter:
 def _download(version: str) -> Download:
     """Return the download of a 7B model. ``version`` is the end of its name, such as "768" or "768-Omni"."""
     name = f"Lumina-mGPT-7B-{version}"
-    return Download(f"Alpha-VLLM/{name}", 14, "not stated; it builds on Chameleon, which is for research", name)
+    commit = "9624463a82ea5ce814af9b561dcd08a31082c3af" if version == "768" else ""
+    licence = "not stated; it builds on Chameleon, which is for research"
+    return Download(f"Alpha-VLLM/{name}", 14, licence, name, commit=commit)
 
 
 def _tokenizer(folder: str) -> Download:

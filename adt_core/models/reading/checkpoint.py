@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from ...errors import AdtError
-from ...files import LARGEST_JSON
+from ...files import LARGEST_JSON, list_visible
 from . import file_checks
 from .fields import json_object, read_json
 from .file_checks import PICKLES
@@ -290,7 +290,7 @@ class Checkpoint:
         file_checks.refuse_quantised(path, self.config, ())
         files = weight_files(path) if path.is_dir() else [path]
         if not files:
-            others = [file.name for file in sorted(path.iterdir()) if file.suffix in PICKLES]
+            others = [file.name for file in list_visible(path, "*") if file.suffix in PICKLES]
             remedy = f"give one of its files: {', '.join(others)}" if others else "download the weights into it"
             raise NoWeights(f"{path} contains no *.safetensors and no pytorch_model.bin; {remedy}.")
         for file in files:
@@ -360,7 +360,7 @@ class Checkpoint:
         """
         folders = dict.fromkeys((self.folder, self.folder.parent, self.home))
         places = [(folder, pattern) for folder in folders for pattern in patterns]
-        matches = (match for folder, pattern in places for match in sorted(folder.glob(pattern)))
+        matches = (match for folder, pattern in places for match in list_visible(folder, pattern))
         links = (folder / pattern for folder, pattern in places if file_checks.dangling_link(folder / pattern))
         return next(matches, None) or next(links, None)
 

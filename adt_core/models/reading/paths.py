@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from ...errors import AdtError
-from ...files import check_utf8, read_text
+from ...files import check_utf8, list_visible, read_text
 from ...rules.settings import BUNDLED
 from .fields import read_json
 from .file_checks import PICKLES, refuse_dangling
@@ -125,8 +125,8 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         AdtError: If files are missing, or if no rule selects one of several sets.
     """
-    safetensors = sorted(folder.glob("*.safetensors"))
-    pickles = sorted(folder.glob("pytorch_model*.bin"))
+    safetensors = list_visible(folder, "*.safetensors")
+    pickles = list_visible(folder, "pytorch_model*.bin")
     models = [file for file in safetensors if not _CODEC.fullmatch(file.name)]
     is_pickled = bool(pickles) and not models
     stem, suffix = ("pytorch_model", ".bin") if is_pickled else ("model", ".safetensors")
@@ -134,7 +134,7 @@ def weight_files(folder: Path) -> list[Path]:
     if is_there(index):
         return _indexed(index)
     sets = _sets(pickles if is_pickled else models or safetensors)
-    indexes = list(folder.glob(f"*{suffix}.index.json"))
+    indexes = list_visible(folder, f"*{suffix}.index.json")
     if not any(name == stem for name, _ in sets) and len(indexes) == 1:
         return _indexed(indexes[0])
     return _only_set(folder, stem, sets)
@@ -187,16 +187,27 @@ def _only_set(folder: Path, stem: str, sets: dict[tuple[str, str], list[Path]]) 
 
 def _complete(folder: Path, files: list[Path]) -> list[Path]:
     """Return the files of a set, or raise an AdtError if one of its shards is missing."""
-    part = _PART.fullmatch(files[0].name)
-    if part:
-        digits = len(part[2])
-        wanted = {
-            f"{part[1]}-{number:0{digits}}-of-{part[3]}{part[4]}{part[5]}" for number in range(1, int(part[3]) + 1)
-        }
-        absent = wanted - {file.name for file in files}
-        if absent:
-            raise AdtError(f"{folder} lacks {_abridged(absent)}; download the missing files.")
+    absent = missing_shards({file.name for file in files})
+    if absent:
+        raise AdtError(f"{folder} lacks {_abridged(absent)}; download the missing files.")
     return files
+
+
+def missing_shards(names: set[str]) -> set[str]:
+    """Return the names of the missing shards of the first set that lacks shards.
+
+    Args:
+        names: Names of weights files. The name of a shard contains the number of shards.
+    """
+    complete: set[str] = set()
+    for part in filter(None, map(_PART.fullmatch, sorted(names))):
+        if part[0] not in complete:
+            digits = len(part[2])
+            wanted = {f"{part[1]}-{n:0{digits}}-of-{part[3]}{part[4]}{part[5]}" for n in range(1, int(part[3]) + 1)}
+            if wanted - names:
+                return wanted - names
+            complete |= wanted
+    return set()
 
 
 def _abridged(names: set[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...errors import naming_missing_libraries
 from ...untrusted import number, one_of
 from .fields import ConfigSource, read, size
 
@@ -26,7 +27,8 @@ def t5_encoder(config: dict, source: ConfigSource, default: Mapping[str, int], a
     Raises:
         AdtError: If a field has an unsupported value.
     """
-    from transformers import T5Config, T5EncoderModel
+    with naming_missing_libraries():
+        from transformers import T5Config, T5EncoderModel
 
     encoder = T5EncoderModel(
         T5Config(

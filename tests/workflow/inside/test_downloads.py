@@ -1,11 +1,13 @@
 """Tests of downloads with the loaders' input *if_missing*, and of the models that the loaders list."""
 
+import json
 import shutil
 
 import pytest
+from huggingface_hub import constants
 from small import SMALL
 
-from tests.hub import Hub
+from tests.hub import COMMIT, Hub
 from tests.hub_models import JANUS, LLAMAGEN, publish
 from tests.layouts.janus import write_janus
 
@@ -24,11 +26,17 @@ def published(pack, tmp_path_factory):
 
 @pytest.fixture
 def hub(published, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", published.address)
-    monkeypatch.setenv("HF_HOME", "/nonexistent")
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(constants, "ENDPOINT", published.address)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     published.requests.clear()
     return published
+
+
+@pytest.fixture
+def without_janus(pack):
+    """Delete what other tests have downloaded of Janus-Pro."""
+    for name in (JANUS, JANUS.lower(), "makers"):
+        shutil.rmtree(pack.base / "models" / "ar_image" / name, ignore_errors=True)
 
 
 @pytest.fixture
@@ -85,6 +93,91 @@ def test_incomplete_model_is_completed_in_its_folder(pack, hub, load):
     (home / "makers" / JANUS / "tokenizer.json").unlink()
     load(f"makers/{JANUS}")
     assert (home / "makers" / JANUS / "tokenizer.json").exists() and not (home / JANUS).exists()
+
+
+@pytest.mark.parametrize("place", [JANUS.lower(), f"models--deepseek-community--{JANUS}/snapshots/{COMMIT}"])
+def test_incomplete_folders_with_other_names_are_completed(pack, hub, load, place, without_janus):
+    """Also if the name in the workflow has small letters, and if the folder lacks a configuration."""
+    home = pack.base / "models" / "ar_image"
+    load(JANUS)
+    (home / place).parent.mkdir(parents=True, exist_ok=True)
+    (home / JANUS).rename(home / place)
+    (home / place / "model.safetensors").unlink()
+    (home / place / "config.json").unlink()
+    hub.requests.clear()
+    model, *_ = load(JANUS.lower())
+    assert model.path == str(home / place) and not (home / JANUS).exists()
+    assert {path.rpartition("/")[2] for path in hub.fetched()} == {"model.safetensors", "config.json"}
+    hub.requests.clear()
+    load(JANUS.lower())
+    assert hub.requests == []
+    shutil.rmtree(home / place.split("/")[0])
+
+
+@pytest.mark.parametrize("name", [JANUS, JANUS.lower()])
+def test_unusable_folders_of_other_packs_stay_as_they_are(pack, hub, load, name, without_janus):
+    theirs = pack.base / "models" / "LLM" / JANUS
+    theirs.mkdir(parents=True)
+    config = {"model_type": "janus", "made by": "another pack"}
+    (theirs / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    try:
+        model, *_ = load(name)
+        assert model.path == str(pack.base / "models" / "ar_image" / JANUS)
+        assert [path.name for path in theirs.iterdir()] == ["config.json"]
+        assert json.loads((theirs / "config.json").read_text(encoding="utf-8")) == config
+    finally:
+        shutil.rmtree(theirs)
+
+
+def test_a_missing_drafter_is_downloaded_for_a_complete_model(pack, hub, load):
+    load(LLAMAGEN)
+    drafter = pack.base / "models" / "ar_image_drafters" / "llamagen2_drafter"
+    hub.requests.clear()
+    files = list(drafter.iterdir())
+    assert len(files) == 2
+    for file in files:  # the configuration and the weights
+        file.unlink()
+        load(LLAMAGEN)
+        assert file.exists()
+    assert {path.split("/resolve/")[0] for path in hub.fetched()} == {"/jadohu/llamagen2_drafter"}
+    hub.requests.clear()
+    drafter.rename(drafter.with_name("makers-llamagen2_drafter"))
+    (drafter.parent / "makers").mkdir()
+    drafter.with_name("makers-llamagen2_drafter").rename(drafter.parent / "makers" / drafter.name)
+    load(LLAMAGEN)
+    assert hub.requests == [], "a drafter in another folder is found"
+    shutil.rmtree(drafter.parent / "makers")
+
+
+def test_an_incomplete_second_stage_is_completed(pack, hub, downloading, monkeypatch, tmp_path):
+    """Both stages are in one folder. A folder with the first stage only is not incomplete."""
+    wanted = []
+    monkeypatch.setattr(downloading, "fetch", lambda parts, node: wanted.append([part.download.name for part in parts]))
+    monkeypatch.setattr(downloading, "_is_complete", lambda path: True)
+    stage = tmp_path / "GLM-Image" / "vision_language_encoder"
+    monkeypatch.setattr(downloading.folders, "installed", lambda name: str(stage))
+    for folder in (stage, *(stage.parent / name for name in ("transformer", "text_encoder", "vae"))):
+        folder.mkdir(parents=True)
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).write_bytes(b"{}")
+    downloading.download_missing("GLM-Image", "1")
+    assert wanted == []
+    (stage.parent / "vae" / "model.safetensors").unlink()
+    downloading.download_missing("GLM-Image", "1")
+    assert wanted == [["GLM-Image"]]
+    for name in ("transformer", "text_encoder", "vae"):
+        shutil.rmtree(stage.parent / name)
+    downloading.download_missing("GLM-Image", "1")
+    assert len(wanted) == 1
+
+
+def test_the_licence_is_shown_before_and_during_the_download(pack, hub, load, downloading, monkeypatch, without_janus):
+    lines = []
+    monkeypatch.setattr(downloading.Progress, "say", lambda self, text, *_: lines.append((text, len(hub.fetched()))))
+    load(JANUS)
+    licence = "licence: DeepSeek's model licence (https://huggingface.co/deepseek-community/Janus-Pro-1B)"
+    assert lines[0] == (f"Asking the Hub for the list of files; {licence}", 0)
+    assert all(line.endswith(f"; {licence}") for line, _ in lines) and "Downloading: " in lines[-1][0]
 
 
 def test_unpublished_model_is_never_downloaded(pack, hub, load):

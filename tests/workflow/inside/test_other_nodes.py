@@ -115,6 +115,36 @@ def test_prompt_lists(pack, listed):
     assert listed() == [("1", "a cat")]
 
 
+def test_hidden_files_are_not_listed(pack):
+    """macOS writes such files next to others on disks and network shares of other systems."""
+    places = {
+        "ADTTreePrompts": ("file", pack.base / "input", "seen.txt"),
+        "ADTTreeModelLoader": ("model", pack.base / "models" / "ar_image", "t2i_seen.pt"),
+        "ADTTreeGLMDecoderLoader": ("transformer", pack.base / "models" / "diffusion_models", "seen.safetensors"),
+    }
+    for node, (name, folder, file) in places.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in (folder / file, folder / f"._{file}"):
+            path.write_bytes(b"a cat")
+        inputs = pack.nodes[node].INPUT_TYPES()
+        (options,) = [kind[name] for kind in inputs.values() if name in kind]
+        assert file in options[1]["options"] and f"._{file}" not in options[1]["options"]
+        for path in (folder / file, folder / f"._{file}"):
+            path.unlink()
+
+
+@pytest.mark.parametrize("text", ["a sign that says README.txt", "a photo " + 300 * "x" + ".txt"])
+def test_a_prompt_may_end_with_a_file_name(pack, text):
+    """A text with spaces names a file only if the file exists."""
+    typed = {"file": "(the text below)", "text": text}
+    assert pack.refused("ADTTreePrompts", **typed) == []
+    assert pack.run("ADTTreePrompts", **typed)[0] == [text]
+    (pack.base / "input" / "my list.txt").write_text("a cat", encoding="utf-8")
+    assert pack.run("ADTTreePrompts", file="(the text below)", text="my list.txt")[0] == ["a cat"]
+    (pack.base / "input" / "my list.txt").unlink()
+    assert pack.refused("ADTTreePrompts", file="my list.txt"), "a file that was chosen in the list must exist"
+
+
 UNKNOWN = "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from reference import draw
+from small import SMALL
 
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
 
@@ -78,6 +79,22 @@ def test_relaxed_uses_lanterns_default_bounds(pack, small):
     _, trace = small.sample(speed="Relaxed (LANTERN)", drafter=None)
     figures = json.loads(pack.run("ADTTreeFigures", trace=trace)[1])
     assert figures["lantern"]["delta"] == 0.1 and figures["method"] == "auto"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_with_lantern_a_seed_gives_the_same_image_after_other_images(pack, small, monkeypatch, tmp_path, dtype):
+    """Auto learns from the images between. What it learns must not change its trees with LANTERN."""
+    monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
+    monkeypatch.setattr(small, "model", pack.run("ADTTreeModelLoader", model=SMALL, dtype=dtype)[0])
+    (drafter,) = small.run("ADTTreeDrafterLoader", drafter=SMALL)
+    (lantern,) = pack.run("ADTTreeLantern", rule="delta (LANTERN)", neighbours=20, delta=1.0)
+    relaxed = {"speed": "Relaxed (LANTERN)", "lantern": lantern, "drafter": drafter}
+    first = small.vectors(**relaxed)
+    for seed in range(6, 11):
+        small.sample(seed=seed, drafter=drafter)
+    assert list(tmp_path.glob("costs-*")), "costs must have been learned"
+    np.testing.assert_array_equal(small.vectors(**relaxed), first)
+    assert not np.array_equal(small.vectors(drafter=drafter), first)
 
 
 @pytest.mark.long

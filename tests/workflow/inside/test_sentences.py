@@ -88,7 +88,7 @@ def test_incompatible_inputs(pack, model, sampler_error):
 @pytest.mark.parametrize(
     "shape, words",
     [
-        ((1, 4, 16, 16), ("[1, 4, 16, 16]", "VAE Encode")),
+        ((1, 4, 16, 16), ("is empty, as from Empty Latent Image", "remove the link")),
         ((1, None, 12, 8), ("12 rows and 8 columns", "128 by 128 pixels")),
         ((1, None, 16, 16), ("noise mask",)),
     ],
@@ -101,6 +101,11 @@ def test_latents_that_do_not_fit(pack, model, loaded, sampler_error, shape, word
     if None not in shape:
         message = pack.fails("VAEDecode", vae=loaded[2], samples={"samples": samples})
         assert message.startswith("samples: ") and "[1, 4, 16, 16]" in message
+
+
+def test_a_latent_of_another_model(sampler_error):
+    message = sampler_error(latent_image={"samples": torch.ones(1, 4, 16, 16)})
+    assert "has the shape [1, 4, 16, 16]" in message and "VAE Encode" in message
 
 
 def test_sizes_and_batches_that_do_not_fit(pack, model, encoded):

@@ -1,0 +1,78 @@
+"""Statistics of single images, and their sums.
+
+In a batch, images share the rounds. The time and the forward passes of a round are divided equally among its images, so
+that the sums over all images are those of the batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from ..rules.trace import Trace
+from .run_stats import are_run_stats
+
+_SUMS = ("seconds", "tokens", "drafting_seconds", "prefill_seconds", "verified_nodes", "target_share", "drafter_share")
+"""Statistics of an image whose sums are statistics of the run.
+
+`target_share` and `drafter_share` are forward passes, each divided by the number of images in its round."""
+_MEANS = ("tau", "mean_depth", "mean_nodes")
+"""Statistics of an image that are means over its target forwards."""
+IMAGE_STATS = (*_SUMS, *_MEANS, "target_forwards", "drafter_forwards", "substitution_rate")
+"""Statistics of an image."""
+
+
+def image_stats(trace: Trace, image: int) -> dict[str, float]:
+    """Return the statistics of one image of a decoding.
+
+    Args:
+        trace: Trace of the decoding.
+        image: Index of the image in the decoding.
+    """
+    report = trace.subset([image]).report()
+    mine = [round for round in trace.rounds if any(share.image == image for share in round.images)]
+    report["target_share"] = sum(1 / len(round.images) for round in mine)
+    report["drafter_share"] = sum(round.drafter_forwards / len(round.images) for round in mine)
+    return {name: report[name] for name in IMAGE_STATS}
+
+
+class Totals:
+    """Sums of the statistics of images."""
+
+    def __init__(self) -> None:
+        self.images = 0
+        self._sums: Counter[str] = Counter()
+
+    def add(self, stats: Mapping[str, Any]) -> None:
+        """Add the statistics of an image. Invalid statistics from a damaged file are ignored.
+
+        Args:
+            stats: Result of `image_stats`. Other entries are ignored.
+        """
+        if not are_run_stats(stats, IMAGE_STATS):
+            return
+        self.images += 1
+        forwards = stats["target_forwards"]
+        emitted = stats["tau"] * forwards
+        self._sums.update({name: stats[name] for name in _SUMS})
+        self._sums.update({name: stats[name] * forwards for name in _MEANS})
+        self._sums.update(forwards=forwards, emitted=emitted, substituted=stats["substitution_rate"] * emitted)
+
+    def report(self) -> dict[str, Any]:
+        """Return the statistics that `Trace.report` returns, and the number of images."""
+        sums = self._sums
+        count = max(sums["forwards"], 1)
+        return {
+            "images": self.images,
+            "seconds": float(sums["seconds"]),
+            "tokens": int(sums["tokens"]),
+            "tokens_per_second": sums["tokens"] / sums["seconds"] if sums["seconds"] else 0.0,
+            **{name: sums[name] / count for name in _MEANS},
+            "target_forwards": round(sums["target_share"]),
+            "drafter_forwards": round(sums["drafter_share"]),
+            "verified_nodes": int(sums["verified_nodes"]),
+            "substitution_rate": sums["substituted"] / sums["emitted"] if sums["emitted"] else 0.0,
+            "drafting_seconds": float(sums["drafting_seconds"]),
+            "prefill_seconds": float(sums["prefill_seconds"]),
+        }

@@ -1,0 +1,118 @@
+"""Trial of float32 products on a CPU, which tests how the last bits depend on the number of rows and of threads.
+
+A library may add numbers in another order if a matrix has another number of rows, or if it uses another number of
+threads. No library documents this, so the trial multiplies random activations by the loaded weights and compares bits.
+It compares no times, so it gives the same result in every process on a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import Check
+from ...kernels.attend import attend
+from ...models.config import DecoderConfig
+from ...models.cpu_attention import batched_mask
+from ...models.layers import product
+from ...models.packed import WEIGHTS
+from ...runtime import get_runtime
+from ..request import Request
+from .threads import MAX_THREADS, choose_threads, limit_threads
+
+ROWS = (1, 2, 3, 4, 5, 8, 10, 18, 34, 50, 66, 130, 260)
+"""Numbers of rows of the products that are compared. Plain steps, trees and prompts have such numbers."""
+QUERIES = (1, 2, 3, 4, 9, 25, 64)
+"""Numbers of queries of the attention that is compared."""
+KEYS = 256
+"""Number of keys of the attention that is compared."""
+
+
+Results = tuple[list[list[Tensor]], list[Tensor]]
+"""Products of each weight by number of rows, and attention by number of queries."""
+
+
+class ProductReport(NamedTuple):
+    """Result of the trial.
+
+    Attributes:
+        rows: Whether a row has the same bits in every product of two or more rows.
+        threads: Maximum number of threads with which all results have the same bits as with `Request.threads`.
+    """
+
+    rows: bool
+    threads: int
+
+
+def prepare_products(request: Request) -> int:
+    """Set `pads_single_row` of the target's decoder, and return the number of threads for a decoding."""
+    report = product_report(request)
+    request.target.decoder.pads_single_row = report.rows
+    return choose_threads(request.threads, report.threads)
+
+
+def product_report(request: Request) -> ProductReport:
+    """Return the report for the networks of a request. Run the trials that this process has not run yet.
+
+    `rows` depends only on the target, so it is the same with and without a drafter. Weights on a GPU and weights in
+    other formats than float32 are not tested.
+    """
+    decoder = request.target.decoder
+    least = request.threads
+    if decoder.embedding.device.type != "cpu" or decoder.dtype != torch.float32 or decoder.weights is not None:
+        return ProductReport(False, least)
+    counts = least, *range(least + 1, min(MAX_THREADS, torch.get_num_threads()) + 1)
+    reports = [_network_report(network, request, counts) for network in request.job.networks]
+    return ProductReport(reports[0].rows, min(report.threads for report in reports))
+
+
+def _network_report(network: nn.Module, request: Request, counts: Sequence[int]) -> ProductReport:
+    named = [(name.rpartition(".")[2], weight) for name, weight in network.named_parameters()]
+    weights = {it.shape: it for name, it in named if name in WEIGHTS and it.dtype == torch.float32}
+    config = request.target.decoder.config
+    key = config.num_heads, config.num_kv_heads, config.head_dim, tuple(weights), counts
+    reports = get_runtime().product_reports
+    if key not in reports:
+        reports[key] = tuple(_run_trial(config, list(weights.values()), counts, request.check or (lambda: None)))
+    return ProductReport(*reports[key])
+
+
+def _run_trial(config: DecoderConfig, weights: Sequence[Tensor], counts: Sequence[int], check: Check) -> ProductReport:
+    """Compare products of different numbers of rows, and all results for the numbers of threads in `counts`."""
+    threads, *more = counts
+    products, attention = _results(config, weights, threads, check)
+    rows = all(out.equal(largest[: len(out)]) for _, *outs, largest in products for out in outs)
+    for count in more:
+        found, found_attention = _results(config, weights, count, check)
+        if not all(map(torch.equal, sum(products, attention), sum(found, found_attention))):
+            break
+        threads = count
+    return ProductReport(rows, threads)
+
+
+@torch.inference_mode()
+def _results(config: DecoderConfig, weights: Sequence[Tensor], threads: int, check: Check) -> Results:
+    """Multiply by each weight, and compute attention.
+
+    Returns:
+        Two products of each weight, without and with an addition, for all numbers of rows in `ROWS`. Then the attention
+            for all numbers of queries in `QUERIES`.
+    """
+    generator = torch.Generator().manual_seed(0)
+    products = []
+    with limit_threads(threads):
+        for weight in weights:
+            check()  # with a large weight, the products take seconds
+            x = torch.randn(ROWS[-1], weight.shape[0], generator=generator)
+            plus = torch.randn(ROWS[-1], weight.shape[1], generator=generator)
+            products.append([product(x[:n], weight) for n in ROWS])
+            products.append([product(x[:n], weight, plus=plus[:n].clone()) for n in ROWS])
+        group = config.num_heads // config.num_kv_heads
+        cache = torch.randn(2, 2, config.num_kv_heads, KEYS, config.head_dim, generator=generator)
+        queries = torch.randn(2 * QUERIES[-1], config.num_heads, config.head_dim, generator=generator)
+        masks = [batched_mask(torch.zeros(2, 1, group * n, KEYS), config.num_kv_heads) for n in QUERIES]
+        attention = [attend(queries[: 2 * n], cache, mask, None) for n, mask in zip(QUERIES, masks)]
+    return products, attention

@@ -1,0 +1,117 @@
+"""Main memory that this process may use: that of the machine, or less in a container or under a limit of the shell.
+
+If a process exceeds the limit of its control group (cgroup), Linux kills the process without a message. Containers,
+Slurm and systemd set such limits. The shell's `ulimit` sets limits of a process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import psutil
+
+from .files import read_text
+
+_PROC = Path("/proc/self")
+_LIMIT_FILES = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
+"""Name of the file with the limit of a control group, by type of the mounted file system (version 2 and version 1)."""
+
+
+_MOUNT = re.compile(r"\S+ \S+ \S+ (?P<root>\S+) (?P<mount>\S+) .*- (?P<kind>cgroup2|cgroup(?= .*\bmemory\b)) .*")
+"""Line of `mountinfo` for a mounted hierarchy of control groups that can limit memory.
+
+Example: "36 35 0:30 /root/of/mount /sys/fs/cgroup/memory rw,nosuid shared:9 - cgroup cgroup rw,memory".
+"""
+
+
+class MemoryLimit(NamedTuple):
+    """Amount of memory.
+
+    Attributes:
+        bytes: The amount.
+        owner: Where the limit comes from, for messages: "this machine", for example.
+    """
+
+    bytes: int
+    owner: str
+
+
+def memory_limit(proc: Path = _PROC) -> MemoryLimit:
+    """Return the smallest of the limits for the main memory of this process.
+
+    Args:
+        proc: Folder of the process in Linux' file system proc. It need not exist.
+    """
+    machine = MemoryLimit(psutil.virtual_memory().total, "this machine")
+    return min([machine, *_cgroup_limits(proc), *_process_limits()], key=lambda limit: limit.bytes)
+
+
+def _cgroup_limits(proc: Path) -> Iterator[MemoryLimit]:
+    """Yield the limits of this process's control groups. A group also has the limits of all groups above it."""
+    groups = _groups(_lines(proc / "cgroup"))
+    for line in _lines(proc / "mountinfo"):
+        match = _MOUNT.fullmatch(line)
+        if match is None or match["kind"] not in groups:
+            continue
+        group = PurePosixPath(groups[match["kind"]])
+        for folder in _from_group_to_mount(group, match["root"], Path(match["mount"])):
+            text = "".join(_lines(folder / _LIMIT_FILES[match["kind"]])[:1]).strip()
+            if text.isdecimal():  # without a limit, version 2 has the text "max", and version 1 a huge number
+                yield MemoryLimit(int(text), "this container (the memory limit of its control group)")
+
+
+def _groups(lines: list[str]) -> dict[str, str]:
+    """Return the path of this process's control group for each key of `_LIMIT_FILES`.
+
+    Args:
+        lines: Lines such as "4:memory:/docker/1a2b" for version 1, and "0::/user.slice" for version 2.
+    """
+    groups = {}
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers == "" or "memory" in controllers.split(","):
+            groups["cgroup2" if controllers == "" else "cgroup"] = path
+    return groups
+
+
+def _from_group_to_mount(group: PurePosixPath, root: str, mount: Path) -> Iterator[Path]:
+    """Yield the folders of a group and of the groups above it, up to the mounted folder.
+
+    Args:
+        group: Path of the group in its hierarchy. A container may see a path that begins outside of its mount.
+        root: Path of the mounted group in the hierarchy.
+        mount: Folder where it is mounted.
+    """
+    inner = group.relative_to(root) if group.is_relative_to(root) and ".." not in group.parts else PurePosixPath()
+    yield mount / inner
+    yield from (mount / parent for parent in inner.parents)
+
+
+def _process_limits() -> Iterator[MemoryLimit]:
+    """Yield the limits of `ulimit` in terms of main memory.
+
+    They limit the address space ("-v") or its writable private part ("-d"). A part of the address space takes no main
+    memory, for example code that has not run. The process cannot use this part of the limit, so it is subtracted.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limits
+        return
+    used = psutil.Process().memory_info()
+    unused = used.vms - used.rss
+    private = getattr(used, "data", 0) - (used.rss - getattr(used, "shared", 0))
+    for kind, empty, option in ((resource.RLIMIT_AS, unused, "-v"), (resource.RLIMIT_DATA, private, "-d")):
+        limit = resource.getrlimit(kind)[0]
+        if limit != resource.RLIM_INFINITY:
+            yield MemoryLimit(max(0, limit - max(0, empty)), f"this process ('ulimit {option}')")
+
+
+def _lines(file: Path) -> list[str]:
+    """Return the lines of a file, or [] if it cannot be read."""
+    try:
+        return read_text(file, 1, errors="replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,95 @@
+"""Three shards of a list of 200 prompts, killed 20 times at random moments.
+
+The prompts are the captions of the pack. The union of the shards must equal an uninterrupted run.
+"""
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from adt_core.app.prompts import BUNDLED_CAPTIONS, read_prompts
+from tests.command import read_lines, words
+from tests.tiny import write_tiny_checkpoint
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL"),
+]
+ROOT = Path(__file__).resolve().parents[2]
+KILLS = 20
+SHARDS = ("1/3", "2/3", "3/3")
+
+
+class Shards:
+    """Processes that generate the images of a list.
+
+    Attributes:
+        folder: Output folder.
+        kills: Number of kills.
+    """
+
+    def __init__(self, folder: Path, options: dict):
+        self.folder = folder / "parts"
+        self.kills = 0
+        self._options = {**options, "tokens": folder / "t.jsonl"}
+        self._log = (folder / "log.txt").open("w", encoding="utf-8")
+        self._rng = random.Random(4)
+        self._running: dict[str, subprocess.Popen] = {}
+        self._due: dict[str, int] = {}  # number of files in the folder at which a shard is killed
+
+    def run(self) -> None:
+        """Start the shards, kill them, and start them again until all are finished."""
+        waiting = list(SHARDS)
+        while waiting or self._running:
+            for shard in waiting:
+                command = [sys.executable, "-m", "adt_core"]
+                command += words("generate", **self._options, output=self.folder, shard=shard)
+                self._running[shard] = subprocess.Popen(command, cwd=ROOT, stdout=self._log, stderr=self._log)
+                self._due[shard] = self._count() + self._rng.randint(1, 12)
+            waiting = [shard for shard in list(self._running) if self._ended(shard)]
+            time.sleep(0.01)
+
+    def _count(self) -> int:
+        return len(list(self.folder.glob("*"))) if self.folder.exists() else 0
+
+    def _ended(self, shard: str) -> bool:
+        """Kill a shard if it is due. Return whether it must be started again."""
+        process = self._running[shard]
+        if self.kills < KILLS and self._count() >= self._due[shard] and process.poll() is None:
+            time.sleep(self._rng.uniform(0, 0.1))
+            process.kill()
+            self.kills += process.wait() == -9
+        if process.poll() is None:
+            return False
+        assert process.returncode in (0, -9), f"see {self._log.name}"
+        return self._running.pop(shard).returncode == -9
+
+
+def test_killed_shards_equal_an_uninterrupted_run(tmp_path):
+    prompts = read_prompts(BUNDLED_CAPTIONS, "all")
+    assert len(prompts) == 200
+    (tmp_path / "list.txt").write_text("\n".join(prompts), encoding="utf-8")
+    target = write_tiny_checkpoint(tmp_path / "target", scale=3.0)
+    options = {"model": target, "drafter": "jacobi", "method": "adt-tree", "dtype": "float64", "device": "cpu"}
+    options |= {"prompts": tmp_path / "list.txt", "at_once": 1, "invalid_prompts": "truncate"}
+    single = words("generate", **options, output=tmp_path / "whole", tokens=tmp_path / "whole.jsonl")
+    subprocess.run([sys.executable, "-m", "adt_core", *single], cwd=ROOT, check=True)
+    shards = Shards(tmp_path, options)
+    shards.run()
+    assert shards.kills == KILLS
+    whole, parts = (
+        {path.name: path.read_bytes() for path in folder.iterdir()} for folder in (tmp_path / "whole", shards.folder)
+    )
+    assert parts == whole and len(whole) == 200
+    lines = sorted((line for shard in (1, 2, 3) for line in read_lines(tmp_path / f"t-{shard}-of-3.jsonl")), key=image)
+    assert lines == read_lines(tmp_path / "whole.jsonl")
+
+
+def image(line: dict) -> int:
+    """Return the number of a line's image."""
+    return line["image"]

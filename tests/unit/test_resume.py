@@ -1,0 +1,428 @@
+"""Tests of lists of prompts: resuming, shards, tar files, invalid prompts and the default batch size."""
+
+import json
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from adt_core import Drafting, cli
+from adt_core.app import batch_size, generation, png_folder, progress, webdataset
+from adt_core.app.batch_size import default_batch_size
+from adt_core.app.image_list import ImageList
+from adt_core.app.images import read_settings
+from adt_core.app.progress import RunProgress
+from adt_core.app.prompts import PromptEntry
+from adt_core.engine.job import Job
+from adt_core.policies.recipe import Recipe
+from tests.command import read_lines, words
+
+PROMPTS = ["a cat", "a dog", "a cow", "fog", "a red house", "a tree", "a blue sky"]
+TIMES = ("seconds", "drafting_seconds", "prefill_seconds", "tokens_per_second")
+
+
+@pytest.fixture
+def generate(tiny, tmp_path, monkeypatch, capsys):
+    """Return a function that runs `generate` with a list, in float64 and with a method whose trees are reproducible.
+
+    The function returns the exit code, standard output and standard error.
+    """
+    monkeypatch.chdir(tmp_path)
+    Path("list.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
+    usual = {"model": tiny / "target", "drafter": tiny / "drafter", "prompts": "list.txt", "method": "adt-tree"}
+    usual |= {"dtype": "float64", "device": "cpu", "at_once": 2}
+
+    def run(output, *flags, **given):
+        code = cli.main([*words("generate", **usual | {"output": output} | given), *flags])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def interrupt(monkeypatch):
+    """Return a function that lets a run be interrupted after `count` images: before or after the next is written."""
+
+    def patch(count: int, where: str = "before"):
+        write = png_folder.write
+        written = []
+
+        def interrupted(path, content):
+            if where == "after":
+                write(path, content)
+            if len(written) == count:
+                monkeypatch.setattr(png_folder, "write", write)
+                raise KeyboardInterrupt
+            written.append(path)
+            if where == "before":
+                write(path, content)
+
+        monkeypatch.setattr(png_folder, "write", interrupted)
+
+    return patch
+
+
+def contents(folder, pattern="*.png"):
+    """Return the content of each image, by name."""
+    return {path.name: path.read_bytes() for path in sorted(Path(folder).glob(pattern))}
+
+
+def without_times(value):
+    """Return a report or a line without durations."""
+    if isinstance(value, dict):
+        omitted = (*TIMES, "seconds", "drafting")
+        return {name: without_times(entry) for name, entry in value.items() if name not in omitted}
+    return [without_times(entry) for entry in value] if isinstance(value, list) else value
+
+
+def options(folder):
+    """Return options that write all kinds of lines into a folder."""
+    return {"tokens": f"{folder}/t.jsonl", "trace": f"{folder}/trace.jsonl", "report": f"{folder}/r.json"}
+
+
+# ---- resuming ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_an_interrupted_list_is_finished_and_equals_an_uninterrupted_one(generate, interrupt, where):
+    assert generate("whole", **options("whole"))[0] == 0
+    interrupt(3, where)
+    assert generate("parts", **options("parts"))[0] == 130
+    before = {path: path.stat().st_mtime_ns for path in Path("parts").glob("*.png")}
+    assert len(before) == (3 if where == "before" else 4)
+    code, out, _ = generate("parts", **options("parts"))
+    assert code == 0 and f"{len(before)} of 7 images were already there." in out
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "an image was generated twice"
+    assert contents("parts") == contents("whole") and len(contents("whole")) == len(PROMPTS)
+    for name in ("t.jsonl", "trace.jsonl", "r.jsonl"):
+        one, two = (without_times(read_lines(f"{folder}/{name}")) for folder in ("whole", "parts"))
+        assert [line["image"] for line in two] == list(range(1, 8)) and one[0]["id"] == "1"
+        if name == "t.jsonl":
+            assert one == two and [line["prompt"] for line in two] == PROMPTS
+        elif name == "trace.jsonl":
+            assert [line["acceptance"] for line in one] == [line["acceptance"] for line in two]
+    one, two = (json.loads(Path(folder, "r.json").read_text(encoding="utf-8")) for folder in ("whole", "parts"))
+    for figure in ("images", "tokens", "tau", "mean_depth", "verified_nodes", "method", "seed"):
+        assert one[figure] == pytest.approx(two[figure]), figure
+    assert two["seconds"] == pytest.approx(sum(line["seconds"] for line in read_lines("parts/r.jsonl")))
+
+
+def test_damaged_and_repeated_lines_are_replaced(generate):
+    assert generate("a", tokens="t.jsonl")[0] == 0
+    whole = Path("t.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    cut = [lines[2], lines[0], b'{"image": 3, "tok\n', b"\xff\n", lines[1], lines[0], *lines[3:]]
+    Path("t.jsonl").write_bytes(b"".join(cut) + b'{"image"')
+    assert generate("a", tokens="t.jsonl")[0] == 0
+    assert Path("t.jsonl").read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        ({"seed": 4}, "seed 0, but this run has 4"),
+        ({"temperature": 0.5}, "temperature 0.7, but this run has 0.5"),
+        ({"negative": "fog"}, "negative"),
+    ],
+)
+def test_images_of_other_settings_are_kept_unless_overwritten(generate, change, named):
+    assert generate("a")[0] == 0
+    before = contents("a")
+    code, out, err = generate("a", **change)
+    assert code == 1 and out == "" and err.count("\n") == 1, err
+    assert f"--output: '{Path('a', '000001.png')}' was made with" in err and named in err and "--overwrite" in err
+    assert contents("a") == before
+    assert generate("a", "--overwrite", **change)[0] == 0
+    assert generate("b", **change)[0] == 0
+    assert contents("a") == contents("b") != before
+
+
+def test_another_drafter_or_batch_size_continues(generate):
+    Path("few.txt").write_text("\n".join(PROMPTS[:3]), encoding="utf-8")
+    assert generate("a", prompts="few.txt")[0] == 0
+    code, out, _ = generate("a", method="eagle2", depth=2, at_once=3)
+    assert code == 0 and "3 of 7 images were already there." in out
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", None])
+def test_foreign_files_are_not_replaced(generate, content):
+    Path("a").mkdir()
+    if content is None:
+        Image.new("RGB", (8, 8)).save("a/000003.png")
+    else:
+        Path("a/000003.png").write_bytes(content)
+    before = contents("a")
+    code, _, err = generate("a")
+    assert code == 1 and "000003.png' " in err and "--overwrite" in err and contents("a") == before
+    assert generate("a", "--overwrite")[0] == 0 and len(contents("a")) == len(PROMPTS)
+
+
+def test_a_cut_image_is_not_counted_as_present(generate):
+    assert generate("a")[0] == 0
+    before = contents("a")
+    Path("a/000002.png").write_bytes(before["000002.png"][:-20])
+    code, _, err = generate("a")
+    assert code == 1 and "000002.png' is damaged" in err
+    assert generate("a", "--overwrite")[0] == 0 and contents("a") == before
+
+
+def test_weights_are_part_of_the_settings(generate, tmp_path):
+    from tests.tiny import write_tiny_checkpoint
+
+    assert generate("a", drafter="jacobi", method="auto")[0] == 0
+    other = write_tiny_checkpoint(tmp_path / "target", scale=3.0, seed=5)
+    code, _, err = generate("a", model=other, drafter="jacobi", method="auto")
+    assert code == 1 and "other weights" in err
+
+
+def test_a_continued_image_is_part_of_the_settings(generate):
+    Image.new("RGB", (40, 30), "red").save("red.png")
+    Image.new("RGB", (40, 30), "blue").save("blue.png")
+    assert generate("a", continue_from="red.png")[0] == 0
+    assert "already there" in generate("a", continue_from="red.png")[1]
+    code, _, err = generate("a", continue_from="blue.png")
+    assert code == 1 and "was made with kept" in err
+
+
+def test_inputs_in_the_output_folder_are_not_overwritten(generate):
+    Path("a").mkdir()
+    Image.new("RGB", (40, 30)).save("a/000005.png")
+    code, _, err = generate("a", "--overwrite", continue_from="a/000005.png")
+    assert code == 2 and "--output" in err and "--continue-from" in err
+
+
+def test_an_image_without_a_list_is_generated_again(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    usual = {"model": tiny / "target", "drafter": "jacobi", "prompt": "a cat", "output": "a.png", "tokens": "t.jsonl"}
+    assert cli.main(words("generate", **usual)) == 0
+    first = contents(".")
+    assert cli.main(words("generate", **usual, seed=5)) == 0
+    assert contents(".") != first and [line["seed"] for line in read_lines("t.jsonl")] == [5]
+
+
+# ---- shards --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_shards_have_all_images_once(count):
+    prompts = [PromptEntry(str(number), "a cat") for number in range(7)]
+    found = [ImageList(prompts, Path("a"), 2, shard=(shard, count), resumes=True) for shard in range(1, count + 1)]
+    assert sorted(number for images in found for number in images.numbers) == list(range(1, 15))
+    assert {images.path(9) for images in found} == {Path("a", "000009.png")}
+    assert found[0].number("000009") == 9 and found[0].number("9") is found[0].number("000015") is None
+    assert found[0].entry(9) == prompts[4] and [found[0].index(number) for number in (1, 2, 9)] == [0, 1, 0]
+
+
+def test_the_union_of_shards_is_the_complete_list(generate):
+    assert generate("whole", **options("whole"), batch_size=2)[0] == 0
+    for shard in ("3/3", "1/3", "2/3"):
+        code, out, _ = generate("parts", **options("parts"), batch_size=2, shard=shard)
+        assert code == 0 and "already there" not in out
+    assert contents("parts") == contents("whole") and len(contents("parts")) == 14
+    assert [line["image"] for line in read_lines("parts/t-2-of-3.jsonl")] == [2, 5, 8, 11, 14]
+    assert len(json.loads(Path("parts/r-2-of-3.json").read_text(encoding="utf-8"))) > 10
+    code, out, _ = generate("parts", **options("parts"), batch_size=2)
+    assert code == 0 and "14 of 14 images were already there." in out and "have no lines" not in out
+    one, two = (json.loads(Path(folder, "r.json").read_text(encoding="utf-8")) for folder in ("whole", "parts"))
+    for figure in ("images", "tokens", "tau", "verified_nodes"):
+        assert one[figure] == pytest.approx(two[figure])
+
+
+@pytest.mark.parametrize("shard", ["0/3", "4/3", "1", "a/b", "1/0", "+1/3", "1/99999999999"])
+def test_invalid_shards(generate, shard):
+    code, _, err = generate("a", shard=shard)
+    assert code == 2 and "--shard is" in err and not Path("a").exists()
+
+
+def test_a_shard_without_images_is_reported(generate):
+    code, _, err = generate("a", shard="8/9")
+    assert code == 2 and "--shard is 8/9, but there are only 7 images" in err
+
+
+# ---- invalid prompts -----------------------------------------------------------------------------------------------
+
+
+def test_invalid_prompts_do_not_end_the_run(generate):
+    Path("list.txt").write_text("a cat\n\n" + "long " * 100 + "\na dog\n", encoding="utf-8")
+    code, out, err = generate("a", report="r.json")
+    assert code == 0 and sorted(contents("a")) == ["000001.png", "000003.png"], err
+    assert "1 of 4 prompts are blank and were left out: '2'." in out
+    assert "Prompt '3', 'long long" in out and "left out: Prompt too long" in out
+    assert json.loads(Path("r.json").read_text(encoding="utf-8"))["images"] == 2
+    code, out, _ = generate("a")
+    assert code == 0 and "left out: Prompt too long" in out and "2 of 3 images were already there." in out
+
+
+def test_long_prompts_can_be_truncated(generate):
+    long = "a cat " + "long " * 100
+    Path("list.txt").write_text(f"a cow\n{long}\n", encoding="utf-8")
+    code, out, _ = generate("a", invalid_prompts="truncate")
+    assert code == 0 and "truncated" in out.lower()
+    saved = read_settings(Path("a/000002.png"))
+    assert long.startswith(saved["prompt"]) and saved["caption"] == long.strip()
+    assert "2 of 2 images were already there." in generate("a", invalid_prompts="truncate")[1]
+    assert "2 of 2 images were already there." in generate("a", invalid_prompts="skip")[1]
+
+
+def test_a_list_without_valid_prompts_is_an_error(generate):
+    Path("list.txt").write_text("long " * 100, encoding="utf-8")
+    code, _, err = generate("a")
+    assert code == 1 and "--prompts: no prompt of the list can be drawn" in err and not contents("a")
+
+
+def test_many_invalid_prompts_are_counted(generate, monkeypatch):
+    monkeypatch.setattr(generation, "MAX_LISTED", 2)
+    Path("list.txt").write_text("a cat\n" + ("long " * 100 + "\n") * 5, encoding="utf-8")
+    code, out, _ = generate("a")
+    assert code == 0 and out.count("left out: Prompt too long") == 2 and "3 more prompts were left out." in out
+
+
+# ---- tar files -----------------------------------------------------------------------------------------------------
+
+
+def samples(folder):
+    """Return all samples of the tars in the index, read by WebDataset."""
+    wds = pytest.importorskip("webdataset")
+    index = json.loads(Path(folder, "index.json").read_text(encoding="utf-8"))
+    tars = [str(Path(folder, shard["url"])) for shard in index["shardlist"]]
+    found = list(wds.WebDataset(tars, shardshuffle=False).decode())
+    assert len(found) == sum(shard["nsamples"] for shard in index["shardlist"])
+    return {sample["__key__"]: sample for sample in found}
+
+
+@pytest.fixture
+def small_tars(monkeypatch):
+    """Reduce the size of a tar to three images."""
+    monkeypatch.setattr(webdataset, "TAR_SIZE", 3)
+
+
+def test_a_list_is_written_as_tars(generate, small_tars):
+    assert generate("pngs", tokens="t.jsonl")[0] == 0
+    assert generate("tars", format="webdataset")[0] == 0
+    names = sorted(path.name for path in Path("tars").iterdir())
+    assert names == ["00000.tar", "00001.tar", "00002.tar", "index.json"]
+    found = samples("tars")
+    grids = {line["image"]: line["tokens"] for line in read_lines("t.jsonl")}
+    assert sorted(found) == [f"{number:06}" for number in range(1, 8)]
+    for number, prompt in enumerate(PROMPTS, start=1):
+        sample = found[f"{number:06}"]
+        assert sample["json"]["prompt"] == prompt and sample["json"]["id"] == str(number)
+        assert sample["tokens.npy"].tolist() == grids[number]
+    with tarfile.open("tars/00001.tar") as tar, Image.open("pngs/000004.png") as image:
+        content = tar.extractfile("000004.png").read()
+        assert content == Path("pngs/000004.png").read_bytes() and image.size == (32, 32)
+    before = contents("tars", "*")
+    code, out, _ = generate("tars", format="webdataset")
+    assert code == 0 and "7 of 7 images were already there." in out and contents("tars", "*") == before
+
+
+@pytest.mark.parametrize("moment", ["png", "tar", "renamed", "deleted"])
+def test_a_tar_is_complete_or_absent(generate, interrupt, small_tars, monkeypatch, moment):
+    """Interrupt a run before a PNG, within a tar, after a tar has its name, and while its PNGs are deleted."""
+    assert generate("whole", format="webdataset")[0] == 0
+    with monkeypatch.context() as patch:
+        if moment == "png":
+            interrupt(4)
+        elif moment == "tar":
+            patch.setattr(webdataset, "read_settings", stopping(webdataset.read_settings, 2))
+        elif moment == "renamed":
+            patch.setattr(webdataset, "write_json", stopping(webdataset.write_json, 1))
+        else:
+            patch.setattr(webdataset.TarFolder, "_delete", stopping(webdataset.TarFolder._delete, 2))
+        assert generate("tars", format="webdataset")[0] == 130
+    for path in Path("tars").glob("*.tar"):
+        with tarfile.open(path) as tar:
+            assert len(tar.getnames()) == 9
+    assert generate("tars", format="webdataset")[0] == 0
+    assert contents("tars", "*") == contents("whole", "*")
+
+
+def stopping(function, count):
+    """Return a function that is interrupted at its `count`-th call."""
+    calls = []
+
+    def stopped(*arguments):
+        calls.append(arguments)
+        if len(calls) == count:
+            raise KeyboardInterrupt
+        return function(*arguments)
+
+    return stopped
+
+
+def test_shards_and_longer_lists_add_tars(generate, small_tars):
+    Path("few.txt").write_text("\n".join(PROMPTS[:4]), encoding="utf-8")
+    assert generate("tars", format="webdataset", prompts="few.txt")[0] == 0
+    for shard in ("1/2", "2/2"):
+        assert generate("tars", format="webdataset", shard=shard)[0] == 0
+    assert sorted(samples("tars")) == [f"{number:06}" for number in range(1, 8)]
+    names = sorted(path.name for path in Path("tars").glob("*.tar"))
+    assert names == ["00000.tar", "00001.tar", "1-of-2-00000.tar", "1-of-2-00001.tar", "2-of-2-00000.tar"][: len(names)]
+
+
+def test_tars_of_other_settings_are_kept_unless_overwritten(generate, small_tars):
+    assert generate("tars", format="webdataset")[0] == 0
+    before = contents("tars", "*.tar")
+    code, _, err = generate("tars", format="webdataset", seed=3)
+    assert code == 1 and "00000.tar' has an image that was made with seed 0" in err
+    Path("tars/00000.tar").write_bytes(before["00000.tar"][:2000])
+    code, _, err = generate("tars", format="webdataset")
+    assert code == 1 and "00000.tar' is damaged" in err
+    assert generate("tars", "--overwrite", format="webdataset")[0] == 0
+    assert contents("tars", "*.tar") == before
+
+
+def test_tars_need_the_library_and_a_folder(generate, monkeypatch):
+    code, _, err = generate("a.png", format="webdataset")
+    assert code == 2 and "--format webdataset needs a list of prompts, and a folder as --output" in err
+    monkeypatch.setattr(webdataset.importlib.util, "find_spec", lambda name: None)
+    code, _, err = generate("a", format="webdataset")
+    assert code == 2 and "-m pip install webdataset" in err
+
+
+# ---- batch size and progress ---------------------------------------------------------------------------------------
+
+
+def test_the_default_batch_size_fits_into_the_free_memory(models, monkeypatch):
+    job = Job(models[0], Recipe(drafting=Drafting("autoregressive")))
+    assert default_batch_size(job, PROMPTS) == batch_size.CPU_BATCH_SIZE == 8
+    required = batch_size.required_bytes(batch_size.Request.of(job, ["a red house"] * 4), 2)
+    for factor, expected in ((1.01, 2), (0.99, 1), (1e-6, 1)):
+        free = SimpleNamespace(available=factor * required / batch_size.MEMORY_SHARE)
+        monkeypatch.setattr(batch_size.psutil, "virtual_memory", lambda free=free: free)
+        monkeypatch.setattr(batch_size, "cpu_memory_shortage", lambda *_: "")
+        assert default_batch_size(job, ["a red house"]) == expected
+    assert default_batch_size(job, ["long " * 100]) == 8, "without a valid prompt, the memory does not matter"
+
+
+def test_a_list_is_decoded_in_batches_by_default(generate, monkeypatch):
+    sizes = []
+    new_decoding = generation.GenerationWorker.__init__.__globals__["new_decoding"]
+    monkeypatch.setitem(
+        generation.GenerationWorker.__init__.__globals__,
+        "new_decoding",
+        lambda *given: sizes.append(given[3]) or new_decoding(*given),
+    )
+    assert generate("a", at_once=None)[0] == 0
+    assert sizes == [8]
+    assert generate("b")[0] == 0
+    assert contents("a") == contents("b"), "the batch size must not change files or their order"
+
+
+def test_progress_in_a_log_file(monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with RunProgress(100, 16, is_list=True, present=20) as running:
+        for _ in range(90):
+            now[0] += 2
+            running.update(16, 1, 0)
+        running.update(0, 0, 3)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "50 of 120 images, 30.0 images per minute, 02:20 left",
+        "80 of 120 images, 30.0 images per minute, 01:20 left",
+        "110 of 120 images, 30.0 images per minute, 00:20 left",
+    ]
+    assert running.line() == "110 of 120 images, 30.0 images per minute, 00:14 left, 3 left out"

@@ -1,0 +1,133 @@
+"""Tests of requests that once kept the server from answering others, and of downloads in a real ComfyUI."""
+
+import threading
+import time
+from contextlib import contextmanager
+
+import psutil
+import pytest
+from comfy_server import NEWEST, PACKS, Comfy, Failed
+
+from tests.hub import COMMIT, Hub
+from tests.hub_models import JANUS, publish
+from tests.odd_answers import silent
+
+LIMIT = 1.0
+"""Longest time in seconds until the server answers another request."""
+
+
+@contextmanager
+def answering(comfy):
+    """Ask the server for its state again and again in the block. Check that it always answers within `LIMIT`."""
+    longest = 0.0
+    is_over = threading.Event()
+
+    def ask():
+        nonlocal longest
+        while not is_over.is_set():
+            began = time.monotonic()
+            comfy.get("/system_stats")
+            longest = max(longest, time.monotonic() - began)
+            time.sleep(0.02)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        asking.join()
+    assert longest < LIMIT
+
+
+@pytest.mark.smoke
+def test_a_prompt_with_many_samplers(comfy, graph):
+    """A prompt of 4 MB with 500 samplers, whose maps are looked up when it is queued."""
+    comfy.run(graph.prompt)
+    text = next(key for key, node in graph.prompt.items() if node["class_type"] == "CLIPTextEncode")
+    sampler = graph.id("ADTTreeSampler")
+    prompt = dict(graph.prompt)
+    prompt[text]["inputs"]["text"] = "a red house " * 350_000
+    for number in range(500):
+        inputs = {**graph.prompt[sampler]["inputs"], "seed": number, "positive": [text, 0]}
+        prompt[f"{sampler}{number}"] = {"class_type": "ADTTreeSampler", "inputs": inputs}
+    workflow = {"id": "w", "nodes": [{"id": key, "properties": {}} for key in prompt], "extra": {}}
+    with answering(comfy):
+        prompt_id = comfy.queue(prompt, extra_pnginfo={"workflow": workflow})
+        comfy.post("/queue", {"delete": [prompt_id]})
+        comfy.post("/interrupt", {})
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("{a|b}" * 16 + "y" * 19_000, "to more than 50000000 characters"),
+        ("{a|b}" * 40, "to more than 100000 prompts"),
+        ("{a|b" * 4_000 + "}" * 4_000, "nests braces more than 50 deep"),
+    ],
+    ids=["long", "many", "deep"],
+)
+def test_too_many_combinations_of_alternatives(comfy, text, words):
+    prompt = prompts(text)
+    before = psutil.Process(comfy.process.pid).memory_info().rss
+    with answering(comfy), pytest.raises(Failed) as failed:
+        comfy.run(prompt)
+    assert words in failed.value.message
+    assert psutil.Process(comfy.process.pid).memory_info().rss < before + 200e6
+
+
+def prompts(text: str) -> dict:
+    """Return a prompt that shows all combinations of a text."""
+    inputs = {"file": "(the text below)", "text": text, "caption": "first", "filter": "", "start": 0, "count": 8}
+    return {
+        "1": {
+            "class_type": "ADTTreePrompts",
+            "inputs": {**inputs, "shuffle": 0, "choices": "all combinations", "choice_seed": 0},
+        },
+        "2": {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}},
+    }
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    with Hub() as hub:
+        publish(hub, tmp_path_factory.mktemp("hub") / "models")
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def empty(hub, tmp_path_factory, meter):
+    """Running server that has only the bundled model, and downloads from the local Hub server."""
+    variables = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path_factory.mktemp("hf"))}
+    with meter.uncounted():
+        server = Comfy(NEWEST, tmp_path_factory.mktemp("empty"), PACKS, (), variables).__enter__()
+    yield server
+    server.__exit__()
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    "ends",
+    [(), ("model.safetensors",), ("/revision/main", f"/revision/{COMMIT}")],
+    ids=["slow", "silent file", "silent list"],
+)
+def test_downloads_are_cancelled_and_start_no_process(empty, hub, graph, ends):
+    """The download of a node is cancelled within two seconds, also while the server is silent."""
+    heard, until = threading.Event(), threading.Event()
+    hub.rate = 200_000
+    hub.odd = dict.fromkeys(ends, silent(heard, until))
+    graph.set("ADTTreeModelLoader", model=JANUS, if_missing="download")
+    with answering(empty):
+        prompt_id = empty.queue(graph.prompt)
+        while not (heard.is_set() if ends else hub.now):
+            time.sleep(0.02)
+        assert psutil.Process(empty.process.pid).children(recursive=True) == []
+        asked = time.monotonic()
+        empty.post("/interrupt", {})
+        with pytest.raises(Failed) as failed:
+            empty.wait(prompt_id)
+        assert failed.value.kind == "execution_interrupted" and time.monotonic() - asked < 2
+    until.set()
+    hub.odd = {}
+    hub.rate = None
