@@ -47,9 +47,10 @@ def refusal(make: Callable, **values) -> bool | str:
             `make` requires such an argument, the result is True.
     """
     given = {name: value for name, value in values.items() if value is not None}
-    required = {name for name, parameter in signature(make).parameters.items() if parameter.default is Parameter.empty}
-    if not required <= given.keys():
-        return True
+    for name, parameter in signature(make).parameters.items():
+        is_required = parameter.default is Parameter.empty and parameter.kind is not Parameter.VAR_KEYWORD
+        if is_required and name not in given:
+            return True
     try:
         make(**given)
     except AdtError as error:

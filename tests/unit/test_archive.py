@@ -18,7 +18,7 @@ MEGABYTES = 29
 """Maximum size of the files in the archive, including 25 MB of bundled weights."""
 FIRST = "workflows/ADT-Tree text to image (start here).json"
 EXCEPTIONS = {
-    ("environment", "adt_core/environment.py"): "reads the variables that docs/command_line.md lists; writes none",
+    ("environment", "adt_core/environment.py"): "reads the variables that docs/security.md lists; writes none",
     ("network", "js/comfy.js"): "links two nodes on ComfyUI's page; no network",
     (
         "unpickling",
