@@ -27,6 +27,7 @@ class Runtime:
         cached_results: Results of functions with the decorator `cached_per_runtime`, by function and arguments.
         kernel_verdicts: Results of the trials of Triton kernels (:mod:`.kernels.choice`), by operation and operands.
         recorded_verdicts: Set that gets all results that are looked up; None if nothing is recorded.
+        trial_check: Cancellation callback that is called before each trial of a kernel, or None.
         kernel_failure: Reason why Triton kernels are off after a failure; "" if they are on.
         kernel_choices: Results that concern a model, by its decoder (:mod:`.engine.device.invariance`).
         equal_products: Results of a test, by kind of matrix product and number of rows. The test checks whether one
@@ -45,6 +46,7 @@ class Runtime:
         self.equal_products: dict[Hashable, bool] = {}
         self.kernel_verdicts: dict[Hashable, Any] = {}
         self.recorded_verdicts: set[Any] | None = None
+        self.trial_check: Callable[[], None] | None = None
         self.kernel_failure = ""
         self.kernel_choices: WeakKeyDictionary[Any, tuple] = WeakKeyDictionary()
         self.invariance_reports: dict[str, Any] = {}

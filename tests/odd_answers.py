@@ -91,5 +91,5 @@ def page(status: int = 200) -> Answer:
 
 
 def listing(**info: object) -> Answer:
-    """Return an answer with these fields in the place of a list of files."""
+    """Return an answer with these fields instead of a list of files."""
     return plain(200, json.dumps(info).encode(), Content_Type="application/json")

@@ -66,8 +66,9 @@ def plan(args: GenerateArgs) -> GenerationPlan:
         *given_paths(args.image_to_image, "source", "continue_from"),
         *model_files(recipe.loading.model, recipe.drafter or JACOBI),
     ]
-    outputs = [("output", path) for path in images.written([path for _, path in sources])]
-    check_outputs([*outputs, *_line_outputs(args)], sources)
+    lines = _line_outputs(args)
+    outputs = [("output", path) for path in images.written([path for _, path in (*sources, *lines)])]
+    check_outputs([*outputs, *lines], sources)
     return GenerationPlan(args, recipe, images, note)
 
 

@@ -244,7 +244,7 @@ class _Part:
         if fit.text != entry.text:
             settings[CAPTION] = entry.text
         png = to_png(job.pixels(codes[None])[0], settings)
-        trace = decoding.trace.subset([image]).to_json() if self._plan.args.files.trace else {}
+        trace = _trace(decoding, image) if self._plan.args.files.trace else {}
         return FinishedImage(number, png, codes.tolist(), image_stats(decoding.trace, image), trace, fit.note)
 
     def compared(self, chosen: Job, plain: Job, image: int) -> FinishedImage:
@@ -254,3 +254,10 @@ class _Part:
         same = other.grid_codes()[image].tolist() == result.codes
         stats = {**result.stats, "plain": image_stats(other.trace, image), "identical": same}
         return result._replace(stats=stats)
+
+
+def _trace(decoding: Decoding, image: int) -> dict[str, Any]:
+    """Return the trace of an image. Its rounds are numbered from 0, whatever images were decoded before it."""
+    trace = decoding.trace.subset([image])
+    rounds = [replace(round, index=index) for index, round in enumerate(trace.rounds)]
+    return replace(trace, rounds=rounds).to_json()

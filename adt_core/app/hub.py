@@ -149,7 +149,7 @@ def _request(url: str, headers: dict[str, str], what: str, repository: str, chec
     """Send a request, and yield the head of the answer and then its content in chunks.
 
     Threads read from the network, and the caller does everything else. So the caller can stop at any time, even while
-    the server is silent. The last thread then ends by itself, at the latest after the timeout.
+    the server is silent. The last thread then ends after the timeout at the latest.
 
     Args:
         url: Address.

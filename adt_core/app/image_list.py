@@ -82,7 +82,7 @@ class ImageList:
     def key(self, number: int) -> str:
         """Return the file name of an image without its suffix."""
         if self._is_file:
-            return f"{self.output.stem}-{number:04}" if self.count > 1 or self.resumes else self.output.stem
+            return f"{self.output.stem}-{number:04}" if self.count > 1 else self.output.stem
         return f"{number:06}"
 
     def path(self, number: int) -> Path:
@@ -99,6 +99,8 @@ class ImageList:
         Args:
             key: File name without suffix.
         """
+        if key == self.key(1):
+            return 1
         digits = re.search(r"([0-9]+)$", key)
         number = int(digits[1]) if digits and len(digits[1]) < 9 else 0
         return number if 1 <= number <= self.count and self.key(number) == key else None
@@ -112,16 +114,18 @@ class ImageList:
         found = {self.number(name.removesuffix(".png")): entry for name, entry in names.items()}
         return {number: entry for number, entry in found.items() if number is not None}
 
-    def written(self, inputs: Iterable[Path]) -> Iterator[Path]:
-        """Yield the paths that the run may write and that could be one of the inputs.
+    def written(self, others: Iterable[Path]) -> Iterator[Path]:
+        """Yield the paths of images that could be one of the other files of the run.
 
-        These are the first image, and all existing images that are links or have the inode number of an input.
+        These are the first image, images with the name of another file, and existing images that are links or have the
+        inode number of another file. A long list has too many images to check all of them.
 
         Args:
-            inputs: Existing files that the run must not replace.
+            others: Files that the images must not replace.
         """
-        yield self.path(self.numbers[0])
-        inodes = {os.stat(path).st_ino for path in inputs if path.exists()}
-        for number, entry in self.existing().items():
-            if entry.is_symlink() or entry.inode() in inodes:
-                yield self.path(number)
+        others = list(others)
+        inodes = {os.stat(path).st_ino for path in others if os.path.exists(path)}
+        linked = {n for n, entry in self.existing().items() if entry.is_symlink() or entry.inode() in inodes}
+        named = {self.number(path.stem) for path in others if path.suffix.lower() == ".png"}
+        for number in sorted({self.numbers[0], *linked, *(number for number in named if number is not None)}):
+            yield self.path(number)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..environment import variable
-from ..errors import AdtError, is_out_of_memory, one_line, shown
+from ..errors import AdtError, Check, is_out_of_memory, one_line, shown
 from ..models.kernels import occupy_gpu
 from ..runtime import cached_per_runtime, get_runtime
 from .verdicts import Verdict, find_verdict, save_verdict
@@ -152,6 +152,7 @@ def uses_kernel(operation: str, x: Tensor, shape: tuple, trial: Callable[[], Tri
         operands = ", ".join(str(part).removeprefix("torch.") for part in (x.dtype, *shape))
         verdict = find_verdict(x.device, operation, operands)
         if verdict is None:
+            _before_trial()
             verdict = save_verdict(x.device, Verdict(operation, operands, *_decide(trial, x.device)))
         _log_rejection(verdict)
         known[key] = verdict
@@ -161,16 +162,30 @@ def uses_kernel(operation: str, x: Tensor, shape: tuple, trial: Callable[[], Tri
 
 
 @contextmanager
-def recorded_verdicts() -> Iterator[set[Verdict]]:
-    """Yield a set that gets the verdicts on all operations that the block launches."""
+def recorded_verdicts(check: Check | None = None) -> Iterator[set[Verdict]]:
+    """Yield a set that gets the verdicts on all operations that the block launches.
+
+    Args:
+        check: Called before each trial in the block; may raise an exception to cancel. A trial takes about a second,
+            because it compiles the kernel.
+    """
     runtime = get_runtime()
-    before = runtime.recorded_verdicts
+    before = runtime.recorded_verdicts, runtime.trial_check
     recorded: set[Verdict] = set()
-    runtime.recorded_verdicts = recorded
+    runtime.recorded_verdicts, runtime.trial_check = recorded, check
     try:
         yield recorded
     finally:
-        runtime.recorded_verdicts = before
+        runtime.recorded_verdicts, runtime.trial_check = before
+
+
+def _before_trial() -> None:
+    """Let the user cancel, and log once why the first image of a model takes longer."""
+    runtime = get_runtime()
+    if runtime.trial_check is not None:
+        runtime.trial_check()
+    if runtime.recorded_verdicts is not None and not runtime.kernel_verdicts:
+        _log.info("Compiling and trying Triton kernels, once for this GPU and these versions of its software.")
 
 
 def switch_off(reason: str) -> None:

@@ -204,6 +204,28 @@ def test_verdicts_are_recorded_for_the_operations_in_a_block():
     assert choose() and sorted(verdict.operation for verdict in recorded) == ["double", "halve"]
 
 
+def test_the_user_can_cancel_before_each_trial():
+    class Cancelled(Exception):
+        pass
+
+    def check():
+        if verdicts():
+            raise Cancelled
+
+    with pytest.raises(Cancelled), choice.recorded_verdicts(check) as recorded:
+        assert choose()
+        choose()  # has a verdict, so it needs no trial
+        uses_kernel("halve", X, (), trial)
+    assert [verdict.operation for verdict in recorded] == ["double"]
+    assert uses_kernel("halve", X, (), trial), "outside of the block, nothing is called"
+
+
+def test_the_first_trial_says_why_the_first_image_takes_longer(caplog):
+    with choice.recorded_verdicts():
+        assert choose() and uses_kernel("halve", X, (), trial)
+    assert [record.getMessage()[:9] for record in caplog.records] == ["Compiling"]
+
+
 # ---- devices --------------------------------------------------------------------------------------
 
 

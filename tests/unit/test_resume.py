@@ -426,3 +426,10 @@ def test_progress_in_a_log_file(monkeypatch, capsys):
         "110 of 120 images, 30.0 images per minute, 00:20 left",
     ]
     assert running.line() == "110 of 120 images, 30.0 images per minute, 00:14 left, 3 left out"
+
+
+def test_a_list_of_one_prompt_is_resumed(generate):
+    Path("list.txt").write_text("a cat", encoding="utf-8")
+    for output, name in (("a.png", "a.png"), ("a", "a/000001.png")):
+        assert generate(output)[0] == 0 and Path(name).exists()
+        assert "1 of 1 images were already there." in generate(output)[1]

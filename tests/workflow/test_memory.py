@@ -69,6 +69,7 @@ def short(graph):
 MADE = {"model", "decoder", "codec", "drafter", "network", "patcher", "trace", "vectors"}
 """Objects that a run uses or creates, as the probe node names them."""
 CONSTANTS = {
+    "RoundRows",
     *("Acceptance", "AdtTreeSettings", "BatchArgs", "CostEstimate", "Download", "DraftMode", "DraftSettings"),
     *("Drafting", "Family", "FixedSettings", "ImageToImageArgs", "InvarianceReport", "Kind", "Lantern"),
     *("Loading", "Message", "Option", "Pairing", "Part", "Preset", "Published", "PublishedSampling", "Recipe"),

@@ -140,7 +140,7 @@ def chosen_kernels(request: Request) -> tuple[Verdict, ...]:
     known = get_runtime().kernel_choices
     settings = decoder.exact, decoder.dtype, decoder.weights
     if decoder not in known or known[decoder][0] != settings:
-        with recorded_verdicts() as verdicts, torch.inference_mode():
+        with recorded_verdicts(request.check) as verdicts, torch.inference_mode():
             try:
                 _Trial(request, None).chain()
             except (MemoryError, RuntimeError) as error:

@@ -174,9 +174,9 @@ def test_unknown_words_are_logged(pack, model, small, monkeypatch, caplog):
 
 @pytest.mark.parametrize("kind", ["ADTTreeSampler", "ADTTreeBatchSampler"])
 def test_invariance_remark_of_the_device_is_logged(pack, small, monkeypatch, caplog, kind):
-    engine = pack.package(".adt_core.engine.decoding")
+    engine = pack.package(".adt_core.engine.conditions")
     monkeypatch.setattr(
-        engine, "invariance_report", lambda task: engine.InvarianceReport(remark="This device can't multiply.")
+        engine, "invariance_report", lambda *_: engine.InvarianceReport(remark="This device can't multiply.")
     )
     inputs = {
         "ADTTreeSampler": {"model": small.model, "positive": small.text("a cat")},
