@@ -191,3 +191,9 @@ def test_what_the_archive_leaves_out_is_explained(unpacked, tmp_path, options):
     assert ran.returncode == 2 and "clone this pack's repository" in ran.stderr and ran.stderr.count("\n") == 1, (
         ran.stderr
     )
+
+
+def test_only_one_folder_has_a_name_for_templates():
+    """ComfyUI serves the first folder with such a name, and then answers 404 for the templates in the others."""
+    named = {"example_workflows", "example", "examples", "workflow", "workflows"}
+    assert {folder.name for folder in ROOT.iterdir() if folder.name in named} == {"workflows"}

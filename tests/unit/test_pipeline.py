@@ -119,7 +119,7 @@ def test_the_bundled_model_has_its_published_settings():
     assert job.target.decoder.dtype == torch.float32
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", sorted((ROOT / "programs").glob("*.py")), ids=lambda path: path.stem)
 def test_the_examples_run(example, folder, tmp_path):
     """With a small random model, because the bundled one takes seconds per image."""
     run([str(example), str(folder)], tmp_path)

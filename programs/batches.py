@@ -1,4 +1,4 @@
-"""Generate a list of images in batches of two, with progress: python examples/batches.py [MODEL]."""
+"""Generate a list of images in batches of two, with progress: python programs/batches.py [MODEL]."""
 
 import sys
 
