@@ -170,13 +170,14 @@ def recorded_verdicts(check: Check | None = None) -> Iterator[set[Verdict]]:
             because it compiles the kernel.
     """
     runtime = get_runtime()
-    before = runtime.recorded_verdicts, runtime.trial_check
     recorded: set[Verdict] = set()
-    runtime.recorded_verdicts, runtime.trial_check = recorded, check
+    runtime.recorded_verdicts = recorded
+    runtime.trial_check = check
     try:
         yield recorded
     finally:
-        runtime.recorded_verdicts, runtime.trial_check = before
+        runtime.recorded_verdicts = None
+        runtime.trial_check = None
 
 
 def _before_trial() -> None:
