@@ -1,4 +1,4 @@
-"""Generate a list of images in batches of two, with progress: python programs/batches.py [MODEL]."""
+"""Generate a list of images in batches of two, with progress: python -m programs.batches [MODEL]."""
 
 import sys
 

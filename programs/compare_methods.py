@@ -1,4 +1,4 @@
-"""Compare two methods on the same images, in turns: python programs/compare_methods.py [MODEL].
+"""Compare two methods on the same images, in turns: python -m programs.compare_methods [MODEL].
 
 With exact acceptance, both methods give the same tokens.
 """

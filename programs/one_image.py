@@ -1,4 +1,4 @@
-"""Generate one image: python programs/one_image.py [MODEL]."""
+"""Generate one image: python -m programs.one_image [MODEL]."""
 
 import sys
 

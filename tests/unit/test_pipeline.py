@@ -122,7 +122,7 @@ def test_the_bundled_model_has_its_published_settings():
 @pytest.mark.parametrize("example", sorted((ROOT / "programs").glob("*.py")), ids=lambda path: path.stem)
 def test_the_examples_run(example, folder, tmp_path):
     """With a small random model, because the bundled one takes seconds per image."""
-    run([str(example), str(folder)], tmp_path)
+    run(["-m", f"programs.{example.stem}", str(folder)], tmp_path)
 
 
 @pytest.mark.long
