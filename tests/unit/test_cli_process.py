@@ -96,6 +96,9 @@ def test_interrupt(tiny, tmp_path):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "Interrupted" in err and "Traceback" not in err
     left = sorted(path.name for path in (tmp_path / "out").iterdir())
+    left.remove("t.json")
+    lines = (tmp_path / "out" / "t.json").read_text(encoding="utf-8").splitlines()
+    assert len(lines) >= len(left) and all(map(json.loads, lines)), "every image that is present has its line"
     assert left == [f"a-{i:04}.png" for i in range(1, len(left) + 1)] and len(left) < 500
     for name in left:
         with Image.open(tmp_path / "out" / name) as image:
