@@ -12,7 +12,7 @@ from ..engine.request import Request
 from ..errors import AdtError
 
 CPU_BATCH_SIZE = 8
-"""Largest default on a CPU. docs/distributed.md has the measured images per minute."""
+"""Largest default on a CPU. docs/performance.md has the measured images per minute."""
 GPU_BATCH_SIZE = 32
 """Largest default on a GPU."""
 

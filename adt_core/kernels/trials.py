@@ -34,9 +34,9 @@ ROUNDS = (RoundRows(2, 64, 4), RoundRows(50, 64, 4), RoundRows(128, 128, 1))
 that exceed one tile of 64 rows are rarely the fastest (docs/gpu.md)."""
 
 
-MIN_CAPABILITY = (8, 0)
-"""Oldest compute capability for which kernels are used, apart from products with int4 weights. Triton has no matrix
-instructions for older GPUs (docs/kernels.md), and no such GPU was measured."""
+ALL_KERNELS_CAPABILITY = (8, 0)
+"""Oldest compute capability for which all kernels are used. On older GPUs, down to :data:`.choice.MIN_CAPABILITY`, only
+products with int4 weights have one: Triton has no matrix instructions for older GPUs (docs/kernels.md), and no such GPU was measured."""
 
 
 def is_candidate(x: Tensor, is_int4: bool = False) -> bool:
@@ -48,7 +48,7 @@ def is_candidate(x: Tensor, is_int4: bool = False) -> bool:
     """
     if not x.is_cuda or x.dtype not in DTYPES or torch.is_grad_enabled():
         return False
-    return is_int4 or torch.cuda.get_device_capability(x.device) >= MIN_CAPABILITY
+    return is_int4 or torch.cuda.get_device_capability(x.device) >= ALL_KERNELS_CAPABILITY
 
 
 def random_like(x: Tensor, *shape: int, seed: int = 0) -> Tensor:
