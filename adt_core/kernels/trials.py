@@ -36,7 +36,8 @@ that exceed one tile of 64 rows are rarely the fastest (docs/gpu.md)."""
 
 ALL_KERNELS_CAPABILITY = (8, 0)
 """Oldest compute capability for which all kernels are used. On older GPUs, down to :data:`.choice.MIN_CAPABILITY`, only
-products with int4 weights have one: Triton has no matrix instructions for older GPUs (docs/kernels.md), and no such GPU was measured."""
+products with int4 weights have one: Triton has no matrix instructions for these GPUs (docs/kernels.md), and none was
+measured."""
 
 
 def is_candidate(x: Tensor, is_int4: bool = False) -> bool:
