@@ -47,16 +47,17 @@ def limit_threads(count: int) -> Iterator[None]:
 
 
 def choose_threads(least: int, most: int) -> int:
-    """Return the number of threads for a decoding: one for each core that other processes leave idle.
+    """Return the number of threads for a decoding: one for each core that other processes leave idle, except one.
 
     The bits of all results must be the same for these numbers (:mod:`.products`). Otherwise the image of a seed would
-    depend on other processes.
+    depend on other processes. One core stays free: if its load begins during the decoding, all threads would wait for a
+    thread that shares a core.
 
     Args:
         least: Minimum number of threads.
         most: Maximum number of threads.
     """
-    return least if most <= least else min(max(round(available_cores()), least), most)
+    return least if most <= least else min(max(round(available_cores()) - 1, least), most)
 
 
 def available_cores() -> float:
