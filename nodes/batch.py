@@ -213,9 +213,9 @@ class ADTTreeBatchSampler(io.ComfyNode):
         made, missed = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
         lost = ignored(model, choose_preset(single.pop("preset", None), **single), **single)
         unknown = domain_warning(model.target, [item.prompt for item in items])
-        if remarks := join((news(items, left_out), lost, missed, unknown)):
+        if remarks := join((unknown, lost, missed, news(items, left_out))):
             where = message("batch.folder", folder=f"output/{FOLDER}/{folder.name}")
-            tell(join((where, remarks)))  # joined, because a node shows only one line at a time
+            tell(join((remarks, where)))  # joined, because a node shows only one line at a time
         rows = [_row(item, picture, job.recipe.lantern is not None) for item, picture in zip(items, made)]
         settings = {name: value for name, value in job.settings("").items() if name != "prompt"}
         results = BatchResults(_images(made), rows, settings, folder, [item._asdict() for item in left_out])

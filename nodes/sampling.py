@@ -262,7 +262,7 @@ def tell_remarks(decoding: Decoding, model: LoadedModel, positive: list, *notes:
         *notes: Further remarks; "" for none.
     """
     warning = domain_warning(model.target, [read_prompt(positive, "positive").text])
-    if remarks := join((*notes, decoding.exact.remark, warning)):
+    if remarks := join((warning, *notes, decoding.exact.remark)):
         tell(remarks)
 
 
