@@ -45,8 +45,8 @@ TEMPLATES = {
     "prompt.negative_truncated": "Negative prompt truncated to its first {kept} of {length} characters: {tokens} "
     "tokens; {model} accepts {limit}.",
     "prompt.not_drawn": "Not drawn: ",
-    "prompt.nothing_known": "This small model draws houses, boats, balloons, mugs and the like; the prompt names nothing "
-    "that it knows.",
+    "prompt.nothing_known": "This small model draws houses, boats, balloons, mugs and the like; the prompt names "
+    "nothing that it knows.",
     "prompt.single": "all but one of the {things}",
     "prompt.truncated": "Prompt truncated to its first {kept} of {length} characters: {tokens} tokens; {model} accepts "
     "{limit}.",

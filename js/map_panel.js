@@ -58,6 +58,7 @@ export class MapPanel {
     this.panes = []; // boxes of the grids, see map_view.js
     this.frame = 0; // id of the requested animation frame, 0 for none
     this.detailsHeight = 0; // additional height in pixels of the details while they are open
+    this.captionHeight = 0; // additional height in pixels of a message while it is open
     this.#buildMap();
     this.#buildControls();
     this.#buildElement();
@@ -91,7 +92,7 @@ export class MapPanel {
       return make("button", { type: "button", title: `${texts.colourBy} ${legend}`, dataset: { figure } }, label);
     });
     this.images = make("select", { "aria-label": texts.image, title: texts.image });
-    this.caption = new Caption();
+    this.caption = new Caption(() => this.#resizeForCaption());
     this.legend = new Legend();
     const { opacity: title } = texts;
     this.opacity = make("input", { type: "range", min: 0, max: 100, "aria-label": title, title });
@@ -477,12 +478,26 @@ export class MapPanel {
     this.table.replaceChildren(...rows.map(row));
   }
 
+  /** Make the node higher while a long message is open, so that the map keeps its size. */
+  #resizeForCaption() {
+    const height = this.caption.addedHeight;
+    const added = height - this.captionHeight;
+    this.captionHeight = height;
+    if (added) this.#grow(added);
+  }
+
+  #grow(pixels) {
+    this.element.style.setProperty("--adt-added", `${this.captionHeight + this.detailsHeight}px`);
+    this.owner.grow(pixels);
+  }
+
   /** Make the node higher while the details are open, so that the map keeps its size. */
   #resizeForDetails() {
     this.draw();
     const { open } = this.details;
     const height = open ? this.text.offsetHeight - parseFloat(getComputedStyle(this.text).minHeight) : 0;
-    this.owner.grow(height - this.detailsHeight);
+    const added = height - this.detailsHeight;
     this.detailsHeight = height;
+    this.#grow(added);
   }
 }

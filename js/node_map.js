@@ -49,7 +49,7 @@ const PREVIOUS = "previous"; // id of the previous run in this list
 // In pixels:
 const MIN_WIDTH = 340;
 const IDLE_HEIGHT = 30; // before the first run
-const MESSAGE_HEIGHT = 66; // before the first run, with a message of the server
+const MESSAGE_HEIGHT = 82; // before the first run, with a message of the server
 const MIN_HEIGHT = 398; // with a run
 const SECOND_RUN_HEIGHT = 30; // additional text of a second run
 
@@ -77,8 +77,9 @@ export class NodeMap {
   }
 
   #minHeight() {
-    if (!this.run) return this.panel.caption.message ? MESSAGE_HEIGHT : IDLE_HEIGHT;
-    return MIN_HEIGHT + (this.run.abreast > 1 ? SECOND_RUN_HEIGHT : 0) + this.panel.detailsHeight;
+    const { caption, captionHeight, detailsHeight } = this.panel;
+    if (!this.run) return (caption.message ? MESSAGE_HEIGHT : IDLE_HEIGHT) + captionHeight;
+    return MIN_HEIGHT + (this.run.abreast > 1 ? SECOND_RUN_HEIGHT : 0) + captionHeight + detailsHeight;
   }
 
   /** Show the map on its node, or hide it. */

@@ -67,7 +67,10 @@ def test_every_name_contains_a_word_of_its_kind():
         ("a pair of mugs", "all but one of the mugs"),
         ("houses and boats", "all but one of the houses; all but one of the boats"),
         ("house " + "x" * 30, "x" * 19 + "…"),
-        ("house " + " ".join(letter * 2 for letter in "bcdefghijkl"), "bb, cc, dd, ee, ff, gg, hh, ii, jj, kk and others"),
+        (
+            "house " + " ".join(letter * 2 for letter in "bcdefghijkl"),
+            "bb, cc, dd, ee, ff, gg, hh, ii, jj, kk and others",
+        ),
     ],
 )
 def test_what_is_not_drawn_is_reported_although_other_things_are(bundled, prompt, things):
