@@ -23,7 +23,7 @@ from ..adt_core.app.prompts import (
 )
 from ..adt_core.errors import AdtError
 from ..adt_core.files import is_hidden
-from .runtime import check_cancelled, refusal, tell
+from .comfy_runtime import check_cancelled, refusal, tell
 from .schema import Tooltips, schema
 from .sockets import checked
 

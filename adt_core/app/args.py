@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AdtError, shown
-from ..rules.settings import (
+from ..settings import (
     BUNDLED,
     MAX_BATCH_SIZE,
     MAX_SEED,
