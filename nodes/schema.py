@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.rules.settings import Option
+from ..adt_core.settings import Option
 from .renamed import RENAMED, Values
 
 CATEGORY = "ADT-Tree"

@@ -22,7 +22,7 @@ from ..kernels import choice
 from ..memory_limit import memory_limit
 from ..models.batch_invariance import HALF, near_window
 from ..models.cpu import ALL_ROWS, max_mkl_rows
-from ..models.kernels import reduced_precision_settings
+from ..models.torch_private import reduced_precision_settings
 from ..policies import PLAIN
 from ..policies.auto import SIZES
 from ..version import VERSION
@@ -157,7 +157,7 @@ def _costs(results: Diagnostics) -> list[str]:
     rows = [f"| {name} | " + " | ".join(f"{profile.cost(name, n):.2f}" for n in sizes) + " |" for name in profile.costs]
     note = ["Estimated, not learned on this device."] if not profile.decodings else []
     return [
-        "Time of a round in plain steps, by the number of drafts that it verifies:",
+        "Time of a round in plain rounds, by the number of drafts that it verifies:",
         "",
         "| draft mode | " + " | ".join(map(str, sizes)) + " |",
         "|---" * (len(sizes) + 1) + "|",

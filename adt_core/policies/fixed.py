@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..rules.settings import integer
+from ..settings import integer
 from .base import NO_DRAFTS, DraftSettings, Policy, Shape
 
 STATIC_TREES: dict[str, dict[str, int]] = {
@@ -40,7 +40,7 @@ class FixedSettings(DraftSettings):
 
     depth: int = integer(3, "Levels of the tree (ADT-Tree: at the start); with jacobi, the length of its window.")
     width: int = integer(2, "Branches per level of the tree (ADT-Tree: at the start); with jacobi, drafts per token.")
-    nodes: int = integer(6, "Maximum number of drafts that one pass of the model verifies.")
+    drafts: int = integer(6, "Maximum number of drafts that one pass of the model verifies.")
 
 
 class Fixed(Policy):

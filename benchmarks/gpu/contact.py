@@ -1,11 +1,11 @@
 """First measurements on a new device. They check properties of GPUs that the engine relies on.
 
-- *Products*: matrix products with the largest matrix of a 7B model. They have 2 rows (a plain step with guidance),
+- *Products*: matrix products with the largest matrix of a 7B model. They have 2 rows (a plain round with guidance),
   64 rows (one tile), 128 rows (two tiles) and 130 rows (slightly more). A tile is the fixed number of rows that the
   batch-invariant mode multiplies in one product.
 - *Far attention*: attention of the batch-invariant mode, for one image with guidance. Three variants are timed: over
   all columns (cache positions) at once (*whole*), in chunks of 256 columns, and in chunks whose results are merged.
-  Chunks are useful only if they are faster for plain steps and for trees, because both must compute attention in the
+  Chunks are useful only if they are faster for plain rounds and for trees, because both must compute attention in the
   same way.
 - *Images*: three images that ``auto`` decodes one after the other. No costs are known at the start, so the engine
   captures CUDA graphs and measures costs.
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from adt_core.app.jobs import new_decoding
 from adt_core.engine import pool
-from adt_core.models import batch_invariance, kernels
+from adt_core.models import batch_invariance, torch_private
 from adt_core.policies import PLAIN
 
 from . import device
@@ -85,7 +85,7 @@ def _far(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor,
     On a CPU, where only rehearsals run, the log-sums are zeros.
     """
     if q.is_cuda:
-        return kernels.far_attention(q, keys, values, mask)
+        return torch_private.far_attention(q, keys, values, mask)
     return torch.nn.functional.scaled_dot_product_attention(q, keys, values, mask), torch.zeros(q.shape[:-1])
 
 

@@ -9,7 +9,7 @@ import pytest
 from adt_tree_pack.nodes import contact_sheet as collect
 from PIL import Image
 
-from adt_core.app.tables import to_csv
+from adt_core.app.csv_tables import to_csv
 
 COLORS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200)]
 IMAGES = [Image.new("RGB", (64, 32), color) for color in COLORS]
@@ -24,7 +24,7 @@ def row(id: str, file: str, seconds: float, **more) -> dict:
         "target_forwards": 8,
         "mean_depth": 1.5,
         "substitution_rate": 0.0,
-        "mean_nodes": 4.0,
+        "mean_drafts": 4.0,
     }
     return {"id": id, "prompt": 'a "cat", a dog', **figures, "file": file, **more}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
-from adt_core.app.batch import BatchFolder, batch_folder
+from adt_core.app.batch_folder import BatchFolder, batch_folder
 from adt_core.app.images import read_settings
 from adt_core.drafters.merged import MergedDrafter
 from adt_core.engine.device import profiles
@@ -23,7 +23,7 @@ from adt_core.lab.records import open_records
 from adt_core.models.batch_invariance import TILE
 from adt_core.policies import CostProfile
 from adt_core.policies.cost_model import CostModel
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 
 OLD = Path(__file__).parents[1] / "fixtures" / "v0_1"
 

@@ -9,13 +9,13 @@ from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.app.jobs import decode, new_decoding
 from adt_core.engine.job import Job
 from adt_core.policies import PLAIN
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 from benchmarks.replay import record, replaying
 
 PROMPTS = ["a cat", "three small dogs", "x"]
 METHODS = {
-    "tree": dict(method="eagle2", depth=5, width=3, nodes=8),
-    "chain": dict(method="eagle2", depth=4, width=1, nodes=4),
+    "tree": dict(method="eagle2", depth=5, width=3, drafts=8),
+    "chain": dict(method="eagle2", depth=4, width=1, drafts=4),
     "adt-tree": dict(method="adt-tree", rule="predicted", init="both"),
 }
 

@@ -9,14 +9,14 @@ import pytest
 from PIL import Image
 
 from adt_core import Drafting, cli
-from adt_core.app import batch_size, generation, png_folder, progress, webdataset
-from adt_core.app.batch_size import default_batch_size
-from adt_core.app.image_list import ImageList
 from adt_core.app.images import read_settings
-from adt_core.app.progress import RunProgress
 from adt_core.app.prompts import PromptEntry
+from adt_core.commands import batch_size, generation, png_folder, progress, webdataset
+from adt_core.commands.batch_size import default_batch_size
+from adt_core.commands.image_list import ImageList
+from adt_core.commands.progress import RunProgress
 from adt_core.engine.job import Job
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 from tests.command import read_lines, words
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog", "a red house", "a tree", "a blue sky"]
@@ -104,7 +104,7 @@ def test_an_interrupted_list_is_finished_and_equals_an_uninterrupted_one(generat
         elif name == "trace.jsonl":
             assert [line["acceptance"] for line in one] == [line["acceptance"] for line in two]
     one, two = (json.loads(Path(folder, "r.json").read_text(encoding="utf-8")) for folder in ("whole", "parts"))
-    for figure in ("images", "tokens", "tau", "mean_depth", "verified_nodes", "method", "seed"):
+    for figure in ("images", "tokens", "tau", "mean_depth", "verified_drafts", "method", "seed"):
         assert one[figure] == pytest.approx(two[figure]), figure
     assert two["seconds"] == pytest.approx(sum(line["seconds"] for line in read_lines("parts/r.jsonl")))
 
@@ -226,7 +226,7 @@ def test_the_union_of_shards_is_the_complete_list(generate):
     code, out, _ = generate("parts", **options("parts"), batch_size=2)
     assert code == 0 and "14 of 14 images were already there." in out and "have no lines" not in out
     one, two = (json.loads(Path(folder, "r.json").read_text(encoding="utf-8")) for folder in ("whole", "parts"))
-    for figure in ("images", "tokens", "tau", "verified_nodes"):
+    for figure in ("images", "tokens", "tau", "verified_drafts"):
         assert one[figure] == pytest.approx(two[figure])
 
 
