@@ -5,11 +5,13 @@
  * A run is one decoding of a batch of images, see map_model.js.
  */
 
+import { compareWithPlain } from "./added_nodes.js";
 import { imageInFile } from "./batch_image.js";
 import {
   addElement,
   comparedNodes,
   executionIds,
+  findWidget,
   fitNode,
   forwardWheelAndPan,
   isEditable,
@@ -21,6 +23,7 @@ import {
   redrawNode,
   refreshWidgets,
   removePreview,
+  runNodes,
   runsItself,
   setHeight,
   setHidden,
@@ -278,6 +281,17 @@ export class NodeMap {
   /** A sentence on why the node does not run (muted or bypassed), or "". */
   get off() {
     return own(texts.off, this.node.mode) ?? "";
+  }
+
+  canMeasure() {
+    return this.node.comfyClass === "ADTTreeSampler";
+  }
+
+  /** Compare the node with one without drafts, for the seed of the shown run. */
+  measure() {
+    const [compare, preview] = compareWithPlain(this.node);
+    findWidget(compare, "seed").value = parse(this.run.seed, "number");
+    runNodes([preview]);
   }
 
   drawn() {

@@ -44,6 +44,9 @@ class LiveMap:
         hidden: Hidden inputs `unique_id`, `prompt` and `extra_pnginfo` of the node.
         part: Index of this run among the runs that the node makes side by side.
         parts: Number of these runs.
+
+    Attributes:
+        speedup: Estimated speed-up over decoding without drafts, for the finished map; None if it is not known.
     """
 
     _INTERVAL = 0.1
@@ -63,6 +66,7 @@ class LiveMap:
         self._inputs = _values(hidden)
         self._sent = 0
         self._next = 0.0
+        self.speedup: float | None = None
 
     def update(self) -> None:
         """Send the rounds since the last message, if the interval has passed."""
@@ -95,6 +99,7 @@ class LiveMap:
             thumbnails.pop()
         data = pack(self._trace.rounds)
         own = {"data": data, "texts": _texts(self._hidden), "pictures": pictures, "thumbnails": thumbnails}
+        own["speedup"] = self.speedup and round(self.speedup, 2)
         return {**self._header(), **own}
 
     def small(self, whole: dict) -> dict:

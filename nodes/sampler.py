@@ -204,4 +204,5 @@ def _decode(decoding: Decoding, model: LoadedModel, hidden: io.Hidden) -> dict |
             progress.update(decoding.done_tokens)  # without a line of text, because the map shows the progress as text
     last = progress.last
     picture = lambda image: last if image == 0 and last else preview(model.target, decoding, image)  # noqa: E731
+    live_map.speedup = decoding.speedup
     return finished([live_map], hidden, picture)

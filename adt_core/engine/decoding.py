@@ -179,6 +179,11 @@ class Decoding:
         """
         return required_bytes(self.request, self.at_once, device)
 
+    @property
+    def speedup(self) -> float | None:
+        """Estimate of how many times as fast the decoding is as one without a drafter; see `Costs.speedup`."""
+        return self._costs.speedup(self.at_once)
+
     def learn_costs(self) -> None:
         """Learn the costs of rounds on this device from this decoding. Call this method after the last round."""
         self._costs.learn(self.at_once)

@@ -100,6 +100,22 @@ class Costs:
                 profiles.save_costs(after)
         self._rounds = {}
 
+    def speedup(self, batch_size: int) -> float | None:
+        """Return how many times as fast the recorded rounds are as decoding without a drafter; None if unknown.
+
+        The result is an estimate: tokens per round, divided by the mean cost of a round. Call this before `learn`.
+
+        Args:
+            batch_size: Number of images that were decoded together.
+        """
+        rounds = self._rounds.get(batch_size, [])
+        if self.profile is None or not rounds:
+            return None
+        model = self._learned(batch_size).learn(rounds) if self._is_learned else None
+        profile = model.profile(self._request.drafting.policy.sizes) if model else self.profile
+        costs = [profile.cost(*round.size) if round.size != PLAIN_ROUND else profile.plain for round in rounds]
+        return sum(round.accepted + 1 for round in rounds) / sum(costs)
+
     def _learned(self, batch_size: int) -> CostModel:
         """Return the estimates, corrected by the costs that were learned on this device."""
         model = self._estimated(batch_size)
