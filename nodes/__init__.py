@@ -7,11 +7,11 @@ from . import folders, homes, pages, saved_map
 from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
 from .check import ADTTreeCheck
-from .collector import ADTTreeCollector
+from .collector import ADTTreeBatchReport
 from .compare import ADTTreeCompare
-from .figures import ADTTreeFigures, ADTTreeMapImage
-from .glm_image import ADTTreeGLMDecode, ADTTreeGLMDecoderLoader
-from .lantern import ADTTreeLantern
+from .figures import ADTTreeMapToImage, ADTTreeRunStats
+from .glm_image import ADTTreeGLMImageDecode, ADTTreeGLMImageDecoderLoader
+from .lantern import ADTTreeLANTERN
 from .loaders import ADTTreeDrafterLoader, ADTTreeModelLoader
 from .prompts import ADTTreePrompts
 from .sampler import ADTTreeSampler
@@ -33,17 +33,17 @@ class ADTTreeExtension(ComfyExtension):
             ADTTreeImageSize,
             ADTTreeDrafterLoader,
             ADTTreeSettings,
-            ADTTreeLantern,
+            ADTTreeLANTERN,
             ADTTreeSampler,
-            ADTTreeMapImage,
-            ADTTreeFigures,
+            ADTTreeMapToImage,
+            ADTTreeRunStats,
             ADTTreeCompare,
             ADTTreePrompts,
             ADTTreeBatchSampler,
-            ADTTreeCollector,
+            ADTTreeBatchReport,
             ADTTreeBenchmark,
             ADTTreeCheck,
-            ADTTreeGLMDecoderLoader,
-            ADTTreeGLMDecode,
+            ADTTreeGLMImageDecoderLoader,
+            ADTTreeGLMImageDecode,
             ADTTreeTrainDrafter,
         ]
