@@ -6,8 +6,8 @@ from .engine.decoding import Decoding
 from .errors import AdtError, PromptTooLongError
 from .models.target import EncodedPrompt, Target
 from .policies import Drafting
-from .rules.settings import Lantern, Sampling
-from .rules.trace import Round, Trace
+from .settings import Lantern, Sampling
+from .trace import Round, Trace
 
 __all__ = [
     "AdtError",

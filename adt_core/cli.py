@@ -1,6 +1,6 @@
 """Command line, `python adt.py`.
 
-The options of the command line are settings that other modules declare: `policies/recipe.py` declares the settings that
+The options of the command line are settings that other modules declare: `recipe.py` declares the settings that
 determine an image, and `app/args.py` declares all other options of the commands. This module imports modules that need
 torch only when a command runs, so that `--help` is fast.
 """
@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 from .app import args
 from .errors import INTERRUPTED, AdtError, is_out_of_memory, missing_library, one_line, substitute_inputs
-from .policies.recipe import Loading, Recipe, method_options
-from .rules.settings import Lantern, Option, Sampling, Section
+from .recipe import Loading, Recipe, method_options
+from .settings import Lantern, Option, Sampling, Section
 from .terminal import escape_unencodable, print_result, tolerant_stderr
 from .version import VERSION
 
@@ -94,7 +94,7 @@ def _section(section: type[Section], options: Mapping[str, Any]) -> Section:
 
 def generate(options: dict[str, Any]) -> str:
     """Generate images from text."""
-    from .app import generation
+    from .commands import generation
 
     arguments = args.GenerateArgs(
         files=_section(args.OutputArgs, options),

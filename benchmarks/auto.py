@@ -61,7 +61,7 @@ from adt_core.app.loading import choose_device
 from adt_core.engine.job import Job
 from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 from model_making.prompts import PROMPTS
 
 from .harness import RECIPE, SAMPLING, captions

@@ -17,7 +17,7 @@ from adt_core import Lantern, Sampling, Target, load_drafter, load_target
 from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.lab.benchmark import PRESETS, RELAXED, Benchmark, Preset, measure
 from adt_core.lab.quality import ImageMetric, Scores
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 from model_making.data import example
 from model_making.scoring import analyse_image, scene_spec, score_prompt
 

@@ -31,7 +31,7 @@ from adt_core.app.jobs import decode, new_decoding
 from adt_core.drafters import with_window
 from adt_core.engine.job import Job
 from adt_core.policies import PLAIN, CostProfile
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 from adt_core.rules.sampling import noise_table, process_logits
 
 from .harness import captions

@@ -37,10 +37,10 @@ from adt_core.models.layers import Decoder
 from adt_core.models.reading.paths import resolve
 from adt_core.models.target import Target
 from adt_core.policies import PLAIN
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 from adt_core.rules.noise import KeyedNoise
-from adt_core.rules.settings import BUNDLED, UPSTREAM
 from adt_core.rules.upstream import UpstreamNoise
+from adt_core.settings import BUNDLED, UPSTREAM
 
 from .harness import captions
 from .interleaving import header, median_with_interval, row

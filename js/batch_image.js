@@ -1,6 +1,6 @@
 /**
  * Identification of the image of a batch that an image file shows. All files of a batch contain the same workflow and
- * the same acceptance map. The map has a mark of each image: the mean colours of 8 by 8 regions, see nodes/marks.py.
+ * the same acceptance map. The map has a mark of each image: the mean colours of 8 by 8 regions, see nodes/map_marks.py.
  * This file compares the marks with the colours of the image file. For older maps, which have thumbnails instead of
  * marks, this file computes the marks from the thumbnails.
  */

@@ -33,7 +33,7 @@ from adt_core.app.images import to_uint8
 from adt_core.app.jobs import decode, new_decoding
 from adt_core.engine.job import Job
 from adt_core.policies import PLAIN
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 
 from .data import example
 from .prompts import PROMPTS, TEMPLATES, PromptSpec

@@ -3,17 +3,17 @@
 from comfy_api.v0_0_2 import ComfyExtension, io
 from server import PromptServer
 
-from . import folders, homes, pages, saved_map
+from . import folders, map_homes, saved_map, web_address
 from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
 from .check import ADTTreeCheck
 from .collector import ADTTreeBatchReport
 from .compare import ADTTreeCompare
-from .figures import ADTTreeMapToImage, ADTTreeRunStats
 from .glm_image import ADTTreeGLMImageDecode, ADTTreeGLMImageDecoderLoader
 from .lantern import ADTTreeLANTERN
 from .loaders import ADTTreeDrafterLoader, ADTTreeModelLoader
 from .prompts import ADTTreePrompts
+from .run_stats import ADTTreeMapToImage, ADTTreeRunStats
 from .sampler import ADTTreeSampler
 from .settings import ADTTreeSettings
 from .size import ADTTreeImageSize
@@ -25,8 +25,8 @@ class ADTTreeExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         folders.register()
-        pages.register()
-        for handler in (saved_map.remind, homes.announce):
+        web_address.register()
+        for handler in (saved_map.remind, map_homes.announce):
             PromptServer.instance.add_on_prompt_handler(handler)
         return [
             ADTTreeModelLoader,

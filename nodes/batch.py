@@ -17,7 +17,7 @@ from comfy.cli_args import args
 from comfy_api.v0_0_2 import io, ui
 from torch import Tensor
 
-from ..adt_core.app.batch import BatchFolder, SavedImage, batch_folder
+from ..adt_core.app.batch_folder import BatchFolder, SavedImage, batch_folder
 from ..adt_core.app.images import is_keyword
 from ..adt_core.app.jobs import drawing, split
 from ..adt_core.app.prompts import file_prefixes
@@ -26,10 +26,10 @@ from ..adt_core.app.truncation import INVALID_MODES, RAISE, fit_prompt
 from ..adt_core.engine.job import Job
 from ..adt_core.errors import AdtError, shown
 from ..adt_core.messages import join, message
-from ..adt_core.rules.settings import Lantern
+from ..adt_core.settings import Lantern
+from .comfy_runtime import Progress, check_cancelled, loaded, show_images, tell
 from .drafting import AUTO, choose_drafting, drafting_input
 from .prompts import NO_SEED
-from .runtime import Progress, check_cancelled, loaded, show_images, tell
 from .sampling import (
     choose_preset,
     choose_sampling,

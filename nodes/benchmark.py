@@ -7,7 +7,7 @@ import folder_paths
 from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
-from ..adt_core.app.batch import named_folder
+from ..adt_core.app.batch_folder import named_folder
 from ..adt_core.app.checkpoints import BUNDLED_SAMPLING
 from ..adt_core.app.continuation import open_rgb
 from ..adt_core.app.images import digest
@@ -18,15 +18,15 @@ from ..adt_core.lab import benchmark as bench
 from ..adt_core.lab import report
 from ..adt_core.messages import message
 from ..adt_core.policies import PLAIN
-from ..adt_core.policies.recipe import Loading, Recipe
-from ..adt_core.rules.settings import MAX_SEED, Lantern, Sampling
+from ..adt_core.recipe import Loading, Recipe
+from ..adt_core.settings import MAX_SEED, Lantern, Sampling
+from .clip_and_vae import encode
+from .comfy_runtime import Progress, check_cancelled, loaded, refusal, tell
 from .drafting import check_same_model, own_drafter
 from .prompts import check, fingerprint, read
-from .runtime import Progress, check_cancelled, loaded, refusal, tell
 from .sampling import choose_preset, choose_sampling, choose_suffix, ignored, patchers, preset_input
 from .schema import Tooltips, schema, widget
 from .sockets import DrafterSocket, LanternSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
-from .stock import encode
 
 FOLDER = "adt_tree_benchmark"
 

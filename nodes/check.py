@@ -8,12 +8,12 @@ from ..adt_core.app.diagnostics import PROMPTS, DiagnosticSetup
 from ..adt_core.app.doctor import diagnose
 from ..adt_core.messages import message
 from ..adt_core.policies import Drafting
+from .clip_and_vae import text_encoder
+from .comfy_runtime import Progress, check_cancelled, loaded
 from .drafting import DraftConfig, check_same_model, own_drafter
-from .runtime import Progress, check_cancelled, loaded
 from .sampling import OWN, choose_sampling, choose_suffix, make_job, patchers
 from .schema import Tooltips, schema
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
-from .stock import text_encoder
 
 _PARTS = 1000
 """Number of steps of the progress bar."""

@@ -8,12 +8,12 @@ import torch
 from comfy_api.v0_0_2 import io, ui
 
 from .batch import FOLDER, metadata
+from .clip_and_vae import to_picture
+from .comfy_runtime import refusal, tell
 from .contact_sheet import contact_sheet, own_name, remark, summary, write_report
 from .folders import check_name
-from .runtime import refusal, tell
 from .schema import Tooltips, schema
 from .sockets import BatchResults, ResultsSocket, checked
-from .stock import to_picture
 
 _LABELS = {"id and prompt": "{id}: {prompt}", "id": "{id}", "prompt": "{prompt}", "none": ""}
 

@@ -11,11 +11,12 @@ from ..adt_core.app.jobs import drawing, warm_up
 from ..adt_core.app.truncation import RAISE
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.policies import PLAIN
-from ..adt_core.rules.settings import Lantern
+from ..adt_core.settings import Lantern
+from .clip_and_vae import ImageTokenizer, to_picture
+from .comfy_runtime import Progress
 from .drafting import AUTO, choose_drafting, drafting_input
-from .figures import relaxed
 from .live_map import LiveMap, finished
-from .runtime import Progress
+from .run_stats import relaxed
 from .sampling import (
     choose_preset,
     choose_sampling,
@@ -41,7 +42,6 @@ from .sockets import (
     SettingsSocket,
     checked,
 )
-from .stock import ImageTokenizer, to_picture
 
 _COMPARE_TOOLTIPS = Tooltips(
     inputs={

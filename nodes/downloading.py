@@ -21,7 +21,7 @@ from ..adt_core.messages import join, message
 from ..adt_core.models.downloads import Published
 from ..adt_core.models.reading.paths import STAGE, home_of, name_of
 from . import folders
-from .runtime import Progress, check_cancelled, tell
+from .comfy_runtime import Progress, check_cancelled, tell
 
 EXPLAIN, DOWNLOAD = "explain", "download"
 IF_MISSING = [EXPLAIN, DOWNLOAD]

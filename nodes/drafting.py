@@ -15,9 +15,9 @@ from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, default_options, 
 from ..adt_core.drafters.base import Drafter
 from ..adt_core.errors import AdtError
 from ..adt_core.policies import PLAIN, Drafting
-from ..adt_core.rules.settings import Lantern, Sampling
+from ..adt_core.settings import Lantern, Sampling
 from . import folders
-from .runtime import check_cancelled, manage, tell
+from .comfy_runtime import check_cancelled, manage, tell
 from .sockets import LoadedDrafter, LoadedModel
 
 AUTO, EXACT, RELAXED, UNDRAFTED = "Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "No drafting"

@@ -16,12 +16,12 @@ from ..adt_core.models import glm_pixels
 from ..adt_core.models.families.glm_image import FAMILY, GLM, PIXELS
 from ..adt_core.models.glm_pixels import GUIDANCE, STEPS, SourceImage
 from . import folders
+from .clip_and_vae import cropped, read_prompt, read_sources, to_image, to_picture
+from .comfy_runtime import Progress, check_cancelled, drop_unused_results, loaded, manage, tell
 from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, fetch
 from .latent import read_codes
-from .runtime import Progress, check_cancelled, drop_unused_results, loaded, manage, tell
 from .schema import Tooltips, schema
 from .sockets import GlmDecoder, GlmDecoderSocket, LoadedModel, ModelSocket, checked
-from .stock import cropped, read_prompt, read_sources, to_image, to_picture
 
 PUBLISHED, BESIDE = f"{GLM.folder}/transformer", "same folder as transformer"
 """Name of the published transformer, and the choice for a text encoder or VAE in the same folder as the transformer."""

@@ -6,7 +6,7 @@ from torch import Tensor
 from ..adt_core.app.continuation import prefix_length
 from ..adt_core.errors import AdtError
 from ..adt_core.models.target import Target
-from .runtime import loaded
+from .comfy_runtime import loaded
 from .sockets import LoadedModel
 
 

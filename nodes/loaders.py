@@ -9,14 +9,14 @@ from ..adt_core.app.inspect import inspect
 from ..adt_core.errors import AdtError
 from ..adt_core.messages import message
 from ..adt_core.models.load import FAMILIES
-from ..adt_core.rules.settings import BUNDLED
+from ..adt_core.settings import BUNDLED
 from . import folders
+from .clip_and_vae import ImageTokenizer, TextEncoder
+from .comfy_runtime import check_cancelled, drop_unused_results, manage, refusal, tell
 from .downloading import DOWNLOAD, EXPLAIN, IF_MISSING, download_missing, offered_downloads
 from .drafting import open_drafter, own_path
-from .runtime import check_cancelled, drop_unused_results, manage, refusal, tell
 from .schema import IMAGE_TOKENS, Tooltips, schema
 from .sockets import DrafterSocket, LoadedModel, ModelSocket, checked
-from .stock import ImageTokenizer, TextEncoder
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _WEIGHTS = {"int8 weights": "int8", "fp8 weights": "fp8", "int4 weights": "int4"}

@@ -8,7 +8,6 @@ from pathlib import Path, PureWindowsPath
 import folder_paths
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.app.dynamic_prompts import CHOICE_MODES, RANDOM, expand_prompts
 from ..adt_core.app.prompts import (
     BUNDLED_CAPTIONS,
     CAPTIONS,
@@ -23,7 +22,8 @@ from ..adt_core.app.prompts import (
 )
 from ..adt_core.errors import AdtError
 from ..adt_core.files import is_hidden
-from .runtime import check_cancelled, refusal, tell
+from .comfy_runtime import check_cancelled, refusal, tell
+from .dynamic_prompts import CHOICE_MODES, RANDOM, expand_prompts
 from .schema import Tooltips, schema
 from .sockets import checked
 

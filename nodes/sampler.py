@@ -11,13 +11,13 @@ from ..adt_core.app.continuation import DEFAULT_KEEP
 from ..adt_core.app.jobs import drawing
 from ..adt_core.app.truncation import RAISE
 from ..adt_core.engine.decoding import Decoding
-from ..adt_core.rules.settings import Lantern
-from .decoration import decorating
+from ..adt_core.settings import Lantern
+from .comfy_runtime import Progress
 from .drafting import AUTO, choose_drafting, drafting_input
 from .latent import read_latent
 from .live_map import LiveMap, finished
-from .marks import expect
-from .runtime import Progress
+from .log_errors import decorating
+from .map_marks import expect
 from .sampling import (
     choose_preset,
     choose_sampling,

@@ -20,14 +20,14 @@ from ..adt_core.engine.job import Job
 from ..adt_core.errors import AdtError, PromptTooLongError, shown
 from ..adt_core.messages import join, message, parts_of
 from ..adt_core.models.target import Target, suffixed
-from ..adt_core.policies.recipe import Loading, Recipe
-from ..adt_core.rules.settings import UPSTREAM, Sampling
+from ..adt_core.recipe import Loading, Recipe
+from ..adt_core.settings import UPSTREAM, Sampling
+from .clip_and_vae import read_prompt, read_sources, text_encoder, to_image, to_picture
+from .comfy_runtime import check_cancelled, loaded, tell
 from .drafting import DraftConfig
 from .latent import read_codes
-from .runtime import check_cancelled, loaded, tell
 from .schema import widget
 from .sockets import LoadedDrafter, LoadedModel
-from .stock import read_prompt, read_sources, text_encoder, to_image, to_picture
 
 _PROMPT = "Prompt"
 _NEGATIVE_PROMPT = "Negative prompt"

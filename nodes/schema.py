@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.rules.settings import Option
+from ..adt_core.settings import Option
 
 CATEGORY = "ADT-Tree"
 IMAGE_TOKENS = ("image tokens", "vqgan", "vq-vae", "图像 token")

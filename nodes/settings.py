@@ -9,8 +9,8 @@ from functools import partial
 from comfy_api.v0_0_2 import io
 
 from ..adt_core.policies import DEFAULT, POLICIES, Drafting, options
-from ..adt_core.rules.settings import Option
-from .runtime import refusal
+from ..adt_core.settings import Option
+from .comfy_runtime import refusal
 from .schema import Tooltips, schema, widget
 from .sockets import SettingsSocket
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..adt_core.drafters.base import Drafter
 from ..adt_core.errors import AdtError, shown
 from ..adt_core.models.target import Target
-from ..adt_core.rules.settings import Sampling
+from ..adt_core.settings import Sampling
 from .schema import default
 
 ModelSocket = io.Custom("ADT_MODEL")

@@ -23,12 +23,12 @@ from ..adt_core.lab.training.estimate import TrainingEstimate
 from ..adt_core.lab.training.log import curve
 from ..adt_core.lab.training.run import Run
 from ..adt_core.messages import join, message
-from ..adt_core.rules.settings import Option, Sampling
+from ..adt_core.settings import Option, Sampling
 from . import folders
 from .batch import one
+from .comfy_runtime import Progress, check_cancelled, loaded, refusal, tell
 from .drafting import check_same_model, open_drafter
 from .prompts import check, fingerprint, read
-from .runtime import Progress, check_cancelled, loaded, refusal, tell
 from .sampling import choose_preset, choose_sampling, choose_suffix, ignored, preset_input, sampling_inputs
 from .schema import Tooltips, schema, widget
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked

@@ -1,7 +1,7 @@
 """Arguments of the commands: inputs, outputs, numbers of images and devices.
 
 The settings that determine an image, such as the temperature, are not in this module. They form the recipe
-(`policies.recipe`).
+(`recipe`).
 
 Each field of a class becomes one option of the command line. This module does not import torch, so that `--help` is
 fast.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AdtError, shown
-from ..rules.settings import (
+from ..settings import (
     BUNDLED,
     MAX_BATCH_SIZE,
     MAX_SEED,

@@ -23,7 +23,7 @@ from ..models.quantised import check_device
 from ..models.reading.checkpoint import Checkpoint, NoWeights
 from ..models.reading.paths import home_of, name_of, resolve
 from ..models.target import PublishedSampling, Target
-from ..rules.settings import BUNDLED
+from ..settings import BUNDLED
 from . import training_domain, unsupported
 
 BUNDLED_SAMPLING = PublishedSampling(guidance=2.0, temperature=0.6)

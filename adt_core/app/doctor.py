@@ -22,7 +22,7 @@ from ..kernels import choice
 from ..memory_limit import memory_limit
 from ..models.batch_invariance import HALF, near_window
 from ..models.cpu import ALL_ROWS, max_mkl_rows
-from ..models.kernels import reduced_precision_settings
+from ..models.torch_private import reduced_precision_settings
 from ..policies import PLAIN
 from ..policies.auto import SIZES
 from ..version import VERSION

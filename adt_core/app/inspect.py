@@ -24,7 +24,7 @@ from ..models.reading.entries import Entry, missing_tensors
 from ..models.reading.paths import resolve
 from ..models.target import EncodedPrompt, Target
 from ..policies import Drafting
-from ..rules.settings import BUNDLED, Sampling
+from ..settings import BUNDLED, Sampling
 from . import unsupported
 from .checkpoints import open_checkpoint
 

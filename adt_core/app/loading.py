@@ -15,8 +15,8 @@ from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, drafter_defaults, is_netwo
 from ..errors import AdtError
 from ..models.target import PublishedSampling, Target
 from ..policies import check_fit
-from ..policies.recipe import BUNDLED, Loading, Recipe
-from ..rules.settings import Settings
+from ..recipe import BUNDLED, Loading, Recipe
+from ..settings import Settings
 from .checkpoints import checkpoint_files, find_drafter, load_target, published_sampling
 
 

@@ -29,8 +29,8 @@ from ..engine.job import Job
 from ..errors import AdtError, Check, command, shown
 from ..files import write
 from ..models.target import Target
-from ..policies.recipe import BUNDLED, Loading, Recipe
-from ..rules.trace import Trace
+from ..recipe import BUNDLED, Loading, Recipe
+from ..trace import Trace
 from .checkpoints import find_published, load_drafter
 from .download import default_folder
 from .images import open_image, to_png, to_rgb, to_uint8
@@ -133,7 +133,7 @@ class Pipeline:
             dtype: "float32", "float64", "bfloat16" or "float16". The default is float32.
             weights: "int8", "fp8" or "int4", to store the transformer's matrices with fewer bits. None stores them in
                 `dtype`.
-            **loading: Other options of :class:`~adt_core.policies.recipe.Loading`, such as ``size=(512, 512)``.
+            **loading: Other options of :class:`~adt_core.recipe.Loading`, such as ``size=(512, 512)``.
 
         Raises:
             AdtError: If the model is not installed or can't be read, or an option is not valid.

@@ -12,10 +12,10 @@ from typing import Any
 from ..drafters import DRAFTERS, WITH_WINDOW
 from ..errors import AdtError, shown
 from ..policies.adt_tree import PAPER
-from ..policies.recipe import BUNDLED, Recipe
+from ..recipe import BUNDLED, Recipe
 from ..rules.noise import NOISE_VERSION
-from ..rules.settings import UPSTREAM
 from ..rules.upstream import noise_device
+from ..settings import UPSTREAM
 from .args import InputArgs
 from .images import read_settings
 from .loading import choose_device

@@ -13,9 +13,9 @@ import numpy as np
 
 from ..errors import AdtError, shown
 from ..files import LARGEST_LIST, folded, foreign_text, opened, parse_json, read_text, reason
-from ..rules.settings import MAX_SEED
+from ..settings import MAX_SEED
+from .csv_tables import read_table
 from .parquet import read_columns
-from .tables import read_table
 
 FILES = (".txt", ".json", ".jsonl", ".csv", ".tsv")
 """Suffixes of files that need no further package. A file with another suffix is read as plain text.

@@ -2,7 +2,7 @@
 
 from .base import Drafter, Prefill, Proposer, Shapes, Verified
 from .eagle_files import fits
-from .table import (
+from .load import (
     DRAFTERS,
     JACOBI,
     WITH_WINDOW,

@@ -33,8 +33,8 @@ from ..policies import Context, Shape
 from ..policies.fixed import STATIC_TREES
 from ..rules.noise import Noise
 from ..rules.sampling import process_logits
-from ..rules.settings import Sampling
 from ..rules.tree import CandidatePool, DraftTree, chain
+from ..settings import Sampling
 from .base import Drafter, Prefill, Proposer, Shapes, Verified
 
 

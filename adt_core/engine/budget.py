@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..rules.settings import Lantern
-from ..rules.trace import ImageRound
+from ..settings import Lantern
+from ..trace import ImageRound
 from .slots import Slots
 
 

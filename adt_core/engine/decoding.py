@@ -23,9 +23,9 @@ from ..kernels import choice
 from ..kernels.choice import KernelError
 from ..models.target import EncodedPrompt, Target
 from ..policies import NO_DRAFTS, CostProfile, Drafting, Policy, Shape, Slot
-from ..policies.recipe import Loading, Recipe
-from ..rules.settings import Lantern, Sampling
-from ..rules.trace import ImageRound, Round, Trace
+from ..recipe import Loading, Recipe
+from ..settings import Lantern, Sampling
+from ..trace import ImageRound, Round, Trace
 from . import pool
 from .budget import Budget
 from .conditions import Conditions

@@ -1,6 +1,6 @@
 """A job: a recipe, and the loaded models that the recipe names.
 
-A recipe (:class:`~adt_core.policies.recipe.Recipe`) contains all settings that determine an image, except its prompt.
+A recipe (:class:`~adt_core.recipe.Recipe`) contains all settings that determine an image, except its prompt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..drafters import Drafter
 from ..errors import AdtError, Check, shown
 from ..models.target import EncodedPrompt, Target, suffixed
-from ..policies.recipe import Recipe
+from ..recipe import Recipe
 from ..rules.noise import NOISE_VERSION
 from ..version import VERSION
 

@@ -16,14 +16,14 @@ from ..drafters import Drafter, Prefill
 from ..models.cache import KVCache
 from ..models.rows import BatchRows, Roots
 from ..rules.noise import KeyedNoise, Noise, NoiseKind
-from ..rules.settings import UPSTREAM
 from ..rules.upstream import UpstreamNoise
+from ..settings import UPSTREAM
 from . import pool
 from .forward import add_noise, logits, prefill
 from .graphs import Graphs, make_recorder
+from .lookup import Tables
 from .request import Request
 from .slots import Slots
-from .tables import Tables
 
 
 class ImageQueue:

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from ..drafters import Drafter
-from ..drafters.table import with_window
+from ..drafters.load import with_window
 from ..errors import AdtError, Check
 from ..models.batch_invariance import MASK_ALIGNMENT, near_window
 from ..models.target import EncodedPrompt, Target
 from ..policies import Context, CostProfile, Drafting, DraftMode, Shape
-from ..policies.recipe import Recipe
+from ..recipe import Recipe
 from ..rules.noise import NOISE_VERSION, Key
-from ..rules.settings import UPSTREAM, Lantern, Sampling
 from ..rules.upstream import noise_device
+from ..settings import UPSTREAM, Lantern, Sampling
 from .job import Job
 
 PROMPT_MULTIPLE = 128

@@ -32,7 +32,7 @@ The same functions run on every device. A CPU executes them directly. A GPU capt
 
 Notation: B images, N drafts per image, N + 1 nodes per tree. A *slot* holds the state of one image of the batch. The
 *policy* (:mod:`adt_core.policies`) decides the maximum size (shape) of each draft tree. The *trace*
-(:mod:`adt_core.rules.trace`) records all rounds. In the code, `z` are the logits after guidance, temperature and
+(:mod:`adt_core.trace`) records all rounds. In the code, `z` are the logits after guidance, temperature and
 filters, [B, N + 1, vocabulary].
 """
 
@@ -50,9 +50,9 @@ from ..drafters import Proposer, Shapes, Verified
 from ..errors import AdtError
 from ..models.target import Target
 from ..policies import NO_DRAFTS, Shape
-from ..rules.trace import ImageRound
 from ..rules.tree import DraftTree
 from ..rules.verify import exact_agreement, longest_path, relaxed_agreement
+from ..trace import ImageRound
 from .forward import add_noise, emitted_codes, forward, logits
 from .report import RoundReport
 from .slots import Slots

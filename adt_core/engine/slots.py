@@ -20,8 +20,8 @@ from ..policies import Shape
 from ..rules.noise import Noise
 from .device.memory import state_bytes
 from .graphs import Graphs
+from .lookup import Tables
 from .request import ATTENDED_MULTIPLE, Request
-from .tables import Tables
 
 
 @dataclass

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..models.batch_invariance import NearKeys, near_attention
 from ..models.cpu_attention import batched_attention
-from ..models.kernels import far_attention
+from ..models.torch_private import far_attention
 from . import choice
 from .attend_trial import Operands, RandomTree, join
 from .trials import MIN_SPEEDUP, ROUNDS, RoundRows, is_candidate, tolerance

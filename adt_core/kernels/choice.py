@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..environment import variable
 from ..errors import AdtError, Check, is_out_of_memory, one_line, shown
-from ..models.kernels import occupy_gpu
+from ..models.torch_private import occupy_gpu
 from ..runtime import cached_per_runtime, get_runtime
 from .verdicts import Verdict, find_verdict, save_verdict
 

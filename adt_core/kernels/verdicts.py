@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from .. import cache_folder
-from ..models.kernels import cuda_driver_version, reduced_precision_settings
+from ..models.torch_private import cuda_driver_version, reduced_precision_settings
 from ..version import VERSION
 
 KIND = "kernels"

@@ -37,8 +37,8 @@ from ..errors import AdtError, Check, pip_install
 from ..files import read_text, write_in
 from ..models.target import Target
 from ..policies import PLAIN, POLICIES, Drafting
-from ..policies.recipe import Recipe
-from ..rules.settings import BUNDLED, Lantern
+from ..recipe import Recipe
+from ..settings import BUNDLED, Lantern
 from ..version import VERSION
 from . import quality, report
 from .records import RUNS, append, open_records

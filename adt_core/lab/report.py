@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..app.tables import to_csv
+from ..app.csv_tables import to_csv
 from ..files import to_json, write_in
 from ..policies import PLAIN
 

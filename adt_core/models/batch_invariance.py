@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ..errors import is_out_of_memory
 from ..runtime import cached_per_runtime, get_runtime
-from .kernels import far_attention
+from .torch_private import far_attention
 
 HALF = (torch.bfloat16, torch.float16)
 TILE = {"cuda": 64, "meta": 64, "cpu": 4}

@@ -41,11 +41,11 @@ from .cache import KVCache
 from .config import QUANTISED, DecoderConfig
 from .cpu import max_mkl_rows
 from .cpu_attention import batched_mask
-from .kernels import onednn_matmul, supports_half_matmul
 from .packed import packed
 from .quantised_matmul import has_exact_sums, quantised_matmul
 from .rotary import Rope, Rotation, rope_tables
 from .rows import AttentionMetadata
+from .torch_private import onednn_matmul, supports_half_matmul
 
 
 class LayerContext(NamedTuple):

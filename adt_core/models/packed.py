@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .cpu import ALL_ROWS, max_mkl_rows
-from .kernels import onednn_pack
+from .torch_private import onednn_pack
 
 MAX_BYTES = 2**26
 """Maximum size of the weights that are packed for a decoding. Larger weights would take twice the memory that ComfyUI

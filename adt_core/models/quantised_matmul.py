@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..errors import is_out_of_memory
 from ..runtime import cached_per_runtime
-from .kernels import fp8_matmul, int8_matmul
+from .torch_private import fp8_matmul, int8_matmul
 
 _FP8_DIGITS = {torch.bfloat16: 2, torch.float16: 3}
 """Number of float8_e4m3fn digits for each dtype of the activations. A digit has 4 significant bits. bfloat16 has 8

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import AdtError
-from ..rules.settings import Sampling
+from ..settings import Sampling
 from .layers import Decoder
 from .rotary import MropePositions, Rope, rope_tables
 from .vq import Codec
@@ -73,10 +73,10 @@ class PublishedSampling(NamedTuple):
     """Sampling settings that the authors of a family publish. They are the defaults for its models.
 
     Attributes:
-        guidance: As in :class:`..rules.settings.Sampling`.
-        temperature: As in :class:`..rules.settings.Sampling`.
-        top_k: As in :class:`..rules.settings.Sampling`.
-        top_p: As in :class:`..rules.settings.Sampling`.
+        guidance: As in :class:`..settings.Sampling`.
+        temperature: As in :class:`..settings.Sampling`.
+        top_k: As in :class:`..settings.Sampling`.
+        top_p: As in :class:`..settings.Sampling`.
         suffix: Text to append to every prompt, but not to negative prompts. Callers of ``Target.encode_prompt`` append
             it with :func:`suffixed`.
         source: Address of the page or repository that publishes the settings.

@@ -2,7 +2,7 @@
 
 from .base import NO_DRAFTS, Context, DraftMode, DraftSettings, Policy, Shape, Slot
 from .costs import CostProfile
-from .table import DEFAULT, PLAIN, POLICIES, Drafting, check_fit, options
+from .methods import DEFAULT, PLAIN, POLICIES, Drafting, check_fit, options
 
 __all__ = ["DEFAULT", "NO_DRAFTS", "PLAIN", "POLICIES", "Context", "CostProfile", "DraftMode", "DraftSettings"]
 __all__ += ["Drafting", "Policy", "Shape", "Slot", "check_fit", "options"]

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import AdtError
-from ..rules.settings import choice, fraction, integer
-from ..rules.trace import Round
+from ..settings import choice, fraction, integer
+from ..trace import Round
 from .base import Context, Policy, Shape, Slot
 from .fixed import FixedSettings
 

@@ -38,7 +38,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import NamedTuple
 
-from ..rules.trace import Round
+from ..trace import Round
 from .base import NO_DRAFTS, Context, DraftMode, DraftSettings, Policy, Shape, Slot
 
 SIZES = (4, 8, 12, 16, 24, 31, 63)

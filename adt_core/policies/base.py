@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..rules.settings import Settings, choice, fraction
-from ..rules.trace import Round
+from ..settings import Settings, choice, fraction
+from ..trace import Round
 from .costs import CostEstimate, CostProfile, Curve, interpolated
 
 if TYPE_CHECKING:  # the command line reads options from this package and must not import torch for them
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # the command line reads options from this package and must n
 
     from ..models.target import Target
     from ..rules.noise import Key
-    from ..rules.settings import Sampling
+    from ..settings import Sampling
 
 
 class Shape(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..rules.settings import integer
+from ..settings import integer
 from .base import NO_DRAFTS, DraftSettings, Policy, Shape
 
 STATIC_TREES: dict[str, dict[str, int]] = {

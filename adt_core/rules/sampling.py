@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..settings import Sampling
 from .noise import Noise
-from .settings import Sampling
 
 
 def noise_table(

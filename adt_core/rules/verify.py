@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .settings import Lantern
+from ..settings import Lantern
 from .tree import DraftTree
 
 _ROWS_AT_ONCE = 1024  # rows of the distance matrix [V, V] that are computed in one step

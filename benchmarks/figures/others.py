@@ -14,7 +14,7 @@ from adt_core.app.jobs import decode, new_decoding, warm_up
 from adt_core.engine.job import Job
 from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 
 from ..auto import METHODS, cells, measure, workers
 from ..harness import SAMPLING, bundled, captions, comparison

@@ -16,7 +16,7 @@ from adt_core.models.cache import KVCache
 from adt_core.models.layers import MATRICES
 from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import BatchRows, Roots
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 
 from ..harness import BUNDLED, SAMPLING, SCENES, captions, scene_metric
 from ..interleaving import table

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from adt_core.app.jobs import new_decoding
 from adt_core.engine import pool
-from adt_core.models import batch_invariance, kernels
+from adt_core.models import batch_invariance, torch_private
 from adt_core.policies import PLAIN
 
 from . import device
@@ -85,7 +85,7 @@ def _far(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor,
     On a CPU, where only rehearsals run, the log-sums are zeros.
     """
     if q.is_cuda:
-        return kernels.far_attention(q, keys, values, mask)
+        return torch_private.far_attention(q, keys, values, mask)
     return torch.nn.functional.scaled_dot_product_attention(q, keys, values, mask), torch.zeros(q.shape[:-1])
 
 

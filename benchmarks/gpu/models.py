@@ -32,8 +32,8 @@ from adt_core.models.target import EncodedPrompt, Prompter
 from adt_core.models.vq import VQConfig, VQModel
 from adt_core.policies import PLAIN
 from adt_core.policies.adt_tree import AdtTree
-from adt_core.policies.recipe import Recipe
-from adt_core.rules.trace import Round
+from adt_core.recipe import Recipe
+from adt_core.trace import Round
 
 from . import device
 

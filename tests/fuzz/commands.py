@@ -13,7 +13,7 @@ from PIL import Image
 
 from adt_core import cli
 from adt_core.errors import AdtError
-from adt_core.rules.settings import Option
+from adt_core.settings import Option
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
 from .strategies import NUMBERS, TEXTS

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
 from adt_core import cli
-from adt_core.app import generation
 from adt_core.app.args import GenerateArgs, InputArgs, OutputArgs
-from adt_core.app.batch import BatchFolder
+from adt_core.app.batch_folder import BatchFolder
 from adt_core.app.checkpoints import load_target
 from adt_core.app.continuation import open_rgb, to_pixels
 from adt_core.app.images import KEY, read_settings
+from adt_core.commands import generation
 from adt_core.engine.job import Job
 from adt_core.errors import AdtError
 from tests.tiny import write_tiny_checkpoint

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from adt_core import cache_folder
-from adt_core.app.batch import BatchFolder
+from adt_core.app.batch_folder import BatchFolder
 from adt_core.app.checkpoints import load_target
 from adt_core.app.images import read_settings, to_png
 from adt_core.app.prompts import CAPTIONS, FILES, file_stems, non_blank, read_all, select
@@ -22,7 +22,7 @@ from adt_core.files import write
 from adt_core.lab.records import FIGURES, RUNS, append, open_records
 from adt_core.lab.report import summary, table
 from adt_core.policies.cost_model import CostModel, RoundResult
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 from tests.layouts.families import WRITERS
 
 from .strategies import ODD, TEXTS, as_json, changed, damaged

@@ -10,7 +10,7 @@ function picture(width, height, colour) {
   return { data, width, height };
 }
 
-test("a mark has the mean colours of 8 by 8 regions, row by row, as in nodes/marks.py", () => {
+test("a mark has the mean colours of 8 by 8 regions, row by row, as in nodes/map_marks.py", () => {
   const found = mark(picture(28, 40, (x, y) => [x, y, 7]));
   assert.equal(found.length, 192);
   // A region is 28 / 8 = 3.5 pixels wide and 40 / 8 = 5 pixels high. The first region has the columns 0 to 3 and the

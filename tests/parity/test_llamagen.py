@@ -19,7 +19,7 @@ from adt_core import load_drafter, load_target
 from adt_core.drafters import Prefill
 from adt_core.models.rows import BatchRows, Roots
 from adt_core.policies import Context, Drafting
-from adt_core.rules.settings import Sampling
+from adt_core.settings import Sampling
 from tests.layouts import llamagen as layout
 from tests.reading import Reader, guided_rows
 

@@ -20,7 +20,7 @@ from adt_core.drafters import Drafter
 from adt_core.engine.job import Job
 from adt_core.errors import Check
 from adt_core.models.target import Target
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 
 from .loop import Outcome
 from .mix import NETWORK, Request

@@ -16,7 +16,7 @@ from adt_core.app.jobs import decode, new_decoding
 from adt_core.engine.job import Job
 from adt_core.models.target import Target
 from adt_core.policies import PLAIN
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 
 from .mix import Request, requests
 

@@ -11,7 +11,7 @@ from adt_core.app.continuation import prefix_length
 from adt_core.drafters import DRAFTERS, WITH_WINDOW
 from adt_core.models.target import Target
 from adt_core.policies import PLAIN, POLICIES
-from adt_core.rules.settings import Lantern
+from adt_core.settings import Lantern
 
 from .models import BUNDLED, WITH_TEXT_ENCODER, WRITERS
 

@@ -10,7 +10,7 @@ import torch
 from adt_core import load_target
 from adt_core.errors import Check
 from adt_core.models.target import Target
-from adt_core.rules.settings import BUNDLED
+from adt_core.settings import BUNDLED
 from tests.drafted import write_drafter
 from tests.layouts.llamagen import write_hugging_face
 from tests.tiny import write_tiny_checkpoint

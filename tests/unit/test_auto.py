@@ -16,7 +16,7 @@ from adt_core.drafters.jacobi import CHAIN, WINDOW
 from adt_core.drafters.merged import BOTH
 from adt_core.policies import NO_DRAFTS, Context, CostProfile, DraftSettings, Shape, Slot, auto
 from adt_core.policies.auto import MAX_LOSS, SIZES, WIDTH, Auto, sizes_of, spine_length
-from adt_core.rules.trace import ImageRound, Round
+from adt_core.trace import ImageRound, Round
 from tests.drafted import costs
 
 MODES = (CHAIN, BOTH, WINDOW)

@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 
 from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
-from adt_core.app.batch import BatchFolder, SavedImage, batch_folder, job_key
+from adt_core.app.batch_folder import BatchFolder, SavedImage, batch_folder, job_key
 from adt_core.app.images import parameters_text, read_settings, to_png
 from adt_core.app.jobs import decode, drawing, new_decoding, split
 from adt_core.drafters import drafter_defaults
 from adt_core.engine.job import Job
 from adt_core.errors import AdtError
-from adt_core.policies.recipe import Loading, Recipe
+from adt_core.recipe import Loading, Recipe
 from tests.command import read_grids
 from tests.tiny import write_tiny_checkpoint
 

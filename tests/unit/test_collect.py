@@ -9,7 +9,7 @@ import pytest
 from adt_tree_pack.nodes import contact_sheet as collect
 from PIL import Image
 
-from adt_core.app.tables import to_csv
+from adt_core.app.csv_tables import to_csv
 
 COLORS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200)]
 IMAGES = [Image.new("RGB", (64, 32), color) for color in COLORS]

@@ -26,8 +26,8 @@ from adt_core.policies import NO_DRAFTS, Context, CostProfile, Shape, Slot
 from adt_core.policies.auto import SIZES, Auto, sizes_of
 from adt_core.policies.cost_model import PLAIN_STEP, CostModel, Reading, RoundResult
 from adt_core.policies.costs import rounded
-from adt_core.policies.recipe import Recipe
-from adt_core.rules.trace import ImageRound, Round
+from adt_core.recipe import Recipe
+from adt_core.trace import ImageRound, Round
 from tests.drafted import run
 
 PROFILE = CostProfile("a device; a model", 2, {"chain": ((0, 1.1), (4, 1.5), (16, 2.1)), "both": ((0, 1.2), (8, 3.0))})

@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 
 from adt_core import cli
-from adt_core.app import distributed, generation, generation_worker, png_folder, workers
+from adt_core.app import distributed, workers
+from adt_core.commands import generation, generation_worker, png_folder
 from adt_core.lab import benchmark, records
 from tests.command import read_lines, words
 

@@ -20,7 +20,7 @@ from adt_core.engine.job import Job
 from adt_core.kernels import choice
 from adt_core.models import layers
 from adt_core.policies import PLAIN
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 from tests.layouts.families import WRITERS, load_small
 
 TITLES = ["Machine", "Model", "Plain decoding", "Cost of drafts", "Methods", "Same image"]

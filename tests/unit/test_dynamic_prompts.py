@@ -11,11 +11,10 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-
-from adt_core.app import dynamic_prompts
-from adt_core.app.dynamic_prompts import ALL, MAX_CHARACTERS, MAX_PROMPTS, OFF, RANDOM, expand_prompts
-from adt_core.app.prompts import PromptEntry, parse_lines
-from adt_core.errors import AdtError
+from adt_tree_pack.adt_core.app.prompts import PromptEntry, parse_lines
+from adt_tree_pack.adt_core.errors import AdtError
+from adt_tree_pack.nodes import dynamic_prompts
+from adt_tree_pack.nodes.dynamic_prompts import ALL, MAX_CHARACTERS, MAX_PROMPTS, OFF, RANDOM, expand_prompts
 
 
 def texts(text: str, mode: str, seed: int = 0) -> list[str]:

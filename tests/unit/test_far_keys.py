@@ -24,7 +24,7 @@ LONG = "a cat beside a dog that looks at a bird in a tree by the lake under the 
 
 
 def by_blocks(q, keys, values, mask):
-    """Attend to far keys. This function replaces :func:`adt_core.models.kernels.far_attention`.
+    """Attend to far keys. This function replaces :func:`adt_core.models.torch_private.far_attention`.
 
     Products are computed in float64, because float32 products on a CPU depend on the number of queries. The products of
     the kernel do not depend on it.

@@ -131,7 +131,7 @@ def test_a_kernel_that_fails_does_not_stop_the_other_operations(monkeypatch):
 
 
 def float64_kernel(q, keys, values, mask):
-    """Replacement for :func:`adt_core.models.kernels.far_attention`, which CPUs lack."""
+    """Replacement for :func:`adt_core.models.torch_private.far_attention`, which CPUs lack."""
     scores = q.double() @ keys.double().mT * q.shape[-1] ** -0.5 + mask.double()
     return scores.softmax(-1) @ values.double(), scores.logsumexp(-1)
 

@@ -18,8 +18,8 @@ from adt_core.engine.round import run_round
 from adt_core.engine.slots import Slots
 from adt_core.lab.benchmark import drafters_by_name
 from adt_core.policies.auto import Auto
-from adt_core.rules.settings import Lantern
 from adt_core.runtime import get_runtime
+from adt_core.settings import Lantern
 from tests.drafted import METHODS, costs, run, write_drafter
 from tests.tape import Tape, counted
 from tests.tiny import write_tiny_checkpoint

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from adt_core import Drafting, Sampling
-from adt_core.app.batch import BatchFolder
+from adt_core.app.batch_folder import BatchFolder
 from adt_core.app.checkpoints import checkpoint_files, is_target_file
 from adt_core.app.jobs import decode, new_decoding
 from adt_core.app.unsupported import refuse_layout
@@ -21,7 +21,7 @@ from adt_core.lab import quality
 from adt_core.lab.training.dataset import find_captioned
 from adt_core.models.reading.checkpoint import Checkpoint
 from adt_core.models.reading.paths import weight_files
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 from tests.tiny import write_tiny_checkpoint
 
 APPLE_DOUBLE = b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X        " + bytes(4056)

@@ -8,7 +8,7 @@ import torch
 from adt_core import Drafting, Lantern, Sampling
 from adt_core.app.jobs import drawing, new_decoding, split
 from adt_core.engine.job import Job
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog"]
 

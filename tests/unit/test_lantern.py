@@ -80,6 +80,16 @@ def test_lantern_plus_plus_bounds_each_child_by_its_own_probability(seed, codes,
         assert distribution[x] <= factor * p[x] + 1e-9
 
 
+@given(seed=st.integers(0, 9999), codes=st.integers(3, 9), factor=st.floats(1, 20))
+def test_a_single_child_under_lantern_plus_plus_adds_the_longest_prefix_below_its_bound(seed, codes, factor):
+    """A(x) is the longest prefix of x's neighbours whose total probability is at most (factor - 1) * p(x)."""
+    p, (x,), neighbours = random_case(seed, codes, 1, codes)
+    totals = p[neighbours.indices[x]].cumsum(0)
+    prefix = totals[totals <= (factor - 1) * p[x]]
+    distribution = output_distribution(p, [x], neighbours, Lantern(codes, factor=factor))
+    assert distribution[x].item() == pytest.approx(p[x].item() + (prefix.max().item() if len(prefix) else 0), abs=1e-9)
+
+
 @pytest.mark.parametrize("lantern", [Lantern(5, 0.0), Lantern(5, factor=1.0)])
 def test_nothing_moves_at_delta_0_or_lambda_1(lantern):
     for seed in range(20):
@@ -108,6 +118,15 @@ def test_the_greedy_rule_adds_the_neighbours_probability_to_the_drafts():
     assert passes(0, 0.3)  # the draft has 0.20 and its neighbour 0.25, together more than 0.40 of the best token
     assert not passes(0, 0.2)  # the nearest neighbour has 0.25, which is more than delta
     assert passes(1, 0.3) and not passes(2, 0.2)
+
+
+@pytest.mark.parametrize("factor, accepts", [(2.2, False), (2.3, True)])
+def test_the_greedy_rule_of_lantern_plus_plus_limits_neighbours_by_the_draft(factor, accepts):
+    """The neighbour's 0.25 is at most (factor - 1) * 0.2 from the factor 2.25 on."""
+    neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [2.1], [9.0]]), 3)
+    z = torch.tensor([0.2, 0.25, 0.15, 0.4]).log().expand(1, 2, -1)
+    _, substitutes = relaxed(star([0]), 3, z, neighbours, Lantern(3, factor=factor), greedy=True)
+    assert bool(substitutes[0, 1]) is accepts
 
 
 def relaxed_run(models, drafter_name: str, lantern=None):

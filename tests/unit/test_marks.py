@@ -9,7 +9,7 @@ import base64
 import numpy as np
 import pytest
 import torch
-from adt_tree_pack.nodes import marks
+from adt_tree_pack.nodes import map_marks as marks
 
 IMAGES = torch.rand(3, 40, 28, 3, generator=torch.Generator().manual_seed(1))
 VECTORS = torch.rand(3, 4, 5, 5, generator=torch.Generator().manual_seed(2))

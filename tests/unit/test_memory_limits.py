@@ -12,7 +12,7 @@ from adt_core.engine.decoding import Decoding
 from adt_core.engine.device import memory
 from adt_core.errors import AdtError
 from adt_core.memory_limit import MemoryLimit, memory_limit
-from adt_core.rules.settings import BUNDLED
+from adt_core.settings import BUNDLED
 
 MACHINE = 64 * 2**30
 MIB = 2**20

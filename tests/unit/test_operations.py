@@ -13,7 +13,7 @@ from adt_core import load_drafter, load_target
 from adt_core.app.jobs import new_decoding
 from adt_core.engine.job import Job
 from adt_core.lab.benchmark import PRESETS
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 from benchmarks.harness import SAMPLING
 
 ROUNDS = 4

@@ -8,7 +8,7 @@ import torch
 
 from adt_core import Decoding, Drafting, load_drafter, load_target
 from adt_core.models import cpu, layers, packed
-from adt_core.models.kernels import onednn_pack
+from adt_core.models.torch_private import onednn_pack
 
 pytestmark = pytest.mark.skipif(
     onednn_pack(torch.ones(8, 8)) is None, reason="torch has no oneDNN kernel to pack weights"

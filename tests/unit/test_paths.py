@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from adt_core import cli
-from adt_core.app.batch import named_folder
+from adt_core.app.batch_folder import named_folder
 from adt_core.app.prompts import file_stems, parse_lines
 from tests.command import words
 

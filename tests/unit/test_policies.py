@@ -13,7 +13,7 @@ from adt_core.app.loading import complete
 from adt_core.drafters import drafter_defaults
 from adt_core.models.batch_invariance import NEAR_WINDOW, TILE
 from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Context, DraftMode, Policy, Shape, Slot, options
-from adt_core.rules.trace import ImageRound, Round
+from adt_core.trace import ImageRound, Round
 from tests.drafted import costs
 
 SETTINGS = dict(depth=4, width=3, nodes=9, depth_min=1, depth_max=6, width_min=1, width_max=5, beta=0.5)

@@ -19,7 +19,7 @@ from adt_core.lab.training import drafter
 from adt_core.models import load
 from adt_core.models.target import PublishedSampling, suffixed
 from adt_core.policies import PLAIN, Drafting
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 from tests.command import read_grids
 from tests.layouts.emu3 import write_emu3
 

@@ -22,9 +22,9 @@ from adt_core.models.rows import BatchRows, Roots
 from adt_core.policies import NO_DRAFTS, POLICIES, Context, DraftMode, DraftSettings, Policy, Shape, Slot, options
 from adt_core.policies.auto import Auto, shape_of
 from adt_core.rules.noise import Noise
-from adt_core.rules.settings import setting
-from adt_core.rules.trace import Round
 from adt_core.rules.tree import DraftTree, chain
+from adt_core.settings import setting
+from adt_core.trace import Round
 from tests.command import read_grids, read_lines
 from tests.drafted import run
 

@@ -9,7 +9,7 @@ from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.app.jobs import decode, new_decoding
 from adt_core.engine.job import Job
 from adt_core.policies import PLAIN
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 from benchmarks.replay import record, replaying
 
 PROMPTS = ["a cat", "three small dogs", "x"]

@@ -9,14 +9,14 @@ import pytest
 from PIL import Image
 
 from adt_core import Drafting, cli
-from adt_core.app import batch_size, generation, png_folder, progress, webdataset
-from adt_core.app.batch_size import default_batch_size
-from adt_core.app.image_list import ImageList
 from adt_core.app.images import read_settings
-from adt_core.app.progress import RunProgress
 from adt_core.app.prompts import PromptEntry
+from adt_core.commands import batch_size, generation, png_folder, progress, webdataset
+from adt_core.commands.batch_size import default_batch_size
+from adt_core.commands.image_list import ImageList
+from adt_core.commands.progress import RunProgress
 from adt_core.engine.job import Job
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 from tests.command import read_lines, words
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog", "a red house", "a tree", "a blue sky"]

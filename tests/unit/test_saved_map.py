@@ -13,7 +13,7 @@ import pytest
 from adt_tree_pack.nodes.saved_map import MAX_SAVED, attach, digest, homes, pack, remind, shortened
 from PIL import Image
 
-from adt_core.rules.trace import ImageRound, Round
+from adt_core.trace import ImageRound, Round
 from tests.workflow.saved import unpack
 
 PROMPT = {

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from adt_core.rules.trace import ImageRound, Round, Trace
+from adt_core.trace import ImageRound, Round, Trace
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from PIL import Image
 
 from adt_core import AdtError, Decoding, Drafting, Sampling, cli
 from adt_core.app import png_settings
-from adt_core.app.batch import job_key
+from adt_core.app.batch_folder import job_key
 from adt_core.app.images import read_settings
 from adt_core.engine.job import Job
-from adt_core.policies.recipe import Recipe
+from adt_core.recipe import Recipe
 from adt_core.rules.noise import Noise
 from adt_core.rules.upstream import UpstreamNoise, noise_device
 from tests.command import read_lines
@@ -219,7 +219,7 @@ def test_noise_changes_the_folder_of_a_batch(models, monkeypatch):
     job = Job(models[0], Recipe(Sampling(SEED)))
     changed = replace(job, recipe=Recipe(UPSTREAM))
     keys = [job_key(job), job_key(changed)]
-    monkeypatch.setattr("adt_core.app.batch.noise_device", lambda device: "another")
+    monkeypatch.setattr("adt_core.app.batch_folder.noise_device", lambda device: "another")
     keys.append(job_key(changed))
     assert len(set(keys)) == 3 and job_key(job) == keys[0]
 

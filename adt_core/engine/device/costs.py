@@ -17,7 +17,7 @@ import torch
 
 from ...policies import CostProfile, Shape
 from ...policies.cost_model import PLAIN_STEP, CostModel, RoundResult
-from ...rules.trace import Round
+from ...trace import Round
 from ..graphs import disabled_reason
 from ..request import Request
 from . import profiles

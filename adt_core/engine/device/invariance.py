@@ -26,10 +26,10 @@ from ...kernels.choice import recorded_verdicts, supports_kernels
 from ...kernels.verdicts import Verdict
 from ...messages import Message, find_message, message
 from ...models.batch_invariance import HALF, MASK_ALIGNMENT, FallbackConfig
-from ...models.kernels import reduced_precision_settings
 from ...models.layers import MATRICES
 from ...models.rows import Roots
 from ...models.target import EncodedPrompt, Target
+from ...models.torch_private import reduced_precision_settings
 from ...policies import Drafting
 from ...rules.tree import ancestor_matrix
 from ...runtime import get_runtime

@@ -20,7 +20,7 @@ from ...models.cache import KVCache
 from ...models.layers import GPU_PIECE_BYTES, Decoder
 from ...models.quantised_matmul import supports_byte_matmul
 from ...rules.noise import Noise
-from ...rules.settings import UPSTREAM
+from ...settings import UPSTREAM
 from ..graphs import MAX_GRAPHS
 from ..request import ATTENDED_MULTIPLE, PREFIX_CHUNK, Request
 

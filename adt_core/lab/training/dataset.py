@@ -25,8 +25,8 @@ from ...errors import AdtError, Check
 from ...files import foreign_text, is_regular, list_visible, opened, read_text, reason, refuse_links, write_in
 from ...models.target import Target
 from ...policies import PLAIN, Drafting
-from ...policies.recipe import Recipe
-from ...rules.settings import Sampling
+from ...recipe import Recipe
+from ...settings import Sampling
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 LARGEST_CAPTION = 1

@@ -40,8 +40,8 @@ from ...models.reading.checkpoint import Checkpoint
 from ...models.reading.fields import read_json
 from ...models.reading.paths import resolve
 from ...models.target import Target, suffixed
-from ...policies.recipe import Recipe
-from ...rules.settings import BUNDLED, Sampling
+from ...recipe import Recipe
+from ...settings import BUNDLED, Sampling
 from .callbacks import ProgressBars, TrainingCallback
 from .dataset import TrainingImages, caption_file, encode, find_training_images, plain_decoding
 from .estimate import GB, SavedTensorCounter, TrainingEstimate, check_disk, num_bytes, seconds_of_round

@@ -32,8 +32,8 @@ from ...errors import AdtError
 from ...files import to_json, write_in
 from ...models.reading.paths import resolve
 from ...models.target import Target, suffixed
-from ...policies.recipe import Recipe
-from ...rules.settings import BUNDLED, Sampling
+from ...recipe import Recipe
+from ...settings import BUNDLED, Sampling
 from .dataset import plain_decoding
 from .unroll import CHILDREN, acceptance, read
 

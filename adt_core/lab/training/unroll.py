@@ -43,7 +43,7 @@ from ...models.rotary import rope_tables
 from ...models.rows import AttentionMetadata, BatchRows, Roots
 from ...models.target import EncodedPrompt, Target, grammar_at, guidance_at
 from ...rules.sampling import noise_table, process_logits
-from ...rules.settings import Sampling
+from ...settings import Sampling
 from .features import Features
 
 CHILDREN = (1, 2, 4)

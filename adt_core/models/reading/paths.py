@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...errors import AdtError
 from ...files import check_utf8, list_visible, read_text
-from ...rules.settings import BUNDLED
+from ...settings import BUNDLED
 from .fields import read_json
 from .file_checks import PICKLES, refuse_dangling
 

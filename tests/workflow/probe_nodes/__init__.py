@@ -211,7 +211,7 @@ async def trim(request):
 @PromptServer.instance.routes.get("/probe/pictures")
 async def pictures(request):
     """Turn a failure of previews and map images on or off."""
-    sampling, stock = (sys.modules[f"{pack()}.nodes.{name}"] for name in ("sampling", "stock"))
+    sampling, stock = (sys.modules[f"{pack()}.nodes.{name}"] for name in ("sampling", "clip_and_vae"))
 
     def fail(_):
         raise MemoryError("not enough memory for an image")

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from server import PromptServer
 
-from .decoration import decorating
+from .log_errors import decorating
 from .saved_map import homes
 
 EVENT = "adt_tree.queued"

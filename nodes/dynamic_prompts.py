@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import AdtError, Check, shown
-from .prompts import PromptEntry
+from ..adt_core.app.prompts import PromptEntry
+from ..adt_core.errors import AdtError, Check, shown
 
 RANDOM = "random"
 ALL = "all combinations"

@@ -18,9 +18,9 @@ from PIL import Image
 from torch import Tensor
 
 from ..adt_core.errors import AdtError, PromptTooLongError
-from .decoration import decorating
-from .marks import note
-from .runtime import check_cancelled, loaded, tell
+from .comfy_runtime import check_cancelled, loaded, tell
+from .log_errors import decorating
+from .map_marks import note
 from .sockets import LoadedModel
 
 _PROMPT = "adt_tree_prompt"

@@ -17,12 +17,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from ..app.images import read_settings
+from ..app.saved import difference
 from ..errors import AdtError, pip_install
 from ..files import opened, parse_json, to_json, write, write_json, write_with
 from .image_list import ImageList
-from .images import read_settings
 from .png_folder import ImageIdentity, PngFolder
-from .saved import difference
 
 TAR_SIZE = 1000
 """Number of images of a tar."""

@@ -22,7 +22,7 @@ from ..adt_core.engine.pool import held_bytes, release
 from ..adt_core.errors import AdtError, is_out_of_memory, one_line
 from ..adt_core.memory_limit import memory_limit
 from ..adt_core.messages import parts_of
-from .decoration import decorating
+from .log_errors import decorating
 
 _LINE_EVENT = "adt_tree.line"
 """Event that sends a line of text under a node to the page, in parts that the page can translate."""

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..app.prompts import PromptEntry
 from ..errors import AdtError
-from .prompts import PromptEntry
 
 MAX_IMAGES = 10**6
 """Maximum number of images of one command."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..app.images import is_intact
+from ..app.saved import SETTINGS_KEY, difference, read_saved
 from ..errors import AdtError
 from ..files import write
 from .image_list import ImageList
-from .images import is_intact
-from .saved import SETTINGS_KEY, difference, read_saved
 
 
 class ImageIdentity(NamedTuple):
     """Properties of an image by which a run recognises it.
 
     Attributes:
-        key: Digest of all settings that determine the images of the run, apart from prompts (`batch.job_key`).
+        key: Digest of all settings that determine the images of the run, apart from prompts (`batch_folder.job_key`).
         seed: Seed of the run.
         size: Width and height in pixels.
         settings: Settings of the recipe, to explain a different digest.

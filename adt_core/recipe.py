@@ -11,7 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from ..rules.settings import (
+from .policies.costs import CostProfile
+from .policies.methods import DEFAULT, POLICIES, Drafting
+from .policies.methods import options as drafting_options
+from .settings import (
     BUNDLED,
     Lantern,
     Option,
@@ -24,9 +27,6 @@ from ..rules.settings import (
     setting,
     text,
 )
-from .costs import CostProfile
-from .table import DEFAULT, POLICIES, Drafting
-from .table import options as drafting_options
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 """Choices of the setting `dtype`."""

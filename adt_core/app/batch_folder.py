@@ -24,8 +24,8 @@ from ..engine.job import Job
 from ..errors import Check
 from ..files import inside, is_link, list_visible, write_in
 from ..rules.noise import NOISE_VERSION
-from ..rules.settings import UPSTREAM
 from ..rules.upstream import noise_device
+from ..settings import UPSTREAM
 from ..untrusted import list_of, whole_number
 from .images import digest, read_pixels, to_png, to_uint8
 from .prompts import file_name_part, slug

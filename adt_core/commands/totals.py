@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ..rules.trace import Trace
-from .run_stats import are_run_stats
+from ..app.run_stats import are_run_stats
+from ..trace import Trace
 
 _SUMS = ("seconds", "tokens", "drafting_seconds", "prefill_seconds", "verified_nodes", "target_share", "drafter_share")
 """Statistics of an image whose sums are statistics of the run.

@@ -2,7 +2,7 @@
 
 The nodes, the command line and the readers of saved files all use the same declarations. This module declares the
 settings of sampling and of relaxed acceptance. Each policy in `policies/` declares the settings of its drafts.
-`policies/recipe.py` combines all settings of a run.
+`recipe.py` combines all settings of a run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import AdtError, shown
+from .errors import AdtError, shown
 
 BUNDLED = "bundled"
 """Name of the target model that this node pack contains, and of the drafter for this model."""

@@ -8,26 +8,26 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..app import continuation
+from ..app.args import GenerateArgs
+from ..app.batch_folder import job_key
+from ..app.checkpoints import load_drafter
+from ..app.images import to_png
+from ..app.jobs import conditions, drawing, new_decoding, warm_up
+from ..app.loading import choose_device, open_target
+from ..app.saved import CAPTION, SETTINGS_KEY
+from ..app.training_domain import domain_warning
+from ..app.truncation import RAISE, FittedPrompt, fit_prompt
 from ..drafters import JACOBI
 from ..engine.decoding import Decoding
 from ..engine.job import Job
 from ..engine.request import Request
 from ..policies import PLAIN, Drafting
-from ..policies.recipe import Recipe
-from . import continuation
-from .args import GenerateArgs
-from .batch import job_key
+from ..recipe import Recipe
 from .batch_size import default_batch_size
-from .checkpoints import load_drafter
 from .image_list import ImageList
-from .images import to_png
-from .jobs import conditions, drawing, new_decoding, warm_up
-from .loading import choose_device, open_target
 from .png_folder import ImageIdentity
-from .saved import CAPTION, SETTINGS_KEY
 from .totals import image_stats
-from .training_domain import domain_warning
-from .truncation import RAISE, FittedPrompt, fit_prompt
 
 MAX_CHECKED = 1000
 """Maximum number of prompts that are compared with the model's training data before the first image."""

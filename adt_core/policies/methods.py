@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import AdtError, shown
-from ..rules.settings import Option
+from ..settings import Option
 from .adt_tree import AdtTree, AdtTreeSettings
 from .auto import Auto
 from .base import DraftSettings, Policy

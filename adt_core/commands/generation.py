@@ -16,24 +16,25 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from ..app import continuation, workers
+from ..app.args import WEBDATASET, GenerateArgs
+from ..app.images import check_outputs
+from ..app.jobs import PART_FACTOR, split
+from ..app.loading import choose_device, complete, given_paths, model_files
+from ..app.prompts import PromptEntry, blank_note, non_blank, read_all
+from ..app.truncation import RAISE
 from ..drafters import JACOBI
 from ..errors import AdtError, shown
 from ..files import write_json
-from ..policies.recipe import Recipe
-from ..rules.settings import UPSTREAM
-from . import continuation, webdataset, workers
-from .args import WEBDATASET, GenerateArgs
+from ..recipe import Recipe
+from ..settings import UPSTREAM
+from . import webdataset
 from .generation_worker import FinishedImage, GenerationFacts, GenerationPlan, GenerationWorker
 from .image_lines import ImageLines
 from .image_list import ImageList
-from .images import check_outputs
-from .jobs import PART_FACTOR, split
-from .loading import choose_device, complete, given_paths, model_files
 from .png_folder import PngFolder
 from .progress import RunProgress
-from .prompts import PromptEntry, blank_note, non_blank, read_all
 from .totals import Totals
-from .truncation import RAISE
 
 MAX_LISTED = 20
 """Maximum number of invalid prompts that the summary lists."""
