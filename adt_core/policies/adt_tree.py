@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -75,16 +74,6 @@ class AdtTreeSettings(FixedSettings):
             high = getattr(self, f"{name}_max")
             if low > high:
                 raise AdtError(f"`{name}_min` is {low}, above `{name}_max` {high}; make it at most {high}.")
-
-    def flat(self) -> dict[str, Any]:
-        """Return the values by name. `rule` is left out if its value is `paper`.
-
-        Version 0.2 had no option `rule`, and always used the paper's rule. Without the entry, the values are equal to
-        the values of version 0.2. This is needed because a batch folder can be named by a digest of these values, and
-        because a benchmark resumes only with equal values.
-        """
-        values = super().flat()
-        return {name: value for name, value in values.items() if (name, value) != ("rule", PAPER)}
 
 
 class AdtTree(Policy):

@@ -184,8 +184,8 @@ def _check_output(plan: TrainingPlan) -> None:
     except AdtError as error:
         raise AdtError(f"`output`: '{settings}' is damaged; choose another folder, or delete this one.") from error
     for name, now in plan.settings.items():
-        if name in before and not _is_same(name, before[name], now):  # earlier versions saved fewer options
-            what = "other captions" if name == "captions" else f"{name} {before[name]}, but now it is {now}"
+        if not _is_same(name, before.get(name), now):
+            what = "other captions" if name == "captions" else f"{name} {before.get(name)}, but now it is {now}"
             raise AdtError(
                 f"`output`: '{folder}' was started with {what}; use the same options to resume it, "
                 "or choose another folder."
