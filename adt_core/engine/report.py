@@ -19,7 +19,7 @@ class RoundReport(NamedTuple):
     """Values that the host reads after a round.
 
     On the device, a report is for all B images, and each field is a tensor [B, n] int64. On the host, a report is for
-    one image, and each field is a list of n integers. The number n differs between fields. In a *plain step* (a round
+    one image, and each field is a list of n integers. The number n differs between fields. In a *plain round* (a round
     without drafts), `levels`, `codes`, `ranks` and `substituted` are empty (n = 0).
 
     Attributes:
@@ -61,8 +61,8 @@ class RoundReport(NamedTuple):
         )
 
     @classmethod
-    def from_plain_step(cls, codes: Tensor, finite: Tensor) -> RoundReport:
-        """Return the report of a plain step.
+    def from_plain_round(cls, codes: Tensor, finite: Tensor) -> RoundReport:
+        """Return the report of a plain round.
 
         Args:
             codes: [B], code of each new root.

@@ -225,7 +225,7 @@ class Request:
     def uncommitted(self) -> int:
         """Maximum number of cache positions that a round writes. The position of the root is included."""
         drafter = self.active_drafter.uncommitted(self.largest) if self.active_drafter else 1
-        return max(self.largest.nodes + 1, drafter)
+        return max(self.largest.drafts + 1, drafter)
 
     @property
     def largest(self) -> Shape:
