@@ -3,7 +3,7 @@
 The shape of a tree is its maximum depth and width. The paper specifies that a tree starts from the shape at an adjacent
 token, by default the token on the left, and that the shape is then adapted to the acceptance rate alpha. If alpha is at
 least a threshold beta, the next tree is deeper and narrower, otherwise shallower and wider. The paper does not specify
-the other details. They are our own choice, and their constants were tuned on the bundled model (`benchmarks/sweep.py`).
+the other details. They are our own choice, and their constants were tuned on the bundled model.
 The rule `predicted` and the value `both` of the option `init` are not in the paper.
 """
 

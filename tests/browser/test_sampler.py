@@ -97,7 +97,9 @@ def test_node_of_another_format_is_refused_and_kept(tab, default_workflow):
     node["properties"]["adt_tree_format"] = FORMAT + 1
     node["widgets_values"] = ["values", "of", "later", "versions"]
     tab.load(saved)
-    tab.page.get_by_text(f"format {FORMAT + 1}, but this ADT-Tree reads format {FORMAT}; open the workflow").first.wait_for()
+    tab.page.get_by_text(
+        f"format {FORMAT + 1}, but this ADT-Tree reads format {FORMAT}; open the workflow"
+    ).first.wait_for()
     kept = next(kept for kept in tab.saved()["nodes"] if kept["type"] == "ADTTreeSampler")
     assert {name: kept[name] for name in ("properties", "widgets_values", "mode")} == {
         name: node[name] for name in ("properties", "widgets_values", "mode")
