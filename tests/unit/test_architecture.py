@@ -68,7 +68,7 @@ def dotted(path: str) -> str:
 
 
 IMPORTING = SHIPPED | modules("benchmarks")
-NAMES = {dotted(path) for path in IMPORTING}
+NAMES = {dotted(path) for path in IMPORTING} - {"nodes"}  # an import of `nodes` means ComfyUI's module of this name
 
 
 def imports(path: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
