@@ -214,9 +214,6 @@ def job_key(job: Job) -> str:
 
     Two jobs with the same digest make the same image from a prompt and a seed. The digest includes the drafter and its
     settings only with LANTERN (relaxed acceptance). Without LANTERN, the drafter does not change the image.
-
-    Args:
-        job: Loaded models and recipe.
     """
     target = job.target
     network = job.drafter.network if job.drafter is not None else None
@@ -231,11 +228,7 @@ def job_key(job: Job) -> str:
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Return a digest of the first 64 elements of every parameter and floating-point buffer.
-
-    Args:
-        module: Module whose weights are to be identified.
-    """
+    """Return a digest of the first 64 elements of every parameter and floating-point buffer."""
     values = [*module.parameters(), *(buffer for buffer in module.buffers() if buffer.is_floating_point())]
     numbers = torch.cat([value.detach().flatten()[:64].to("cpu", torch.float32) for value in values])
     return hashlib.sha256(numbers.numpy().tobytes()).hexdigest()[:12]

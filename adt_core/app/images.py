@@ -46,10 +46,6 @@ _WHITE = {"I": 65535, "F": 1}
 def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] = FORMATS) -> Iterator[Image.Image]:
     """Open an image without decoding it.
 
-    Args:
-        source: Path or content of the file.
-        formats: Accepted formats.
-
     Raises:
         IMAGE_ERRORS: If the source is not a regular file, is too large, or is not a valid image.
     """
@@ -197,9 +193,6 @@ def is_keyword(name: str) -> bool:
 def read_settings(path: Path) -> dict:
     """Return the settings in a PNG that `to_png` has encoded.
 
-    Args:
-        path: The PNG.
-
     Raises:
         AdtError: If the file cannot be read as a PNG, or contains no settings.
         UnknownFormatError: If the settings have another format number.
@@ -260,11 +253,7 @@ def read_pixels(path: Path, size: tuple[int, int]) -> np.ndarray | None:
 
 
 def digest(content: object) -> str:
-    """Return the first 12 hexadecimal digits of the SHA-256 of a value.
-
-    Args:
-        content: Value that JSON supports.
-    """
+    """Return the first 12 hexadecimal digits of the SHA-256 of a value."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 

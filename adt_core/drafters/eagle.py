@@ -237,9 +237,6 @@ class EagleProposer(Proposer):
     def read_tree(self, verified: Verified) -> Tensor:
         """Read the pairs of all drafts and of the next root, and keep the cache entries of the accepted path.
 
-        Args:
-            verified: The verified tree.
-
         Returns:
             [R, N + 1, h], the network's predictions of the features of all nodes.
         """

@@ -119,10 +119,6 @@ def fill(document: str, texts: dict[str, str]) -> str:
 def measure(name: str, count: int) -> dict:
     """Measure a part with an empty cache of cost profiles.
 
-    Args:
-        name: Name of the part.
-        count: Number of prompts.
-
     Returns:
         Dictionary with the number of prompts and the figures.
     """
