@@ -87,9 +87,6 @@ class Painter:
         """Return the thumbnails by the name of the workflow.
 
         The seeds in this file were chosen so that each thumbnail shows well what the workflow does.
-
-        Args:
-            house: Decoding of CAPTION with SEED.
         """
         sea = self.image(self.decode(SEA, SEA_SEED))
         exact = self.image(self.decode(CAPTION, RELAXED_SEED))

@@ -3,7 +3,7 @@
 import { addNode, connect, copyLink, findWidget, freePlace, originOf, showNodes } from "./comfy.js";
 import { disableOverridden, OVERRIDDEN } from "./preset.js";
 
-const COPIED = ["seed", "preset", "speed", "noise", ...OVERRIDDEN]; // inputs of all samplers; Compare has no noise
+const COPIED = ["seed", "preset", "drafting", "noise", ...OVERRIDDEN]; // inputs of all samplers; Compare has no noise
 const LINKED = ["model", "drafter", "settings", "lantern"];
 const GAP = 60; // pixels between nodes
 // Space in pixels that the added nodes need, with the results of their runs:

@@ -12,7 +12,6 @@ import {
   isLinked,
   redrawNode,
   registerExtension,
-  savedNames,
   sendWhile,
   setHidden,
   shrinkNode,
@@ -23,7 +22,7 @@ import { texts } from "./texts.js";
 
 const SAMPLER = "ADTTreeSampler";
 const SAMPLERS = new Set([SAMPLER, "ADTTreeBatchSampler", "ADTTreeCompare"]);
-const SHARES = ["keep", "keep_left"]; // inputs for the kept share of an image
+const SHARES = ["keep_top", "keep_left"]; // inputs for the kept share of an image
 
 const sharesOf = (node) => widgetsOf(node).filter(({ name }) => SHARES.includes(name));
 const countsShare = (node, name) => isLinked(node, name) || isLinked(node, "latent_image");
@@ -35,12 +34,6 @@ function updateShares(node) {
   redrawNode(node);
 }
 
-/** Set the input `speed` to "Auto" in a workflow that an older version without this input saved. */
-function migrate(node, saved) {
-  if (!Array.isArray(saved?.widgets_values)) return;
-  if (savedNames(node).indexOf("speed") >= saved.widgets_values.length) findWidget(node, "speed").value = "Auto";
-}
-
 registerExtension({
   name: "adttree.sampler",
 
@@ -48,23 +41,19 @@ registerExtension({
     if (!SAMPLERS.has(node.comfyClass)) return;
     for (const widget of sharesOf(node)) sendWhile(widget, () => countsShare(node, widget.name));
     foldAdvanced(node);
-    const speed = findWidget(node, "speed");
-    if (speed) speed.value = preference("speed");
-    callAfter(node, "onConfigure", (saved) => {
-      migrate(node, saved);
-      updateShares(node);
-    });
+    const drafting = findWidget(node, "drafting");
+    if (drafting) drafting.value = preference("drafting");
+    callAfter(node, "onConfigure", () => updateShares(node));
     callAfter(node, "onConnectionsChange", () => updateShares(node));
     updateShares(node);
     shrinkNode(node); // ComfyUI has made the node large enough for all inputs, but some are hidden
   },
 
-  getNodeMenuItems(node) {
+  getNodeMenuItems(node) 
     if (node.comfyClass !== SAMPLER) return [];
     return [
       null,
       { content: texts.compareWithPlain, callback: () => compareWithPlain(node) },
       { content: texts.openBatch, callback: () => openBatch(node) },
     ];
-  },
 });

@@ -292,13 +292,7 @@ def loaded_for(
 
 
 def preview(target: Target, decoding: Decoding, image: int = 0) -> Image.Image:
-    """Decode an unfinished image. The region of missing tokens gets the mean colour of the finished region.
-
-    Args:
-        target: Model with the codec.
-        decoding: Running or finished decoding.
-        image: Index of the image.
-    """
+    """Decode an unfinished image. The region of missing tokens gets the mean colour of the finished region."""
     codes = decoding.grid_codes()[image]  # negative for missing tokens
     # In GLM-Image, the tokens of a smaller image precede the image. Show the smaller image until the image begins.
     if decoding.trace.lead_length and (codes < 0).all():

@@ -161,11 +161,7 @@ def is_target_config(config: dict) -> bool:
 
 
 def is_target_file(name: str) -> bool:
-    """Return whether a file name is the name of a target that consists of one weights file without a `config.json`.
-
-    Args:
-        name: Name of the weights file.
-    """
+    """Return whether a file name is the name of a target that consists of one weights file without a `config.json`."""
     patterns = [pattern for family in load.FAMILIES for pattern in family.single_files]
     return not is_hidden(name) and any(fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -174,9 +170,6 @@ def find_drafter(model: str | Path) -> Path | None:
     """Return the folder of a target's published drafter, or None if no such drafter is installed.
 
     The function searches the folder that contains the target, and folders called `ar_image_drafters` near this folder.
-
-    Args:
-        model: Path of the target.
     """
     path = Path(os.path.expanduser(model)).absolute()
     row = find_published(name_of(path))
@@ -191,11 +184,7 @@ def find_drafter(model: str | Path) -> Path | None:
 
 
 def find_published(name: str) -> Published | None:
-    """Return the published model with a name, or None if no model has this name. The case of letters is ignored.
-
-    Args:
-        name: Name of the model's folder or file.
-    """
+    """Return the published model with a name, or None if no model has this name. The case of letters is ignored."""
     return next((row for row in published() if row.downloads and row.name.lower() == name.lower()), None)
 
 

@@ -106,10 +106,6 @@ def conditions(decoding: Decoding, image: int) -> dict:
     """Return the conditions of a decoding, to store them in the metadata of an image.
 
     With LANTERN (relaxed acceptance), the result also contains the share of the image's tokens that were replaced.
-
-    Args:
-        decoding: Decoding that contains the image.
-        image: Index of the image in the decoding.
     """
     if decoding.request.lantern is None:
         return decoding.conditions()

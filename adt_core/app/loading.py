@@ -62,19 +62,12 @@ def default_drafter(model: str) -> str:
 
     The default is the bundled drafter for the bundled model. For another model, it is the published drafter of this
     model if this drafter is installed, else "jacobi".
-
-    Args:
-        model: Path of the model.
     """
     return BUNDLED if model == BUNDLED else str(find_drafter(model) or JACOBI)
 
 
 def open_target(loading: Loading, device: torch.device) -> Target:
     """Load the target of a recipe.
-
-    Args:
-        loading: Path of the target, precision and image size.
-        device: Device of the weights.
 
     Raises:
         AdtError: If the target cannot be read.
@@ -112,12 +105,6 @@ def given_paths(settings: Settings, *names: str) -> list[tuple[str, Path]]:
 
 
 def model_files(model: str, drafter: str = JACOBI, option: str = "drafter") -> list[tuple[str, Path]]:
-    """Return the files of a target and a drafter, as pairs of option and file for `images.check_outputs`.
-
-    Args:
-        model: Path of the target.
-        drafter: Name or path of the drafter.
-        option: Name of the option that selects the drafter.
-    """
+    """Return the files of a target and a drafter, as pairs of option and file for `images.check_outputs`."""
     network = [] if drafter in DRAFTERS else checkpoint_files(drafter.removesuffix(WITH_WINDOW), "drafter")
     return [*(("model", file) for file in checkpoint_files(model, "target")), *((option, file) for file in network)]

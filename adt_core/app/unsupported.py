@@ -58,9 +58,6 @@ A checkpoint belongs to such a model if the name of its folder or of its archite
 def refuse_layout(path: Path) -> None:
     """Raise an error if a path is a file of a known but unsupported kind, or a folder of such files.
 
-    Args:
-        path: Existing file or folder.
-
     Raises:
         AdtError: If the path is such a file or folder. The message names the kind and says what to choose instead.
     """
@@ -82,9 +79,6 @@ def refuse_layout(path: Path) -> None:
 
 def refuse_kind(checkpoint: Checkpoint) -> None:
     """Raise an error if a checkpoint is of a known kind that is not a target, such as a drafter.
-
-    Args:
-        checkpoint: Opened checkpoint.
 
     Raises:
         AdtError: If the checkpoint is of such a kind. The message names the kind and says what to choose instead.

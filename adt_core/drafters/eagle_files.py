@@ -73,10 +73,6 @@ def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
     An EAGLE-3 drafter reads the features of three layers of its target, so its weight ``fc`` is [h, 3 * h], where h is
     the length of a feature. Some EAGLE-3 drafters draft only a part of the vocabulary.
 
-    Args:
-        checkpoint: The checkpoint.
-        called: Name of the checkpoint in the error message.
-
     Raises:
         AdtError: If the checkpoint is an EAGLE-3 drafter.
     """
@@ -89,11 +85,6 @@ def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
 
 def _empty(checkpoint: Checkpoint, path: str, target: Target) -> EagleDrafter:
     """Return the drafter on the device "meta", without its weights.
-
-    Args:
-        checkpoint: The drafter's checkpoint.
-        path: Name of the drafter in error messages.
-        target: Target to draft for.
 
     Raises:
         AdtError: If the files are damaged, or the drafter was made for another target.

@@ -17,7 +17,6 @@ from ..drafters import Drafter
 from ..errors import AdtError, Check, shown
 from ..models.target import EncodedPrompt, Target, suffixed
 from ..recipe import Recipe
-from ..rules.noise import NOISE_VERSION
 from ..version import VERSION
 
 
@@ -121,8 +120,8 @@ class Job:
     def settings(self, prompt: str, image_index: int = 0, conditions: Mapping[str, Any] = {}) -> dict:
         """Return the metadata of an image's PNG, as plain JSON types.
 
-        ``generate --from-png`` reproduces the image from the prompt, the settings of the recipe, the version of the
-        noise and the device that generates the noise. The other values are information for users.
+        ``generate --from-png`` reproduces the image from the prompt, the settings of the recipe, and the device
+        that generates the noise. The other values are information for users.
 
         Args:
             prompt: Prompt of the image, without the recipe's suffix.
@@ -137,6 +136,5 @@ class Job:
             "image_index": image_index,
             "image_tokens": self.target.length,
             **conditions,
-            "noise_version": NOISE_VERSION,
             "versions": {"adt-tree": VERSION, "torch": torch.__version__, "numpy": np.__version__},
         }

@@ -28,9 +28,6 @@ FAMILIES: list[Family] = [
 def family_of(checkpoint: Checkpoint) -> Family:
     """Return the family of a checkpoint.
 
-    Args:
-        checkpoint: The files.
-
     Raises:
         AdtError: If no family recognises the checkpoint.
     """

@@ -343,10 +343,6 @@ class Stream:
 def forwards_of(target: Target, sizes: Sequence[int]) -> dict[int, Callable[[], Tensor]]:
     """Return functions that run one forward through the layers and the head.
 
-    Args:
-        target: Target model.
-        sizes: Numbers of tokens in a forward.
-
     Returns:
         One function per number of tokens. The tokens of a forward form a chain in the middle of an image.
     """

@@ -265,7 +265,7 @@ def test_the_table_has_every_option_of_every_method():
         assert settings.pop("method") == method
         assert {name: options()[name].default for name in settings} == settings
     assert all(option.help.endswith(".") for option in options().values())
-    assert list(options())[:4] == ["proposal", "depth", "width", "nodes"], (
+    assert list(options())[:4] == ["proposal", "depth", "width", "drafts"], (
         "saved workflows refer to options by position"
     )
     assert list(options())[-3:] == ["expand_above", "keep_above", "rule"], "new options must come last"

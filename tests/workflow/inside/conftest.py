@@ -28,7 +28,7 @@ SOURCES = {
     "theirs": {"class_type": "ProbeDiffusionModel", "inputs": {}},
     "text": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["loader", 1], "text": "a cat"}},
     "sampler": {"class_type": "ADTTreeSampler", "inputs": {"model": ["loader", 0], "positive": ["text", 0]}},
-    "decoder": {"class_type": "ADTTreeGLMDecoderLoader", "inputs": {}},
+    "decoder": {"class_type": "ADTTreeGLMImageDecoderLoader", "inputs": {}},
     "batch": {"class_type": "ADTTreeBatchSampler", "inputs": {"model": ["loader", 0], "prompts": "a cat"}},
 }
 PLUGS = {
@@ -45,11 +45,7 @@ PLUGS = {
 
 
 class Pack:
-    """All nodes of a ComfyUI that has loaded this pack.
-
-    Args:
-        base: Empty folder for its models, inputs and outputs.
-    """
+    """All nodes of a ComfyUI that has loaded this pack."""
 
     def __init__(self, base: Path):
         from comfy.cli_args import args
