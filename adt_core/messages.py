@@ -13,9 +13,14 @@ TEMPLATES = {
     "batch.progress": "{done} of {count} images, {tokens} of {total} tokens",
     "batch.relaxed": "; Relaxed: {share} % of the tokens replaced",
     "benchmark.done": "{count} prompts; the results are in {folder}",
+    "benchmark.fastest": "Fastest: {method}, about {ratio} times as fast as without drafts ({low} to {high}).",
     "benchmark.progress": "{done} of {count} prompts, {methods} methods each",
-    "check.done": "Checked; the report is on this node",
+    "check.differs": "Same image: no ({methods}).",
+    "check.faster": "About {ratio} times as fast ({low} to {high}). Keep Auto.",
     "check.progress": "{number} of {count} methods, now {method}",
+    "check.same": "Same image: yes.",
+    "check.slower": "About {ratio} times as fast ({low} to {high}). Set drafting to No drafting.",
+    "check.too_slow": "This model is too slow here to compare speeds.",
     "device.attention": "To keep the image unchanged, this device uses attention without the fast kernel, which is "
     "slower.",
     "device.batch": "On this device, an image may depend on the other prompts in its batch; use a batch size of 1 to "

@@ -49,11 +49,12 @@ registerExtension({
     shrinkNode(node); // ComfyUI has made the node large enough for all inputs, but some are hidden
   },
 
-  getNodeMenuItems(node) 
+  getNodeMenuItems(node) {
     if (node.comfyClass !== SAMPLER) return [];
     return [
       null,
       { content: texts.compareWithPlain, callback: () => compareWithPlain(node) },
       { content: texts.openBatch, callback: () => openBatch(node) },
     ];
+  },
 });

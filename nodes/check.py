@@ -6,7 +6,6 @@ from comfy_api.v0_0_2 import io, ui
 
 from ..adt_core.app.diagnostics import PROMPTS, DiagnosticSetup
 from ..adt_core.app.doctor import diagnose
-from ..adt_core.messages import message
 from ..adt_core.policies import Drafting
 from .clip_and_vae import text_encoder
 from .comfy_runtime import Progress, check_cancelled, loaded
@@ -63,7 +62,7 @@ class ADTTreeCheck(io.ComfyNode):
         bar = Progress(_PARTS, cls.hidden.unique_id, None)
         subject = DiagnosticSetup(job, rows, check_cancelled, lambda share, line: bar.update(int(share * _PARTS), line))
         with loaded(patchers(model, drafter), subject.memory_required(model.patcher.load_device)):
-            page = diagnose(subject)
+            report = diagnose(subject)
         bar.update(_PARTS)
-        bar.say(message("check.done"), is_lasting=True)
-        return io.NodeOutput(page, ui=ui.PreviewText(page))
+        bar.say(report.verdict, is_lasting=True)
+        return io.NodeOutput(report.page, ui=ui.PreviewText(report.page))
