@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from ...app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs
-from ...app.checkpoints import explain_errors
 from ...app.images import check_outputs
 from ...app.jobs import rounds
 from ...app.loading import choose_device, complete, given_paths, model_files, open_target
@@ -308,8 +307,7 @@ def _load_network(name: str, path: str | None, target: Target) -> EagleDrafter |
         return None
     if not is_network(path):
         raise AdtError(f"`{name}`: {path!r} is not an EAGLE drafter; choose the folder of one, or 'bundled'.")
-    with explain_errors(path, "drafter"):
-        return load_eagle(path, target)
+    return load_eagle(path, target)
 
 
 class Trainer:

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ...app.args import CheckDrafterArgs
-from ...app.checkpoints import explain_errors
 from ...app.images import check_outputs
 from ...app.jobs import decode
 from ...app.loading import choose_device, complete, given_paths, open_target
@@ -92,9 +91,7 @@ def run(plan: PairingPlan) -> str:
     file = plan.file
     target = open_target(recipe.loading, plan.device)
     prompts = [suffixed(prompt, recipe.suffix) for prompt in plan.prompts]
-    path = recipe.drafter or BUNDLED
-    with explain_errors(path, "drafter"):
-        drafter = load_eagle(path, target)
+    drafter = load_eagle(recipe.drafter or BUNDLED, target)
     shares = measure(target, drafter, prompts, recipe.sampling)
     best = max(shares, key=lambda pairing: shares[pairing][0])
     children = ", ".join(map(str, CHILDREN))

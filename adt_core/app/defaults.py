@@ -1,23 +1,19 @@
-"""Completion of a recipe with defaults, and loading of its models.
-
-A recipe contains all settings that determine an image, except its prompt.
-"""
+"""Completion of a recipe with the defaults of its model, its drafter and the device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..drafters import DRAFTERS, JACOBI, WITH_WINDOW, drafter_defaults, is_network
+from ..drafters import JACOBI, drafter_defaults, is_network
 from ..errors import AdtError
-from ..models.target import PublishedSampling, Target
+from ..models.load import published_sampling
+from ..models.target import PublishedSampling
 from ..policies import check_fit
-from ..recipe import BUNDLED, Loading, Recipe
-from ..settings import Settings
-from .checkpoints import checkpoint_files, find_drafter, load_target, published_sampling
+from ..recipe import BUNDLED, Recipe
+from .checkpoints import find_drafter
 
 
 def complete(given: Mapping[str, Any], device: str = "auto", strict: bool = False) -> Recipe:
@@ -49,7 +45,7 @@ def complete(given: Mapping[str, Any], device: str = "auto", strict: bool = Fals
 def _published_sampling(model: str) -> PublishedSampling:
     """Return the sampling settings that the authors of a model recommend.
 
-    If the model cannot be read, this function returns general defaults. `open_target` raises the error later.
+    If the model cannot be read, this function returns general defaults. `load_target` raises the error later.
     """
     try:
         return published_sampling(model)
@@ -69,21 +65,6 @@ def default_drafter(model: str) -> str:
     return BUNDLED if model == BUNDLED else str(find_drafter(model) or JACOBI)
 
 
-def open_target(loading: Loading, device: torch.device) -> Target:
-    """Load the target of a recipe.
-
-    Args:
-        loading: Path of the target, precision and image size.
-        device: Device of the weights.
-
-    Raises:
-        AdtError: If the target cannot be read.
-    """
-    dtype = getattr(torch, loading.dtype)
-    target = load_target(loading.model, device, dtype, weights=loading.weights, exact=loading.exact == "on")
-    return target.sized(*loading.size) if loading.size else target
-
-
 def choose_device(name: str) -> torch.device:
     """Return the torch device for a value of the option `device`.
 
@@ -97,27 +78,3 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and not available:
         raise AdtError("`device` cuda: this PyTorch finds no CUDA device; use `device` cpu.")
     return torch.device("cuda" if available and name != "cpu" else "cpu")
-
-
-def given_paths(settings: Settings, *names: str) -> list[tuple[str, Path]]:
-    """Return the paths that the user has given, as pairs of option and path for `images.check_outputs`.
-
-    Args:
-        settings: Arguments that contain the options.
-        *names: Names of options whose value is a path, several paths, or None. None gives no pair.
-    """
-    values = ((name, getattr(settings, name)) for name in names)
-    lists = ((name, value if isinstance(value, tuple) else (value,)) for name, value in values)
-    return [(name, Path(path)) for name, paths in lists for path in paths if path]
-
-
-def model_files(model: str, drafter: str = JACOBI, option: str = "drafter") -> list[tuple[str, Path]]:
-    """Return the files of a target and a drafter, as pairs of option and file for `images.check_outputs`.
-
-    Args:
-        model: Path of the target.
-        drafter: Name or path of the drafter.
-        option: Name of the option that selects the drafter.
-    """
-    network = [] if drafter in DRAFTERS else checkpoint_files(drafter.removesuffix(WITH_WINDOW), "drafter")
-    return [*(("model", file) for file in checkpoint_files(model, "target")), *((option, file) for file in network)]
