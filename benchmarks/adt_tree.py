@@ -29,8 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adt_core import Drafting, load_drafter
-from adt_core.app.jobs import decode, new_decoding
-from adt_core.engine.job import Job
+from adt_core.app.pipeline import Pipeline
 from adt_core.policies import PLAIN
 
 from .harness import RECIPE, SAMPLING, bundled, captions
@@ -133,14 +132,14 @@ class Counts(NamedTuple):
 
 
 @cache
-def _job(temperature: float, drafting: Drafting = Drafting(PLAIN)) -> Job:
+def _pipeline(temperature: float, drafting: Drafting = Drafting(PLAIN)) -> Pipeline:
     recipe = replace(RECIPE, sampling=replace(SAMPLING, seed=3, temperature=temperature), drafting=drafting)
-    return Job(bundled(), replace(recipe, lantern=None), load_drafter("bundled", bundled()))
+    return Pipeline(bundled(), replace(recipe, lantern=None), load_drafter("bundled", bundled()))
 
 
 @cache
 def _recording(first: int, count: int, temperature: float) -> Recording:
-    return record(_job(temperature), captions(first, count))
+    return record(_pipeline(temperature), captions(first, count))
 
 
 def count_rounds(first: int, count: int, temperature: float, drafting: Drafting) -> Counts:
@@ -153,9 +152,9 @@ def count_rounds(first: int, count: int, temperature: float, drafting: Drafting)
         drafting: Method and its options.
     """
     recording = _recording(first, count, temperature)
-    decoding = new_decoding(_job(temperature, drafting), captions(first, count), at_once=AT_ONCE)
+    decoding = _pipeline(temperature, drafting).decoding(captions(first, count), at_once=AT_ONCE)
     with replaying(recording) as replay:
-        decode(decoding)
+        decoding.run()
     assert decoding.codes.equal(recording.codes)
     sums = np.zeros((4, count))
     for round in decoding.trace.rounds:

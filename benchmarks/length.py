@@ -29,15 +29,14 @@ from itertools import product
 import torch
 
 from adt_core import Decoding, Target
-from adt_core.app.jobs import new_decoding
-from adt_core.engine.job import Job
+from adt_core.app.pipeline import Pipeline
 from adt_core.models.cache import KVCache
 from adt_core.models.families import lumina2
 from adt_core.models.rotary import rope_tables
 from adt_core.models.rows import BatchRows, Roots
 from adt_core.policies import PLAIN
 
-from .gpu.models import ADT_TREE, SHAPES, TITLES, WINDOW, job_of, random_network, random_target
+from .gpu.models import ADT_TREE, SHAPES, TITLES, WINDOW, pipeline_of, random_network, random_target
 from .interleaving import format_median, header, interleave, row
 
 ENDS = {"first": 0, "last": 9}
@@ -121,12 +120,12 @@ def forward_time(target: Target, position: int, size: int) -> float:
     return 1000 * (time.process_time() - started) / REPEATS
 
 
-def decode_tenth(job: Job, tenth: int, prompt: str) -> tuple[float, float]:
+def decode_tenth(pipeline: Pipeline, tenth: int, prompt: str) -> tuple[float, float]:
     """Decode one tenth of the image. Return the CPU time per round and per token in milliseconds."""
-    target = job.target
+    target = pipeline.target
     prefix = torch.arange(96 * 96 * tenth // 10).expand(1, -1) % target.num_codes
     tokens = target.length // 10
-    milliseconds, count = timed_rounds(new_decoding(job, [prompt], prefix=prefix), tokens)
+    milliseconds, count = timed_rounds(pipeline.decoding([prompt], prefix=prefix), tokens)
     return milliseconds / count, milliseconds / tokens
 
 
@@ -134,9 +133,11 @@ def compare(target: Target, prompts: list[str]) -> None:
     """Print a table with the cost of the first and the last tenth of the image for every method."""
     options = {"guidance": PUBLISHED.guidance, "top_k": PUBLISHED.top_k}
     networks = {PLAIN: None, WINDOW: None, ADT_TREE: random_network(target)}
-    jobs = {name: job_of(target, network, name, **options) for name, network in networks.items()}
+    pipelines = {name: pipeline_of(target, network, name, **options) for name, network in networks.items()}
     methods: dict[tuple[str, str], Callable] = {
-        (name, end): partial(decode_tenth, job, tenth) for name, job in jobs.items() for end, tenth in ENDS.items()
+        (name, end): partial(decode_tenth, pipeline, tenth)
+        for name, pipeline in pipelines.items()
+        for end, tenth in ENDS.items()
     }
     for size, (end, tenth) in product((1, TREE), ENDS.items()):
         position = target.length * tenth // 10 + target.length // 20
@@ -158,7 +159,7 @@ def _twice(measure: Callable[[], float], _prompt: str) -> tuple[float, float]:
 
 def print_tenths(target: Target, prompt: str) -> None:
     """Decode an image with plain decoding. Print the time of each tenth, and the peak memory of the process."""
-    decoding = new_decoding(job_of(target, None, PLAIN, guidance=PUBLISHED.guidance, top_k=PUBLISHED.top_k), [prompt])
+    decoding = pipeline_of(target, None, PLAIN, guidance=PUBLISHED.guidance, top_k=PUBLISHED.top_k).decoding([prompt])
     print(header("tenth", "ms per token", "peak MiB"))
     tenth = 1
     started = time.process_time()

@@ -16,11 +16,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from adt_core.app.jobs import decode, new_decoding
+from adt_core.app.pipeline import Pipeline
 from adt_core.drafters import Proposer, Verified
 from adt_core.drafters.eagle import EagleProposer, Growth
 from adt_core.engine import round as rounds
-from adt_core.engine.job import Job
 from adt_core.engine.slots import Slots
 from adt_core.models.rows import Roots
 from adt_core.rules.tree import CandidatePool, DraftTree
@@ -40,17 +39,17 @@ class Recording(NamedTuple):
     features: Tensor
 
 
-def record(job: Job, prompts: list[str]) -> Recording:
+def record(pipeline: Pipeline, prompts: list[str]) -> Recording:
     """Decode one image per prompt without drafts, all as one batch, and record tokens and features.
 
     Args:
-        job: Job of plain decoding.
+        pipeline: Pipeline of plain decoding.
         prompts: Prompts of the images.
     """
-    decoding = new_decoding(job, prompts)
-    config = job.target.decoder.config
-    shape = decoding.request.groups, len(prompts), job.target.length, config.hidden_size
-    features = torch.zeros(shape, dtype=job.target.decoder.dtype)
+    decoding = pipeline.decoding(prompts)
+    config = pipeline.target.decoder.config
+    shape = decoding.request.groups, len(prompts), pipeline.target.length, config.hidden_size
+    features = torch.zeros(shape, dtype=pipeline.target.decoder.dtype)
     forward = rounds.forward
 
     def recorded(slots: Slots, codes: Tensor, step: object) -> Tensor:
@@ -59,7 +58,7 @@ def record(job: Job, prompts: list[str]) -> Recording:
         return out
 
     with patch.object(rounds, "forward", recorded):
-        decode(decoding)
+        decoding.run()
     return Recording(decoding.codes, features)
 
 

@@ -31,8 +31,7 @@ from torch import Tensor
 from transformers import ChameleonForConditionalGeneration, UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
-from adt_core.app.jobs import decode, new_decoding
-from adt_core.engine.job import Job
+from adt_core.app.pipeline import Pipeline
 from adt_core.models.layers import Decoder
 from adt_core.models.reading.paths import resolve
 from adt_core.models.target import Target
@@ -133,8 +132,8 @@ def check(prompts: list[str]) -> bool:
         sampling = Sampling(number, guidance=2.0, noise=UPSTREAM)
         expected = generate(model, target, prompt, sampling)
         for name, (drafter, options) in METHODS.items():
-            job = Job(target, Recipe(sampling, Drafting(**options)), load_drafter(drafter, target))
-            decoding = decode(new_decoding(job, [prompt]))
+            pipeline = Pipeline(target, Recipe(sampling, Drafting(**options)), load_drafter(drafter, target))
+            decoding = pipeline.decoding([prompt]).run()
             equal[name] += bool(decoding.codes[0].equal(expected))
             tau[name].append(decoding.trace.report()["tau"])
     print(header("method", "images equal to transformers' in every token", "tokens per target pass"))
@@ -177,8 +176,8 @@ def target_of(layers: Layers, codes: int, width: int) -> Target:
 def step_times(target: Target, prompt: str) -> list[float]:
     """Return the CPU time of a step in milliseconds: with this pack's own noise, and with the ``upstream`` noise."""
     drafting = Drafting(method=PLAIN)
-    jobs = [Job(target, Recipe(Sampling(1, noise=noise), drafting)) for noise in ("own", UPSTREAM)]
-    runs = [iter(new_decoding(job, [prompt])) for job in jobs]
+    pipelines = [Pipeline(target, Recipe(Sampling(1, noise=noise), drafting)) for noise in ("own", UPSTREAM)]
+    runs = [iter(pipeline.decoding([prompt])) for pipeline in pipelines]
     for run in runs:
         next(run)  # the first step also reads the prompt
     seconds = [0.0, 0.0]

@@ -32,7 +32,7 @@ from ..engine.request import Request
 from ..errors import AdtError, Check, command, shown
 from ..files import write
 from ..models.load import find_published, load_target
-from ..models.target import Target, suffixed
+from ..models.target import EncodedPrompt, Target, suffixed
 from ..recipe import BUNDLED, Loading, Recipe
 from ..rules.noise import NOISE_VERSION
 from ..trace import Trace
@@ -279,6 +279,11 @@ class Pipeline:
         """Raise AdtError if a prompt is empty or too long. Return a remark for the user, or ""."""
         return self.target.check_prompt(suffixed(prompt, self.recipe.suffix))
 
+    def encode(self, prompts: Sequence[str]) -> list[EncodedPrompt]:
+        """Encode prompts with the recipe's suffix. Equal prompts are encoded only once."""
+        rows = {prompt: self.target.encode_prompt(suffixed(prompt, self.recipe.suffix)) for prompt in set(prompts)}
+        return [rows[prompt] for prompt in prompts]
+
     def decoding(
         self,
         prompts: Sequence[str],
@@ -291,7 +296,7 @@ class Pipeline:
         """Return a decoding of one image per prompt. No round is decoded yet.
 
         Args:
-            prompts: Prompt of each image, without the recipe's suffix. Equal prompts are encoded only once.
+            prompts: Prompt of each image, without the recipe's suffix.
             image_indices: Index of each image among the images of its prompt (default: the recipe's). Images with the
                 same prompt and seed differ only if their indices differ.
             at_once: Maximum number of images that are decoded at the same time (default: all).
@@ -303,14 +308,13 @@ class Pipeline:
             AdtError: If a prompt is empty or too long, or settings contradict each other.
         """
         recipe = self.recipe
-        encode = self.target.encode_prompt
-        rows = {prompt: encode(suffixed(prompt, recipe.suffix)) for prompt in set(prompts)}
+        negative = self.target.encode_prompt(recipe.negative) if recipe.negative.strip() else None
         request = Request.of(
             self.target,
             recipe,
-            [rows[prompt] for prompt in prompts],
+            self.encode(prompts),
             self.drafter if recipe.drafting.policy.needs_drafter else None,
-            negatives=[encode(recipe.negative)] * len(prompts) if recipe.negative.strip() else None,
+            negatives=[negative] * len(prompts) if negative is not None else None,
             image_indices=image_indices if image_indices is not None else [recipe.image_index] * len(prompts),
             seeds=seeds,
             prefix=prefix if prefix is not None else torch.tensor([recipe.kept] * len(prompts), dtype=torch.long),

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 
 from adt_core import Drafting, Lantern, load_drafter
-from adt_core.app.jobs import decode, new_decoding
 from adt_core.lab.benchmark import PRESETS, RELAXED, Preset
 from adt_core.lab.report import median_interval, ratios, summary
 from adt_core.lab.report import table as summary_table
@@ -167,10 +166,10 @@ def measure_changes(count: int) -> list[list]:
     prompts = captions(BUNDLED, count)
     lines = []
     for presets in map(with_changes, CHANGES):
-        jobs = comparison(presets, prompts).jobs(bundled(), load_drafter("bundled", bundled()))
+        pipelines = comparison(presets, prompts).pipelines(bundled(), load_drafter("bundled", bundled()))
         method = next(iter(presets))
         for name in presets:
-            report = decode(new_decoding(jobs[name], prompts)).trace.report()
+            report = (pipelines[name].decoding(prompts)).run().trace.report()
             lines.append([method, name, *(report[figure] for figure in ("tau", "mean_depth", "mean_nodes"))])
     return lines
 

@@ -23,8 +23,7 @@ from functools import partial
 import torch
 
 from adt_core import Drafting, Target, load_drafter
-from adt_core.app.jobs import decode, new_decoding, rounds
-from adt_core.engine.job import Job
+from adt_core.app.pipeline import Pipeline
 from adt_core.lab.benchmark import PRESETS, RELAXED
 from adt_core.models.layers import product
 from adt_core.policies import PLAIN
@@ -62,24 +61,24 @@ def limits() -> tuple[float, float]:
     return bandwidth, rate
 
 
-def round_times(plain: Job, prompts: list[str]) -> dict[int, list[float]]:
+def round_times(plain: Pipeline, prompts: list[str]) -> dict[int, list[float]]:
     """Return the seconds of rounds, minus the time of drafting, by the number of tokens in the target's pass.
 
     A round with n tokens verifies a chain of n - 1 drafts of the Jacobi window. For example, a round with
     8 tokens verifies 7 drafts.
 
     Args:
-        plain: Job of plain decoding.
+        plain: Pipeline of plain decoding.
         prompts: Prompts. Each prompt gets one image per number of tokens.
     """
     window = load_drafter("jacobi", plain.target)
-    jobs = {1: plain}
+    pipelines = {1: plain}
     for nodes in NODES[1:]:
         chain = Drafting("eagle2", depth=nodes - 1, width=1, nodes=nodes - 1)
-        jobs[nodes] = replace(plain, recipe=replace(plain.recipe, drafting=chain), drafter=window)
+        pipelines[nodes] = replace(plain, recipe=replace(plain.recipe, drafting=chain), drafter=window)
 
     def measure(prompt: str, nodes: int) -> list[float]:
-        counted = decode(new_decoding(jobs[nodes], [prompt])).trace.rounds[4:]  # the first rounds are slower
+        counted = (pipelines[nodes].decoding([prompt])).run().trace.rounds[4:]  # the first rounds are slower
         return [round.seconds - round.drafting for round in counted if round.images[0].nodes == nodes - 1]
 
     results = list(interleave({nodes: partial(measure, nodes=nodes) for nodes in NODES}, prompts))
@@ -126,11 +125,11 @@ def timers(target: Target, network: torch.nn.Module | None) -> Iterator[dict[str
             hook.remove()
 
 
-def components(job: Job, prompts: list[str]) -> dict[str, float]:
+def components(pipeline: Pipeline, prompts: list[str]) -> dict[str, float]:
     """Decode complete images and measure the components of a round.
 
     Args:
-        job: Models and method.
+        pipeline: Models and method.
         prompts: Prompts. Each prompt gets one image.
 
     Returns:
@@ -139,9 +138,9 @@ def components(job: Job, prompts: list[str]) -> dict[str, float]:
     """
     total: dict[str, float] = defaultdict(float)
     for prompt in prompts:
-        decoding = new_decoding(job, [prompt])
-        with timers(job.target, job.drafter.network if job.drafter else None) as seconds:
-            for number, _ in enumerate(rounds(decoding)):
+        decoding = pipeline.decoding([prompt])
+        with timers(pipeline.target, pipeline.drafter.network if pipeline.drafter else None) as seconds:
+            for number, _ in enumerate(decoding):
                 if number == 0:
                     seconds.clear()  # the first round includes the prompt and one-time work
         counted = decoding.trace.rounds[1:]
@@ -165,15 +164,15 @@ def measure(count: int) -> dict:
     # Seconds of arithmetic for one node. With guidance, the layers process two rows per node, the head only one.
     node = 2 * (2 * sum(p.numel() for p in layers) + target.decoder.head.numel()) / rate
     presets = {name: PRESETS[name.removesuffix(RELAXED)] for name in METHODS}
-    jobs = comparison(presets, prompts).jobs(target, load_drafter("bundled", target))
-    by_size = round_times(jobs[PLAIN], prompts[: -(-count // 2)])
+    pipelines = comparison(presets, prompts).pipelines(target, load_drafter("bundled", target))
+    by_size = round_times(pipelines[PLAIN], prompts[: -(-count // 2)])
     return {
         "bandwidth": bandwidth,
         "rate": rate,
         "weights": stored,
         "node": node,
         "forwards": {str(nodes): spread(seconds, 1000) for nodes, seconds in by_size.items()},
-        "rounds": {name: components(jobs[name], prompts) for name in (PLAIN, *METHODS)},
+        "rounds": {name: components(pipelines[name], prompts) for name in (PLAIN, *METHODS)},
     }
 
 

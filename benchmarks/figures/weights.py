@@ -10,8 +10,7 @@ from torch import Tensor
 
 from adt_core import Drafting, Target, load_drafter, load_target
 from adt_core.app.images import to_uint8
-from adt_core.app.jobs import decode, new_decoding
-from adt_core.engine.job import Job
+from adt_core.app.pipeline import Pipeline
 from adt_core.models.cache import KVCache
 from adt_core.models.layers import MATRICES
 from adt_core.models.rotary import rope_tables
@@ -86,15 +85,15 @@ def draw(name: str, prompts: list[str], true: Drawn | None) -> Drawn:
         true: Results of the float32 model; None for this model itself.
     """
     target = load_target(**LOADED[name])
-    job = Job(target, Recipe(SAMPLING, Drafting("adt-tree")), load_drafter("bundled", target))
+    pipeline = Pipeline(target, Recipe(SAMPLING, Drafting("adt-tree")), load_drafter("bundled", target))
     metric = scene_metric()
     codes = []
     scores = []
     for part in (prompts[start : start + BATCH_SIZE] for start in range(0, len(prompts), BATCH_SIZE)):
-        decoding = decode(new_decoding(job, part))
+        decoding = pipeline.decoding(part).run()
         codes.append(decoding.codes)
         with torch.inference_mode():
-            images = [Image.fromarray(to_uint8(pixels)) for pixels in job.pixels(decoding.grid_codes())]
+            images = [Image.fromarray(to_uint8(pixels)) for pixels in pipeline.target.pixels(decoding.grid_codes())]
         scores += [metric(image, prompt)[SCENES] for image, prompt in zip(images, part)]
     drawn = torch.cat(codes)
     given = drawn if true is None else true.codes

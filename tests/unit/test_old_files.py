@@ -15,9 +15,9 @@ import pytest
 from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
 from adt_core.app.batch_folder import BatchFolder, batch_folder
 from adt_core.app.images import read_settings
+from adt_core.app.pipeline import Pipeline
 from adt_core.drafters.merged import MergedDrafter
 from adt_core.engine.device import profiles
-from adt_core.engine.job import Job
 from adt_core.lab.benchmark import PRESETS, RUNS, Benchmark
 from adt_core.lab.records import open_records
 from adt_core.models.batch_invariance import TILE
@@ -55,9 +55,9 @@ def test_the_images_of_a_batch_are_found(work, name, more):
     target = load_target("target")
     lantern = Lantern(8, factor=2.0) if more else None
     recipe = Recipe(Sampling(seed=4, top_p=0.9), Drafting("adt-tree"), lantern, drafter="drafter", **more)
-    job = Job(target, recipe, load_drafter("drafter", target))
+    pipeline = Pipeline(target, recipe, load_drafter("drafter", target))
     shutil.copytree(OLD / "batches", "batches")
-    batch = BatchFolder(job, batch_folder(work / "batches", job, name))
+    batch = BatchFolder(pipeline, batch_folder(work / "batches", pipeline, name))
     assert [batch.find("a cat", seed).seed for seed in (None, 5)] == [4, 5]
 
 

@@ -6,8 +6,7 @@ The rounds and network calls of a replayed image must be the same as in a decodi
 import pytest
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
-from adt_core.app.jobs import decode, new_decoding
-from adt_core.engine.job import Job
+from adt_core.app.pipeline import Pipeline
 from adt_core.policies import PLAIN
 from adt_core.recipe import Recipe
 from benchmarks.replay import record, replaying
@@ -28,15 +27,15 @@ def test_replayed_rounds_equal_decoded_rounds(tiny, name, temperature):
     sampling = Sampling(3, temperature)
 
     def decoding(prompts, **options):
-        return new_decoding(Job(target, Recipe(sampling, Drafting(**options)), drafter), prompts)
+        return Pipeline(target, Recipe(sampling, Drafting(**options)), drafter).decoding(prompts)
 
-    recording = record(Job(target, Recipe(sampling, Drafting(PLAIN))), PROMPTS)
+    recording = record(Pipeline(target, Recipe(sampling, Drafting(PLAIN))), PROMPTS)
     replayed = decoding(PROMPTS, **METHODS[name])
     with replaying(recording) as replay:
-        decode(replayed)
+        replayed.run()
     assert replayed.codes.equal(recording.codes)
     for number, prompt in enumerate(PROMPTS):
-        alone = decode(decoding([prompt], **METHODS[name])).trace
+        alone = decoding([prompt], **METHODS[name]).run().trace
         rounds, again = ([round.images for round in trace.rounds] for trace in (alone, replayed.trace.subset([number])))
         assert rounds == again
         assert sum(round.drafter_forwards for round in alone.rounds) == replay.calls[number]
