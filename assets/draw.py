@@ -62,7 +62,7 @@ class Painter:
     def __init__(self) -> None:
         self.pipeline = adt_core.Pipeline.load("bundled", device="cpu")
 
-    def decode(self, caption: str, prefix: Tensor | None = None, **options) -> adt_core.Decoding:
+    def decode(self, caption: str, prefix: torch.Tensor | None = None, **options) -> adt_core.Decoding:
         """Decode an image with the published sampling settings.
 
         Args:
