@@ -30,12 +30,9 @@ __all__ = [
     "EncodedPrompt",
     "load_drafter",
 ]
-_RENAMED = {"Prompt": "EncodedPrompt"}
-"""Names that version 0.1 used for objects of the public API, and the present names. Both can be imported."""
 
 
 def __getattr__(name: str):
-    name = _RENAMED.get(name, name)
     if name in __all__:
         from . import api
 

@@ -45,10 +45,6 @@ export function getSetting(id) {
   return app.extensionManager?.setting?.get(id);
 }
 
-export function setSetting(id, value) {
-  app.extensionManager.setting.set(id, value);
-}
-
 /** The language of the page, such as "en" or "zh"; undefined while ComfyUI has no settings yet. */
 export function language() {
   return /** @type {string | undefined} */ (getSetting("Comfy.Locale"));
@@ -374,13 +370,6 @@ export function choicesOf(widget) {
 export function sendWhile(widget, counts) {
   const usual = widget.value;
   widget.serializeValue = () => (counts() ? widget.value : usual);
-}
-
-/** Names of the values that a node saves, in the order of `widgets_values`. */
-export function savedNames(node) {
-  return widgetsOf(node)
-    .filter((widget) => widget.serialize !== false)
-    .map(({ name }) => name);
 }
 
 /** Hide the advanced inputs of a node until the user opens them. Hidden inputs leave no gap on the node. */

@@ -28,7 +28,7 @@ from ..adt_core.errors import AdtError, shown
 from ..adt_core.messages import join, message
 from ..adt_core.settings import Lantern
 from .comfy_runtime import Progress, check_cancelled, loaded, show_images, tell
-from .drafting import AUTO, choose_drafting, speed_input
+from .drafting import AUTO, choose_drafting, drafting_input
 from .prompts import NO_SEED
 from .sampling import (
     choose_preset,
@@ -59,7 +59,7 @@ from .sockets import (
 
 FOLDER = "adt_tree_batches"
 SAME, STEPPED = "same", "increment"
-"""Values of the input `seed_of_each`.
+"""Values of the input `seed_mode`.
 
 `SAME`: all prompts use the value of the input `seed`. `STEPPED`: the first prompt uses this value, the second prompt
 uses this value + 1, and so on.
@@ -72,12 +72,9 @@ images, and `_SHOWN` is the maximum number of images that an update shows."""
 
 
 def _invalid_prompts_input() -> io.Combo.Input:
-    """Return the input for prompts that are empty or too long.
-
-    Its display name is `invalid_prompts`. Its id is `unfit_prompts`, because saved API prompts use this id.
-    """
+    """Return the input for prompts that are empty or too long."""
     modes = list(INVALID_MODES)
-    return io.Combo.Input("unfit_prompts", display_name="invalid_prompts", options=modes, default=RAISE, optional=True)
+    return io.Combo.Input("invalid_prompts", options=modes, default=RAISE, optional=True)
 
 
 class BatchItem(NamedTuple):
@@ -176,12 +173,10 @@ class ADTTreeBatchSampler(io.ComfyNode):
                 LanternSocket.Input("lantern", optional=True),
                 *sampling_inputs(),
                 io.String.Input("negative", default="", multiline=True),
-                io.Int.Input("chunk_size", display_name="batch_size", default=CHUNK, min=1, max=256),
-                io.Combo.Input(
-                    "seed_of_each", display_name="seed_mode", options=[SAME, STEPPED], default=SAME, optional=True
-                ),
+                io.Int.Input("batch_size", default=CHUNK, min=1, max=256),
+                io.Combo.Input("seed_mode", options=[SAME, STEPPED], default=SAME, optional=True),
                 io.Int.Input("seeds", optional=True, force_input=True, min=NO_SEED, max=2**64 - 1),
-                speed_input(),
+                drafting_input(),
                 preset_input(),
                 _invalid_prompts_input(),
                 io.String.Input("folder", default="", optional=True),
@@ -202,15 +197,15 @@ class ADTTreeBatchSampler(io.ComfyNode):
     ) -> io.NodeOutput:
         single = {name: one(name, values) for name, values in lists.items()}
         model = single.pop("model")
-        asked = {name: single.pop(name) for name in ("seed_of_each", "unfit_prompts") if name in single}
-        chunk_size = single.pop("chunk_size", CHUNK)
+        asked = {name: single.pop(name) for name in ("seed_mode", "invalid_prompts") if name in single}
+        batch_size = single.pop("batch_size", CHUNK)
         name = single.pop("folder", "")
         job, drafter = _job(model=model, **single)
         items, left_out = read_items(prompts=prompts, ids=ids, seeds=seeds, job=job, **asked)
         with loaded(patchers(model, drafter)):  # the digest of the weights is a part of the name
             folder = _folder(job=job, folder=name)
         batch = BatchFolder(job, folder, metadata(cls.hidden))
-        made, missed = _make(batch, model, drafter, items, chunk_size, cls.hidden.unique_id)
+        made, missed = _make(batch, model, drafter, items, batch_size, cls.hidden.unique_id)
         lost = ignored(model, choose_preset(single.pop("preset", None), **single), **single)
         unknown = domain_warning(model.target, [item.prompt for item in items])
         if remarks := join((news(items, left_out), lost, missed, unknown)):
@@ -263,14 +258,14 @@ def _job(
     drafter: LoadedDrafter | None = None,
     settings: dict | None = None,
     lantern: Lantern | None = None,
-    speed: str = AUTO,
+    drafting: str = AUTO,
     preset: str | None = None,
     **sampling,
 ) -> tuple[Job, LoadedDrafter | None]:
     """Return the job (models and settings) of the batch, and its drafter. Plain decoding has no drafter (None)."""
     preset = choose_preset(preset, **sampling)
     numbers = choose_sampling(model, preset, **sampling)
-    draft = choose_drafting(model, drafter, settings, lantern, speed, numbers)
+    draft = choose_drafting(model, drafter, settings, lantern, drafting, numbers)
     job = make_job(model, draft, numbers, negative, choose_suffix(model, preset))
     try:
         job.check([])
@@ -309,7 +304,7 @@ def _make(
     model: LoadedModel,
     drafter: LoadedDrafter | None,
     items: list[BatchItem],
-    chunk_size: int,
+    batch_size: int,
     node_id: str,
 ) -> tuple[list[SavedImage], str]:
     """Generate the images that are not in the folder yet.
@@ -325,7 +320,7 @@ def _make(
         if (picture := batch.find(*item[:2])) is not None:
             before[item[:2]] = picture
     missing = [item for item in distinct if item[:2] not in before]
-    drawn, missed = _draw(batch, model, drafter, missing, list(before.values()), chunk_size, node_id)
+    drawn, missed = _draw(batch, model, drafter, missing, list(before.values()), batch_size, node_id)
     pictures = before | drawn
     return [pictures[item[:2]] for item in items], missed
 
@@ -336,7 +331,7 @@ def _draw(
     drafter: LoadedDrafter | None,
     missing: list[BatchItem],
     before: list[SavedImage],
-    chunk_size: int,
+    batch_size: int,
     node_id: str,
 ) -> tuple[dict[tuple, SavedImage], str]:
     """Generate and save the missing images. Return (prompt, seed) -> image, and a remark for the user or "".
@@ -349,10 +344,10 @@ def _draw(
     count = len(before) + len(missing)
     total = count * model.target.length
     progress = Progress(total, node_id, None)
-    for stretch in split(len(missing), chunk_size):
+    for stretch in split(len(missing), batch_size):
         items = missing[stretch.start : stretch.stop]
         seeds = [item.seed for item in items]
-        decoding = make_decoding(model, batch.job, [item.prompt for item in items], seeds=seeds, at_once=chunk_size)
+        decoding = make_decoding(model, batch.job, [item.prompt for item in items], seeds=seeds, at_once=batch_size)
         with loaded_for([decoding], model, drafter):
             with drawing(decoding) as running:
                 for finished in running:
@@ -398,8 +393,8 @@ def read_items(
     ids: list | None,
     seeds: list | None,
     job: Job,
-    seed_of_each: str = SAME,
-    unfit_prompts: str = RAISE,
+    seed_mode: str = SAME,
+    invalid_prompts: str = RAISE,
 ) -> tuple[list[BatchItem], list[LeftOut]]:
     """Return the images to generate, and the prompts for which no image is generated.
 
@@ -417,12 +412,12 @@ def read_items(
     left_out: list[LeftOut] = []
     for number, (prompt, id, seed, place) in enumerate(zip(prompts, ids, seeds, file_prefixes(ids))):
         try:
-            text, note = fit_prompt(job.check_prompt, prompt, unfit_prompts)
+            text, note = fit_prompt(job.check_prompt, prompt, invalid_prompts)
         except AdtError as error:
             remedy = "or set invalid_prompts to 'truncate' or 'skip'"
             raise AdtError(f"prompts: that with the id '{id}': {str(error).rstrip('.')}, {remedy}.") from error
         if _seed(id, seed) == NO_SEED:
-            seed = (job.recipe.sampling.seed + (number if seed_of_each == STEPPED else 0)) % 2**64
+            seed = (job.recipe.sampling.seed + (number if seed_mode == STEPPED else 0)) % 2**64
         if text is None:
             left_out.append(LeftOut(id, prompt, note))
         else:

@@ -14,7 +14,7 @@ from ..adt_core.policies import PLAIN
 from ..adt_core.settings import Lantern
 from .clip_and_vae import ImageTokenizer, to_picture
 from .comfy_runtime import Progress
-from .drafting import AUTO, choose_drafting, speed_input
+from .drafting import AUTO, choose_drafting, drafting_input
 from .live_map import LiveMap, finished
 from .run_stats import relaxed
 from .sampling import (
@@ -101,7 +101,7 @@ class ADTTreeCompare(io.ComfyNode):
                 LanternSocket.Input("lantern", optional=True),
                 *sampling_inputs(),
                 preset_input(),
-                speed_input(),
+                drafting_input(),
                 invalid_prompts_input(),
             ],
             outputs=[
@@ -125,7 +125,7 @@ class ADTTreeCompare(io.ComfyNode):
         settings_b: dict | None = None,
         lantern: Lantern | None = None,
         preset: str | None = None,
-        speed: str = AUTO,
+        drafting: str = AUTO,
         invalid_prompts: str = RAISE,
         **sampling,
     ) -> io.NodeOutput:
@@ -133,14 +133,14 @@ class ADTTreeCompare(io.ComfyNode):
         texts = read_texts(model, positive, negative, preset, invalid_prompts)
         numbers = choose_sampling(model, preset, **sampling)
         drafts = [
-            choose_drafting(model, drafter, settings_a, lantern, speed, numbers),
+            choose_drafting(model, drafter, settings_a, lantern, drafting, numbers),
             choose_drafting(model, drafter, settings_b or {"method": PLAIN}, sampling=numbers),
         ]
         suffix = choose_suffix(model, preset)
         jobs = [make_job(model, draft, numbers, texts.negative, suffix, texts.target) for draft in drafts]
         both, trial = ([make_decoding(model, job, [texts.text]) for job in jobs] for _ in range(2))
-        drafting = next((draft.loaded for draft in drafts if draft.loaded is not None), None)
-        with loaded_for(both, model, drafting):
+        loaded_drafter = next((draft.loaded for draft in drafts if draft.loaded is not None), None)
+        with loaded_for(both, model, loaded_drafter):
             for decoding in trial:  # a warm-up of the device; its time and tokens are not used
                 warm_up(decoding)
             maps = _take_turns(both, model, cls.hidden)

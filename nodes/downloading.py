@@ -45,7 +45,7 @@ def download_missing(name: str, node_id: str) -> None:
         InterruptProcessingException: If the user has cancelled the run.
     """
     path = folders.installed(name)
-    row = find_published(folders.plain(name) if path is None else name_of(Path(path)))
+    row = find_published(name if path is None else name_of(Path(path)))
     if row is None:
         return
     is_complete = path is not None and _is_complete(path)

@@ -100,7 +100,7 @@ class ADTTreeModelLoader(io.ComfyNode):
                     "model",
                     options=folders.offered(),
                     default=BUNDLED,
-                    extra_dict={"downloads": offered_downloads(), "renamed": folders.renamed()},
+                    extra_dict={"downloads": offered_downloads(), "installed": folders.installed_names()},
                 ),
                 io.Combo.Input("dtype", options=["auto", *_DTYPES, *_WEIGHTS], default="auto"),
                 io.Boolean.Input("exact", default=True, optional=True, advanced=True),
@@ -137,7 +137,7 @@ class ADTTreeModelLoader(io.ComfyNode):
             path = folders.find_model(model)
         except AdtError:
             # The line under the node is visible at once; the error has the complete instructions.
-            tell(message("model.missing", model=folders.plain(model)))
+            tell(message("model.missing", model=model))
             raise
         drop_unused_results()
         target = load_target(

@@ -86,11 +86,10 @@ class ADTTreePrompts(io.ComfyNode):
                 io.String.Input("text", default="", multiline=True),
                 io.Combo.Input("caption", options=list(CAPTIONS), default=CAPTIONS[0]),
                 io.String.Input("filter", default=""),
-                io.Int.Input("start", display_name="start_index", default=0, min=0, max=10**7),
+                io.Int.Input("start_index", default=0, min=0, max=10**7),
                 io.Int.Input("count", default=8, min=0, max=10**7),
                 io.Int.Input(
-                    "shuffle",
-                    display_name="shuffle_seed",
+                    "shuffle_seed",
                     default=0,
                     min=0,
                     max=2**64 - 1,
@@ -127,16 +126,16 @@ class ADTTreePrompts(io.ComfyNode):
         text: str,
         caption: str,
         filter: str,
-        start: int,
+        start_index: int,
         count: int,
-        shuffle: int,
+        shuffle_seed: int,
         choices: str = RANDOM,
         choice_seed: int = 0,
     ) -> io.NodeOutput:
         listed = expand_prompts(read(_source(file, text), _name(file), caption), choices, choice_seed, check_cancelled)
         if note := blank_note(listed):
             tell(note)
-        prompts = select(non_blank(listed), filter, shuffle, start, count)
+        prompts = select(non_blank(listed), filter, shuffle_seed, start_index, count)
         return io.NodeOutput(
             [prompt.text for prompt in prompts],
             [prompt.id for prompt in prompts],

@@ -30,11 +30,11 @@ _MAP_IMAGE_TOOLTIPS = Tooltips(
 )
 
 
-class ADTTreeMapImage(io.ComfyNode):
+class ADTTreeMapToImage(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
-            "ADTTreeMapImage",
+            "ADTTreeMapToImage",
             "ADT-Tree Map to Image",
             tooltips=_MAP_IMAGE_TOOLTIPS,
             description="Draws the map of a run as an image and a mask. Connect images to draw it over them.",
@@ -88,15 +88,15 @@ _FIGURES_TOOLTIPS = Tooltips(
 )
 
 
-class ADTTreeFigures(io.ComfyNode):
+class ADTTreeRunStats(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
-            "ADTTreeFigures",
+            "ADTTreeRunStats",
             "ADT-Tree Run Stats",
             tooltips=_FIGURES_TOOLTIPS,
             description="Shows the statistics of a run as text, and with all settings as JSON.",
-            search_aliases=["run figures", "statistics", "report", "tau", "tokens per second", "统计", "速度"],
+            search_aliases=["statistics", "report", "tau", "tokens per second", "统计", "速度"],
             inputs=[TraceSocket.Input("trace")],
             outputs=[io.String.Output(display_name="text"), io.String.Output(display_name="json")],
         )

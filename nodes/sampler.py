@@ -13,7 +13,7 @@ from ..adt_core.app.truncation import RAISE
 from ..adt_core.engine.decoding import Decoding
 from ..adt_core.settings import Lantern
 from .comfy_runtime import Progress
-from .drafting import AUTO, choose_drafting, speed_input
+from .drafting import AUTO, choose_drafting, drafting_input
 from .latent import read_latent
 from .live_map import LiveMap, finished
 from .log_errors import decorating
@@ -133,9 +133,9 @@ class ADTTreeSampler(io.ComfyNode):
                 io.Int.Input("batch_size", default=1, min=1, max=64),
                 LanternSocket.Input("lantern", optional=True),
                 io.Latent.Input("latent_image", optional=True),
-                _share("keep", DEFAULT_KEEP, display_name="keep_top"),
+                _share("keep_top", DEFAULT_KEEP),
                 _share("keep_left", 0.0),
-                speed_input(),
+                drafting_input(),
                 preset_input(),
                 noise_input(),
                 invalid_prompts_input(),
@@ -156,22 +156,22 @@ class ADTTreeSampler(io.ComfyNode):
         settings: dict | None = None,
         lantern: Lantern | None = None,
         latent_image: dict | None = None,
-        keep: float = DEFAULT_KEEP,
+        keep_top: float = DEFAULT_KEEP,
         keep_left: float = 0.0,
-        speed: str = AUTO,
+        drafting: str = AUTO,
         preset: str | None = None,
         invalid_prompts: str = RAISE,
         **sampling,
     ) -> io.NodeOutput:
         preset = choose_preset(preset, **sampling)
         numbers = choose_sampling(model, preset, **sampling)
-        draft = choose_drafting(model, drafter, settings, lantern, speed, numbers)
+        draft = choose_drafting(model, drafter, settings, lantern, drafting, numbers)
         texts = read_texts(model, positive, negative, preset, invalid_prompts)
         job = make_job(model, draft, numbers, texts.negative, choose_suffix(model, preset), texts.target)
         prefix = None
         indices = list(range(batch_size))
         if latent_image is not None:
-            prefix, indices = read_latent(latent_image, model, job.target, keep, keep_left, batch_size)
+            prefix, indices = read_latent(latent_image, model, job.target, keep_top, keep_left, batch_size)
         decoding = make_decoding(model, job, [texts.text] * len(indices), indices, prefix)
         with loaded_for([decoding], model, draft.loaded):
             shown = _decode(decoding, model, cls.hidden)

@@ -9,7 +9,6 @@ from functools import partial
 from comfy_api.v0_0_2 import io
 
 from ..adt_core.policies import DEFAULT, POLICIES, Drafting, options
-from ..adt_core.policies.adt_tree import PAPER
 from ..adt_core.settings import Option
 from .comfy_runtime import refusal
 from .schema import Tooltips, schema, widget
@@ -85,10 +84,9 @@ class ADTTreeSettings(io.ComfyNode):
         return refusal(partial(Drafting, "adt-tree"), **lows, **highs)
 
     @classmethod
-    def execute(cls, method: str = DEFAULT, rule: str = PAPER, **values) -> io.NodeOutput:
-        # API prompts of version 0.2 have no `rule`. They get the paper's rule, even if the drafter has another default.
+    def execute(cls, method: str = DEFAULT, **values) -> io.NodeOutput:
         given = {name: value for name, value in values.items() if value != 0}
-        return io.NodeOutput({"method": method, "rule": rule, **given})
+        return io.NodeOutput({"method": method, **given})
 
 
 def _input(name: str, option: Option) -> io.Input:

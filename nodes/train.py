@@ -38,7 +38,7 @@ MEASURED = 10
 the number of steps."""
 _PARTS = 1000
 """Number of steps of the progress bar."""
-_NAMES = {
+_INPUTS = {
     "pictures": "training_images",
     "held_out": "validation_prompts",
     "draw_batch": "generation_batch_size",
@@ -46,12 +46,12 @@ _NAMES = {
     "features_gb": "cache_gb",
     "output": "name",
 }
-"""Display names: id of an input or name of a field of the training settings -> name that users see."""
+"""Name of a field of the training settings -> id of its input."""
 
 
 def _widget(name: str, options: dict[str, Option], advanced: bool | None = None, **changes: Any) -> io.Input:
     """Return the input for the training setting `name`. `changes` replace fields of its `Option`, such as `default`."""
-    return widget(name, options[name]._replace(**changes), display_name=_NAMES[name], advanced=advanced)
+    return widget(_INPUTS[name], options[name]._replace(**changes), advanced=advanced)
 
 
 _TRAIN_DRAFTER_TOOLTIPS = Tooltips(
@@ -149,13 +149,13 @@ class ADTTreeTrainDrafter(io.ComfyNode):
         model: LoadedModel,
         name: str,
         prompts: list,
-        pictures: int,
+        training_images: int,
         minutes: float,
         steps: int,
-        held_out: int,
-        draw_batch: int,
-        batch: int,
-        features_gb: float,
+        validation_prompts: int,
+        generation_batch_size: int,
+        training_batch_size: int,
+        cache_gb: float,
         start: LoadedDrafter | None = None,
         preset: str | None = None,
         **sampling,
@@ -165,16 +165,14 @@ class ADTTreeTrainDrafter(io.ComfyNode):
         with _naming_inputs():
             folder = _folder(name)
             texts = _texts(prompts)
-            plan = training.plan(
-                TrainingDataArgs(pictures=pictures, held_out=held_out, draw_batch=draw_batch),
-                TrainingArgs(
-                    start.path if start is not None else None, steps or None, minutes, batch, features_gb=features_gb
-                ),
-                TrainingOutputArgs(output=folder, every=_interval(steps)),
-                _given(model, preset, **sampling),
-                model.patcher.load_device.type,
-                texts,
+            data = TrainingDataArgs(
+                pictures=training_images, held_out=validation_prompts, draw_batch=generation_batch_size
             )
+            first = start.path if start is not None else None
+            how = TrainingArgs(first, steps or None, minutes, training_batch_size, features_gb=cache_gb)
+            given = _given(model, preset, **sampling)
+            output = TrainingOutputArgs(output=folder, every=_interval(steps))
+            plan = training.plan(data, how, output, given, model.patcher.load_device.type, texts)
             news, log = _run(plan, model, cls.hidden.unique_id)
         last = log[-1]
         picture = curve(log, plan.training.passes)
@@ -297,4 +295,4 @@ def _naming_inputs() -> Iterator[None]:
     try:
         yield
     except AdtError as error:
-        raise AdtError(error.with_inputs(lambda field: _NAMES.get(field, field))) from error
+        raise AdtError(error.with_inputs(lambda field: _INPUTS.get(field, field))) from error

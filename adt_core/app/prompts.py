@@ -174,15 +174,15 @@ def blank_note(prompts: Sequence[PromptEntry]) -> str:
 
 
 def select(
-    prompts: list[PromptEntry], filter: str = "", shuffle: int = 0, start: int = 0, count: int | None = None
+    prompts: list[PromptEntry], filter: str = "", shuffle_seed: int = 0, start_index: int = 0, count: int | None = None
 ) -> list[PromptEntry]:
     """Return a selection of the prompts.
 
     Args:
         prompts: Prompts of a list.
         filter: Text that a selected prompt must contain. The case of letters is ignored.
-        shuffle: Seed of the random order. 0 keeps the order of the list.
-        start: Number of prompts to skip at the beginning.
+        shuffle_seed: Seed of the random order. 0 keeps the order of the list.
+        start_index: Number of prompts to skip at the beginning.
         count: Maximum number of prompts to return. 0 and None return all.
 
     Raises:
@@ -194,11 +194,13 @@ def select(
             f"filter: none of the {len(prompts)} prompts contains {shown(filter)}; "
             "enter part of a prompt, or leave it empty for all."
         )
-    if start >= len(selected):
-        raise AdtError(f"start is {start}, but there are only {len(selected)} prompts; use a smaller number.")
-    if shuffle:
-        selected = sample(selected, len(selected), shuffle)
-    return selected[start:][: count or None]
+    if start_index >= len(selected):
+        raise AdtError(
+            f"start_index is {start_index}, but there are only {len(selected)} prompts; use a smaller number."
+        )
+    if shuffle_seed:
+        selected = sample(selected, len(selected), shuffle_seed)
+    return selected[start_index:][: count or None]
 
 
 def slug(text: str) -> str:

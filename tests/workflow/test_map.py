@@ -164,7 +164,7 @@ def test_images_of_a_list_contain_no_map(comfy, traced):
 
 def test_relaxed_run_is_marked_even_if_no_token_was_replaced(comfy, traced):
     """The map in the history and the map in the PNG file must both be marked as relaxed."""
-    sampler = traced.set("ADTTreeSampler", seed=605, lantern=traced.add("ADTTreeLantern", delta=0.0)).id(
+    sampler = traced.set("ADTTreeSampler", seed=605, lantern=traced.add("ADTTreeLANTERN", delta=0.0)).id(
         "ADTTreeSampler"
     )
     outputs = comfy.run(traced.prompt, extra_pnginfo={"workflow": {"nodes": []}})

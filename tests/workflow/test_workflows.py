@@ -29,7 +29,7 @@ FIRST = "ADT-Tree text to image (start here)"
 AT_DEFAULTS = {
     FIRST: {"ADTTreeModelLoader", "ADTTreeSampler"},
     "ADT-Tree batch of prompts with report": {
-        *("ADTTreeModelLoader", "ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeCollector"),
+        *("ADTTreeModelLoader", "ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeBatchReport"),
     },
 }
 """Nodes of the workflows for beginners."""
@@ -105,7 +105,7 @@ def test_form_for_app_mode_fits_the_nodes(name, object_info):
     assert {*first} <= {"LoadImage", "CLIPTextEncode", "ADTTreePrompts"}
     assert {"seed", "model"} <= {widget for _, widget in chosen} and len({*map(tuple, chosen)}) >= 5
     assert {nodes[node] for node in form["outputs"]} <= {
-        *("SaveImage", "PreviewImage", "ADTTreeBatchSampler", "ADTTreeCollector")
+        *("SaveImage", "PreviewImage", "ADTTreeBatchSampler", "ADTTreeBatchReport")
     }
 
 

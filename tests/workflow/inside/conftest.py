@@ -28,7 +28,7 @@ SOURCES = {
     "theirs": {"class_type": "ProbeDiffusionModel", "inputs": {}},
     "text": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["loader", 1], "text": "a cat"}},
     "sampler": {"class_type": "ADTTreeSampler", "inputs": {"model": ["loader", 0], "positive": ["text", 0]}},
-    "decoder": {"class_type": "ADTTreeGLMDecoderLoader", "inputs": {}},
+    "decoder": {"class_type": "ADTTreeGLMImageDecoderLoader", "inputs": {}},
     "batch": {"class_type": "ADTTreeBatchSampler", "inputs": {"model": ["loader", 0], "prompts": "a cat"}},
 }
 PLUGS = {

@@ -9,7 +9,14 @@ import torch
 
 pytestmark = pytest.mark.long
 PROMPTS = [f"{colour} {thing}" for colour in ("red", "green", "blue") for thing in ("house", "ball", "tent", "car")]
-QUICK = {"pictures": 4, "minutes": 60.0, "steps": 4, "held_out": 2, "batch": 2, "draw_batch": 3}
+QUICK = {
+    "training_images": 4,
+    "minutes": 60.0,
+    "steps": 4,
+    "validation_prompts": 2,
+    "training_batch_size": 2,
+    "generation_batch_size": 3,
+}
 
 
 class Cancelled(BaseException):
