@@ -1,5 +1,7 @@
 """Objects of the public API, which `adt_core` imports from here on first use."""
 
+# ruff: noqa: F401
+
 from .app.pipeline import Pipeline
 from .drafters import load_drafter
 from .engine.decoding import Decoding
@@ -9,19 +11,3 @@ from .models.target import EncodedPrompt, Target
 from .policies import Drafting
 from .settings import Lantern, Sampling
 from .trace import Round, Trace
-
-__all__ = [
-    "AdtError",
-    "Decoding",
-    "Drafting",
-    "EncodedPrompt",
-    "Lantern",
-    "Pipeline",
-    "PromptTooLongError",
-    "Round",
-    "Sampling",
-    "Target",
-    "Trace",
-    "load_drafter",
-    "load_target",
-]

@@ -12,6 +12,7 @@ from ..errors import AdtError
 from ..files import is_hidden, list_visible
 from ..models.load import FAMILIES, find_published
 from ..models.reading.paths import home_of, name_of, resolve
+from ..settings import BUNDLED
 
 
 def is_target_config(config: dict) -> bool:
@@ -51,6 +52,18 @@ def find_drafter(model: str | Path) -> Path | None:
     homes = home, home.parent / "ar_image_drafters", home.parent.parent / "ar_image_drafters"
     folders = (home / folder for home in homes for folder in (name, f"{organisation}/{name}"))
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+
+
+def default_drafter(model: str) -> str:
+    """Return the name or path of the default drafter of a model.
+
+    The default is the bundled drafter for the bundled model. For another model, it is the published drafter of this
+    model if this drafter is installed, else "jacobi".
+
+    Args:
+        model: Path of the model.
+    """
+    return BUNDLED if model == BUNDLED else str(find_drafter(model) or JACOBI)
 
 
 _WEIGHTS = "*.safetensors *.bin *.pt *.pth *.ckpt *.index.json config.json *_config.json pairing.json"

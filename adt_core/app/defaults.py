@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from ..drafters import JACOBI, drafter_defaults, is_network
+from ..drafters import drafter_defaults, is_network
 from ..errors import AdtError
 from ..models.load import published_sampling
 from ..models.target import PublishedSampling
 from ..policies import check_fit
 from ..recipe import BUNDLED, Recipe
-from .checkpoints import find_drafter
+from .checkpoints import default_drafter
 
 
 def complete(given: Mapping[str, Any], device: str = "auto", strict: bool = False) -> Recipe:
@@ -51,18 +51,6 @@ def _published_sampling(model: str) -> PublishedSampling:
         return published_sampling(model)
     except AdtError:
         return PublishedSampling()
-
-
-def default_drafter(model: str) -> str:
-    """Return the name or path of the default drafter of a model.
-
-    The default is the bundled drafter for the bundled model. For another model, it is the published drafter of this
-    model if this drafter is installed, else "jacobi".
-
-    Args:
-        model: Path of the model.
-    """
-    return BUNDLED if model == BUNDLED else str(find_drafter(model) or JACOBI)
 
 
 def choose_device(name: str) -> torch.device:

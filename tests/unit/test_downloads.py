@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from adt_core import AdtError, cli, load_target
-from adt_core.app.defaults import default_drafter
+from adt_core.app.checkpoints import default_drafter
 from adt_core.app.inspect import inspect
 from adt_core.errors import command
 from adt_core.models import load
