@@ -6,7 +6,7 @@ The options of both methods are chosen on tuning captions. The comparison uses o
 drafts, the fixed tree is chosen separately for each temperature, but ADT-Tree has the same options at all temperatures.
 
 Nothing is timed. The *value* of a tree is computed from counts: it is the number of tokens that are decoded in the time
-of one plain step. The computation assumes the cost of a round in plain steps: 1, plus a fixed cost, plus a cost for
+of one plain round. The computation assumes the cost of a round in plain rounds: 1, plus a fixed cost, plus a cost for
 each draft, plus a cost for each call of the drafter's network. :mod:`.replay` counts the rounds and calls. Other
 processes may run at the same time, because they do not change the counts.
 
@@ -80,7 +80,7 @@ ADAPTIVE: dict[int, tuple[dict[str, Any], ...]] = {
 
 
 class Price(NamedTuple):
-    """Assumed costs of a round in addition to the cost of a plain step. The unit is the cost of a plain step.
+    """Assumed costs of a round in addition to the cost of a plain round. The unit is the cost of a plain round.
 
     Attributes:
         fixed: Cost of each round.
@@ -123,7 +123,7 @@ class Counts(NamedTuple):
     levels: np.ndarray
 
     def cost(self, price: Price, drafts: int) -> np.ndarray:
-        """Return the cost of each image in plain steps."""
+        """Return the cost of each image in plain rounds."""
         calls = self.levels if price.captured else self.calls
         return (1 + price.fixed + price.draft * drafts) * self.rounds + price.call * calls
 
@@ -158,8 +158,8 @@ def count_rounds(first: int, count: int, temperature: float, drafting: Drafting)
     assert decoding.codes.equal(recording.codes)
     sums = np.zeros((4, count))
     for round in decoding.trace.rounds:
-        for share in round.images:
-            sums[:, share.image] += 1, share.depth, 0, share.depth_asked
+        for one in round.images:
+            sums[:, one.image] += 1, one.depth, 0, one.depth_asked
     sums[2] = [replay.calls[image] for image in range(count)]
     return Counts(*sums)
 
@@ -204,14 +204,14 @@ def _best(choices: Iterable[dict[str, Any]], costs: Iterable[float]) -> dict[str
 
 def choose_fixed(runs: Runs, temperature: float, drafts: int, price: Price) -> dict[str, Any]:
     """Return the options of the fixed tree with the highest value on the tuning captions."""
-    choices = [{"depth": depth, "width": width, "nodes": drafts} for depth, width in FIXED[drafts]]
+    choices = [{"depth": depth, "width": width, "drafts": drafts} for depth, width in FIXED[drafts]]
     counts = (runs.counts(TUNING, TUNED, temperature, "eagle2", **options) for options in choices)
     return _best(choices, (each.cost(price, drafts).sum() for each in counts))
 
 
 def choose_adaptive(runs: Runs, drafts: int) -> dict[str, Any]:
     """Return ADT-Tree's options with the highest geometric mean of the values of all temperatures and `CHOSEN_BY`."""
-    choices = [{**options, "nodes": drafts} for options in ADAPTIVE[drafts]]
+    choices = [{**options, "drafts": drafts} for options in ADAPTIVE[drafts]]
 
     def cost(options: dict[str, Any]) -> float:
         counts = (runs.counts(TUNING, TUNED, temperature, "adt-tree", **options) for temperature in TEMPERATURES)

@@ -35,8 +35,8 @@ IMAGE = HERE / "assets" / "icon.png"
 FIELDS = tuple("image position depth_asked width_asked depth width nodes accepted ranks substituted".split())
 """Keys of the trace. Their values are compared for each image of each round."""
 
-CHAIN = "--method eagle2 --depth 16 --width 1 --nodes 16"
-PRUNED = "--depth 6 --width 3 --nodes 10 --expand-above 0.3 --keep-above 0.05"
+CHAIN = "--method eagle2 --depth 16 --width 1 --drafts 16"
+PRUNED = "--depth 6 --width 3 --drafts 10 --expand-above 0.3 --keep-above 0.05"
 WINDOW = "--drafter jacobi"
 BOTH = "--drafter bundled+jacobi"
 ADT_TREE = "--method adt-tree"
@@ -48,8 +48,8 @@ RUNS = {
     "plain, several at once": "--method autoregressive --at-once 3",
     "plain, temperature 0": "--method autoregressive --temperature 0",
     "eagle2": "--method eagle2",
-    "eagle2, large tree": "--method eagle2 --depth 5 --width 8 --nodes 40",
-    "eagle2, top-k": "--method eagle2 --depth 4 --width 3 --nodes 10 --proposal top-k",
+    "eagle2, large tree": "--method eagle2 --depth 5 --width 8 --drafts 40",
+    "eagle2, top-k": "--method eagle2 --depth 4 --width 3 --drafts 10 --proposal top-k",
     "eagle2, pruned": f"--method eagle2 {PRUNED}",
     "eagle2, temperature 0": "--method eagle2 --temperature 0",
     "eagle2, LANTERN delta": f"--method eagle2 {DELTA}",
@@ -58,7 +58,7 @@ RUNS = {
     "adt-tree": ADT_TREE,
     "adt-tree, vertical": f"{ADT_TREE} --init vertical --wrap vertical",
     "adt-tree, random": f"{ADT_TREE} --init random",
-    "adt-tree, reset": f"{ADT_TREE} --wrap reset --beta 0.3 --depth-step 2 --depth-max 8 --width-max 4 --nodes 16",
+    "adt-tree, reset": f"{ADT_TREE} --wrap reset --beta 0.3 --depth-step 2 --depth-max 8 --width-max 4 --drafts 16",
     "adt-tree, top-k": f"{ADT_TREE} --proposal top-k",
     "adt-tree, pruned": f"{ADT_TREE} {PRUNED} --depth-max 8",
     "adt-tree, LANTERN delta": f"{ADT_TREE} {DELTA}",

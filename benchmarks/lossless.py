@@ -57,28 +57,28 @@ class Setting(NamedTuple):
         return f"{self.drafter} " + " ".join(str(value) for value in self.options.values())
 
 
-_WINDOW = {"method": "eagle2", "depth": 16, "width": 3, "nodes": 24}
+_WINDOW = {"method": "eagle2", "depth": 16, "width": 3, "drafts": 24}
 _WITH_BOTH_PROPOSALS = [
     Setting("bundled", {"method": "adt-tree"}),
     Setting("jacobi", _WINDOW),
     Setting("bundled+jacobi", _WINDOW),
-    Setting("bundled", {"method": "eagle2", "depth": 4, "width": 3, "nodes": 10}),
+    Setting("bundled", {"method": "eagle2", "depth": 4, "width": 3, "drafts": 10}),
     Setting("bundled", {"method": "static:mc_sim_7b_63"}),
     Setting("bundled", {"method": "static:naive_extend_57"}),
 ]
 _COUPLED = [
-    Setting("bundled", {"method": "eagle2", "depth": 3, "width": 1, "nodes": 3}),
-    Setting("bundled", {"method": "eagle2", "depth": 5, "width": 8, "nodes": 40}),
-    Setting("bundled", {"method": "adt-tree", "nodes": 24, "width_max": 6, "init": "vertical", "wrap": "vertical"}),
+    Setting("bundled", {"method": "eagle2", "depth": 3, "width": 1, "drafts": 3}),
+    Setting("bundled", {"method": "eagle2", "depth": 5, "width": 8, "drafts": 40}),
+    Setting("bundled", {"method": "adt-tree", "drafts": 24, "width_max": 6, "init": "vertical", "wrap": "vertical"}),
     Setting(
-        "bundled", {"method": "eagle2", "depth": 6, "width": 2, "nodes": 8, "expand_above": 0.3, "keep_above": 0.05}
+        "bundled", {"method": "eagle2", "depth": 6, "width": 2, "drafts": 8, "expand_above": 0.3, "keep_above": 0.05}
     ),
-    Setting("jacobi", {"method": "eagle2", "depth": 16, "width": 1, "nodes": 16}),
+    Setting("jacobi", {"method": "eagle2", "depth": 16, "width": 1, "drafts": 16}),
     # depth_min is 4, because a Jacobi window of one position is never refined: its drafts would always be rejected, and
     # ADT-Tree would never extend the window.
     Setting(
         "jacobi",
-        {"method": "adt-tree", "depth": 8, "width": 3, "nodes": 16, "depth_min": 4, "depth_max": 16, "width_max": 4},
+        {"method": "adt-tree", "depth": 8, "width": 3, "drafts": 16, "depth_min": 4, "depth_max": 16, "width_max": 4},
     ),
     Setting("bundled", {"method": "auto"}),
     Setting("jacobi", {"method": "auto"}),
@@ -124,7 +124,7 @@ def plain_run(target: Target, prompts: list[str], sampling: Sampling) -> tuple[T
 
 
 FREE = ((0, 1.0), (64, 1.0))
-"""Cost of a round in plain steps, as pairs (number of drafts, cost). 0 and 64 drafts cost the same."""
+"""Cost of a round in plain rounds, as pairs (number of drafts, cost). 0 and 64 drafts cost the same."""
 
 
 def free_drafts(pipeline: Pipeline) -> Pipeline:

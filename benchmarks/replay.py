@@ -128,7 +128,7 @@ def replaying(recording: Recording) -> Iterator[Replay]:
         return counts
 
     with (
-        patch.object(rounds, "_has_drafts", lambda *_: True),  # no plain steps: they would run the target
+        patch.object(rounds, "_verifies_trees", lambda *_: True),  # no plain rounds: they would run the target
         patch.object(rounds, "verify", replay.verify),
         patch.object(rounds, "_drafted_round", run_round),
         patch.object(EagleProposer, "_grow_chain", count_chain),

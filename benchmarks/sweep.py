@@ -50,11 +50,11 @@ CONFIDENCES = ((0.35, 0.1), (0.5, 0.1), (0.6, 0.05))
 
 def families() -> dict[str, dict[str, Preset]]:
     """Return the candidates of each family. The key of a candidate is a label that lists its options."""
-    fixed = [{"method": "eagle2", "depth": depth, "width": width, "nodes": nodes} for depth, width, nodes in FIXED]
+    fixed = [{"method": "eagle2", "depth": depth, "width": width, "drafts": nodes} for depth, width, nodes in FIXED]
     names = ("width", "nodes", "beta", "depth_max", "width_max", "init")
     adaptive = [{"method": "adt-tree", **dict(zip(names, values, strict=True))} for values in ADAPTIVE]
     pruned = [
-        {"method": method, "depth": depth, "width": width, "nodes": 8, "expand_above": expand, "keep_above": keep}
+        {"method": method, "depth": depth, "width": width, "drafts": 8, "expand_above": expand, "keep_above": keep}
         | ({"depth_max": 8, "width_max": width} if method == "adt-tree" else {})
         for (method, depth, width), (expand, keep) in itertools.product(SHAPES, CONFIDENCES)
     ]

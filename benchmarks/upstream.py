@@ -48,7 +48,7 @@ FIRST_CAPTION = 3900  # number of the first held-out caption of this benchmark
 METHODS = {
     "plain": ("jacobi", {"method": PLAIN}),
     "ADT-Tree": (BUNDLED, {"method": "adt-tree"}),
-    "network and window": (f"{BUNDLED}+jacobi", {"method": "eagle2", "depth": 8, "width": 3, "nodes": 24}),
+    "network and window": (f"{BUNDLED}+jacobi", {"method": "eagle2", "depth": 8, "width": 3, "drafts": 24}),
 }
 
 

@@ -115,8 +115,8 @@ def _lines(report: dict) -> str:
         f"{report['tokens']} tokens in {report['seconds']:.2f} s: {report['tokens_per_second']:.1f} a second",
         f"{report['target_forwards']} passes of the model, {report['tau']:.2f} tokens per image in each",
     ]
-    if report["verified_nodes"]:
-        lines.append(f"trees {report['mean_depth']:.2f} deep with {report['mean_nodes']:.2f} drafts on average")
+    if report["verified_drafts"]:
+        lines.append(f"trees {report['mean_depth']:.2f} deep with {report['mean_drafts']:.2f} drafts on average")
     if report["drafting_seconds"]:  # not measured on a GPU, where drafting and verification are launched together
         lines.append(f"{100 * report['drafting_seconds'] / report['seconds']:.0f} % of the time spent on drafting")
     return "\n".join(lines)

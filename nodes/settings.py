@@ -31,7 +31,7 @@ _SETTINGS_TOOLTIPS = Tooltips(
         "drafter and device.",
         "width": "Branches per level of the tree (ADT-Tree: at the start); with jacobi, drafts per token. 0: what "
         "suits drafter and device.",
-        "nodes": "Maximum number of drafts that one pass of the model verifies. 0: what suits drafter and device.",
+        "drafts": "Maximum number of drafts that one pass of the model verifies. 0: what suits drafter and device.",
         "init": "ADT-Tree: neighbours that a tree's shape follows: the token to the left (horizontal), the token above "
         "(vertical), both, or none (random).",
         "wrap": "ADT-Tree with horizontal init: initial shape in a new row: copied from the end of the previous row "

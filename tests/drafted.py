@@ -16,15 +16,15 @@ from adt_core.recipe import Recipe
 from tests.tiny import layer_tensors
 
 METHODS = {
-    "eagle2": ("network", dict(method="eagle2", depth=4, width=3, nodes=12)),
+    "eagle2": ("network", dict(method="eagle2", depth=4, width=3, drafts=12)),
     "adt-tree": ("network", dict(method="adt-tree")),
     "adt-tree, top-k": ("network", dict(method="adt-tree", proposal="top-k")),
     "static": ("network", dict(method="static:mc_sim_7b_63")),
-    "jacobi": ("jacobi", dict(method="eagle2", depth=12, width=3, nodes=16)),
-    "jacobi, top-k": ("jacobi", dict(method="eagle2", depth=12, width=2, nodes=16, proposal="top-k")),
-    "jacobi, a chain": ("jacobi", dict(method="eagle2", depth=8, width=1, nodes=8)),
+    "jacobi": ("jacobi", dict(method="eagle2", depth=12, width=3, drafts=16)),
+    "jacobi, top-k": ("jacobi", dict(method="eagle2", depth=12, width=2, drafts=16, proposal="top-k")),
+    "jacobi, a chain": ("jacobi", dict(method="eagle2", depth=8, width=1, drafts=8)),
     "jacobi, adt-tree": ("jacobi", dict(method="adt-tree")),
-    "merged": ("network+jacobi", dict(method="eagle2", depth=12, width=3, nodes=16)),
+    "merged": ("network+jacobi", dict(method="eagle2", depth=12, width=3, drafts=16)),
     "auto, jacobi": ("jacobi", dict(method="auto")),
     "auto, merged": ("network", dict(method="auto")),
 }
@@ -75,9 +75,9 @@ def costs(*sources: str, once: float = 0.0, each: float = 0.0, idle: float = 1.0
 
     Args:
         *sources: Draft modes.
-        once: Cost of drafting in a round, independent of the number of drafts. Unit: one plain step.
-        each: Cost of each draft token, in plain steps.
-        idle: Cost of a round without drafts, in plain steps.
+        once: Cost of drafting in a round, independent of the number of drafts. Unit: one plain round.
+        each: Cost of each draft token, in plain rounds.
+        idle: Cost of a round without drafts, in plain rounds.
         images: Batch size of the profile.
     """
     curve = (0, idle), (1, idle + once + each), (64, idle + once + 64 * each)

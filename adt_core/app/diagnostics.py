@@ -42,7 +42,7 @@ MAX_RUN_SECONDS = 8.0
 MAX_SECONDS = 90.0
 """Time in seconds since the start of all measurements, after which no further method is measured."""
 SLOW_STEP = 0.3
-"""Duration of a plain step in seconds. If a step takes longer, the costs of drafts are not measured.
+"""Duration of a plain round in seconds. If a step takes longer, the costs of drafts are not measured.
 
 Measuring the costs takes several hundred steps."""
 COPY_BYTES = 2**27
@@ -93,7 +93,7 @@ class DiagnosticSetup:
         methods = {PLAIN: self._with(Drafting(PLAIN), None), "auto": with_drafter(self._drafter, "auto")}
         if self.network is not None:
             methods["adt-tree"] = with_drafter(self.network, "adt-tree")
-        return {**methods, "jacobi, a chain": with_drafter(JacobiDrafter(), "eagle2", depth=16, width=1, nodes=16)}
+        return {**methods, "jacobi, a chain": with_drafter(JacobiDrafter(), "eagle2", depth=16, width=1, drafts=16)}
 
     def _with(self, drafting: Drafting, drafter: Drafter | None) -> Pipeline:
         recipe = replace(self.pipeline.recipe, drafting=drafting, lantern=None)

@@ -154,7 +154,7 @@ def _costs(results: Diagnostics) -> list[str]:
     rows = [f"| {name} | " + " | ".join(f"{profile.cost(name, n):.2f}" for n in sizes) + " |" for name in profile.costs]
     note = ["Estimated, not learned on this device."] if not profile.decodings else []
     return [
-        "Time of a round in plain steps, by the number of drafts that it verifies:",
+        "Time of a round in plain rounds, by the number of drafts that it verifies:",
         "",
         "| draft mode | " + " | ".join(map(str, sizes)) + " |",
         "|---" * (len(sizes) + 1) + "|",

@@ -23,7 +23,7 @@ from ..errors import AdtError, is_out_of_memory
 from ..kernels import choice
 from ..kernels.choice import KernelError
 from ..models.target import Target
-from ..policies import NO_DRAFTS, CostProfile, Policy, Shape, Slot
+from ..policies import NO_DRAFTS, ActiveImage, CostProfile, Policy, Shape
 from ..trace import ImageRound, Round, Trace
 from . import pool
 from .budget import Budget
@@ -66,7 +66,7 @@ class Decoding:
             AdtError: If `at_once` is below 1. Iteration also raises it if the main memory is too small.
         """
         if at_once is not None and at_once < 1:
-            raise AdtError(f"at_once is {at_once}; it must be 1 or more.")
+            raise AdtError(f"`at_once` is {at_once}; it must be 1 or more.")
         self.request = request
         self.at_once = min(at_once or self.images, self.images)
         self.codes = torch.full((self.images, self.length), -1)
@@ -186,7 +186,7 @@ class Decoding:
             return
         self._fix_conditions()
         self._queue = queue = ImageQueue(
-            self.request, lambda: self._policy.begin() and self.exact.drafts, self._record_first_tokens
+            self.request, lambda: self._policy.begin() and self.exact.is_drafting, self._record_first_tokens
         )
         queue.begin(list(range(self.images)), self.at_once)
         try:
@@ -270,24 +270,24 @@ class Decoding:
         shapes = _choose_shapes(self._policy, slots)
         outcome = run_round(slots, shapes, self._budget.allowed(slots))
         # `run_round` can run out of memory, so record nothing before it. Otherwise part of a round could be recorded.
-        shares = self._record_codes(outcome)
+        records = self._record_codes(outcome)
         seconds = time.perf_counter() - began
         prepared = slots.graphs.attempts > attempts
-        round = Round(len(self.trace.rounds), seconds, outcome.drafting, outcome.forwards, shares, prepared)
+        round = Round(len(self.trace.rounds), seconds, outcome.drafting, outcome.forwards, records, prepared)
         self._costs.record(shapes, round, self._costs.clock() - cost_began)
         if is_drafting:
             self._policy.on_verified(round)
-            if not self._policy.drafts:
+            if not self._policy.is_drafting:
                 slots.stop_drafting()
         return round
 
     def _record_codes(self, outcome: Outcome) -> tuple[ImageRound, ...]:
         """Record the codes that a round has decided, and return each image's part of the round for the trace."""
-        for share, codes in outcome.images:
-            first = share.position + 1
-            self.codes[share.image, first : first + len(codes)] = torch.tensor(codes)
-            self._budget.spend(share)
-        return tuple(share for share, _ in outcome.images)
+        for record, codes in outcome.images:
+            first = record.position + 1
+            self.codes[record.image, first : first + len(codes)] = torch.tensor(codes)
+            self._budget.spend(record)
+        return tuple(record for record, _ in outcome.images)
 
 
 def _choose_shapes(policy: Policy, slots: Slots) -> list[Shape]:
@@ -295,6 +295,6 @@ def _choose_shapes(policy: Policy, slots: Slots) -> list[Shape]:
     if slots.proposer is None:
         return [NO_DRAFTS] * len(slots)
     every = zip(slots.images, slots.positions, slots.active)
-    active = [Slot(image, position) for image, position, is_active in every if is_active]
+    active = [ActiveImage(image, position) for image, position, is_active in every if is_active]
     chosen = map(slots.request.cut, policy.choose(active))
     return [next(chosen) if is_active else NO_DRAFTS for is_active in slots.active]

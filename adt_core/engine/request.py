@@ -106,7 +106,7 @@ class Request:
             AdtError: If there are no prompts, or arguments contradict each other.
         """
         if not prompts:
-            raise AdtError("batch size is 0; it must be 1 or more.")
+            raise AdtError("`batch_size` is 0; it must be 1 or more.")
         images = len(prompts)
         rows = _with_negatives(prompts, negatives, target) if recipe.sampling.guidance != 1 else prompts
         indices = image_indices if image_indices is not None else [0] * images
@@ -119,7 +119,7 @@ class Request:
             raise AdtError(f"Prompt too long: {self.longest} tokens; {self.target.name} accepts {most}; shorten it.")
         if self.drafting.policy.needs_drafter and self.drafter is None:
             method = self.drafting.method
-            raise AdtError(f"method {method!r} needs a drafter; choose a drafter, or the method 'autoregressive'.")
+            raise AdtError(f"`method` is {method!r}, which needs a drafter; choose one, or 'autoregressive'.")
         if self.sampling.noise == UPSTREAM and self.script_batch <= self._last_index:
             least = self._last_index + 1
             raise AdtError(
@@ -206,7 +206,7 @@ class Request:
     def uncommitted(self) -> int:
         """Maximum number of cache positions that a round writes. The position of the root is included."""
         drafter = self.active_drafter.uncommitted(self.largest) if self.active_drafter else 1
-        return max(self.largest.nodes + 1, drafter)
+        return max(self.largest.drafts + 1, drafter)
 
     @property
     def largest(self) -> Shape:
@@ -311,11 +311,11 @@ def _prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor
     most = target.num_cells
     if prefix.ndim != 2 or len(prefix) != images or prefix.shape[1] > most:
         shape = list(prefix.shape)
-        raise AdtError(f"prefix has the shape {shape}; it must be [{images} images, at most {most} codes].")
+        raise AdtError(f"`prefix` has the shape {shape}; it must be [{images} images, at most {most} codes].")
     if prefix.numel():
         low = int(prefix.min())
         high = int(prefix.max())
         if low < 0 or high >= target.num_codes:
             last = target.num_codes - 1
-            raise AdtError(f"prefix has codes from {low} to {high}, but {target.name} has only codes 0 to {last}.")
+            raise AdtError(f"`prefix` has codes from {low} to {high}, but {target.name} has only codes 0 to {last}.")
     return target.tokens(prefix.cpu())

@@ -66,9 +66,9 @@ class Preset(NamedTuple):
 
 
 _WINDOW = Drafting.of({"method": "eagle2", **drafter_defaults(JACOBI, "cpu")})
-_CHAIN = _WINDOW.replace(depth=16, width=1, nodes=16)
-_LONG = _WINDOW.replace(depth=42, width=5, nodes=64)
-_PRUNED = Drafting("eagle2", depth=8, width=3, nodes=8, expand_above=0.6, keep_above=0.05)
+_CHAIN = _WINDOW.replace(depth=16, width=1, drafts=16)
+_LONG = _WINDOW.replace(depth=42, width=5, drafts=64)
+_PRUNED = Drafting("eagle2", depth=8, width=3, drafts=8, expand_above=0.6, keep_above=0.05)
 
 
 def _policy_presets() -> dict[str, Preset]:

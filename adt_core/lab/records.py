@@ -22,7 +22,7 @@ from ..untrusted import list_of, mapping, row
 from .report import COLUMNS, MEANS
 
 RUNS = "runs.jsonl"
-FIGURES = ("seconds", "verified_nodes", *MEANS)
+FIGURES = ("seconds", "verified_drafts", *MEANS)
 """Names of the run statistics that the report needs. A run is the decoding of a prompt by one method."""
 MAX_FILE_MIB = 4096
 """Maximum size of `runs.jsonl` in MiB."""

@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import AdtError
 from ..settings import choice, fraction, integer
 from ..trace import Round
-from .base import Context, Policy, Shape, Slot
+from .base import ActiveImage, Context, Policy, Shape
 from .fixed import FixedSettings
 
 HORIZONTAL = "horizontal"
@@ -103,7 +103,7 @@ class AdtTree(Policy):
     After a round, alpha = accepted drafts / depth of the verified tree. If alpha >= beta, the policy stores a shape
     that is deeper by `depth_step` and narrower by `width_step` than the shape of the round. Otherwise it stores a
     shape that is shallower and wider by these steps. The minimum and maximum depth and width always hold. The verified
-    tree may have fewer levels than its chosen depth, because the first levels of a wide tree can use up all `nodes`.
+    tree may have fewer levels than its chosen depth, because the first levels of a wide tree can use up all `drafts`.
 
     With the rule `predicted`, the depth of a new tree is (predicted number of accepted drafts) / beta. The prediction
     is the mean of up to three numbers:
@@ -131,17 +131,17 @@ class AdtTree(Policy):
 
     @classmethod
     def largest(cls, settings: AdtTreeSettings) -> Shape:
-        return Shape(settings.depth_max, settings.width_max, settings.nodes)
+        return Shape(settings.depth_max, settings.width_max, settings.drafts)
 
     def _bounded(self, depth: int, width: int) -> Shape:
         s = self.settings
-        return Shape(min(max(depth, s.depth_min), s.depth_max), min(max(width, s.width_min), s.width_max), s.nodes)
+        return Shape(min(max(depth, s.depth_min), s.depth_max), min(max(width, s.width_min), s.width_max), s.drafts)
 
     def begin(self) -> bool:
         self._images = {}  # images that start again lose their stored shapes
         return True
 
-    def choose(self, slots: Sequence[Slot]) -> list[Shape]:
+    def choose(self, slots: Sequence[ActiveImage]) -> list[Shape]:
         self._images = {slot.image: self._images.get(slot.image) or self._new_image(slot.image) for slot in slots}
         return [self._next_shape(self._images[slot.image], slot.position) for slot in slots]
 
@@ -166,7 +166,7 @@ class AdtTree(Policy):
         s = self.settings
         bounds = (s.depth_min, s.depth_max), (s.width_min, s.width_max)
         depth, width = (int(image.random.integers(low, high + 1)) for low, high in bounds)
-        return Shape(depth, width, s.nodes)
+        return Shape(depth, width, s.drafts)
 
     def _adjacent_shape(self, image: _ImageState, position: int, is_new_row: bool) -> Shape:
         """Return the shape of the next tree under the rule `paper`, from the shapes stored at adjacent tokens."""
@@ -178,7 +178,7 @@ class AdtTree(Policy):
         if is_new_row and s.wrap == RESET:
             left = self._initial
         if s.init == BOTH:
-            return Shape((left.depth + above.depth + 1) // 2, (left.width + above.width + 1) // 2, s.nodes)
+            return Shape((left.depth + above.depth + 1) // 2, (left.width + above.width + 1) // 2, s.drafts)
         return left
 
     def _predicted(self, image: _ImageState, position: int) -> float:
@@ -203,15 +203,15 @@ class AdtTree(Policy):
     def on_verified(self, round: Round) -> None:
         """Store the number of accepted drafts and the next shape at the positions that the round emitted."""
         s = self.settings
-        for share in round.images:
-            image = self._images[share.image]
-            cells = range(share.position + 1, share.position + share.accepted + 2)
+        for record in round.images:
+            image = self._images[record.image]
+            cells = range(record.position + 1, record.position + record.accepted + 2)
             shape = image.chosen
-            if share.depth:
-                sign = 1 if share.alpha >= s.beta else -1
+            if record.depth:
+                sign = 1 if record.alpha >= s.beta else -1
                 shape = self._bounded(shape.depth + sign * s.depth_step, shape.width - sign * s.width_step)
-                image.accepted |= dict.fromkeys(cells, share.accepted)
-                image.total += share.accepted
+                image.accepted |= dict.fromkeys(cells, record.accepted)
+                image.total += record.accepted
                 image.count += 1
             image.shapes |= dict.fromkeys(cells, shape)
 

@@ -17,7 +17,7 @@ from ..interleaving import table
 from .parts import FigurePart
 
 RELAXABLE = ("adt-tree", "merged")
-FIXED = {f"eagle2 d{depth} k2 N6": Preset(Drafting("eagle2", depth=depth, width=2, nodes=6)) for depth in (4, 5)}
+FIXED = {f"eagle2 d{depth} k2 N6": Preset(Drafting("eagle2", depth=depth, width=2, drafts=6)) for depth in (4, 5)}
 """Fixed trees that are comparable with the trees of ADT-Tree.
 
 N is their number of drafts. It is the mean number of drafts of ADT-Tree's trees. d is their depth: the two depths are
@@ -40,9 +40,9 @@ PAIRS = [
 ]  # fmt: skip
 """Pairs of a method and a baseline. The benchmark reports the speed-up of the method over the baseline."""
 GREEDY = ("eagle2", "adt-tree", "jacobi", "merged", "auto")
-SHORT = ("method", "speedup", "low", "high", "tau", "mean_depth", "nodes_per_round", "substitution_rate", SCENES)
+SHORT = ("method", "speedup", "low", "high", "tau", "mean_depth", "drafts_per_round", "substitution_rate", SCENES)
 DRAFTER_SHARE = 1 / 32
-"""Cost of a drafter forward as a share of a plain step: a drafter with 1 layer for a target with 32 layers."""
+"""Cost of a drafter forward as a share of a plain round: a drafter with 1 layer for a target with 32 layers."""
 SPEED = {
     "auto": "*auto*, the default",
     "merged": "network and Jacobi window in one tree, 24 drafts",
@@ -66,14 +66,14 @@ def measure_methods(count: int) -> dict:
 
 
 def upper_bounds(rows: list[dict]) -> list[list]:
-    """Return upper bounds of the speed-ups: the speed-ups if verifying a tree took only as long as one plain step.
+    """Return upper bounds of the speed-ups: the speed-ups if verifying a tree took only as long as one plain round.
 
     Args:
         rows: One dictionary of results per method, from `measure_methods`.
 
     Returns:
         One list per method with three items: name of the method, speed-up if drafting took no time, and speed-up if
-        each drafter forward took the share `DRAFTER_SHARE` of a plain step.
+        each drafter forward took the share `DRAFTER_SHARE` of a plain round.
     """
     plain = next(row for row in rows if row["method"] == PLAIN)["target_forwards"]
     forwards = [(row["method"], row["target_forwards"], row["drafter_forwards"]) for row in rows]
@@ -129,17 +129,17 @@ CHANGES: dict[str, dict[str, dict]] = {
         "depth step 2": {"depth_step": 2},
         "width step 2": {"width_step": 2},
         "depth to 3": {"depth_max": 3},
-        "depth to 10, width to 6, 16 drafts": {"depth_max": 10, "width_max": 6, "nodes": 16},
+        "depth to 10, width to 6, 16 drafts": {"depth_max": 10, "width_max": 6, "drafts": 16},
         "wrap vertical": {"wrap": "vertical"},
         "wrap reset": {"wrap": "reset"},
         "proposals top-k": {"proposal": "top-k"},
     },
     "jacobi": {
-        "window of 8": {"depth": 8, "nodes": 16},
-        "window of 32": {"depth": 32, "nodes": 40},
-        "no branches": {"width": 1, "nodes": 16},
+        "window of 8": {"depth": 8, "drafts": 16},
+        "window of 32": {"depth": 32, "drafts": 40},
+        "no branches": {"width": 1, "drafts": 16},
         "5 candidates": {"width": 5},
-        "40 drafts": {"nodes": 40},
+        "40 drafts": {"drafts": 40},
         "proposals top-k": {"proposal": "top-k"},
     },
     "merged": {"proposals top-k": {"proposal": "top-k"}},
@@ -169,8 +169,8 @@ def measure_changes(count: int) -> list[list]:
         pipelines = comparison(presets, prompts).pipelines(bundled(), load_drafter("bundled", bundled()))
         method = next(iter(presets))
         for name in presets:
-            report = (pipelines[name].decoding(prompts)).run().trace.report()
-            lines.append([method, name, *(report[figure] for figure in ("tau", "mean_depth", "mean_nodes"))])
+            report = pipelines[name].decoding(prompts).run().trace.report()
+            lines.append([method, name, *(report[figure] for figure in ("tau", "mean_depth", "mean_drafts"))])
     return lines
 
 

@@ -57,7 +57,7 @@ def measure_together(count: int) -> list[dict]:
 
     def run(_: int, name: str, batch_size: int) -> tuple[float, Tensor]:
         batches = [slice(i, i + batch_size) for i in range(0, count, batch_size)]
-        decodings = [(pipelines[name].decoding(prompts[batch], indices[batch])).run() for batch in batches]
+        decodings = [pipelines[name].decoding(prompts[batch], indices[batch]).run() for batch in batches]
         seconds = sum(decoding.trace.report()["seconds"] for decoding in decodings)
         return seconds, torch.cat([decoding.codes for decoding in decodings])
 

@@ -74,12 +74,12 @@ def round_times(plain: Pipeline, prompts: list[str]) -> dict[int, list[float]]:
     window = load_drafter("jacobi", plain.target)
     pipelines = {1: plain}
     for nodes in NODES[1:]:
-        chain = Drafting("eagle2", depth=nodes - 1, width=1, nodes=nodes - 1)
+        chain = Drafting("eagle2", depth=nodes - 1, width=1, drafts=nodes - 1)
         pipelines[nodes] = replace(plain, recipe=replace(plain.recipe, drafting=chain), drafter=window)
 
     def measure(prompt: str, nodes: int) -> list[float]:
-        counted = (pipelines[nodes].decoding([prompt])).run().trace.rounds[4:]  # the first rounds are slower
-        return [round.seconds - round.drafting for round in counted if round.images[0].nodes == nodes - 1]
+        counted = pipelines[nodes].decoding([prompt]).run().trace.rounds[4:]  # the first rounds are slower
+        return [round.seconds - round.drafting for round in counted if round.images[0].drafts == nodes - 1]
 
     results = list(interleave({nodes: partial(measure, nodes=nodes) for nodes in NODES}, prompts))
     return {nodes: [seconds for result in results for seconds in result[nodes]] for nodes in NODES}
@@ -147,7 +147,7 @@ def components(pipeline: Pipeline, prompts: list[str]) -> dict[str, float]:
         for name, value in {**seconds, "round": sum(round.seconds for round in counted)}.items():
             total[name] += 1000 * value
         total["rounds"] += len(counted)
-        total["nodes"] += sum(round.images[0].nodes + 1 for round in counted)
+        total["nodes"] += sum(round.images[0].drafts + 1 for round in counted)
         total["tokens"] += sum(round.images[0].accepted + 1 for round in counted)
     per = {name: total[name] / total["rounds"] for name in ("round", *COMPONENTS, "nodes")}
     rest = per["round"] - sum(per[name] for name in COMPONENTS)
@@ -204,7 +204,7 @@ def tables(data: dict) -> dict[str, str]:
         "device": f"it read memory at {data['bandwidth'] / 1e9:.0f} GB/s and multiplied large matrices at "
         f"{data['rate'] / 1e9:.0f} GFLOP/s; the weights of layers and head are {data['weights'] / 1e6:.1f} MB",
         "forwards": table(
-            ["nodes", "rows", "ms (middle half)", "plain steps", "share of the limit"], _rows_by_size(data)
+            ["nodes", "rows", "ms (middle half)", "plain rounds", "share of the limit"], _rows_by_size(data)
         ),
         "rounds": table(columns, _rows_by_method(data)),
     }

@@ -1,11 +1,11 @@
 """First measurements on a new device. They check properties of GPUs that the engine relies on.
 
-- *Products*: matrix products with the largest matrix of a 7B model. They have 2 rows (a plain step with guidance),
+- *Products*: matrix products with the largest matrix of a 7B model. They have 2 rows (a plain round with guidance),
   64 rows (one tile), 128 rows (two tiles) and 130 rows (slightly more). A tile is the fixed number of rows that the
   batch-invariant mode multiplies in one product.
 - *Far attention*: attention of the batch-invariant mode, for one image with guidance. Three variants are timed: over
   all columns (cache positions) at once (*whole*), in chunks of 256 columns, and in chunks whose results are merged.
-  Chunks are useful only if they are faster for plain steps and for trees, because both must compute attention in the
+  Chunks are useful only if they are faster for plain rounds and for trees, because both must compute attention in the
   same way.
 - *Images*: three images that ``auto`` decodes one after the other. No costs are known at the start, so the engine
   captures CUDA graphs and measures costs.

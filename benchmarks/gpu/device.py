@@ -1,7 +1,7 @@
 """The machine, its software versions, and its highest memory rate. This module also has the tools for all other parts.
 
 The memory rate is measured in three ways. *Read* sums a large tensor. *Multiply* multiplies a large matrix by a vector,
-which reads memory like the matrix products of a plain step. *Copy* copies a tensor and counts the bytes read and the
+which reads memory like the matrix products of a plain round. *Copy* copies a tensor and counts the bytes read and the
 bytes written. All other parts use the highest of the three rates as the limit of the device.
 """
 

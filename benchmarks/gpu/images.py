@@ -102,7 +102,7 @@ def traces(rehearse: bool) -> tuple[TreeCase, ...]:
         report = decoding.trace.report()
         tree = None
         if method == ADT_TREE:
-            tree = (max(1, round(report["mean_depth"])), 2, max(1, round(report["mean_nodes"])))
+            tree = (max(1, round(report["mean_depth"])), 2, max(1, round(report["mean_drafts"])))
         found.append(TreeCase(TITLES[method], method, "bundled model", report["tau"], tree))
     return tuple(found)
 

@@ -45,7 +45,7 @@ METHODS = (PLAIN, BOTH)
 BLOCKS = (False, True, True, False)
 """Whether Triton kernels are on, for each block of rounds. The order cancels a steady change of the clock rate."""
 NODES = (1, 25, 64)
-"""Numbers of nodes in a forward pass: a plain step, a tree with 24 drafts, and a larger tree."""
+"""Numbers of nodes in a forward pass: a plain round, a tree with 24 drafts, and a larger tree."""
 ROUNDS = "Rounds"
 BITS = "Bits"
 REPEATS = 5

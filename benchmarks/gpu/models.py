@@ -96,7 +96,7 @@ SHAPES = {
     "Lumina-mGPT-7B": ModelShape(_CHAMELEON, 8192, (48, 48), row_end=True, prompt=48, guided=4),
     "Emu3-Gen": ModelShape(_EMU3, 32768, (90, 90), row_end=True, prompt=48, guided=48),
 }
-"""Shapes of published models, by name."""
+"""TreeSizes of published models, by name."""
 LONGEST_STEP = 32
 """Estimated maximum number of tokens that a round decodes."""
 SEVEN_B = "Anole-7B"
@@ -183,7 +183,7 @@ def random_network(target: Target) -> EagleDrafter:
 
 
 def weight_bytes(target: Target) -> int:
-    """Return the size in bytes of the weights that a plain step reads: layers and head, without the embedding."""
+    """Return the size in bytes of the weights that a plain round reads: layers and head, without the embedding."""
     decoder = target.decoder
     parts = [*decoder.layers.parameters(), *decoder.layers.buffers(), decoder.head, decoder.head_in]
     return sum(part.numel() * part.element_size() for part in parts if part is not None)
@@ -234,7 +234,7 @@ def pipeline_of(target: Target, network: Drafter | None, method: str, **options:
     return Pipeline(target, Recipe(sampling, drafting, lantern), drafter)
 
 
-def tree_job(target: Target, network: Drafter, depth: int, width: int, nodes: int, **options: float) -> Pipeline:
+def tree_job(target: Target, network: Drafter, depth: int, width: int, drafts: int, **options: float) -> Pipeline:
     """Return a pipeline in which the network drafts trees of a fixed shape.
 
     Args:
@@ -242,10 +242,10 @@ def tree_job(target: Target, network: Drafter, depth: int, width: int, nodes: in
         network: Drafter network.
         depth: Depth of the trees.
         width: Number of children of a node.
-        nodes: Number of drafts per tree.
+        drafts: Number of drafts per tree.
         **options: Arguments of `Sampling`.
     """
-    tree = Drafting("eagle2", depth=depth, width=width, nodes=nodes)
+    tree = Drafting("eagle2", depth=depth, width=width, drafts=drafts)
     pipeline = pipeline_of(target, network, ADT_TREE, **options)
     return replace(pipeline, recipe=replace(pipeline.recipe, drafting=tree))
 

@@ -55,7 +55,7 @@ def test_a_comparison_has_the_cheapest_trees_and_a_row_in_the_table(runs):
 @pytest.mark.parametrize("drafts", BUDGETS)
 def test_all_candidates_are_valid(drafts):
     for options in ADAPTIVE[drafts]:
-        assert Drafting("adt-tree", nodes=drafts, **options).settings.nodes == drafts
+        assert Drafting("adt-tree", drafts=drafts, **options).settings.drafts == drafts
     assert all(depth <= drafts for depth, _ in FIXED[drafts])
 
 

@@ -97,7 +97,7 @@ def test_time_is_divided_among_active_images(make, at_once):
     parts = [decoding.trace.subset([image]).report() for image in range(len(PROMPTS))]
     assert len({part["target_forwards"] for part in parts}) > 1, "images must advance unequally for this test"
     total = decoding.trace.report()
-    for name in ("seconds", "tokens", "verified_nodes", "drafting_seconds"):
+    for name in ("seconds", "tokens", "verified_drafts", "drafting_seconds"):
         assert sum(part[name] for part in parts) == pytest.approx(total[name]), name
     assert (max(part["target_forwards"] for part in parts) == total["target_forwards"]) == (at_once == len(PROMPTS))
 

@@ -61,7 +61,7 @@ def test_output_files(generate):
     assert [len(grids), len(grids[0]), len(grids[0][0])] == [1, 4, 4]
     assert all(0 <= code < 40 for row in grids[0] for code in row)
     report = load("r.json")
-    figures = "seconds tokens tokens_per_second tau mean_depth target_forwards drafter_forwards verified_nodes"
+    figures = "seconds tokens tokens_per_second tau mean_depth target_forwards drafter_forwards verified_drafts"
     assert {*figures.split(), "method", "seed", "device", "dtype"} <= set(report)
     assert report["identical"] and report["seed"] == 2**64 - 1 and report["tokens"] == 16
     assert report["speedup"] == pytest.approx(report["plain"]["seconds"] / report["seconds"])
@@ -123,7 +123,7 @@ def test_prompts_of_a_list_can_be_decoded_together(generate):
     for number in range(1, 7):
         with Image.open(f"1/x-{number:04}.png") as one, Image.open(f"3/x-{number:04}.png") as two:
             assert one.tobytes() == two.tobytes() and one.text == two.text
-    for figure in ("tokens", "images", "tau", "mean_depth", "verified_nodes"):
+    for figure in ("tokens", "images", "tau", "mean_depth", "verified_drafts"):
         assert load("r1.json")[figure] == pytest.approx(load("r3.json")[figure]), figure
     forwards = [load(f"r{at_once}.json")["target_forwards"] for at_once in (1, 2, 3)]
     assert forwards[0] > forwards[1] > forwards[2], "a forward pass of several images must count once"

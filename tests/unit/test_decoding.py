@@ -18,7 +18,7 @@ from adt_core.policies import PLAIN, POLICIES
 from adt_core.rules.tree import chain
 from tests.drafted import new_decoding, run
 
-TREE = Drafting("eagle2", depth=3, width=2, nodes=6)
+TREE = Drafting("eagle2", depth=3, width=2, drafts=6)
 FIVE = ("a cat", "three small dogs", "x", "a boat", "no")
 
 
@@ -64,11 +64,11 @@ class StubProposer(Proposer):
 def test_stub_drafters(models, right, tau):
     target, _ = models
     truth = run(target).codes
-    drafting = Drafting(method="eagle2", depth=4, width=1, nodes=4)
+    drafting = Drafting(method="eagle2", depth=4, width=1, drafts=4)
     decoding = run(target, drafter=StubDrafter(truth, right), drafting=drafting)
     assert torch.equal(decoding.codes, truth)
-    stubbed = [share for round in decoding.trace.rounds for share in round.images if share.depth == 4]
-    mean = sum(share.accepted + 1 for share in stubbed) / len(stubbed)
+    stubbed = [record for round in decoding.trace.rounds for record in round.images if record.depth == 4]
+    mean = sum(record.accepted + 1 for record in stubbed) / len(stubbed)
     assert mean == tau if tau else 1 < mean < 5
 
 
@@ -110,8 +110,8 @@ def test_an_error_states_the_required_memory(models, monkeypatch, images, words,
 def tokens_in_rounds(decoding):
     """Return the number of tokens of each image, except the first token, because the prefill samples it."""
     counts = [0] * decoding.images
-    for share in (share for round in decoding.trace.rounds for share in round.images):
-        counts[share.image] += share.accepted + 1
+    for record in (record for round in decoding.trace.rounds for record in round.images):
+        counts[record.image] += record.accepted + 1
     return counts
 
 
@@ -211,7 +211,7 @@ def test_float64_requires_twice_the_memory_of_float32(tiny, drafting):
 
 def test_invalid_requests(models):
     target, _ = models
-    with pytest.raises(AdtError, match="batch size is 0"):
+    with pytest.raises(AdtError, match="batch_size is 0"):
         new_decoding(target, [])
     with pytest.raises(AdtError, match="at_once is 0"):
         run(target, at_once=0)

@@ -42,7 +42,7 @@ def new_machine(runtime, monkeypatch, tmp_path):
 
 def decoding_of(target, guidance: float = 2.0, drafter=None) -> Decoding:
     """Return a decoding that generates the last 12 tokens of an image."""
-    drafting = Drafting("eagle2", depth=8, width=3, nodes=16) if drafter else Drafting(PLAIN)
+    drafting = Drafting("eagle2", depth=8, width=3, drafts=16) if drafter else Drafting(PLAIN)
     sampling = Sampling(seed=3, guidance=guidance)
     rows = [target.encode_prompt("a red house")]
     kept = torch.randint(target.num_codes, (1, target.length - 12), generator=torch.Generator().manual_seed(1))
@@ -220,7 +220,7 @@ def test_an_influence_of_other_prompts_is_reported_without_a_fallback(half, monk
 def test_drafting_is_off_if_no_fallback_helps(target, monkeypatch, caplog):
     break_products(monkeypatch, lambda index, tile: index > 0)
     drafted, _ = decode_both(target)
-    assert not drafted.exact.drafts and drafted.exact.fallback is None and drafted.trace.report()["tau"] == 1
+    assert not drafted.exact.is_drafting and drafted.exact.fallback is None and drafted.trace.report()["tau"] == 1
     assert "so drafting is off" in drafted.exact.remark and caplog.text.count(drafted.exact.remark) == 1
 
 

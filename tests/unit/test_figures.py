@@ -52,7 +52,7 @@ def test_stored_floats_have_six_digits():
 
 def test_every_compared_method_is_measured():
     assert {name for pair in PAIRS for name in pair} | set(SPEED) <= set(MAIN)
-    assert len({preset.drafting.settings.nodes for preset in FIXED.values()}) == 1
+    assert len({preset.drafting.settings.drafts for preset in FIXED.values()}) == 1
     assert all(
         preset.drafting != PRESETS[name].drafting
         for name in CHANGES

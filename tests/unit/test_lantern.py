@@ -132,7 +132,7 @@ def test_the_greedy_rule_of_lantern_plus_plus_limits_neighbours_by_the_draft(fac
 def relaxed_run(models, drafter_name: str, lantern=None):
     target, network = models
     drafter = network if drafter_name == "network" else load_drafter(drafter_name, target)
-    tree = Drafting("eagle2", depth=4, width=4, nodes=20)
+    tree = Drafting("eagle2", depth=4, width=4, drafts=20)
     return run(target, drafter, ("a cat", "three small dogs", "x"), lantern=lantern, drafting=tree)
 
 
@@ -147,8 +147,8 @@ def test_the_limit_on_substitutes_is_kept_by_every_image_at_any_time(models, cap
     decoding = relaxed_run(models, "jacobi", Lantern(39, 1.0, max_substitution=cap))
     emitted = [1] * 3
     substituted = [0] * 3
-    for share in (share for round in decoding.trace.rounds for share in round.images):
-        emitted[share.image] += share.accepted + 1
-        substituted[share.image] += share.substituted
-        assert substituted[share.image] <= cap * emitted[share.image]
+    for record in (record for round in decoding.trace.rounds for record in round.images):
+        emitted[record.image] += record.accepted + 1
+        substituted[record.image] += record.substituted
+        assert substituted[record.image] <= cap * emitted[record.image]
     assert sum(substituted) > 0 or cap == 0

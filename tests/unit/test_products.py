@@ -148,7 +148,7 @@ def test_the_report_on_this_machine_is_true(target, four_threads):
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
 def test_a_single_row_is_padded_if_products_are_batch_invariant(target, monkeypatch, guidance):
-    """Without guidance, a plain step has one row. With guidance, it has two rows, and one row in the output layer."""
+    """Without guidance, a plain round has one row. With guidance, it has two rows, and one row in the output layer."""
     multiply = layers._multiply
     rows: set[int] = set()
     monkeypatch.setattr(

@@ -13,8 +13,8 @@ from benchmarks.replay import record, replaying
 
 PROMPTS = ["a cat", "three small dogs", "x"]
 METHODS = {
-    "tree": dict(method="eagle2", depth=5, width=3, nodes=8),
-    "chain": dict(method="eagle2", depth=4, width=1, nodes=4),
+    "tree": dict(method="eagle2", depth=5, width=3, drafts=8),
+    "chain": dict(method="eagle2", depth=4, width=1, drafts=4),
     "adt-tree": dict(method="adt-tree", rule="predicted", init="both"),
 }
 

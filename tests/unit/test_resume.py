@@ -103,7 +103,7 @@ def test_an_interrupted_list_is_finished_and_equals_an_uninterrupted_one(generat
         elif name == "trace.jsonl":
             assert [line["acceptance"] for line in one] == [line["acceptance"] for line in two]
     one, two = (json.loads(Path(folder, "r.json").read_text(encoding="utf-8")) for folder in ("whole", "parts"))
-    for figure in ("images", "tokens", "tau", "mean_depth", "verified_nodes", "method", "seed"):
+    for figure in ("images", "tokens", "tau", "mean_depth", "verified_drafts", "method", "seed"):
         assert one[figure] == pytest.approx(two[figure]), figure
     assert two["seconds"] == pytest.approx(sum(line["seconds"] for line in read_lines("parts/r.jsonl")))
 
@@ -225,7 +225,7 @@ def test_the_union_of_shards_is_the_complete_list(generate):
     code, out, _ = generate("parts", **options("parts"), batch_size=2)
     assert code == 0 and "14 of 14 images were already there." in out and "have no lines" not in out
     one, two = (json.loads(Path(folder, "r.json").read_text(encoding="utf-8")) for folder in ("whole", "parts"))
-    for figure in ("images", "tokens", "tau", "verified_nodes"):
+    for figure in ("images", "tokens", "tau", "verified_drafts"):
         assert one[figure] == pytest.approx(two[figure])
 
 

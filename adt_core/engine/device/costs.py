@@ -16,7 +16,7 @@ from statistics import mean
 import torch
 
 from ...policies import CostProfile, Shape
-from ...policies.cost_model import PLAIN_STEP, CostModel, RoundResult
+from ...policies.cost_model import PLAIN_ROUND, CostModel, RoundResult
 from ...trace import Round
 from ..graphs import disabled_reason
 from ..request import Request
@@ -75,10 +75,10 @@ class Costs:
             round: The round.
             seconds: Duration of the round, measured with `clock`.
         """
-        largest = max(shapes, key=lambda shape: shape.nodes)
+        largest = max(shapes, key=lambda shape: shape.drafts)
         depths = {share.depth_asked for share in round.images}
-        size = PLAIN_STEP if depths <= {0} else (largest.mode, largest.nodes)
-        if not round.prepared and (size == PLAIN_STEP or depths == {largest.depth}):
+        size = PLAIN_ROUND if depths <= {0} else (largest.mode, largest.drafts)
+        if not round.prepared and (size == PLAIN_ROUND or depths == {largest.depth}):
             accepted = mean(share.accepted for share in round.images)
             self._rounds.setdefault(len(round.images), []).append(RoundResult(size, seconds, accepted))
 

@@ -24,7 +24,7 @@ from ..request import Request
 from .threads import MAX_THREADS, choose_threads, limit_threads
 
 ROWS = (1, 2, 3, 4, 5, 8, 10, 18, 34, 50, 66, 130, 260)
-"""Numbers of rows of the products that are compared. Plain steps, trees and prompts have such numbers."""
+"""Numbers of rows of the products that are compared. Plain rounds, trees and prompts have such numbers."""
 QUERIES = (1, 2, 3, 4, 9, 25, 64)
 """Numbers of queries of the attention that is compared."""
 KEYS = 256
