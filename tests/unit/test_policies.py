@@ -156,12 +156,6 @@ def test_predicted_shapes_ignore_time_and_stay_within_the_bounds():
     assert all(1 <= depth <= 6 and 1 <= width <= 5 for depth, width in shapes[0])
 
 
-def test_the_papers_rule_is_not_recorded():
-    """Version 0.2 had only the rule of the paper and didn't record it. Its folders and records must still be found."""
-    assert "rule" not in Drafting("adt-tree").flat()
-    predicted = Drafting("adt-tree", rule="predicted")
-    assert predicted.flat()["rule"] == "predicted" and Drafting(**predicted.flat()) == predicted
-
 
 @pytest.mark.parametrize("wrap, expected", [("carry", (6, 1)), ("vertical", (5, 2)), ("reset", (4, 3))])
 def test_first_round_of_a_row(wrap, expected):
