@@ -186,11 +186,7 @@ OptionTable = Mapping[str, Option]
 
 
 def option_flag(name: str) -> str:
-    """Return the command-line option of a setting.
-
-    Args:
-        name: Name of the setting.
-    """
+    """Return the command-line option of a setting."""
     return f"--{FLAGS.get(name, name).replace('_', '-')}"
 
 
@@ -375,9 +371,6 @@ def parse(argv: Sequence[str]) -> tuple[Command, dict[str, Any]]:
     """Parse a command line.
 
     With `--from-png`, settings from the PNG are used for all options that are not on the command line.
-
-    Args:
-        argv: Arguments.
 
     Returns:
         The function of the command, and the values of its options by name.

@@ -136,9 +136,6 @@ def join(texts: Iterable[str], separator: str = TEMPLATES["space"]) -> Message:
 def find_message(text: str) -> str:
     """Return the message that has a given text. Messages are stored in files as plain text, without their keys.
 
-    Args:
-        text: English text.
-
     Returns:
         The message. If no template without parameters equals the text, the text itself.
     """

@@ -80,9 +80,6 @@ class Painter:
         """Return the thumbnails by the name of the workflow.
 
         The seeds in this file were chosen so that each thumbnail shows well what the workflow does.
-
-        Args:
-            house: Decoding of CAPTION with SEED.
         """
         sea = self.image(self.decode(SEA, seed=SEA_SEED))
         exact = self.image(self.decode(CAPTION, seed=RELAXED_SEED))

@@ -96,11 +96,6 @@ def plain_run(target: Target, prompts: list[str], sampling: Sampling) -> tuple[T
 
     In plain decoding, all images of a batch advance together, so the target's head is called once per position.
 
-    Args:
-        target: Target model.
-        prompts: Prompts of the B images.
-        sampling: Sampling settings.
-
     Returns:
         Codes [B, T] of B images with T tokens, and gaps [B, T]. A gap is the difference between the two largest
         perturbed logits.

@@ -45,6 +45,11 @@ export function getSetting(id) {
   return app.extensionManager?.setting?.get(id);
 }
 
+/** Show an error of the pack in a corner of the page. */
+export function showError(detail) {
+  app.extensionManager.toast.add({ severity: "error", summary: "ADT-Tree", detail });
+}
+
 /** The language of the page, such as "en" or "zh"; undefined while ComfyUI has no settings yet. */
 export function language() {
   return /** @type {string | undefined} */ (getSetting("Comfy.Locale"));

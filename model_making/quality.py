@@ -178,7 +178,7 @@ def _parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _make_job(args: argparse.Namespace) -> Pipeline:
+def _make_pipeline(args: argparse.Namespace) -> Pipeline:
     target = load_target(args.target)
     drafter = None if args.plain else load_drafter("bundled", target)
     sampling = Sampling(args.seed, args.temperature, args.top_k, args.top_p, args.guidance)
@@ -188,7 +188,7 @@ def _make_job(args: argparse.Namespace) -> Pipeline:
 def main() -> None:
     """Print the reports; exit with an error if a threshold is missed."""
     args = _parse_args()
-    pipeline = _make_job(args)
+    pipeline = _make_pipeline(args)
     held_out = [example(HELD_OUT_SEED, i) for i in range(args.count)]
     prompts = select_prompts(args.prompts) * args.seeds
     texts = [caption for _, caption, _ in held_out] + [prompt.text for prompt in prompts]

@@ -224,10 +224,6 @@ def one(name: str, values: Sequence) -> Any:
 
     ComfyUI passes every input of this node as a list. Most inputs must have exactly one value.
 
-    Args:
-        name: Id of the input, for error messages.
-        values: List that ComfyUI passes.
-
     Raises:
         AdtError: If there is not exactly one value.
     """

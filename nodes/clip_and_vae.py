@@ -130,10 +130,6 @@ class TextEncoder(_Stock):
 def read_prompt(conditioning: list, name: str) -> Prompt:
     """Return the prompt in a CONDITIONING of this pack.
 
-    Args:
-        conditioning: CONDITIONING of one prompt.
-        name: Id of the input, for error messages.
-
     Raises:
         AdtError: If another CLIP made it, or a node combined or changed it.
     """

@@ -36,10 +36,6 @@ _TOO_LARGE = "no"
 def download_missing(name: str, node_id: str) -> None:
     """Download the missing files of a published model. Do nothing for other models.
 
-    Args:
-        name: Value of the loader's input.
-        node_id: Node that shows the progress.
-
     Raises:
         AdtError: If downloads are not allowed here, or the download fails.
         InterruptProcessingException: If the user has cancelled the run.
@@ -72,10 +68,6 @@ def _is_wanted(part: DownloadPart, row: Published, path: str) -> bool:
 
 def fetch(parts: list[DownloadPart], node_id: str) -> None:
     """Download parts of a published model.
-
-    Args:
-        parts: The parts.
-        node_id: Node that shows the progress.
 
     Raises:
         AdtError: If downloads are not allowed here, or the download fails.

@@ -23,7 +23,7 @@ _METHODS = {EXACT: "adt-tree", UNDRAFTED: PLAIN}
 
 
 class DraftConfig(NamedTuple):
-    """Draft configuration of a job.
+    """Draft configuration of a run.
 
     Attributes:
         drafting: Method and its options.

@@ -171,10 +171,6 @@ def new_drafter(name: str) -> Path:
 def check_name(name: str, input_id: str = "name") -> None:
     """Check the name of a new file or folder.
 
-    Args:
-        name: The name.
-        input_id: Id of the input, for the error message.
-
     Raises:
         AdtError: If the name is not a plain file name that all operating systems accept.
     """

@@ -49,11 +49,6 @@ def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
 
     For each vector of the LATENT, the code is the index of the nearest codebook vector.
 
-    Args:
-        latent: LATENT of B images.
-        model: Model whose codebook the codes index.
-        name: Id of the input, for error messages.
-
     Returns:
         Codes [B, rows, columns], on the CPU.
 

@@ -166,10 +166,6 @@ def _name(file: str) -> str:
 def check(text: str, name: str) -> None:
     """Check prompts before a run, except files larger than `QUICK`.
 
-    Args:
-        text: Prompts, or the name of a file.
-        name: Id of the input, for error messages.
-
     Raises:
         AdtError: If `read` would raise it.
     """

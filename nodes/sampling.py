@@ -244,12 +244,7 @@ def _truncation_note(note: str, name: str) -> str:
 
 
 def preview(decoding: Decoding, image: int = 0) -> Image.Image:
-    """Decode an unfinished image. The region of missing tokens gets the mean colour of the finished region.
-
-    Args:
-        decoding: Running or finished decoding.
-        image: Index of the image.
-    """
+    """Decode an unfinished image. The region of missing tokens gets the mean colour of the finished region."""
     target = decoding.target
     codes = decoding.grid_codes()[image]  # negative for missing tokens
     # In GLM-Image, the tokens of a smaller image precede the image. Show the smaller image until the image begins.

@@ -84,9 +84,6 @@ def default(plug: io.Input) -> Any:
 def help_tables(schema: io.Schema) -> str:
     """Return the tables at the end of a node's help page, `js/docs/<node id>/en.md`.
 
-    Args:
-        schema: Schema of the node.
-
     Returns:
         Markdown with the sections "Inputs" and "Outputs".
     """

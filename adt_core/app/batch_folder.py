@@ -20,17 +20,17 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.decoding import Decoding
-from ..errors import Check
+from ..errors import AdtError, Check, UnknownFormatError
 from ..files import inside, is_link, list_visible, write_in
-from ..rules.noise import NOISE_VERSION
 from ..rules.upstream import noise_device
 from ..settings import UPSTREAM
 from ..untrusted import list_of, whole_number
-from .images import digest, read_pixels, to_png, to_uint8
+from ..version import FORMAT
+from .images import digest, read_pixels, read_settings, to_png, to_uint8
 from .pipeline import Pipeline
 from .prompts import file_name_part, slug
 from .run_stats import are_run_stats
-from .saved import read_saved
+from .saved import difference
 
 
 class SavedImage(NamedTuple):
@@ -103,10 +103,19 @@ class BatchFolder:
         Args:
             prompt: The prompt.
             seed: Seed of the image, or None for the recipe's seed.
+
+        Raises:
+            UnknownFormatError: If the PNG has another format number.
         """
         path = self.path(prompt, seed)
         seed = self._seed(seed)
-        saved, problem = read_saved(path, {"prompt": prompt, "seed": seed})
+        try:
+            saved = read_settings(path)
+        except UnknownFormatError:
+            raise  # the caller would replace the file
+        except AdtError:
+            return None
+        problem = difference(saved, {"prompt": prompt, "seed": seed})
         tokens = saved.get("tokens")
         figures = saved.get("figures")
         if problem or not self._are_tokens(tokens) or not _are_figures(figures):
@@ -189,9 +198,6 @@ def batch_folder(root: Path, pipeline: Pipeline, name: str = "") -> Path:
 def named_folder(root: Path, unique: str, name: str, usual: str) -> Path:
     """Return the path `root`/NAME-UNIQUE, for example `root`/janus-1b-3f2a90c4d1e7.
 
-    Version 0.1 of this pack used the name UNIQUE. If `name` is "" and the folder `root`/UNIQUE exists, the result is
-    that folder.
-
     Args:
         root: Parent folder.
         unique: Digest of the settings. This is UNIQUE.
@@ -201,8 +207,7 @@ def named_folder(root: Path, unique: str, name: str, usual: str) -> Path:
     Raises:
         AdtError: If the path contains a link.
     """
-    is_earlier = not name and (root / unique).is_dir()
-    return inside(root, unique if is_earlier else "-".join(filter(None, (file_name_part(name or usual), unique))))
+    return inside(root, "-".join(filter(None, (file_name_part(name or usual), unique))))
 
 
 def settings_key(pipeline: Pipeline) -> str:
@@ -210,9 +215,6 @@ def settings_key(pipeline: Pipeline) -> str:
 
     Two pipelines with the same digest make the same image from a prompt and a seed. The digest includes the drafter and
     its settings only with LANTERN (relaxed acceptance). Without LANTERN, the drafter does not change the image.
-
-    Args:
-        pipeline: Loaded models and recipe.
     """
     target = pipeline.target
     network = pipeline.drafter.network if pipeline.drafter is not None else None
@@ -220,19 +222,14 @@ def settings_key(pipeline: Pipeline) -> str:
     weights = [fingerprint(module) for module in modules if module is not None]
     drafter_weights = fingerprint(network) if network is not None and pipeline.recipe.lantern is not None else None
     content = pipeline.recipe.as_loaded(target.loaded).image_settings(weights, target.grid, drafter_weights)
-    begun = {"kept": list(pipeline.recipe.kept), "sources": list(pipeline.recipe.sources)}
-    content |= {name: codes for name, codes in begun.items() if codes}  # other digests must not change
+    content |= {"kept": list(pipeline.recipe.kept), "sources": list(pipeline.recipe.sources)}
     if pipeline.recipe.sampling.noise == UPSTREAM:
         content["noise_device"] = noise_device(target.decoder.embedding.device)
-    return digest({**content, "noise_version": NOISE_VERSION})
+    return digest({**content, "format": FORMAT})
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Return a digest of the first 64 elements of every parameter and floating-point buffer.
-
-    Args:
-        module: Module whose weights are to be identified.
-    """
+    """Return a digest of the first 64 elements of every parameter and floating-point buffer."""
     values = [*module.parameters(), *(buffer for buffer in module.buffers() if buffer.is_floating_point())]
     numbers = torch.cat([value.detach().flatten()[:64].to("cpu", torch.float32) for value in values])
     return hashlib.sha256(numbers.numpy().tobytes()).hexdigest()[:12]

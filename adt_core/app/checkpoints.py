@@ -25,11 +25,7 @@ def is_target_config(config: dict) -> bool:
 
 
 def is_target_file(name: str) -> bool:
-    """Return whether a file name is the name of a target that consists of one weights file without a `config.json`.
-
-    Args:
-        name: Name of the weights file.
-    """
+    """Return whether a file name is the name of a target that consists of one weights file without a `config.json`."""
     patterns = [pattern for family in FAMILIES for pattern in family.single_files]
     return not is_hidden(name) and any(fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -38,9 +34,6 @@ def find_drafter(model: str | Path) -> Path | None:
     """Return the folder of a target's published drafter, or None if no such drafter is installed.
 
     The function searches the folder that contains the target, and folders called `ar_image_drafters` near this folder.
-
-    Args:
-        model: Path of the target.
     """
     path = Path(os.path.expanduser(model)).absolute()
     row = find_published(name_of(path))

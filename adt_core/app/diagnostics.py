@@ -194,9 +194,6 @@ class Diagnostics:
 
         Positions that one of the two methods did not decode are ignored.
 
-        Args:
-            name: Name of the method.
-
         Returns:
             Two results for the image of the first prompt: when it is decoded alone, and when it is decoded in a batch.
         """
@@ -269,9 +266,6 @@ def copy_rate(device: torch.device) -> float:
     """Return the memory bandwidth in bytes per second, measured by copying a tensor.
 
     A copied byte counts twice: as one read and one write. The result is the best of five copies.
-
-    Args:
-        device: Device to measure.
     """
     source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
     copied = torch.empty_like(source)

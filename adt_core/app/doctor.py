@@ -45,11 +45,7 @@ def run(given: Mapping[str, Any], device: str) -> str:
 
 
 def diagnose(subject: DiagnosticSetup) -> str:
-    """Measure a loaded model and return the report in Markdown.
-
-    Args:
-        subject: The model and its settings.
-    """
+    """Measure a loaded model and return the report in Markdown."""
     results = Diagnostics(subject)
     parts = {
         "Machine": [_machine(subject)],
@@ -117,11 +113,7 @@ def _float_products(report: ProductReport) -> str:
 
 
 def kernels(subject: DiagnosticSetup) -> list[str]:
-    """Return which Triton kernels are used, or why none is; nothing if the device is no GPU.
-
-    Args:
-        subject: The model and its settings.
-    """
+    """Return which Triton kernels are used, or why none is; nothing if the device is no GPU."""
     if subject.device.type == "cpu":
         return []
     missing = choice.missing_support(subject.device)

@@ -439,11 +439,11 @@ def _check_space(files: Sequence[_File]) -> None:
 
 
 def _remove_leftovers(part: DownloadPart) -> None:
-    """Remove incomplete files of earlier commits, and staged files of older versions of this pack."""
+    """Remove incomplete files of earlier commits."""
     names = part.download.files if part.folder == part.home else ("",)
-    left = [path for name in names for path in part.folder.rglob(f".{name}*{PART}")]
-    for path in [*left, *(part.home / STATE).glob("[0-9a-f]" * 40 + "*")]:
-        path.unlink(missing_ok=True)
+    for name in names:
+        for path in part.folder.rglob(f".{name}*{PART}"):
+            path.unlink(missing_ok=True)
 
 
 class _Meter:

@@ -34,7 +34,6 @@ from ..files import write
 from ..models.load import find_published, load_target
 from ..models.target import EncodedPrompt, Target, suffixed
 from ..recipe import BUNDLED, Loading, Recipe
-from ..rules.noise import NOISE_VERSION
 from ..trace import Trace
 from ..version import VERSION
 from .defaults import choose_device, complete
@@ -333,9 +332,9 @@ class Pipeline:
     def settings(self, prompt: str, image_index: int = 0, conditions: Mapping[str, Any] = {}) -> dict:
         """Return the metadata of an image's PNG, as plain JSON types.
 
-        ``generate --from-png`` reproduces the image from the prompt, the settings of the recipe, the version of the
-        noise and the device that generates the noise. The other values are information for users. `conditions` is the
-        result of `Decoding.conditions`.
+        ``generate --from-png`` reproduces the image from the prompt, the settings of the recipe, and the device that
+        generates the noise. The other values are information for users. `conditions` is the result of
+        `Decoding.conditions`.
         """
         return {
             "prompt": prompt,
@@ -345,7 +344,6 @@ class Pipeline:
             "image_index": image_index,
             "image_tokens": self.target.length,
             **conditions,
-            "noise_version": NOISE_VERSION,
             "versions": {"adt-tree": VERSION, "torch": torch.__version__, "numpy": np.__version__},
         }
 

@@ -159,9 +159,6 @@ class GenerationWorker:
     def __call__(self, numbers: Sequence[int]) -> Iterator[GenerationProgress]:
         """Decode images with the chosen method and, with ``compare``, by plain decoding.
 
-        Args:
-            numbers: Numbers of the images.
-
         Yields:
             The outcome of each round. With ``compare``, the images come last.
         """
@@ -224,12 +221,7 @@ class _Part:
         return pipeline.decoding(prompts, indices, self._facts.at_once)
 
     def image(self, pipeline: Pipeline, image: int) -> FinishedImage:
-        """Return a finished image.
-
-        Args:
-            pipeline: Pipeline of the decoding.
-            image: Index of the image in the decoding.
-        """
+        """Return a finished image."""
         decoding = self.decodings[pipeline.recipe.drafting.method]
         number = self.numbers[image]
         entry = self._plan.images.entry(number)

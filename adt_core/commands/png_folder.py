@@ -29,12 +29,7 @@ class ImageIdentity(NamedTuple):
     settings: Mapping[str, Any]
 
     def of(self, images: ImageList, number: int) -> dict[str, Any]:
-        """Return the settings that an image's PNG and lines must have.
-
-        Args:
-            images: Images of the run.
-            number: Number of the image.
-        """
+        """Return the settings that an image's PNG and lines must have."""
         own = {"prompt": images.entry(number).text, "seed": self.seed, "image_index": images.index(number)}
         return {**own, SETTINGS_KEY: self.key}
 

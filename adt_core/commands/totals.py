@@ -24,12 +24,7 @@ IMAGE_STATS = (*_SUMS, *_MEANS, "target_forwards", "drafter_forwards", "substitu
 
 
 def image_stats(trace: Trace, image: int) -> dict[str, float]:
-    """Return the statistics of one image of a decoding.
-
-    Args:
-        trace: Trace of the decoding.
-        image: Index of the image in the decoding.
-    """
+    """Return the statistics of one image of a decoding."""
     report = trace.subset([image]).report()
     mine = [round for round in trace.rounds if any(share.image == image for share in round.images)]
     report["target_share"] = sum(1 / len(round.images) for round in mine)

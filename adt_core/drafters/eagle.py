@@ -59,7 +59,7 @@ class EagleDrafter(nn.Module, Drafter):
     """Drafter network: `out = layer(fc(concat(embedding[token], feature)))`, without a final norm."""
 
     pairing = Pairing()
-    # Chosen with the counts of `benchmarks/adt_tree.py` (docs/results.md). A tree with its root fills one tile of a
+    # Chosen by counting rounds and network calls (docs/results.md). A tree with its root fills one tile of a
     # GPU's matrix product: 2 * 32 rows with guidance, 64 rows without. A full tile takes as long as one node
     # (docs/gpu.md).
     gpu_defaults = {
@@ -236,9 +236,6 @@ class EagleProposer(Proposer):
 
     def read_tree(self, verified: Verified) -> Tensor:
         """Read the pairs of all drafts and of the next root, and keep the cache entries of the accepted path.
-
-        Args:
-            verified: The verified tree.
 
         Returns:
             [R, N + 1, h], the network's predictions of the features of all nodes.

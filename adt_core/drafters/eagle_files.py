@@ -69,11 +69,6 @@ def fits(path: str | Path, target: Target) -> bool:
 def _empty(checkpoint: Checkpoint, path: str, target: Target) -> EagleDrafter:
     """Return the drafter on the device "meta", without its weights.
 
-    Args:
-        checkpoint: The drafter's checkpoint.
-        path: Name of the drafter in error messages.
-        target: Target to draft for.
-
     Raises:
         AdtError: If the files are damaged, or the drafter was made for another target.
     """

@@ -262,9 +262,6 @@ class JacobiProposer(Proposer):
     def refresh(self, verified: Verified) -> tuple[Tensor, Tensor]:
         """Store the decided tokens, and make new drafts for all later positions for which the tree has logits.
 
-        Args:
-            verified: The verified tree.
-
         Returns:
             Two tensors [B, m] for the m positions from the root on. The first has the raster position, or T (the spare
             column) if no node has logits for it. The second has the node whose logits were used for the position.

@@ -21,9 +21,10 @@ from ..models.batch_invariance import MASK_ALIGNMENT, near_window
 from ..models.target import EncodedPrompt, Target
 from ..policies import Context, CostProfile, Drafting, DraftMode, Shape
 from ..recipe import Recipe
-from ..rules.noise import NOISE_VERSION, Key
+from ..rules.noise import Key
 from ..rules.upstream import noise_device
 from ..settings import UPSTREAM, Lantern, Sampling
+from ..version import FORMAT
 
 PROMPT_MULTIPLE = 128
 """If rounds are replayed, prompts are padded to a multiple of this number of tokens. There are two reasons.
@@ -282,7 +283,7 @@ class Request:
         """Return the settings for traces and reports, as plain JSON types."""
         return self.loaded.sections() | {
             "device": str(self.target.decoder.embedding.device),
-            "noise_version": NOISE_VERSION,
+            "format": FORMAT,
         }
 
 

@@ -84,9 +84,6 @@ class Slots:
         """Keep only the given slots.
 
         This changes tensor sizes. Don't call it if rounds are replayed as CUDA graphs.
-
-        Args:
-            slots: Indices of the slots to keep.
         """
         index = torch.tensor(slots, device=self.rows.device)
         self.cache.select(self.rows.of(index))

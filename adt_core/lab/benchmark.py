@@ -156,11 +156,7 @@ class Benchmark:
         }
 
     def files(self, folder: Path) -> list[Path]:
-        """Return the paths of the output files, and of the images that already exist.
-
-        Args:
-            folder: Folder of the benchmark.
-        """
+        """Return the paths of the output files, and of the images that already exist."""
         images = (path for method in self.presets for path in (folder / _image_folder(method)).glob("*.png"))
         return [*(folder / name for name in (RUNS, *report.FILES)), *images]
 
@@ -190,9 +186,6 @@ class Benchmark:
         """Return everything that affects the results: models, methods, prompts, software and hardware.
 
         All results in a folder must have the same settings.
-
-        Args:
-            target: Model that generates the images.
         """
         decoder = target.decoder
         shared = self.recipe.as_loaded(target.loaded).sections()
@@ -265,9 +258,6 @@ class BenchmarkWorker:
 
     def __call__(self, number: int) -> Iterator[tuple[int, Measured]]:
         """Decode a prompt by all methods. The order of the methods is random, with the prompt's index as the seed.
-
-        Args:
-            number: Index of the prompt.
 
         Yields:
             A single pair: the index of the prompt, and its results.
@@ -379,12 +369,7 @@ def _save(benchmark: Benchmark, number: int, measured: Measured, folder: Path) -
 
 
 def _common_settings(settings: dict, others: list[dict]) -> dict:
-    """Return the settings of the benchmark. Raise AdtError if the settings of the machines differ.
-
-    Args:
-        settings: Settings on the first machine.
-        others: Settings on the other machines.
-    """
+    """Return the settings of the benchmark. Raise AdtError if the settings of the machines differ."""
     pairs = [(name, value, other[name]) for other in others for name, value in settings.items()]
     differing = [f"{name} ({here}, {there})" for name, here, there in pairs if here != there]
     if differing:

@@ -36,10 +36,6 @@ def open_records(folder: Path, settings: dict) -> list[dict]:
 
     Damaged lines, and records before the first line with settings, are ignored. They stay in the file.
 
-    Args:
-        folder: Folder of the benchmark.
-        settings: Settings of the benchmark.
-
     Raises:
         AdtError: If the file has other settings, or cannot be read.
     """
@@ -67,10 +63,6 @@ def open_records(folder: Path, settings: dict) -> list[dict]:
 
 def append(folder: Path, record: dict) -> None:
     """Append a record and flush it to the disk.
-
-    Args:
-        folder: Folder of the benchmark.
-        record: Record of plain JSON types.
 
     Raises:
         AdtError: If the file cannot be written.

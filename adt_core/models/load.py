@@ -42,9 +42,6 @@ guidance below 2, it ignores words of the prompt. See model_making/README.md."""
 def family_of(checkpoint: Checkpoint) -> Family:
     """Return the family of a checkpoint.
 
-    Args:
-        checkpoint: The files.
-
     Raises:
         AdtError: If no family recognises the checkpoint.
     """

@@ -21,9 +21,6 @@ because the run time of some tokenizers is quadratic in the length."""
 def stripped(text: str) -> str:
     """Check a prompt and return it without surrounding white space.
 
-    Args:
-        text: The prompt.
-
     Raises:
         AdtError: If the text is empty, longer than :data:`MOST_CHARACTERS`, or contains an unpaired surrogate.
     """
@@ -62,11 +59,6 @@ def check_ids(ids: Iterable[int], vocab_size: int, name: str) -> None:
     """Check that the embedding has a row for each token id of a prompt.
 
     Looking up a missing row on a GPU would raise a CUDA error, after which the process can't use the GPU.
-
-    Args:
-        ids: Token ids of the prompt.
-        vocab_size: Size of the model's vocabulary.
-        name: Name of the model, for error messages.
 
     Raises:
         AdtError: If an id is not in the vocabulary.
@@ -110,10 +102,6 @@ class TokenPrompter(Prompter):
     @classmethod
     def of(cls, target: Target, checkpoint: Checkpoint) -> TokenPrompter:
         """Return the prompter of a target.
-
-        Args:
-            target: The target.
-            checkpoint: The files of the model, including the tokenizer.
 
         Raises:
             AdtError: If the tokenizer is missing or lacks a special token.

@@ -60,9 +60,6 @@ _EAGLE3 = re.compile(r"(^|\.)(midlayer\.|layers\.0\.hidden_norm\.|(d2t|t2d)$)")
 def refuse_layout(path: Path) -> None:
     """Raise an error if a path is a file of a known but unsupported kind, or a folder of such files.
 
-    Args:
-        path: Existing file or folder.
-
     Raises:
         AdtError: If the path is such a file or folder. The message names the kind and says what to choose instead.
     """
@@ -84,9 +81,6 @@ def refuse_layout(path: Path) -> None:
 
 def refuse_kind(checkpoint: Checkpoint) -> None:
     """Raise an error if a checkpoint is of a known kind that is not a target, such as a drafter.
-
-    Args:
-        checkpoint: Opened checkpoint.
 
     Raises:
         AdtError: If the checkpoint is of such a kind. The message names the kind and says what to choose instead.

@@ -3,7 +3,7 @@
 The shape of a tree is its maximum depth and width. The paper specifies that a tree starts from the shape at an adjacent
 token, by default the token on the left, and that the shape is then adapted to the acceptance rate alpha. If alpha is at
 least a threshold beta, the next tree is deeper and narrower, otherwise shallower and wider. The paper does not specify
-the other details. They are our own choice, and their constants were tuned on the bundled model (`benchmarks/sweep.py`).
+the other details. They are our own choice, and their constants were tuned on the bundled model.
 The rule `predicted` and the value `both` of the option `init` are not in the paper.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -75,16 +74,6 @@ class AdtTreeSettings(FixedSettings):
             high = getattr(self, f"{name}_max")
             if low > high:
                 raise AdtError(f"`{name}_min` is {low}, above `{name}_max` {high}; make it at most {high}.")
-
-    def flat(self) -> dict[str, Any]:
-        """Return the values by name. `rule` is left out if its value is `paper`.
-
-        Version 0.2 had no option `rule`, and always used the paper's rule. Without the entry, the values are equal to
-        the values of version 0.2. This is needed because a batch folder can be named by a digest of these values, and
-        because a benchmark resumes only with equal values.
-        """
-        values = super().flat()
-        return {name: value for name, value in values.items() if (name, value) != ("rule", PAPER)}
 
 
 class AdtTree(Policy):

@@ -194,11 +194,7 @@ class Policy:
 
     @classmethod
     def largest(cls, settings: Any) -> Shape:
-        """Return a shape that no result of `choose` exceeds. The memory for a tree of this shape is allocated.
-
-        Args:
-            settings: Settings of the method.
-        """
+        """Return a shape that no result of `choose` exceeds. The memory for a tree of this shape is allocated."""
         return Shape(settings.depth, settings.width, settings.drafts)
 
     def begin(self) -> bool:

@@ -35,8 +35,6 @@ The caller requests positions in raster order, and each position at most once.
 """
 NoiseKind = Callable[[Key], NoiseRows]
 """Function from the key of an image to its `NoiseRows`."""
-NOISE_VERSION = 1
-"""Version of the keyed noise, saved in the metadata of images. Increase it with every change of the noise values."""
 _CHUNK_NUMBERS = 2**15
 """Approximate number of random numbers in a chunk: the noise at a few successive positions, made by one call.
 

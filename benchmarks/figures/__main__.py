@@ -8,9 +8,8 @@ together with the commit, the machine and the date of the measurement. A place f
 ``<!-- figures: NAME -->`` and ends with ``<!-- /figures -->``. This command writes a table into each place, followed by
 the commit, the machine and the date.
 
-The part ``trees`` takes about 25 minutes on one core. All other parts together take about 30 minutes on two cores. Run
-nothing else at the same time, unless you measure only parts that count tokens and depths. ``--count`` sets the number
-of prompts of every part.
+All parts together take about 20 minutes on two cores. Run nothing else at the same time. ``--count`` sets the number of
+prompts of every part.
 
 Two measurements take longer and have their own commands: ``python -m model_making.quality`` measures the quality of the
 images, and ``python -m benchmarks.lossless`` checks losslessness.
@@ -34,12 +33,12 @@ import torch
 from adt_core.files import write
 
 from ..auto import empty_profile_cache
-from . import generate, methods, others, rounds, trees, weights
+from . import generate, methods, others
 from .parts import FigurePart
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "docs" / "figures.json"
-_MODULES = (generate, methods, others, weights, rounds, trees)
+_MODULES = (generate, methods, others)
 PARTS: dict[str, FigurePart] = {name: part for module in _MODULES for name, part in module.PARTS.items()}
 MARKED = re.compile(r"<!-- figures: (\w+) -->(?:(?!<!-- ).)*<!-- /figures -->", re.DOTALL)
 DIGITS = 6
@@ -119,10 +118,6 @@ def fill(document: str, texts: dict[str, str]) -> str:
 
 def measure(name: str, count: int) -> dict:
     """Measure a part with an empty cache of cost profiles.
-
-    Args:
-        name: Name of the part.
-        count: Number of prompts.
 
     Returns:
         Dictionary with the number of prompts and the figures.

@@ -6,16 +6,20 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import torch
+from torch import Tensor
+from transformers import ChameleonForConditionalGeneration, UnbatchedClassifierFreeGuidanceLogitsProcessor
 
-from adt_core import load_drafter
+from adt_core import Sampling, Target, load_drafter
 from adt_core.app.pipeline import Pipeline
 from adt_core.lab.benchmark import PRESETS
+from adt_core.models.reading.paths import resolve
 from adt_core.policies import PLAIN
+from adt_core.settings import BUNDLED
 
 from ..gpu.device import seconds_of
 from ..harness import SAMPLING, bundled, captions, comparison
 from ..interleaving import format_interval, interleave, median_with_interval, table
-from ..upstream import chameleon, generate
 from .parts import FigurePart
 
 FIRST_CAPTION = 3700  # number of the first held-out caption of this part
@@ -25,6 +29,45 @@ TITLES = {
     PLAIN: "this engine, plain decoding",
     "auto": "this engine, *auto* (the default)",
 }
+
+
+def chameleon() -> ChameleonForConditionalGeneration:
+    """Load the bundled model into transformers, and allow it to generate image tokens."""
+    model = ChameleonForConditionalGeneration.from_pretrained(resolve(BUNDLED, "target")).float().eval()
+    model.model.vocabulary_mapping.__dict__["image_tokens"] = []  # the forward masks the tokens in this list
+    return model
+
+
+@torch.inference_mode()
+def generate(model: ChameleonForConditionalGeneration, target: Target, prompt: str, sampling: Sampling) -> Tensor:
+    """Generate an image with transformers' ``generate``.
+
+    Args:
+        model: The bundled model as :func:`chameleon` loads it.
+        target: The same model in this engine, which encodes the prompt.
+        prompt: Text of the prompt.
+        sampling: Seed, guidance and temperature.
+
+    Returns:
+        Codes [T] of the T tokens of the image.
+    """
+    ids = target.encode_prompt(prompt)
+    unconditional = torch.tensor([target.unconditional(ids)])
+    guidance = UnbatchedClassifierFreeGuidanceLogitsProcessor(sampling.guidance, model, unconditional_ids=unconditional)
+    first_code = target.decoder.image_ids[0]  # the ids of the codes are consecutive
+    allowed = target.decoder.image_ids.tolist()
+    torch.manual_seed(sampling.seed)
+    generated = model.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        logits_processor=[guidance],
+        prefix_allowed_tokens_fn=lambda *_: allowed,
+        max_new_tokens=target.length,
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_k=0,
+    )
+    return generated[0, len(ids) :] - first_code
 
 
 def _engine_seconds(pipeline: Pipeline, prompt: str) -> float:

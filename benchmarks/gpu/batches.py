@@ -54,10 +54,6 @@ def _dtype() -> torch.dtype:
 def check_batch_size(decoding: Decoding, size: int) -> None:
     """Check that the engine decodes as many images at the same time as requested.
 
-    Args:
-        decoding: Decoding to check.
-        size: Requested batch size.
-
     Raises:
         AdtError: If the engine has reduced the batch size for lack of memory.
     """

@@ -49,7 +49,7 @@ from .models import (
     random_target,
     shape_of,
     trained,
-    tree_job,
+    tree_pipeline,
     with_quarter_grid,
 )
 from .other_engines import Step, lantern_step, transformers_model, transformers_step
@@ -110,7 +110,7 @@ def traces(rehearse: bool) -> tuple[TreeCase, ...]:
 def _pipeline(trace: TreeCase, target: Target, network: Drafter, guidance: float) -> Pipeline:
     """Return a pipeline whose rounds draft the trees of a `TreeCase`."""
     if trace.tree is not None:
-        return tree_job(target, network, *trace.tree, guidance=guidance)
+        return tree_pipeline(target, network, *trace.tree, guidance=guidance)
     return pipeline_of(target, network, trace.method, guidance=guidance)
 
 

@@ -234,7 +234,7 @@ def pipeline_of(target: Target, network: Drafter | None, method: str, **options:
     return Pipeline(target, Recipe(sampling, drafting, lantern), drafter)
 
 
-def tree_job(target: Target, network: Drafter, depth: int, width: int, drafts: int, **options: float) -> Pipeline:
+def tree_pipeline(target: Target, network: Drafter, depth: int, width: int, drafts: int, **options: float) -> Pipeline:
     """Return a pipeline in which the network drafts trees of a fixed shape.
 
     Args:
@@ -341,10 +341,6 @@ class Stream:
 @torch.inference_mode()
 def forwards_of(target: Target, sizes: Sequence[int]) -> dict[int, Callable[[], Tensor]]:
     """Return functions that run one forward through the layers and the head.
-
-    Args:
-        target: Target model.
-        sizes: Numbers of tokens in a forward.
 
     Returns:
         One function per number of tokens. The tokens of a forward form a chain in the middle of an image.

@@ -142,11 +142,6 @@ def lantern_step(repository: Path, shape: ModelShape, length: int) -> Step:
     """Prepare plain decoding by the Anole model in LANTERN's public code, with LANTERN's own KV cache.
 
     The first step decodes the token in the middle of an image.
-
-    Args:
-        repository: Folder of LANTERN's public code.
-        shape: Shape of the model.
-        length: Number of tokens in the image.
     """
     module, config = _lantern_module_and_config(repository, shape)
     where = the_device()

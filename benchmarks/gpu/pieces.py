@@ -47,7 +47,7 @@ from .models import (
     random_network,
     random_target,
     shape_of,
-    tree_job,
+    tree_pipeline,
     weight_bytes,
     with_quarter_grid,
 )
@@ -77,7 +77,7 @@ def _pipelines(target: Target, network: Drafter, guidance: float) -> dict[str, P
     pipelines = {
         f"{ROUND}{TITLES[method]}": pipeline_of(target, network, method, guidance=guidance) for method in methods
     }
-    trees = [tree_job(target, network, depth, WIDTH, DRAFTS, guidance=guidance) for depth in DEPTHS]
+    trees = [tree_pipeline(target, network, depth, WIDTH, DRAFTS, guidance=guidance) for depth in DEPTHS]
     return pipelines | dict(zip(TREES, trees))
 
 

@@ -97,12 +97,7 @@ def _measure(rehearse: bool) -> Iterator[dict]:
 
 
 def healthy_operations(rows: list[dict], errors: list[dict]) -> list[str]:
-    """Return the operations whose kernels did not fail with any allocator. Kernels that are not used count as healthy.
-
-    Args:
-        rows: Rows of this part.
-        errors: Errors of this part.
-    """
+    """Return the operations whose kernels failed with no allocator. Kernels that are not used count as healthy."""
     failed = {error.get("operation") for error in errors}
     measured = {row["operation"] for row in rows}
     return [name for name in OPERATIONS if name in measured - failed]

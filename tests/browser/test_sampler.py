@@ -9,6 +9,8 @@ import json
 import pytest
 from comfy_server import ROOT
 
+from adt_core.version import FORMAT
+
 NUMBERS = ["guidance", "temperature", "top_k", "top_p"]
 SHOWN = ["seed", "control_after_generate", "guidance", "batch_size", "drafting", "preset", "acceptance_map"]
 VUE_GRAY = """(names) => {
@@ -87,6 +89,25 @@ def test_preset_disables_the_numbers_that_it_overrides(tab, default_workflow):
     assert disabled(tab) == NUMBERS and set(shown(tab)) == {*SHOWN}
 
 
+def test_node_of_another_format_is_refused_and_kept(tab, default_workflow):
+    tab.load(default_workflow)
+    saved = tab.saved()
+    node = next(node for node in saved["nodes"] if node["type"] == "ADTTreeSampler")
+    assert node["properties"]["adt_tree_format"] == FORMAT
+    node["properties"]["adt_tree_format"] = FORMAT + 1
+    node["widgets_values"] = ["values", "of", "later", "versions"]
+    tab.load(saved)
+    tab.page.get_by_text(
+        f"format {FORMAT + 1}, but this ADT-Tree reads format {FORMAT}; open the workflow"
+    ).first.wait_for()
+    kept = next(kept for kept in tab.saved()["nodes"] if kept["type"] == "ADTTreeSampler")
+    assert {name: kept[name] for name in ("properties", "widgets_values", "mode")} == {
+        name: node[name] for name in ("properties", "widgets_values", "mode")
+    }
+    prompt = tab.page.evaluate("async () => (await app.graphToPrompt()).output")
+    assert "ADTTreeSampler" not in {node["class_type"] for node in prompt.values()}
+
+
 @pytest.mark.smoke
 def test_keep_inputs_are_shown_with_a_latent_image(tab, default_workflow):
     tab.load(default_workflow)
@@ -98,42 +119,6 @@ def test_keep_inputs_are_shown_with_a_latent_image(tab, default_workflow):
     assert {"keep_top", "keep_left"} <= set(shown(tab)) and sent(tab)["keep_top"] == 0.25
     evaluate(tab, "(node.disconnectInput(node.inputs.findIndex((one) => one.name === 'latent_image')), 0)")
     assert shown(tab) == SHOWN and sent(tab) == before
-
-
-@pytest.mark.smoke
-def test_workflow_without_a_preset_keeps_its_numbers(tab, default_workflow):
-    sampler = next(node for node in default_workflow["nodes"] if node["type"] == "ADTTreeSampler")
-    sampler["widgets_values"] = sampler["widgets_values"][:-2]
-    sampler["widgets_values"][2] = 7.25
-    tab.load(default_workflow)
-    assert sent(tab)["preset"] == "custom" and sent(tab)["guidance"] == 7.25 and sent(tab)["drafting"] == "Auto"
-
-
-@pytest.mark.parametrize("guidance, preset", [(2.0, "model default"), (7.25, "custom")])
-def test_benchmark_without_a_preset_keeps_changed_numbers(tab, default_workflow, guidance, preset):
-    tab.load(default_workflow)
-    tab.page.evaluate("void app.graph.add(LiteGraph.createNode('ADTTreeBenchmark'))")
-    saved = tab.saved()
-    node = next(node for node in saved["nodes"] if node["type"] == "ADTTreeBenchmark")
-    assert node["widgets_values"][-3:] == [2.0, 0.6, "model default"]
-    node["widgets_values"][-3:] = [guidance, 0.6]
-    tab.load(saved)
-    made = sent(tab, "ADTTreeBenchmark")
-    assert (made["guidance"], made["temperature"], made["preset"]) == (guidance, 0.6, preset)
-    assert disabled(tab, "ADTTreeBenchmark") == (["guidance", "temperature"] if preset == "model default" else [])
-
-
-def test_comparison_without_a_speed_uses_auto(tab, default_workflow, prefer):
-    prefer("ADTTree.Sampler.Drafting", "No drafting")
-    tab.load(default_workflow)
-    tab.page.evaluate("void app.graph.add(LiteGraph.createNode('ADTTreeCompare'))")
-    saved = tab.saved()
-    compare = next(node for node in saved["nodes"] if node["type"] == "ADTTreeCompare")
-    del compare["widgets_values"][-2:]  # remove speed and preset
-    tab.load(saved)
-    assert (
-        sent(tab, "ADTTreeCompare")["drafting"] == "Auto" and sent(tab, "ADTTreeCompare")["preset"] == "model default"
-    )
 
 
 def menu(tab, name: str) -> None:

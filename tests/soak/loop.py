@@ -184,14 +184,7 @@ def _listed(counts: Counter[str]) -> str:
 
 
 def soak(player: Player, runs: int, warm_up: int, seed: int = 0) -> Report:
-    """Run a soak test.
-
-    Args:
-        player: Player that runs the requests.
-        runs: Number of runs.
-        warm_up: Number of runs before the baseline reading.
-        seed: Seed of the requests.
-    """
+    """Run a soak test."""
     report = Report()
     began = time.monotonic()
     for request in requests(seed, runs, player.dtypes, list(player.mistakes)):

@@ -12,13 +12,16 @@ import pytest
 import torch
 from PIL import Image
 
-from adt_core import Drafting, Lantern, Sampling, cli, load_drafter, load_target
+from adt_core import Drafting, Lantern, Pipeline, Sampling, cli, load_drafter, load_target
+from adt_core.app import images
 from adt_core.app.batch_folder import BatchFolder, SavedImage, batch_folder, settings_key
 from adt_core.app.images import parameters_text, read_settings, to_png
-from adt_core.app.pipeline import Pipeline, split
+from adt_core.app.pipeline import split
+from adt_core.app.saved import read_saved
 from adt_core.drafters import drafter_defaults
 from adt_core.errors import AdtError
 from adt_core.recipe import Loading, Recipe
+from adt_core.version import FORMAT
 from tests.command import read_grids
 from tests.tiny import write_tiny_checkpoint
 
@@ -203,6 +206,19 @@ def test_damaged_images_are_generated_again(make, tmp_path, damage):
     assert torch.equal(BatchFolder(make, tmp_path).find(PROMPTS[0]).codes, sound.codes)
 
 
+def test_images_of_another_format_are_refused_and_kept(make, tmp_path, monkeypatch):
+    """Also in a list of `generate`, which replaces them only with `overwrite`."""
+    monkeypatch.setattr(images, "FORMAT", FORMAT + 1)
+    run(make, PROMPTS[:1], tmp_path, chunk=1)
+    monkeypatch.undo()
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    with pytest.raises(AdtError, match=f"has format {FORMAT + 1}, but this ADT-Tree reads format {FORMAT}; use the"):
+        run(make, PROMPTS[:1], tmp_path, chunk=1)
+    assert read_saved(path, {})[1] == f"has format {FORMAT + 1}, but this ADT-Tree reads format {FORMAT}"
+    assert path.read_bytes() == content
+
+
 @pytest.mark.parametrize(
     "tokens, figures",
     [
@@ -283,7 +299,7 @@ def test_names_without_utf8(tmp_path):
     """A model's folder that was copied from another system may have a name that isn't UTF-8."""
     settings = {"prompt": "a cat", "model": "caf\udce9/model.pt", "model_name": "caf\udce9"}
     (tmp_path / "a.png").write_bytes(to_png(torch.zeros(3, 8, 8), settings))
-    assert read_settings(tmp_path / "a.png") == settings
+    assert read_settings(tmp_path / "a.png") == {**settings, "format": FORMAT}
     with Image.open(tmp_path / "a.png") as saved:
         assert "Model: caf\\udce9" in saved.info["parameters"]
 
@@ -297,18 +313,11 @@ def test_relaxed_images_are_marked_for_other_programs():
 
 
 def test_names_of_folders(make, tmp_path):
-    """The name of a folder of version 0.1 is only the key of the batch's settings. Such a folder must be found."""
     unique = settings_key(make)
     assert batch_folder(tmp_path, make) == tmp_path / f"{make.target.name}-{unique}"
     assert batch_folder(tmp_path, make, "Cats & dogs/2") == tmp_path / f"Cats-dogs-2-{unique}"
     assert batch_folder(tmp_path, make, "../..") == tmp_path / unique, (
         "a name without valid characters must be left out"
-    )
-    run(make, PROMPTS[:2], tmp_path / unique, chunk=2)
-    assert batch_folder(tmp_path, make) == tmp_path / unique
-    assert run(make, PROMPTS[:3], batch_folder(tmp_path, make), chunk=2) == PROMPTS[2:3], "an image was generated twice"
-    assert batch_folder(tmp_path, make, "cats") == tmp_path / f"cats-{unique}", (
-        "another name must select another folder"
     )
 
 

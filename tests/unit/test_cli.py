@@ -11,6 +11,7 @@ from PIL import Image
 
 from adt_core import cli
 from adt_core.recipe import Recipe
+from adt_core.version import FORMAT
 from tests.command import read_grids, read_lines, words
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
@@ -144,7 +145,7 @@ def test_a_png_contains_all_settings(generate):
         saved = json.loads(image.text["adt_tree"])
     expected = set(Recipe.options()) - {"rule"}  # a PNG without `rule` uses the paper's rule
     assert expected <= set(saved), "the PNG lacks settings that --from-png reads"
-    assert saved.items() >= {"prompt": "a café", "seed": 3, "image_index": 0, "noise_version": 1}.items()
+    assert saved.items() >= {"prompt": "a café", "seed": 3, "image_index": 0, "format": FORMAT}.items()
     assert {"adt-tree", "torch", "numpy"} <= set(saved["versions"])
 
 
@@ -376,11 +377,16 @@ def test_a_png_without_settings(generate):
     assert_refused(generate(prompt=None, from_png="other.image"), "other.image")
 
 
-def test_a_png_of_another_noise_version(generate):
-    from adt_core.app.images import to_png
-
-    Path("old.image").write_bytes(to_png(torch.zeros(3, 8, 8), {"prompt": "a house", "noise_version": 0}))
-    assert_refused(generate(prompt=None, from_png="old.image"), "old.image", "noise version 0")
+@pytest.mark.parametrize("number", [FORMAT + 1, None])
+def test_a_png_of_another_format_is_refused_and_kept(generate, monkeypatch, number):
+    with monkeypatch.context() as patch:
+        patch.setattr("adt_core.app.images.FORMAT", number)
+        generate()
+    Path("a.png").rename("other.image")
+    content = Path("other.image").read_bytes()
+    words = f"has format {number}, but this ADT-Tree reads format {FORMAT}; use the version that wrote it"
+    assert_refused(generate(prompt=None, from_png="other.image"), "other.image", words)
+    assert Path("other.image").read_bytes() == content
 
 
 def test_debug_shows_the_traceback(generate):

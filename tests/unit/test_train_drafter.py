@@ -268,17 +268,6 @@ def test_a_finished_run_repeats_its_summary(train):
     assert first[0] == second[0] == 0 and first[1] == second[1]
 
 
-def test_a_run_of_an_earlier_version_resumes(train, tmp_path):
-    """Earlier versions saved fewer settings."""
-    assert train()[0] == 0
-    path = tmp_path / "out" / "training" / "settings.json"
-    before = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(
-        json.dumps({name: value for name, value in before.items() if name not in ("dtype", "exact")}), encoding="utf-8"
-    )
-    assert train()[0] == 0
-
-
 @pytest.fixture
 def copied(tiny, prompts, tmp_path):
     """Copy the model and the prompts to a folder. Return a function from its path to the options of a training."""

@@ -92,13 +92,7 @@ def test_freeing_memory_releases_all_objects_of_a_batch(comfy, watched_batch):
 
 
 def check_memory_is_freed(comfy, alive: set[str], classes: set[str]) -> None:
-    """Check that the objects ``alive`` and instances of ``classes`` exist. Free the memory and check that all are gone.
-
-    Args:
-        comfy: Running server.
-        alive: Names of watched objects.
-        classes: Names of classes.
-    """
+    """Check that objects ``alive`` and instances of ``classes`` exist. Free the memory and check that all are gone."""
     held = memory(comfy)
     assert alive <= set(held["alive"]) and classes <= set(held["classes"]), "ComfyUI keeps outputs"
     assert not {"Decoding", "KVCache"} & set(held["classes"]), "caches are released after their run"

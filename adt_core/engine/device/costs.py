@@ -89,9 +89,6 @@ class Costs:
 
         If the profile was given, nothing is stored, so that repeating an image has no effect on later images. With
         relaxed acceptance, nothing is stored either, because more drafts are accepted than with exact acceptance.
-
-        Args:
-            batch_size: Number of images that were decoded together.
         """
         if self._is_learned:
             before = self._learned(batch_size)  # read again, because another process may have changed the file
@@ -122,10 +119,6 @@ def profile_name(request: Request, threads: int) -> str:
 
     The name contains everything that the cost of a round depends on, except the batch size. It identifies neither the
     machine nor the user.
-
-    Args:
-        request: Batch to decode.
-        threads: Number of CPU threads of the decoding.
     """
     decoder = request.target.decoder
     config = decoder.config

@@ -185,8 +185,8 @@ def _check_output(plan: TrainingPlan) -> None:
     except AdtError as error:
         raise AdtError(f"`output`: '{settings}' is damaged; choose another folder, or delete this one.") from error
     for name, now in plan.settings.items():
-        if name in before and not _is_same(name, before[name], now):  # earlier versions saved fewer options
-            what = "other captions" if name == "captions" else f"{name} {before[name]}, but now it is {now}"
+        if not _is_same(name, before.get(name), now):
+            what = "other captions" if name == "captions" else f"{name} {before.get(name)}, but now it is {now}"
             raise AdtError(
                 f"`output`: '{folder}' was started with {what}; use the same options to resume it, "
                 "or choose another folder."
@@ -246,9 +246,6 @@ def _copy(start: EagleDrafter, drafter: EagleDrafter) -> None:
 
 def run(plan: TrainingPlan) -> str:
     """Load the models and run a training.
-
-    Args:
-        plan: Checked arguments.
 
     Returns:
         Summary for the user.
@@ -313,14 +310,7 @@ def _load_network(name: str, path: str | None, target: Target) -> EagleDrafter |
 
 
 class Trainer:
-    """Training run of a drafter, with its images, its log and its output files.
-
-    Args:
-        target: Target to train a drafter for.
-        images: Training images.
-        plan: Checked arguments.
-        drafter: Drafter to train.
-    """
+    """Training run of a drafter, with its images, its log and its output files."""
 
     def __init__(self, target: Target, images: TrainingImages, plan: TrainingPlan, drafter: EagleDrafter):
         self.target = target
@@ -421,11 +411,7 @@ class Trainer:
         return plain_decoding(self.target, [self.plan.prompts[i] for i in numbers], numbers, self.sampling, check)
 
     def create_images(self, callback: TrainingCallback) -> None:
-        """Generate the missing images, or encode their files if the training data are files.
-
-        Args:
-            callback: Progress callback.
-        """
+        """Generate the missing images, or encode their files if the training data are files."""
         paths = self.plan.paths
         total = len(self.plan.prompts)
 
@@ -552,9 +538,6 @@ class Trainer:
         """Measure the acceptance of a drafter on the held-out images.
 
         The names in the result are the names that :func:`.unroll.acceptance` returns. They are also columns of the log.
-
-        Args:
-            drafter: Drafter to measure.
         """
         held_out = self.plan.data.held_out
         batches = [batch.tolist() for batch in torch.arange(held_out).split(self.training.batch)]

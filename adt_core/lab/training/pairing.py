@@ -79,9 +79,6 @@ def plan(args: CheckDrafterArgs, given: Mapping[str, Any], device: str) -> Pairi
 def run(plan: PairingPlan) -> str:
     """Generate the test images, measure every pairing, and save the best.
 
-    Args:
-        plan: Checked arguments.
-
     Returns:
         Table of the results.
 
@@ -119,12 +116,6 @@ def measure(
     target: Target, drafter: EagleDrafter, prompts: list[str], sampling: Sampling
 ) -> dict[Pairing, list[float]]:
     """Measure the acceptance of a drafter with every pairing.
-
-    Args:
-        target: Target that generates the test images.
-        drafter: Drafter to measure.
-        prompts: Prompts of the test images.
-        sampling: Sampling settings.
 
     Returns:
         For each pairing, a list with one share for each number in `CHILDREN`. The share for the number K is the share

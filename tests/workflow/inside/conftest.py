@@ -45,11 +45,7 @@ PLUGS = {
 
 
 class Pack:
-    """All nodes of a ComfyUI that has loaded this pack.
-
-    Args:
-        base: Empty folder for its models, inputs and outputs.
-    """
+    """All nodes of a ComfyUI that has loaded this pack."""
 
     def __init__(self, base: Path):
         from comfy.cli_args import args
