@@ -126,7 +126,7 @@ class Request:
             AdtError: If there are no prompts, or arguments contradict each other.
         """
         if not prompts:
-            raise AdtError("batch size is 0; it must be 1 or more.")
+            raise AdtError("`batch_size` is 0; it must be 1 or more.")
         sampling = job.recipe.sampling
         images = len(prompts)
         rows = _with_negatives(prompts, negatives, job.target) if sampling.guidance != 1 else prompts
@@ -140,7 +140,7 @@ class Request:
             raise AdtError(f"Prompt too long: {self.longest} tokens; {self.target.name} accepts {most}; shorten it.")
         if self.drafting.policy.needs_drafter and self.job.drafter is None:
             method = self.drafting.method
-            raise AdtError(f"method {method!r} needs a drafter; choose a drafter, or the method 'autoregressive'.")
+            raise AdtError(f"`method` is {method!r}, which needs a drafter; choose one, or 'autoregressive'.")
         if self.sampling.noise == UPSTREAM and self.script_batch <= self._last_index:
             least = self._last_index + 1
             raise AdtError(
@@ -330,11 +330,11 @@ def _prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor
     most = target.num_cells
     if prefix.ndim != 2 or len(prefix) != images or prefix.shape[1] > most:
         shape = list(prefix.shape)
-        raise AdtError(f"prefix has the shape {shape}; it must be [{images} images, at most {most} codes].")
+        raise AdtError(f"`prefix` has the shape {shape}; it must be [{images} images, at most {most} codes].")
     if prefix.numel():
         low = int(prefix.min())
         high = int(prefix.max())
         if low < 0 or high >= target.num_codes:
             last = target.num_codes - 1
-            raise AdtError(f"prefix has codes from {low} to {high}, but {target.name} has only codes 0 to {last}.")
+            raise AdtError(f"`prefix` has codes from {low} to {high}, but {target.name} has only codes 0 to {last}.")
     return target.tokens(prefix.cpu())

@@ -54,7 +54,7 @@ from ..rules.tree import DraftTree
 from ..rules.verify import exact_agreement, longest_path, relaxed_agreement
 from ..trace import ImageRound
 from .forward import add_noise, emitted_codes, forward, logits
-from .report import RoundReport
+from .report import RoundReport, pack_plain_round, pack_verified
 from .slots import Slots
 
 WAIT_SHARE = 0.05
@@ -169,7 +169,7 @@ def _drafted_round(slots: Slots, proposer: Proposer, shapes: TreeSizes) -> tuple
     """Propose, verify and commit a tree for each image.
 
     Returns:
-        The report as one tensor (`RoundReport.pack`), and values for the host.
+        The report as one tensor (see `report.Packed`), and values for the host.
     """
     started = time.perf_counter()
     forwards = proposer.forwards
@@ -178,9 +178,8 @@ def _drafted_round(slots: Slots, proposer: Proposer, shapes: TreeSizes) -> tuple
     verified = verify(slots, proposer, tree, shapes.width)
     # Make the report before `commit`, because tensors of the tree may share memory with `slots.roots`, and `commit`
     # overwrites the roots.
-    report = RoundReport.from_verified(verified)
+    packed, widths = pack_verified(verified)
     commit(slots, proposer, verified)
-    packed, widths = report.pack()
     return packed, _LaunchInfo(widths, drafting, proposer.forwards - forwards)
 
 
@@ -190,7 +189,7 @@ def _plain_round(slots: Slots) -> tuple[Tensor, _LaunchInfo]:
     The target reads the root of the image, and the next token is sampled.
 
     Returns:
-        The report as one tensor (`RoundReport.pack`), and values for the host.
+        The report as one tensor (see `report.Packed`), and values for the host.
     """
     roots = slots.roots
     z = logits(slots, forward(slots, roots.codes[:, None], slots.rows.step(roots, 0, 0, None)), 0)
@@ -199,7 +198,7 @@ def _plain_round(slots: Slots) -> tuple[Tensor, _LaunchInfo]:
     if slots.proposer is not None:
         slots.proposer.on_plain_round(roots, next_roots, z)
     roots.advance(next_roots, slots.advances)
-    packed, widths = RoundReport.from_plain_round(next_roots, finite[:, 0]).pack()
+    packed, widths = pack_plain_round(next_roots, finite[:, 0])
     return packed, _LaunchInfo(widths)
 
 

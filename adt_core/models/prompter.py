@@ -25,16 +25,16 @@ def stripped(text: str) -> str:
         AdtError: If the text is empty, longer than :data:`MOST_CHARACTERS`, or contains an unpaired surrogate.
     """
     if not text.strip():
-        raise AdtError("prompt is empty; describe the image in a few words.")
+        raise AdtError("`prompt` is empty; describe the image in a few words.")
     if len(text) > MOST_CHARACTERS:
         raise PromptTooLongError(
-            f"prompt has {len(text)} characters, and {MOST_CHARACTERS} at most are read; shorten it."
+            f"`prompt` has {len(text)} characters, and {MOST_CHARACTERS} at most are read; shorten it."
         )
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise AdtError(
-            f"prompt contains half of a character at position {error.start}; delete that character and type it again."
+            f"`prompt` contains half of a character at position {error.start}; delete that character and type it again."
         ) from None
     return text.strip()
 
@@ -65,7 +65,7 @@ def check_ids(ids: Iterable[int], vocab_size: int, name: str) -> None:
     """
     largest = max(ids, default=0)
     if largest >= vocab_size:
-        problem = f"prompt contains token {largest}, but {name} has only {vocab_size} tokens"
+        problem = f"`prompt` contains token {largest}, but {name} has only {vocab_size} tokens"
         raise AdtError(f"{problem}; use the tokenizer.json published with {name}.")
 
 

@@ -280,7 +280,7 @@ class Target:
         if problem:
             rows, columns = resized.usual_grid
             usual = f"{columns * side}x{rows * side}"
-            raise AdtError(f"size is {width}x{height}, which {self.name} does not support: {problem}; try {usual}.")
+            raise AdtError(f"`size` is {width}x{height}, which {self.name} does not support: {problem}; try {usual}.")
         return resized
 
     @property

@@ -123,7 +123,7 @@ def test_drafting_pauses_while_nothing_is_accepted_and_is_tried_again_later():
     for _ in range(60):
         shapes.append(chosen(policy))
         add_round(policy, 0, shapes[-1])
-    assert shapes[0].nodes > 0 and NO_DRAFTS in shapes
+    assert shapes[0].drafts > 0 and NO_DRAFTS in shapes
     assert any(shape.drafts for shape in shapes[shapes.index(NO_DRAFTS) :])
 
 
@@ -179,7 +179,7 @@ def test_the_first_round_with_a_fresh_profile_has_no_drafts():
     assert chosen(new_policy(costs("chain"))) == NO_DRAFTS, (
         "the first round must have no drafts, even if drafts cost nothing"
     )
-    assert chosen(started_policy(costs("chain"))).nodes > SIZES[0]
+    assert chosen(started_policy(costs("chain"))).drafts > SIZES[0]
 
 
 # ---- draft mode ----------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_drafting_pauses_in_a_hard_region_and_resumes_after_it():
     """Drafting resumes if plain rounds cost no more with the drafter, and if enough time has been saved."""
     easy = new_policy(profile_of({"chain": (1.0, 0.2, 0.05)}), length=4096)
     _, sizes = decode(easy, lambda at: 6 if at < 1000 or at > 2000 else 0)
-    assert easy.drafts and 0 in sizes[200:] and sizes[-5] > 0
+    assert easy.is_drafting and 0 in sizes[200:] and sizes[-5] > 0
 
 
 # ---- images that are decoded together ------------------------------------------------------------
@@ -323,9 +323,9 @@ def test_images_share_the_size_that_is_best_for_all_of_them():
 def test_drafting_stops_before_the_images_of_a_batch_exceed_the_limit_on_average():
     easy, hard = (new_policy(profile_of(CPU), length=256) for _ in range(2))
     rounds_of_two(easy, (9, 0))
-    assert easy.drafts, "the gain of one image is larger than the loss of the other"
+    assert easy.is_drafting, "the gain of one image is larger than the loss of the other"
     rounds, lost = rounds_of_two(hard, (0, 0), 250)
-    assert rounds[-1] == [NO_DRAFTS] * 2 and not hard.drafts and 0 < lost <= MAX_LOSS * 256
+    assert rounds[-1] == [NO_DRAFTS] * 2 and not hard.is_drafting and 0 < lost <= MAX_LOSS * 256
 
 
 def test_choices_do_not_depend_on_the_clock():

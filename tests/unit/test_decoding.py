@@ -211,7 +211,7 @@ def test_float64_requires_twice_the_memory_of_float32(tiny, drafting):
 
 def test_invalid_requests(models):
     target, _ = models
-    with pytest.raises(AdtError, match="batch size is 0"):
+    with pytest.raises(AdtError, match="batch_size is 0"):
         Decoding(target, [])
     with pytest.raises(AdtError, match="at_once is 0"):
         run(target, at_once=0)

@@ -49,8 +49,8 @@ def size(policy: Policy, position: int, image: int = 0) -> tuple[int, int]:
 
 def add_round(policy: Policy, position: int, accepted: int, depth: int, image: int = 0) -> None:
     """Report a round to the policy, with the root at `position` and a tree of this depth."""
-    share = ImageRound(image, position, depth, 1, depth, depth, accepted, (0,) * accepted)
-    policy.on_verified(Round(0, 0.01, 0.001, 1, (share,)))
+    record = ImageRound(image, position, depth, 1, depth, depth, accepted, (0,) * accepted)
+    policy.on_verified(Round(0, 0.01, 0.001, 1, (record,)))
 
 
 # ---- ADT-Tree: adjacency, refinement, row wrap, independent images ---------------------------------
@@ -149,18 +149,11 @@ def test_predicted_shapes_ignore_time_and_stay_within_the_bounds():
         sizes = []
         for position in range(0, 60, 3):
             sizes.append(size(p, position))
-            share = ImageRound(0, position, 4, 1, 4, 4, 2 + position % 2, (0, 0))
-            p.on_verified(Round(0, seconds, seconds, 1, (share,)))
+            record = ImageRound(0, position, 4, 1, 4, 4, 2 + position % 2, (0, 0))
+            p.on_verified(Round(0, seconds, seconds, 1, (record,)))
         shapes.append(sizes)
     assert shapes[0] == shapes[1]
     assert all(1 <= depth <= 6 and 1 <= width <= 5 for depth, width in shapes[0])
-
-
-def test_the_papers_rule_is_not_recorded():
-    """Version 0.2 had only the rule of the paper and didn't record it. Its folders and records must still be found."""
-    assert "rule" not in Drafting("adt-tree").flat()
-    predicted = Drafting("adt-tree", rule="predicted")
-    assert predicted.flat()["rule"] == "predicted" and Drafting(**predicted.flat()) == predicted
 
 
 @pytest.mark.parametrize("wrap, expected", [("carry", (6, 1)), ("vertical", (5, 2)), ("reset", (4, 3))])
@@ -265,7 +258,7 @@ def test_the_table_has_every_option_of_every_method():
         assert settings.pop("method") == method
         assert {name: options()[name].default for name in settings} == settings
     assert all(option.help.endswith(".") for option in options().values())
-    assert list(options())[:4] == ["proposal", "depth", "width", "nodes"], (
+    assert list(options())[:4] == ["proposal", "depth", "width", "drafts"], (
         "saved workflows refer to options by position"
     )
     assert list(options())[-3:] == ["expand_above", "keep_above", "rule"], "new options must come last"

@@ -115,7 +115,7 @@ def many():
         prompt[str(number)] = {"class_type": kind, "inputs": {"number": number, "text": ["text", 0], **links}}
     nodes = [{"id": n, "properties": {"adt_tree_map": {"tag": f"t{n}"}}} for n in range(5_000)]
     assert len(json.dumps(prompt)) > 3e6
-    return {"prompt": prompt, "extra_data": {"extra_pnginfo": {"workflow": {"id": "w", "drafts": nodes}}}}
+    return {"prompt": prompt, "extra_data": {"extra_pnginfo": {"workflow": {"id": "w", "nodes": nodes}}}}
 
 
 def test_many_samplers_are_handled_in_less_than_a_second(many):
@@ -185,7 +185,7 @@ def test_homes_have_the_workflow_and_the_tag_of_the_node_also_in_subgraphs():
     inner = {"id": "sub", "nodes": [tagged(5, "b"), {"id": 6, "type": "subsub"}]}
     subgraphs = [inner, {"id": "subsub", "nodes": [tagged(7, "c")]}]
     nodes = [tagged(3, "a"), {"id": 12, "type": "sub"}, tagged(4, None), {"id": 8, "type": "ADTTreeSampler"}]
-    workflow = {"id": "w", "drafts": nodes, "definitions": {"subgraphs": subgraphs}}
+    workflow = {"id": "w", "nodes": nodes, "definitions": {"subgraphs": subgraphs}}
     found = homes(queued(workflow, "3", "12:5", "12:6:7", "4", "8", "77", "3:5", "12:99"))
     assert found == {"3": "w a", "12:5": "w b", "12:6:7": "w c"}
     assert homes({"prompt": {}}) is None and homes(queued(workflow)) == {}
