@@ -60,7 +60,7 @@ TEMPLATES = {
     "space": " ",
     "training.done": "'{name}' drafts {tau} tokens a pass after {steps} steps; the Drafter Loader has it.",
     "training.estimate": "The training takes about {minutes} min ({drawing} to generate, {learning} to train), "
-    "{memory} GB of memory and {disk} GB of disk.",
+    "{memory} GiB of memory and {disk} GiB of disk.",
     "training.images": "{done} of {count} pictures",
     "training.steps": "{steps} steps",
     "training.steps_and_tau": "{steps} steps, {tau} tokens a pass",

@@ -208,14 +208,6 @@ def run_matrix(
 
     At temperature 0 the image does not depend on the seed, so only the first seed is used.
 
-    Args:
-        target: Target model.
-        prompts: Prompts. All prompts are decoded as one batch, once for each seed.
-        seeds: Seeds of the sampling.
-        temperatures: Temperatures of the sampling.
-        settings: Settings to check.
-        guidance: Guidance scale.
-
     Yields:
         Name and results of each setting as soon as it is finished.
     """

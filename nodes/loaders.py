@@ -45,7 +45,7 @@ def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
     if needed <= room:
         return torch.float32
     tell(
-        f"float16, because this card has no bfloat16 and float32 needs {needed / 2**30:.0f} GB; if numbers overflow, "
+        f"float16, because this card has no bfloat16 and float32 needs {needed / 2**30:.0f} GiB; if numbers overflow, "
         "choose 'int8 weights'"
     )
     return torch.float16

@@ -41,10 +41,6 @@ MAX_RUN_SECONDS = 8.0
 """Time in seconds after which the run of one method stops early."""
 MAX_SECONDS = 90.0
 """Time in seconds since the start of all measurements, after which no further method is measured."""
-SLOW_STEP = 0.3
-"""Duration of a plain round in seconds. If a step takes longer, the costs of drafts are not measured.
-
-Measuring the costs takes several hundred steps."""
 COPY_BYTES = 2**27
 """Size in bytes of the tensor that is copied to measure the memory bandwidth. It does not fit the device's caches."""
 

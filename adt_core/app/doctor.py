@@ -79,12 +79,12 @@ def _machine(subject: DiagnosticSetup) -> str:
     device = subject.device
     pytorch = f"PyTorch {torch.__version__}"
     if device.type == "cpu":
-        memory = f"{memory_limit().bytes / 2**30:.0f} GB of memory"
+        memory = f"{memory_limit().bytes / 2**30:.0f} GiB of memory"
         capability = torch.backends.cpu.get_cpu_capability()
         return f"{platform.machine()} CPU with {capability}, {os.cpu_count()} cores, {memory}; {pytorch}."
     properties = torch.cuda.get_device_properties(device)
     major, minor = torch.cuda.get_device_capability(device)
-    memory = f"{properties.total_memory / 2**30:.0f} GB of memory, {free_bytes(device) / 2**30:.1f} free"
+    memory = f"{properties.total_memory / 2**30:.0f} GiB of memory, {free_bytes(device) / 2**30:.1f} free"
     return f"{properties.name}, capability {major}.{minor}, {memory}; {pytorch}, CUDA {torch.version.cuda}."
 
 
@@ -98,7 +98,7 @@ def _model(results: Diagnostics) -> list[str]:
     dtype = str(decoder.dtype).removeprefix("torch.")
     lines = [
         f"{target.family}, {config.num_layers} layers of {config.hidden_size}, {dtype}{stored}: "
-        f"{_num_bytes(decoder) / 2**30:.2f} GB, and {working / 2**30:.2f} GB for an image of {target.length} tokens.",
+        f"{_num_bytes(decoder) / 2**30:.2f} GiB, and {working / 2**30:.2f} GiB for an image of {target.length} tokens.",
         "Drafter: " + ("a network." if subject.network else "no network, jacobi only."),
     ]
     if decoder.tile:
@@ -146,7 +146,7 @@ def _plain(results: Diagnostics) -> list[str]:
     read = _num_bytes(decoder) - decoder.embedding.numel() * decoder.embedding.element_size()
     rate = read / step
     return [
-        f"A step takes {1000 * step:.3g} ms and reads {read / 2**30:.2f} GB of weights: {rate / 2**30:.3g} GB/s, "
+        f"A step takes {1000 * step:.3g} ms and reads {read / 2**30:.2f} GiB of weights: {rate / 2**30:.3g} GiB/s, "
         f"{rate / results.rate:.0%} of this device's copy rate."
     ]
 
@@ -238,7 +238,7 @@ def _block(results: Diagnostics) -> list[str]:
         f"ADT-Tree {VERSION}, Python {platform.python_version()}, {platform.system()}; {_machine(subject)}",
         f"{subject.target.family} {config.num_layers}x{config.hidden_size}, heads {config.num_heads}/"
         f"{config.num_kv_heads} of {config.head_dim}, {decoder.dtype}, weights {decoder.weights}, tile {decoder.tile}",
-        f"plain {1000 * results.plain.step:.3g} ms, copies {results.rate / 2**30:.3g} GB/s; "
+        f"plain {1000 * results.plain.step:.3g} ms, copies {results.rate / 2**30:.3g} GiB/s; "
         f"took {results.seconds:.0f} s",
         *(
             f"{name}: {run.tokens:.2f} tokens, {1000 * run.step:.3g} ms, {same[name]}"

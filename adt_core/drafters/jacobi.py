@@ -11,7 +11,7 @@ The :class:`Window` contains drafts for the next positions of each image. At eac
 takes another candidate there, and continues with the spine's tokens.
 
 A draft becomes less fresh when a token before it changes. :mod:`.calibration` learns how reliable such drafts are. A
-token is *decided* when it is part of the image; later positions have only drafts. The *root* is the last decided token.
+token is *decided* when it is part of the image; positions after the root have only drafts.
 
 Dimensions: B images; R batch rows (2 * B with guidance, else B); M positions of a window; K candidates per position; N
 drafts per tree; T tokens of an image; V codes; n and m are numbers of nodes or positions. `z` are processed logits, and

@@ -26,9 +26,10 @@ The same functions run on every device. A CPU executes them directly. A GPU capt
 `upload_controls` and ends before the host reads the report. The code of this part follows three rules:
 
 1. It never waits for the device.
-2. No tensor size depends on a value that is stored on the device. Where the exact size is such a value, the code calls
-   `Context.size`: in a replayed round it returns an upper bound, otherwise the exact size.
-3. It changes the tensors of the state in place.
+2. No tensor size depends on a value that is stored on the device. It may depend on the argument `shapes` of `propose`.
+   Where the exact size is on the device, the code calls `Context.size`: in a replayed round it returns an upper bound,
+   otherwise the exact size.
+3. It changes the tensors of the state in place, because a graph always uses the same addresses.
 
 Notation: B images, N drafts per image, N + 1 nodes per tree. A *slot* holds the state of one image of the batch. The
 *policy* (:mod:`adt_core.policies`) decides the maximum size (shape) of each draft tree. The *trace*

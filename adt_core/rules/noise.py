@@ -10,7 +10,6 @@ only the rows near the current position, and new rows are made a few at a time.
 Terms and dimensions:
 
 - Position: index of a token in its image, in raster order (row by row, from left to right).
-- Root: last decided token of an image. The next draft tree grows from the root.
 - Slot: index of an image in the batch.
 - B images in the batch, n positions, V tokens in the vocabulary, W rows that are stored for each image.
 """

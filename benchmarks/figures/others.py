@@ -1,4 +1,4 @@
-"""Figures on *auto*, on batches, and on half precision."""
+"""Figures on *auto* and on half precision."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from itertools import product
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from adt_core import Decoding, Drafting, Target, load_drafter, load_target
 from adt_core.app.pipeline import Pipeline
-from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
 from adt_core.recipe import Recipe
 
 from ..auto import METHODS, cells, measure, workers
-from ..harness import SAMPLING, bundled, captions, comparison
+from ..harness import SAMPLING, captions
 from ..interleaving import format_interval, interleave, median_with_interval, table
 from .parts import FigurePart
 
@@ -37,60 +35,6 @@ def tables_of_auto(lines: list[dict]) -> dict[str, str]:
     columns = ["prompts", "method", "speed-up over plain", "lowest of an image", "identical"]
     rows = ([SETS[kind], *rest] for kind, _, *rest in map(cells, lines))
     return {"auto": table(columns, rows)}
-
-
-BATCH_SIZES = (1, 2, 4, 8, 16)
-REPEATS = 2
-BATCHED = {PLAIN: "plain", "auto": "auto"}
-
-
-def measure_together(count: int) -> list[dict]:
-    """Measure the throughput for each method and batch size.
-
-    The results also contain how many images are equal to the images of plain decoding with batch size 1.
-    """
-    prompts = captions(3200, count)
-    indices = list(range(count))
-    pipelines = comparison({name: PRESETS[name] for name in BATCHED}, prompts).pipelines(
-        bundled(), load_drafter("bundled", bundled())
-    )
-
-    def run(_: int, name: str, batch_size: int) -> tuple[float, Tensor]:
-        batches = [slice(i, i + batch_size) for i in range(0, count, batch_size)]
-        decodings = [pipelines[name].decoding(prompts[batch], indices[batch]).run() for batch in batches]
-        seconds = sum(decoding.trace.report()["seconds"] for decoding in decodings)
-        return seconds, torch.cat([decoding.codes for decoding in decodings])
-
-    for name, batch_size in product(BATCHED, BATCH_SIZES):
-        (pipelines[name].decoding(prompts[:batch_size])).warm_up()
-    runs = {(name, size): partial(run, name=name, batch_size=size) for name, size in product(BATCHED, BATCH_SIZES)}
-    results = list(interleave(runs, range(REPEATS)))
-    single = [result[PLAIN, 1] for result in results]
-    lines = []
-    for name, batch_size in runs:
-        measured = [result[name, batch_size] for result in results]
-        times = [plain[0] / other[0] for plain, other in zip(single, measured)]
-        line = {"method": name, "at once": batch_size, "times": [float(np.median(times)), min(times), max(times)]}
-        line["rate"] = 60 * count / float(np.median([seconds for seconds, _ in measured]))
-        identical = (measured[0][1] == single[0][1]).all(-1).sum().item()
-        lines.append(line | {"same": f"{identical} of {count}"})
-    return lines
-
-
-def tables_of_together(lines: list[dict]) -> dict[str, str]:
-    """Return the table, by its name ``together``. See `FigurePart.tables`."""
-    columns = [
-        "method",
-        "batch size",
-        "images per minute",
-        "speed-up over plain decoding of single images (minimum to maximum)",
-        "identical",
-    ]
-    rows = (
-        [BATCHED[line["method"]], line["at once"], f"{line['rate']:.1f}", format_interval(line["times"]), line["same"]]
-        for line in lines
-    )
-    return {"together": table(columns, rows)}
 
 
 HALF = {
@@ -156,6 +100,5 @@ def tables_of_half(lines: list[dict]) -> dict[str, str]:
 
 PARTS = {
     "auto": FigurePart(6, measure_auto, tables_of_auto),
-    "together": FigurePart(32, measure_together, tables_of_together),
     "half": FigurePart(3, measure_half, tables_of_half),
 }

@@ -94,10 +94,6 @@ def measure_interleaved(
 
     If a function raises an exception, it is not called again.
 
-    Args:
-        calls: Functions by name.
-        repeats: Number of calls of each function.
-
     Returns:
         Two dictionaries by name: the results of all functions that did not fail, and the error of each function that
         failed.
@@ -232,10 +228,6 @@ def limit_memory(limit: int | None) -> None:
 
 def memory_rates(size: int, repeats: int) -> dict[str, dict[str, float]]:
     """Measure the memory rate with three kernels.
-
-    Args:
-        size: Size of the tensors in bytes.
-        repeats: Number of calls of each kernel.
 
     Returns:
         Median and quartiles in bytes per second, by kernel: "read", "multiply" and "copy".

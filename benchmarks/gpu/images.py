@@ -1,4 +1,4 @@
-"""Seconds per image of this engine, of transformers and, if available, of LANTERN's public code.
+"""Seconds per image of this engine and of transformers.
 
 The seconds per image are *computed*: the time of a round, times the number of rounds in an image, plus the time to read
 the prompt. The codec is not included. All models have random weights, so they cannot show how many tokens a round
@@ -17,11 +17,9 @@ with half as many rows and columns.
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -52,13 +50,12 @@ from .models import (
     tree_pipeline,
     with_quarter_grid,
 )
-from .other_engines import Step, lantern_step, transformers_model, transformers_step
+from .other_engines import Step, transformers_model, transformers_step
 from .pieces import LONGEST
 
 FIRST_CAPTION = 3500  # number of the first held-out caption of this part
 OURS = "this engine"
 TRANSFORMERS = "transformers"
-LANTERN_CODE = "LANTERN's public code"
 
 
 class TreeCase(NamedTuple):
@@ -137,8 +134,8 @@ def _prefill_seconds(pipeline: Pipeline) -> float:
     return decoding.trace.prefill_seconds
 
 
-def _other_engines(name: str, shape: ModelShape, length: int) -> tuple[dict[str, Step], dict[str, str]]:
-    """Return two dictionaries by engine: plain decoding of the engines that work, and the errors of the others."""
+def _other_engines(shape: ModelShape, length: int) -> tuple[dict[str, Step], dict[str, str]]:
+    """Return plain decoding by transformers with each cache that works, and the errors of the others."""
     makers: dict[str, Callable[[], Step]] = {}
     steps: dict[str, Step] = {}
     failed: dict[str, str] = {}
@@ -148,8 +145,6 @@ def _other_engines(name: str, shape: ModelShape, length: int) -> tuple[dict[str,
             makers[f"{TRANSFORMERS}, {kind} cache"] = partial(transformers_step, model, shape, length, kind)
     except Exception as error:  # an incompatible version of transformers
         failed[TRANSFORMERS] = device.describe_error(error)
-    if name == SEVEN_B and (repository := _lantern_repository()):
-        makers[LANTERN_CODE] = partial(lantern_step, repository, shape, length)
     for engine, make in makers.items():
         try:
             steps[engine] = make()
@@ -170,7 +165,7 @@ def _measure(name: str, rehearse: bool) -> Iterator[dict]:
     chosen = [*traces(rehearse), *(PAPER if name == SEVEN_B else ())]
     pipelines = {f"{trace.title}, {trace.source}": _pipeline(trace, short, network, shape.guidance) for trace in chosen}
     streams = {key: Stream(pipeline, modes()[0], warm_up=warm_up) for key, pipeline in pipelines.items()}
-    others, failed = _other_engines(name, shape, short.length)
+    others, failed = _other_engines(shape, short.length)
     timers: dict[str, Callable[[], float]] = {key: stream.seconds for key, stream in streams.items()}
     timers |= {key: partial(seconds_of, other.step) for key, other in others.items()}
     times, more_failed = device.measure_interleaved(timers, repeats)
@@ -194,18 +189,6 @@ def with_speedups(rows: list[dict]) -> list[dict]:
     return [row | {name: seconds and seconds / row["seconds"] for name, seconds in baselines.items()} for row in rows]
 
 
-def _lantern_repository() -> Path | None:
-    """Return the folder of LANTERN's public code from the environment variable LANTERN_REPO, or None."""
-    path = os.environ.get("LANTERN_REPO")
-    return Path(path) if path and Path(path).is_dir() else None
-
-
-def _lantern_status() -> Iterator[dict]:
-    found = _lantern_repository() is not None
-    status = f"timed with {SEVEN_B}" if found else "not available: LANTERN_REPO names no folder"
-    yield {"table": LANTERN_CODE, "checkouts": int(found), "said": status}
-
-
 def cases(rehearse: bool) -> list[Case]:
-    """Return the cases of this part: whether LANTERN's code is available, then one case per model shape."""
-    return [(LANTERN_CODE, _lantern_status), *((name, partial(_measure, name, rehearse)) for name in SHAPES)]
+    """Return the cases of this part, one per model shape."""
+    return [(name, partial(_measure, name, rehearse)) for name in SHAPES]

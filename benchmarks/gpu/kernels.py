@@ -48,6 +48,7 @@ NODES = (1, 25, 64)
 """Numbers of nodes in a forward pass: a plain round, a tree with 24 drafts, and a larger tree."""
 ROUNDS = "Rounds"
 BITS = "Bits"
+DIFFERING = "differing in all"
 REPEATS = 5
 """Number of measurements of an operation."""
 
@@ -136,7 +137,9 @@ def _measure_bits(operation: Operation, head: dict, rehearse: bool) -> Iterator[
     used = verdict and verdict.uses_kernel
     if verdict is not None:
         yield {"table": "Choices"} | head | {"Triton is used": used, "reason": verdict.reason}
-    yield {"table": BITS} | head | {"Triton is used": used} | differing_elements(operation)
+    found = differing_elements(operation)
+    total = sum(count for column, count in found.items() if column.endswith(" rows"))
+    yield {"table": BITS} | head | {"Triton is used": used} | found | {DIFFERING: total}
 
 
 def _measure_times(operation: Operation, head: dict, rehearse: bool) -> Iterator[dict]:
@@ -203,15 +206,7 @@ Rounds = dict[tuple[bool, str], _Rounds]
 def _decode_block(
     target: Target, on: bool, pipelines: dict[str, Pipeline], rounds: Rounds, rehearse: bool
 ) -> list[Verdict]:
-    """Decode a block of rounds of each method in turns, and return the verdicts of the trials.
-
-    Args:
-        target: Target of the pipelines.
-        on: Whether Triton kernels are on.
-        pipelines: Jobs by method.
-        rounds: Where the results are added.
-        rehearse: Whether to decode only a few rounds.
-    """
+    """Decode a block of rounds of each method in turns, and return the verdicts of the trials."""
     count, warm_up, profiled = (2, 1, 1) if rehearse else (10, 8, 4)
     with kernels(on):
         pool.release(target.decoder)  # its captured rounds contain the kernels of the block before

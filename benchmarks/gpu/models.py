@@ -96,7 +96,7 @@ SHAPES = {
     "Lumina-mGPT-7B": ModelShape(_CHAMELEON, 8192, (48, 48), row_end=True, prompt=48, guided=4),
     "Emu3-Gen": ModelShape(_EMU3, 32768, (90, 90), row_end=True, prompt=48, guided=48),
 }
-"""TreeSizes of published models, by name."""
+"""Shapes of published models, by name."""
 LONGEST_STEP = 32
 """Estimated maximum number of tokens that a round decodes."""
 SEVEN_B = "Anole-7B"
@@ -235,16 +235,7 @@ def pipeline_of(target: Target, network: Drafter | None, method: str, **options:
 
 
 def tree_pipeline(target: Target, network: Drafter, depth: int, width: int, drafts: int, **options: float) -> Pipeline:
-    """Return a pipeline in which the network drafts trees of a fixed shape.
-
-    Args:
-        target: Target model.
-        network: Drafter network.
-        depth: Depth of the trees.
-        width: Number of children of a node.
-        drafts: Number of drafts per tree.
-        **options: Arguments of `Sampling`.
-    """
+    """Return a pipeline in which the network drafts trees of a fixed shape."""
     tree = Drafting("eagle2", depth=depth, width=width, drafts=drafts)
     pipeline = pipeline_of(target, network, ADT_TREE, **options)
     return replace(pipeline, recipe=replace(pipeline.recipe, drafting=tree))

@@ -102,7 +102,7 @@ def test_an_error_states_the_required_memory(models, monkeypatch, images, words,
         next(iter(decoding))
     else:
         with pytest.raises(
-            AdtError, match=f"{words} would need .* GB .* of the {total / 2**30:.3g} GB of this machine may be used"
+            AdtError, match=f"{words} would need .* GiB .* of the {total / 2**30:.3g} GiB of this machine may be used"
         ):
             next(iter(decoding))
 

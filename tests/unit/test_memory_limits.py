@@ -112,7 +112,7 @@ def test_images_that_exceed_the_limit_are_refused(monkeypatch, images, limit, fi
         next(iter(decoding))
     else:
         with pytest.raises(
-            AdtError, match=rf"^{images} images at a time .* of the .* GB of this container may be used"
+            AdtError, match=rf"^{images} images at a time .* of the .* GiB of this container may be used"
         ):
             next(iter(decoding))
 

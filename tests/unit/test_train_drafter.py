@@ -162,8 +162,8 @@ def test_estimate_of_time_memory_and_disk_space(train, tmp_path, monkeypatch):
     (estimate,) = re.findall(r"^The training takes (.*)\.$", train()[2], re.M)
     number = r"\d+(\.\d)?"
     assert re.fullmatch(
-        rf"about {number} min \({number} to generate, {number} to train\), {number} GB of memory and "
-        rf"{number} GB of disk",
+        rf"about {number} min \({number} to generate, {number} to train\), {number} GiB of memory and "
+        rf"{number} GiB of disk",
         estimate,
     )
     assert "The training takes" not in train()[2], "the command must print no estimate for a finished run"

@@ -45,7 +45,7 @@ from ...recipe import Recipe
 from ...settings import BUNDLED, Sampling
 from .callbacks import ProgressBars, TrainingCallback
 from .dataset import TrainingImages, caption_file, encode, find_training_images, plain_decoding
-from .estimate import GB, SavedTensorCounter, TrainingEstimate, check_disk, num_bytes, seconds_of_round
+from .estimate import SavedTensorCounter, TrainingEstimate, check_disk, num_bytes, seconds_of_round
 from .features import Features
 from .log import sentence, write_log
 from .run import Run, autocast_dtype, initialise, muon_and_adam
@@ -321,7 +321,7 @@ class Trainer:
         self.sampling = plan.recipe.sampling
         self._warm_up = 0.0 if self.training.start else WARM_UP
         self._config = Checkpoint(resolve(plan.recipe.loading.model, "target")).config
-        self._features = Features(plan.folder / "features", self.training.features_gb * 2**30)
+        self._features = Features(plan.folder / "features", self.training.features_gb * 10**9)
         self._encode = cache(target.encode_prompt)
         half = autocast_dtype(plan.device, self.training.autocast)
         self._autocast = torch.autocast(plan.device.type, half, enabled=half is not None)
@@ -399,7 +399,7 @@ class Trainer:
         parts = training.accumulate + math.ceil(self.plan.data.held_out / training.batch) / self.plan.files.every
         by_steps = math.inf if run.steps is None else (run.steps - run.step) * parts * seconds
         by_time = math.inf if run.minutes is None else 60 * run.minutes - run.elapsed
-        return min(by_steps, by_time), activations.bytes, min(features, int(training.features_gb * GB))
+        return min(by_steps, by_time), activations.bytes, min(features, int(training.features_gb * 10**9))
 
     def decoding(self, numbers: list[int], check: Check | None) -> Decoding:
         """Return a decoding that generates some of the images.

@@ -19,7 +19,7 @@ from ...messages import Message, message
 WARM_UP_ROUNDS = 3
 """Number of decoding rounds before the timed rounds. The first rounds are slower, so their time is not used."""
 TIMED_ROUNDS = 5
-GB = 2**30
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class TrainingEstimate:
             minutes=self.minutes,
             drawing=_format(self.drawing / 60),
             learning=_format(self.learning / 60),
-            memory=_format(self.memory / GB),
-            disk=_format(self.disk / GB),
+            memory=_format(self.memory / GIB),
+            disk=_format(self.disk / GIB),
         )
 
 

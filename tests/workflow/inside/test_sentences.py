@@ -205,7 +205,7 @@ def test_models_and_images_larger_than_the_gpu(pack, gpu):
     model, clip, _ = pack.run("ADTTreeModelLoader", dtype="float32")
     positive = pack.run("CLIPTextEncode", clip=clip, text="a cat")[0]
     asked = {"positive": positive, "drafting": "No drafting"}
-    sentence = "bundled needs 0.1 GB with its working memory, and meta has 0.0 GB; choose {}a smaller model."
+    sentence = "bundled needs 0.1 GiB with its working memory, and meta has 0.0 GiB; choose {}a smaller model."
     for size in (1, 64):
         message = pack.fails("ADTTreeSampler", model=model, batch_size=size, **asked)
         assert message == sentence.format("'int8 weights' or 'int4 weights' in the Model Loader, or ")
