@@ -39,12 +39,9 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from adt_core import Drafting, Sampling, cache_folder, load_drafter, load_target
-from adt_core.app.defaults import choose_device
-from adt_core.app.pipeline import Pipeline
+from adt_core import Drafting, Loading, Pipeline, Recipe, Sampling, cache_folder
 from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
-from adt_core.recipe import Recipe
 from model_making.prompts import PROMPTS
 
 from .harness import RECIPE, SAMPLING, captions
@@ -93,11 +90,8 @@ def _serve(connection: Connection, method: str, dtype: str, lantern: bool, sampl
     each image's tokens. None ends the process.
     """
     drafter_name, drafting = METHODS[method]
-    is_plain = method == PLAIN
-    target = load_target("bundled", choose_device("auto"), getattr(torch, dtype))
-    drafter = None if is_plain else load_drafter(drafter_name, target)
-    recipe = Recipe(sampling, drafting, RECIPE.lantern if lantern and not is_plain else None)
-    pipeline = Pipeline(target, recipe, drafter)
+    relaxation = RECIPE.lantern if lantern and method != PLAIN else None
+    pipeline = Pipeline.of(Recipe(sampling, drafting, relaxation, Loading(dtype=dtype), drafter=drafter_name), "auto")
     connection.send(None)
     while (batch := connection.recv()) is not None:
         decoding = pipeline.decoding(*batch).run()

@@ -27,12 +27,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from adt_core import Drafting, Sampling, load_drafter, load_target
+from adt_core import Drafting, Pipeline, Recipe, Sampling, load_drafter, load_target
 from adt_core.app.images import to_uint8
-from adt_core.app.pipeline import Pipeline
 from adt_core.models.load import BUNDLED_SAMPLING
 from adt_core.policies import PLAIN
-from adt_core.recipe import Recipe
 
 from .data import example
 from .prompts import PROMPTS, TEMPLATES, PromptSpec

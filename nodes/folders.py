@@ -79,11 +79,8 @@ def installed_names() -> dict[str, str]:
 def installed(name: str) -> str | None:
     """Return the path of a model by its name in the list or in a workflow template, or None if it is not installed."""
     paths = models()
-    return paths.get(name) or next((path for path in paths.values() if _same(name_of(Path(path)), name)), None)
-
-
-def _same(name: str, other: str) -> bool:
-    return name.lower() == other.lower()
+    same = (path for path in paths.values() if name_of(Path(path)).lower() == name.lower())
+    return paths.get(name) or next(same, None)
 
 
 def is_own(path: str) -> bool:

@@ -54,22 +54,11 @@ SEARCHED = (
 _SAMPLER_TOOLTIPS = Tooltips(
     inputs={
         "model": "The model that generates the image.",
-        "positive": "The prompt, from a CLIP Text Encode node that uses this model's CLIP.",
         "seed": "Sets the noise. The same seed and prompt give the same image.",
-        "guidance": "How strongly the image follows the prompt (classifier-free guidance, CFG). 1 switches guidance "
-        "off.",
-        "temperature": "Randomness of sampling. 1 samples as the model was trained, lower values are more "
-        "conservative, 0 always picks the most likely token.",
-        "top_k": "Sample from the k most likely tokens only. 0 keeps all tokens.",
-        "top_p": "Sample only from the most likely tokens whose probabilities add up to this value. 1 keeps all "
-        "tokens.",
         "batch_size": "Number of images of this prompt. Each has its own noise, and the first image is the same for "
         "every batch size.",
         "negative": "Usually left empty. A text here pushes the image away from its content. If empty, guidance "
         "compares the prompt with no text (Emu3: with its published negative prompt).",
-        "drafter": "Drafts tokens ahead of the model. If not connected, the node uses the first installed drafter "
-        "that fits the model, or the Jacobi window, which needs no files.",
-        "settings": "Options for drafting, from an ADT-Tree Settings node. If not connected, drafting decides.",
         "lantern": "Relaxed acceptance, which changes the image. If not connected, drafting decides.",
         "latent_image": "An image to start from, from VAE Encode with this model's VAE or another ADT-Tree Sampler. "
         "keep_top sets how much of it stays. It must have the model's size; each of its images is generated "
@@ -77,15 +66,8 @@ _SAMPLER_TOOLTIPS = Tooltips(
         "keep_top": "With latent_image: share of its rows to keep, from the top. The rest is generated again. 0 keeps "
         "nothing but the batch.",
         "keep_left": "With latent_image: share of the first row below keep_top that is kept as well, from the left.",
-        "drafting": "How tokens are drafted. Auto picks the fastest method for this device, Exact ADT-Tree follows "
-        "the paper; both give the exact image of the seed. Relaxed (LANTERN) changes the image slightly. No drafting "
-        "is the baseline.",
-        "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
-        "custom uses the values that you set here.",
         "noise": "ADT-Tree gives the same image on every device. original script gives the image that the model "
         "authors' script generates for this seed, in float32 on the same device. docs/models.md lists the scripts.",
-        "invalid_prompts": "A prompt that is too long for the model. error: stop with an error that names the limit "
-        "in tokens. truncate: use as many words as fit; a message below the node gives their number.",
     },
     outputs={
         "LATENT": "The images as codebook vectors. Connect it to VAE Decode with this model's VAE.",

@@ -62,15 +62,6 @@ _TRAIN_DRAFTER_TOOLTIPS = Tooltips(
         "minutes": "Duration of the training, without the time to generate images.",
         "start": "A drafter to start from, for example the drafter of the model that yours was fine-tuned from.",
         "seed": "Sets the noise of the training images.",
-        "guidance": "How strongly the image follows the prompt (classifier-free guidance, CFG). 1 switches guidance "
-        "off.",
-        "temperature": "Randomness of sampling. 1 samples as the model was trained, lower values are more "
-        "conservative, 0 always picks the most likely token.",
-        "top_k": "Sample from the k most likely tokens only. 0 keeps all tokens.",
-        "top_p": "Sample only from the most likely tokens whose probabilities add up to this value. 1 keeps all "
-        "tokens.",
-        "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
-        "custom uses the values that you set here.",
         "steps": "Maximum number of training steps. 0: only minutes limits the training.",
         "validation_prompts": "Number of prompts that are not trained on, to measure the result.",
         "generation_batch_size": "Number of training images that are generated at the same time.",

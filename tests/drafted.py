@@ -9,10 +9,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from adt_core import Decoding, Drafting, EncodedPrompt, Lantern, Sampling, Target
+from adt_core import Decoding, Drafting, EncodedPrompt, Lantern, Recipe, Sampling, Target
 from adt_core.engine.request import Request
 from adt_core.policies import PLAIN, CostProfile
-from adt_core.recipe import Recipe
 from tests.tiny import layer_tensors
 
 METHODS = {

@@ -120,17 +120,13 @@ class BatchFolder:
         figures = saved.get("figures")
         if problem or not self._are_tokens(tokens) or not _are_figures(figures):
             return None
-        pixels = read_pixels(path, self._size)
+        rows, columns = self.pipeline.target.grid
+        side = self.pipeline.target.downsample
+        pixels = read_pixels(path, (columns * side, rows * side))
         return None if pixels is None else SavedImage(prompt, seed, path, pixels, torch.tensor(tokens), figures)
 
     def _seed(self, seed: int | None) -> int:
         return self.pipeline.recipe.sampling.seed if seed is None else seed
-
-    @property
-    def _size(self) -> tuple[int, int]:
-        """Width and height of an image in pixels."""
-        rows, columns = self.pipeline.target.grid
-        return columns * self.pipeline.target.downsample, rows * self.pipeline.target.downsample
 
     def _are_tokens(self, value: object) -> TypeGuard[list[list[int]]]:
         """Return whether a value is a list of rows of valid codebook indices, with the size of the target's grid."""

@@ -244,12 +244,10 @@ class Request:
     @property
     def threads(self) -> int:
         """Minimum number of CPU threads: 1 for a small model on a CPU (`MAX_ONE_THREAD_PARAMETERS`)."""
-        on_cpu = self.target.decoder.embedding.device.type == "cpu"
-        return 1 if on_cpu and self._parameters <= MAX_ONE_THREAD_PARAMETERS else torch.get_num_threads()
-
-    @cached_property
-    def _parameters(self) -> int:
-        return sum(part.numel() for part in self.target.decoder.parameters())
+        decoder = self.target.decoder
+        on_cpu = decoder.embedding.device.type == "cpu"
+        is_small = on_cpu and sum(part.numel() for part in decoder.parameters()) <= MAX_ONE_THREAD_PARAMETERS
+        return 1 if is_small else torch.get_num_threads()
 
     def context(self, profile: CostProfile | None = None) -> Context:
         """Return the data of this request that drafters and policies may use.

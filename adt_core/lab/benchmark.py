@@ -160,17 +160,16 @@ class Benchmark:
         images = (path for method in self.presets for path in (folder / _image_folder(method)).glob("*.png"))
         return [*(folder / name for name in (RUNS, *report.FILES)), *images]
 
-    def pipelines(self, target: Target, drafter: Drafter | None) -> dict[str, Pipeline]:
-        """Return a pipeline for each method, by name. A pipeline is a target with a recipe and a drafter.
+    def pipelines(self, loaded: Pipeline) -> dict[str, Pipeline]:
+        """Return a pipeline for each method, by name.
 
         Args:
-            target: Model that generates the images.
-            drafter: Drafter that the user has chosen; None if no method needs a drafter network.
+            loaded: Model and drafter that the user has chosen.
 
         Raises:
-            AdtError: If a method needs a drafter network, but `drafter` has no network.
+            AdtError: If a method needs a drafter network, but the drafter has no network.
         """
-        drafters = drafters_by_name(drafter)
+        drafters = drafters_by_name(loaded.drafter)
         network = (self.recipe.drafter or JACOBI).removesuffix(WITH_WINDOW)
         pipelines = {}
         for name, (drafting, source, lantern) in self.presets.items():
@@ -179,7 +178,7 @@ class Benchmark:
                 raise AdtError(f"`drafter`: {problem}; choose one, or remove the method.")
             path = source.replace(NETWORK, network) or None
             recipe = replace(self.recipe, drafting=drafting, lantern=lantern, drafter=path)
-            pipelines[name] = Pipeline(target, recipe, drafters.get(source))
+            pipelines[name] = Pipeline(loaded.target, recipe, drafters.get(source))
         return pipelines
 
     def settings(self, target: Target) -> dict:
@@ -294,8 +293,7 @@ def load(benchmark: Benchmark, device: str) -> BenchmarkWorker:
     Raises:
         AdtError: If a model cannot be loaded, or a prompt is invalid.
     """
-    loaded = Pipeline.of(benchmark.recipe, device)
-    pipelines = benchmark.pipelines(loaded.target, loaded.drafter)
+    pipelines = benchmark.pipelines(Pipeline.of(benchmark.recipe, device))
     pipelines[PLAIN].check(benchmark.prompts)
     return BenchmarkWorker(benchmark, pipelines)
 

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from adt_core import Decoding, Drafting, Lantern, Sampling, Target, load_drafter, load_target
-from adt_core.app.pipeline import Pipeline
+from adt_core import Decoding, Drafting, Lantern, Pipeline, Recipe, Sampling, Target, load_drafter, load_target
 from adt_core.drafters import Drafter, default_options
 from adt_core.drafters.eagle import EagleDrafter
 from adt_core.drafters.eagle_files import new_config
@@ -31,7 +30,6 @@ from adt_core.models.target import EncodedPrompt, Prompter
 from adt_core.models.vq import VQConfig, VQModel
 from adt_core.policies import PLAIN
 from adt_core.policies.adt_tree import AdtTree
-from adt_core.recipe import Recipe
 from adt_core.trace import Round
 
 from . import device

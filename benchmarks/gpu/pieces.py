@@ -28,8 +28,7 @@ from functools import partial
 
 import torch
 
-from adt_core import Target
-from adt_core.app.pipeline import Pipeline
+from adt_core import Pipeline, Target
 from adt_core.drafters import Drafter
 from adt_core.policies import PLAIN
 

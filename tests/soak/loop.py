@@ -11,11 +11,9 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from adt_core import Drafting, Sampling
-from adt_core.app.pipeline import Pipeline
+from adt_core import Drafting, Pipeline, Recipe, Sampling
 from adt_core.models.target import Target
 from adt_core.policies import PLAIN
-from adt_core.recipe import Recipe
 
 from .mix import Request, requests
 

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adt_core import AdtError, Drafting, Lantern, cache_folder, load_drafter, load_target
-from adt_core.app.pipeline import Pipeline
+from adt_core import AdtError, Drafting, Lantern, Pipeline, Recipe, cache_folder, load_drafter, load_target
 from adt_core.drafters.merged import MergedDrafter
 from adt_core.engine import graphs
 from adt_core.engine.device import profiles
@@ -25,7 +24,6 @@ from adt_core.policies import NO_DRAFTS, ActiveImage, Context, CostProfile, Shap
 from adt_core.policies.auto import SIZES, Auto, sizes_of
 from adt_core.policies.cost_model import PLAIN_ROUND, CostModel, Reading, RoundResult
 from adt_core.policies.costs import rounded
-from adt_core.recipe import Recipe
 from adt_core.trace import ImageRound, Round
 from tests.drafted import run
 
