@@ -115,16 +115,7 @@ class ADTTreeCompare(io.ComfyNode):
         **sampling,
     ) -> io.NodeOutput:
         run = prepare(
-            model,
-            positive,
-            negative,
-            drafter=drafter,
-            settings=settings_a,
-            lantern=lantern,
-            drafting=drafting,
-            preset=preset,
-            invalid_prompts=invalid_prompts,
-            **sampling,
+            model, positive, negative, drafter, settings_a, lantern, drafting, preset, invalid_prompts, **sampling
         )
         sampled = run.pipeline.recipe.sampling
         other = run.drafted(choose_drafting(model, drafter, settings_b or {"method": PLAIN}, sampling=sampled))

@@ -149,16 +149,7 @@ class ADTTreeSampler(io.ComfyNode):
         **sampling,
     ) -> io.NodeOutput:
         run = prepare(
-            model,
-            positive,
-            negative,
-            drafter=drafter,
-            settings=settings,
-            lantern=lantern,
-            drafting=drafting,
-            preset=preset,
-            invalid_prompts=invalid_prompts,
-            **sampling,
+            model, positive, negative, drafter, settings, lantern, drafting, preset, invalid_prompts, **sampling
         )
         prefix = None
         indices = list(range(batch_size))
