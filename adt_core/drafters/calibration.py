@@ -147,7 +147,8 @@ class Calibration:
             hit: [B, k, m], 1 if the most probable candidate was correct, else 0.
             predicted: [B, k, m], estimated probability that this candidate is correct.
         """
-        values = torch.cat([predicted - hit, hit, torch.ones_like(hit)], 1).view(len(hit), 3, -1, 1, hit.shape[-1])
+        images, kinds, m = hit.shape
+        values = torch.cat([predicted - hit, hit, torch.ones_like(hit)], 1).view(images, 3, kinds, 1, m)
         # Sum over a mask, because index_add is not deterministic for floating-point numbers on a GPU.
         sums = torch.where(of_class[:, None, None], values, self._zero).sum(-1).flatten(2)  # [B, 3, k * CLASSES]
         learned = slice(sums.shape[2])

@@ -162,6 +162,8 @@ class Window:
         views = self._views
         changed = views.codes_before != views.spine_before
         views.codes.copy_(views.spine)
+        if self.depth == 1:
+            return
         # For all positions but the first: the distance to the last change before the position. Example: of 5 positions,
         # the positions 1 and 3 have changed. The distances of the positions 1 to 4 are [UNCHANGED, 1, 2, 1].
         distance = torch.where(changed[:, None], views.distances, self.unchanged).amin(-1)

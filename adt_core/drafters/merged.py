@@ -156,7 +156,9 @@ class MergedProposer(Proposer):
         calibration = self._window.calibration
         own = calibration.log_probabilities(classes, own_scores)
         log_p = torch.stack([own, calibration.log_probabilities(classes + CLASSES, scores)], 1)
-        first = torch.cat([own_codes, codes[..., 0]], 1).view(len(codes), 2, -1)  # `stack` is three operations more
+        first = torch.cat([own_codes, codes[..., 0]], 1).view(
+            len(codes), 2, codes.shape[1]
+        )  # `stack` is three operations more
         return self._window.build_tree(window, shapes, Forecast(classes, first, log_p[..., 0].exp()))
 
     def _refine_window(self, window: Window, roots: Roots) -> tuple[Tensor, Tensor, Tensor]:

@@ -121,14 +121,14 @@ def test_each_pass_reads_the_window_that_the_last_one_has_changed(models, monkey
         replace(window, *guesses)
         windows.append(window.tokens.clone())
 
-    def read(proposer, tokens, *others):
-        fed.append((len(windows), tokens.clone()))
-        return read_ahead(proposer, tokens, *others)
+    def read(proposer, codes, *others):
+        fed.append((len(windows), codes.clone()))
+        return read_ahead(proposer, codes, *others)
 
     monkeypatch.setattr(Window, "replace", replaced)
     monkeypatch.setattr(EagleProposer, "read_ahead", read)
     run(target, with_window(network), drafting=Drafting("eagle2", depth=8, width=3, nodes=16))
-    assert fed and all(torch.equal(tokens, windows[count - 1][:, :-1]) for count, tokens in fed)
+    assert fed and all(torch.equal(tokens, windows[count - 1][:, 1:-1]) for count, tokens in fed)
     at = [count for count, _ in fed]
     assert any(not torch.equal(windows[i], windows[i - 1]) for i in at[::MIN_PASSES])  # a pass has changed the window
     assert [i - at[0] for i in at[:MIN_PASSES]] == list(range(MIN_PASSES))  # one pass after each change

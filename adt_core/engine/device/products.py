@@ -20,7 +20,7 @@ from ...models.layers import product
 from ...models.packed import WEIGHTS
 from ...runtime import get_runtime
 from ..request import Request
-from .threads import MAX_THREADS, choose_threads, limit_threads
+from .threads import MAX_THREADS, ThreadChoice, limit_threads
 
 ROWS = (1, 2, 3, 4, 5, 8, 10, 18, 34, 50, 66, 130, 260)
 """Numbers of rows of the products that are compared. Plain steps, trees and prompts have such numbers."""
@@ -46,11 +46,11 @@ class ProductReport(NamedTuple):
     threads: int
 
 
-def prepare_products(request: Request) -> int:
-    """Set `pads_single_row` of the target's decoder, and return the number of threads for a decoding."""
+def prepare_products(request: Request) -> ThreadChoice:
+    """Set `pads_single_row` of the target's decoder, and return the choice of threads for a decoding."""
     report = product_report(request)
     request.target.decoder.pads_single_row = report.rows
-    return choose_threads(request.threads, report.threads)
+    return ThreadChoice(request.threads, report.threads)
 
 
 def product_report(request: Request) -> ProductReport:
