@@ -201,9 +201,6 @@ class SetUpError(Exception):
 def environment(*requirements: Path) -> bool:
     """Create ``.venv`` and install PyTorch and the required packages, unless all of them are already installed.
 
-    Args:
-        *requirements: Requirements files to install.
-
     Returns:
         Whether the function has installed anything.
     """
@@ -238,11 +235,6 @@ def _run(*arguments: str, cwd: Path = ROOT, **variables: str) -> int:
     """Run the Python of ``.venv`` and return the exit code.
 
     This function overrides PYTHONDONTWRITEBYTECODE, because importing torch without bytecode takes half a minute.
-
-    Args:
-        *arguments: Arguments of Python.
-        cwd: Working folder.
-        **variables: Environment variables to set.
     """
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **variables}
     process = subprocess.Popen([str(PYTHON), *arguments], cwd=cwd, env=environment)

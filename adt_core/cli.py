@@ -186,11 +186,7 @@ OptionTable = Mapping[str, Option]
 
 
 def option_flag(name: str) -> str:
-    """Return the command-line option of a setting.
-
-    Args:
-        name: Name of the setting.
-    """
+    """Return the command-line option of a setting."""
     return f"--{FLAGS.get(name, name).replace('_', '-')}"
 
 
@@ -347,7 +343,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _build_parser() -> argparse.ArgumentParser:
     text = "Generate the same images faster with visual autoregressive models: lossless tree speculation (ADT-Tree)."
-    parser = _Parser(prog="python adt.py", description=text)
+    is_script = Path(sys.argv[0]).stem == "adt-tree"
+    parser = _Parser(prog="adt-tree" if is_script else "python adt.py", description=text)
     parser.add_argument("--version", action="version", version=f"ADT-Tree {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command, groups in COMMANDS.items():
@@ -374,9 +371,6 @@ def parse(argv: Sequence[str]) -> tuple[Command, dict[str, Any]]:
     """Parse a command line.
 
     With `--from-png`, settings from the PNG are used for all options that are not on the command line.
-
-    Args:
-        argv: Arguments.
 
     Returns:
         The function of the command, and the values of its options by name.

@@ -70,6 +70,12 @@ class PromptTooLongError(AdtError):
         self.model = model
 
 
+class UnknownFormatError(AdtError):
+    """File of this pack whose format number is not `version.FORMAT`."""
+
+    __module__ = "adt_core"
+
+
 def substitute_inputs(template: str, rename: Callable[[str], str]) -> str:
     """Replace the names in backquotes in a message.
 

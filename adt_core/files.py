@@ -75,9 +75,6 @@ def regular(path: str | Path, flags: int) -> int:
 def opened(path: Path) -> BinaryIO:
     """Open a regular file for reading bytes.
 
-    Args:
-        path: The file.
-
     Raises:
         OSError: If the path cannot be opened or is not a regular file.
     """
@@ -85,11 +82,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 def is_regular(path: Path) -> bool:
-    """Return whether a path is a readable regular file. Call this function before a library opens the path.
-
-    Args:
-        path: Any path.
-    """
+    """Return whether a path is a readable regular file. Call this function before a library opens the path."""
     try:
         opened(path).close()
     except OSError:
@@ -123,9 +116,6 @@ def is_writable(folder: Path) -> bool:
     """Return whether files can be created in a folder, or in the nearest folder above it if it does not exist.
 
     This function creates a temporary file. Permissions alone do not tell whether a network share is read-only.
-
-    Args:
-        folder: The folder.
     """
     existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     try:
@@ -210,11 +200,7 @@ def foreign_text(content: bytes) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Return the message of an error without the file name.
-
-    Args:
-        error: Error that occurred while reading a file.
-    """
+    """Return the message of an error without the file name."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -233,9 +219,6 @@ def is_device(name: str) -> bool:
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON from an untrusted source.
 
-    Args:
-        text: The JSON.
-
     Raises:
         ValueError: If the JSON is invalid or nested too deeply.
     """
@@ -246,21 +229,12 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def to_json(content: dict) -> bytes:
-    """Return the content of a JSON file as bytes. Lone surrogates are escaped, because UTF-8 cannot encode them.
-
-    Args:
-        content: Object of JSON types.
-    """
+    """Return the content of a JSON file as bytes. Lone surrogates are escaped, because UTF-8 cannot encode them."""
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Write a JSON file, atomically; see :func:`write`.
-
-    Args:
-        path: The file.
-        content: Object of JSON types.
-    """
+    """Write a JSON file, atomically; see :func:`write`."""
     write(path, to_json(content))
 
 
@@ -268,10 +242,6 @@ def write(path: Path, content: bytes | memoryview) -> None:
     """Write a file whose path the user has chosen, atomically. Links are followed.
 
     The content is written to a temporary file in the same folder. Then the temporary file is renamed.
-
-    Args:
-        path: The file.
-        content: Complete content of the file.
 
     Raises:
         AdtError: If the file cannot be written.
@@ -332,11 +302,7 @@ def inside(folder: Path, *names: str) -> Path:
 
 
 def is_link(path: Path) -> bool:
-    """Return whether a path is a symbolic link, or a directory junction on Windows.
-
-    Args:
-        path: Any path.
-    """
+    """Return whether a path is a symbolic link, or a directory junction on Windows."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -390,11 +356,7 @@ def add_line(path: Path, line: str) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert an OSError in the block to an AdtError that contains the reason and a remedy.
-
-    Args:
-        path: File that the block writes.
-    """
+    """Convert an OSError in the block to an AdtError that contains the reason and a remedy."""
     try:
         yield
     except OSError as error:

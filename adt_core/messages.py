@@ -60,7 +60,7 @@ TEMPLATES = {
     "space": " ",
     "training.done": "'{name}' drafts {tau} tokens a pass after {steps} steps; the Drafter Loader has it.",
     "training.estimate": "The training takes about {minutes} min ({drawing} to generate, {learning} to train), "
-    "{memory} GB of memory and {disk} GB of disk.",
+    "{memory} GiB of memory and {disk} GiB of disk.",
     "training.images": "{done} of {count} pictures",
     "training.steps": "{steps} steps",
     "training.steps_and_tau": "{steps} steps, {tau} tokens a pass",
@@ -135,9 +135,6 @@ def join(texts: Iterable[str], separator: str = TEMPLATES["space"]) -> Message:
 
 def find_message(text: str) -> str:
     """Return the message that has a given text. Messages are stored in files as plain text, without their keys.
-
-    Args:
-        text: English text.
 
     Returns:
         The message. If no template without parameters equals the text, the text itself.

@@ -60,10 +60,6 @@ class Option(NamedTuple):
     def check(self, name: str, value: Any) -> None:
         """Raise an error if a value is not valid. None is valid if None is the default.
 
-        Args:
-            name: Name of the setting, for the error message.
-            value: Value to check.
-
         Raises:
             AdtError: If the value is not valid.
         """
@@ -331,12 +327,7 @@ class Lantern(Settings):
     )
 
     def allowed(self, emitted: int, substituted: int) -> int:
-        """Return how many more substitutes an image may have.
-
-        Args:
-            emitted: Number of the image's tokens so far.
-            substituted: Number of substitutes among these tokens.
-        """
+        """Return how many more substitutes an image may have."""
         return 2**31 if self.max_substitution == 1 else int(self.max_substitution * emitted) - substituted
 
 

@@ -74,9 +74,6 @@ def tolerant_stderr() -> Iterator[None]:
 def print_result(text: str) -> None:
     """Print the result of a command. A closed pipe, as with `head`, is not an error.
 
-    Args:
-        text: Text to print.
-
     Raises:
         AdtError: If the text cannot be written.
     """

@@ -22,7 +22,7 @@ class ImageRound:
         depth_asked: Tree depth that the policy chose, reduced to the image's remaining positions if there are fewer.
         width_asked: Tree width that the policy chose.
         depth: Depth of the verified tree.
-        nodes: Number of verified drafts.
+        drafts: Number of verified drafts.
         accepted: Number of accepted drafts.
         ranks: Rank of each accepted draft among its siblings; 0 is the rank of the sibling that the drafter prefers.
         substituted: Number of accepted drafts that differ from the exact sample (LANTERN).
@@ -35,7 +35,7 @@ class ImageRound:
     depth_asked: int
     width_asked: int
     depth: int
-    nodes: int
+    drafts: int
     accepted: int
     ranks: tuple[int, ...]
     substituted: int = 0
@@ -128,24 +128,24 @@ class Trace:
         - `substitution_rate`: Share of tokens that differ from the exact sample, because LANTERN accepted a substitute.
         - `seconds`: Total time, including the prefill. The time to load the models is not included.
         """
-        shares = [share for round in self.rounds for share in round.images]
+        records = [record for round in self.rounds for record in round.images]
         seconds = self.prefill_seconds + sum(round.seconds for round in self.rounds)
         tokens = self.images * (self.length - self.start)
-        emitted = sum(share.accepted + 1 for share in shares)
-        nodes = sum(share.nodes for share in shares)
-        count = max(len(shares), 1)
+        emitted = sum(record.accepted + 1 for record in records)
+        drafts = sum(record.drafts for record in records)
+        count = max(len(records), 1)
         return {
             **self.settings,
             "seconds": seconds,
             "tokens": tokens,
             "tokens_per_second": tokens / seconds if seconds else 0.0,
             "tau": emitted / count,
-            "mean_depth": sum(share.depth for share in shares) / count,
-            "mean_nodes": nodes / count,
+            "mean_depth": sum(record.depth for record in records) / count,
+            "mean_drafts": drafts / count,
             "target_forwards": len(self.rounds),
             "drafter_forwards": sum(round.drafter_forwards for round in self.rounds),
-            "verified_nodes": nodes,
-            "substitution_rate": sum(share.substituted for share in shares) / emitted if emitted else 0.0,
+            "verified_drafts": drafts,
+            "substitution_rate": sum(record.substituted for record in records) / emitted if emitted else 0.0,
             "drafting_seconds": sum(round.drafting for round in self.rounds),
             "prefill_seconds": self.prefill_seconds,
         }
@@ -167,19 +167,23 @@ class Trace:
         number = {image: new for new, image in enumerate(images)}
         rounds = []
         for round in self.rounds:
-            shares = tuple(replace(share, image=number[share.image]) for share in round.images if share.image in number)
-            portion = len(shares) / max(len(round.images), 1)
+            records = tuple(
+                replace(record, image=number[record.image]) for record in round.images if record.image in number
+            )
+            portion = len(records) / max(len(round.images), 1)
             seconds = round.seconds * portion
             drafting = round.drafting * portion
-            if shares:
-                rounds.append(replace(round, images=shares, seconds=seconds, drafting=drafting))
+            if records:
+                rounds.append(replace(round, images=records, seconds=seconds, drafting=drafting))
         prefill = {number[image]: self.prefill.get(image, 0.0) for image in images}
         return replace(self, images=len(images), prefill=prefill, rounds=rounds)
 
     def restart(self, images: list[int]) -> None:
         """Remove the records of images that are decoded again from the start. The times of their rounds are kept."""
         for i, round in enumerate(self.rounds):
-            self.rounds[i] = replace(round, images=tuple(share for share in round.images if share.image not in images))
+            self.rounds[i] = replace(
+                round, images=tuple(record for record in round.images if record.image not in images)
+            )
 
     def acceptance_map(self, image: int = 0) -> list[list[float]]:
         """Return for each cell of an image, row by row, the number of tokens that the cell's round emitted.
@@ -207,12 +211,12 @@ class Trace:
         first: dict[str, float] = {"acceptance": 1, "depth": 0, "width": 0, "time": prefill}
         tokens: list[float] = [0] * self.start + [first[figure]] * (self.length - self.start)
         for round in self.rounds:
-            for share in round.images:
-                if share.image == image:
-                    emitted = share.accepted + 1
-                    begin = share.position + 1
+            for record in round.images:
+                if record.image == image:
+                    emitted = record.accepted + 1
+                    begin = record.position + 1
                     time = 1000 * round.seconds / emitted
-                    values = {"acceptance": emitted, "depth": share.depth, "width": share.width, "time": time}
+                    values = {"acceptance": emitted, "depth": record.depth, "width": record.width, "time": time}
                     tokens[begin : begin + emitted] = [values[figure]] * emitted
         return [tokens[at : at + self.grid[1]] for at in range(self.lead_length, self.length, self.columns)]
 

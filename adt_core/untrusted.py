@@ -29,12 +29,7 @@ class Kind(NamedTuple):
     fits: Callable[[Any], bool]
 
     def problem(self, name: str, value: object) -> str:
-        """Return an error message for a value, or "" if the value is valid.
-
-        Args:
-            name: Name of the value, for the message.
-            value: Value to check.
-        """
+        """Return an error message for a value, or "" if the value is valid."""
         return "" if self.fits(value) else f"{name} is {shown(value)}, but {self.words} was expected"
 
 

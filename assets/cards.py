@@ -61,7 +61,7 @@ class Workflow:
         self.model: str = values["ADTTreeModelLoader"][0]
         self.source = "LoadImage" in values
         self.upscaler = values.get("UpscaleModelLoader", [""])[0].partition(".")[0]
-        self.second_stage = "ADTTreeGLMDecode" in values
+        self.second_stage = "ADTTreeGLMImageDecode" in values
         self.upstream = bool({"upstream", "original script"} & set(map(str, values["ADTTreeSampler"])))
 
     def steps(self) -> list[str]:

@@ -3,7 +3,7 @@
 Terms in the benchmarks:
 
 - Target: the image model. Drafter: the network or rule that proposes tokens (drafts) for the target.
-- Plain decoding: decoding without drafts. A plain step decodes one token.
+- Plain decoding: decoding without drafts. A plain round decodes one token.
 - Round: one draft step followed by one forward pass of the target, which verifies the drafts.
 - Tau: mean number of tokens per forward pass of the target.
 - Jacobi window, or window: a drafter without a network. It guesses the next positions and refines them in every round.

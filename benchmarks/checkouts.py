@@ -75,9 +75,6 @@ class Checkout:
     def run(self, arguments: list[str]) -> str:
         """Run ``python -m adt_core`` in the checkout and return the output.
 
-        Args:
-            arguments: Arguments of the command line.
-
         Raises:
             SystemExit: If the command fails.
         """

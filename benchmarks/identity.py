@@ -21,7 +21,6 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,11 +31,11 @@ FIRST_CAPTION = 4300  # number of the first held-out caption of this benchmark
 BATCHED_PROMPTS = 4
 """Number of prompts in runs with ``--at-once``, which decode several images at the same time."""
 IMAGE = HERE / "assets" / "icon.png"
-FIELDS = tuple("image position depth_asked width_asked depth width nodes accepted ranks substituted".split())
+FIELDS = tuple("image position depth_asked width_asked depth width drafts accepted ranks substituted".split())
 """Keys of the trace. Their values are compared for each image of each round."""
 
-CHAIN = "--method eagle2 --depth 16 --width 1 --nodes 16"
-PRUNED = "--depth 6 --width 3 --nodes 10 --expand-above 0.3 --keep-above 0.05"
+CHAIN = "--method eagle2 --depth 16 --width 1 --drafts 16"
+PRUNED = "--depth 6 --width 3 --drafts 10 --expand-above 0.3 --keep-above 0.05"
 WINDOW = "--drafter jacobi"
 BOTH = "--drafter bundled+jacobi"
 ADT_TREE = "--method adt-tree"
@@ -48,8 +47,8 @@ RUNS = {
     "plain, several at once": "--method autoregressive --at-once 3",
     "plain, temperature 0": "--method autoregressive --temperature 0",
     "eagle2": "--method eagle2",
-    "eagle2, large tree": "--method eagle2 --depth 5 --width 8 --nodes 40",
-    "eagle2, top-k": "--method eagle2 --depth 4 --width 3 --nodes 10 --proposal top-k",
+    "eagle2, large tree": "--method eagle2 --depth 5 --width 8 --drafts 40",
+    "eagle2, top-k": "--method eagle2 --depth 4 --width 3 --drafts 10 --proposal top-k",
     "eagle2, pruned": f"--method eagle2 {PRUNED}",
     "eagle2, temperature 0": "--method eagle2 --temperature 0",
     "eagle2, LANTERN delta": f"--method eagle2 {DELTA}",
@@ -58,7 +57,7 @@ RUNS = {
     "adt-tree": ADT_TREE,
     "adt-tree, vertical": f"{ADT_TREE} --init vertical --wrap vertical",
     "adt-tree, random": f"{ADT_TREE} --init random",
-    "adt-tree, reset": f"{ADT_TREE} --wrap reset --beta 0.3 --depth-step 2 --depth-max 8 --width-max 4 --nodes 16",
+    "adt-tree, reset": f"{ADT_TREE} --wrap reset --beta 0.3 --depth-step 2 --depth-max 8 --width-max 4 --drafts 16",
     "adt-tree, top-k": f"{ADT_TREE} --proposal top-k",
     "adt-tree, pruned": f"{ADT_TREE} {PRUNED} --depth-max 8",
     "adt-tree, LANTERN delta": f"{ADT_TREE} {DELTA}",
@@ -112,12 +111,6 @@ class Output(NamedTuple):
 def generate(checkout: Checkout, options: list[str], prompts: list[str], folder: Path) -> Output:
     """Run ``generate`` in a checkout, and read the tokens and the trace from the files that it writes.
 
-    Args:
-        checkout: Checkout that runs the command.
-        options: Options of ``generate``.
-        prompts: Prompts of the run.
-        folder: Empty folder for temporary files. An existing run would be resumed.
-
     Raises:
         SystemExit: If the command fails.
     """
@@ -130,34 +123,24 @@ def generate(checkout: Checkout, options: list[str], prompts: list[str], folder:
     files["prompts"].write_text("\n".join(prompts) + "\n", encoding="utf-8")
     file_options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
     checkout.run(["generate", *file_options, "--device", "cpu", "--dtype", "float32", *options])
-    tokens = _images(files["tokens"], "tokens", lambda content: content["tokens"])
-    rounds = _images(files["trace"], "rounds", lambda content: [one["rounds"] for one in content["decodings"]])
+    tokens = _images(files["tokens"], "tokens")
+    rounds = _images(files["trace"], "rounds")
     return Output(tokens, [[_compared(round) for round in image] for image in rounds])
 
 
-def _images(path: Path, name: str, earlier: Callable[[dict], list]) -> list:
-    """Return an entry of each image, from JSON Lines or from the single object that earlier commits have written.
-
-    Args:
-        path: The file.
-        name: Name of the entry in the line of an image.
-        earlier: Function from the object of an earlier commit to the entries.
-    """
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [line[name] for line in lines] if "image" in lines[0] else earlier(lines[0])
+def _images(path: Path, name: str) -> list:
+    """Return the entry with this name of each image, which has a line of JSON."""
+    return [json.loads(line)[name] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _compared(round: dict) -> list:
-    return [round["drafter_forwards"], [[image[name] for name in FIELDS] for image in round["images"]]]
+    # Commits before 6fc2bf2 call the number of drafts "nodes".
+    images = ({"drafts": image.get("nodes"), **image} for image in round["images"])
+    return [round["drafter_forwards"], [[image[name] for name in FIELDS] for image in images]]
 
 
 def difference(before: Output, now: Output, compare_rounds: bool) -> str:
     """Describe the first difference between the outputs of two checkouts.
-
-    Args:
-        before: Output of the other commit.
-        now: Output of this checkout.
-        compare_rounds: Whether to compare the rounds, too.
 
     Returns:
         The description, or "" if the outputs are equal.

@@ -27,9 +27,8 @@ import torch
 from torch import Tensor
 
 from adt_core import Drafting, Sampling, Target, Trace, load_drafter, load_target
-from adt_core.app.jobs import decode, new_decoding
+from adt_core.app.pipeline import Pipeline
 from adt_core.drafters import with_window
-from adt_core.engine.job import Job
 from adt_core.policies import PLAIN, CostProfile
 from adt_core.recipe import Recipe
 from adt_core.rules.sampling import noise_table, process_logits
@@ -58,28 +57,28 @@ class Setting(NamedTuple):
         return f"{self.drafter} " + " ".join(str(value) for value in self.options.values())
 
 
-_WINDOW = {"method": "eagle2", "depth": 16, "width": 3, "nodes": 24}
+_WINDOW = {"method": "eagle2", "depth": 16, "width": 3, "drafts": 24}
 _WITH_BOTH_PROPOSALS = [
     Setting("bundled", {"method": "adt-tree"}),
     Setting("jacobi", _WINDOW),
     Setting("bundled+jacobi", _WINDOW),
-    Setting("bundled", {"method": "eagle2", "depth": 4, "width": 3, "nodes": 10}),
+    Setting("bundled", {"method": "eagle2", "depth": 4, "width": 3, "drafts": 10}),
     Setting("bundled", {"method": "static:mc_sim_7b_63"}),
     Setting("bundled", {"method": "static:naive_extend_57"}),
 ]
 _COUPLED = [
-    Setting("bundled", {"method": "eagle2", "depth": 3, "width": 1, "nodes": 3}),
-    Setting("bundled", {"method": "eagle2", "depth": 5, "width": 8, "nodes": 40}),
-    Setting("bundled", {"method": "adt-tree", "nodes": 24, "width_max": 6, "init": "vertical", "wrap": "vertical"}),
+    Setting("bundled", {"method": "eagle2", "depth": 3, "width": 1, "drafts": 3}),
+    Setting("bundled", {"method": "eagle2", "depth": 5, "width": 8, "drafts": 40}),
+    Setting("bundled", {"method": "adt-tree", "drafts": 24, "width_max": 6, "init": "vertical", "wrap": "vertical"}),
     Setting(
-        "bundled", {"method": "eagle2", "depth": 6, "width": 2, "nodes": 8, "expand_above": 0.3, "keep_above": 0.05}
+        "bundled", {"method": "eagle2", "depth": 6, "width": 2, "drafts": 8, "expand_above": 0.3, "keep_above": 0.05}
     ),
-    Setting("jacobi", {"method": "eagle2", "depth": 16, "width": 1, "nodes": 16}),
+    Setting("jacobi", {"method": "eagle2", "depth": 16, "width": 1, "drafts": 16}),
     # depth_min is 4, because a Jacobi window of one position is never refined: its drafts would always be rejected, and
     # ADT-Tree would never extend the window.
     Setting(
         "jacobi",
-        {"method": "adt-tree", "depth": 8, "width": 3, "nodes": 16, "depth_min": 4, "depth_max": 16, "width_max": 4},
+        {"method": "adt-tree", "depth": 8, "width": 3, "drafts": 16, "depth_min": 4, "depth_max": 16, "width_max": 4},
     ),
     Setting("bundled", {"method": "auto"}),
     Setting("jacobi", {"method": "auto"}),
@@ -97,11 +96,6 @@ def plain_run(target: Target, prompts: list[str], sampling: Sampling) -> tuple[T
 
     In plain decoding, all images of a batch advance together, so the target's head is called once per position.
 
-    Args:
-        target: Target model.
-        prompts: Prompts of the B images.
-        sampling: Sampling settings.
-
     Returns:
         Codes [B, T] of B images with T tokens, and gaps [B, T]. A gap is the difference between the two largest
         perturbed logits.
@@ -115,7 +109,7 @@ def plain_run(target: Target, prompts: list[str], sampling: Sampling) -> tuple[T
         return logits
 
     with patch.object(target.decoder, "logits", recording):
-        codes = decode(new_decoding(Job(target, Recipe(sampling, Drafting(method=PLAIN))), prompts)).codes
+        codes = Pipeline(target, Recipe(sampling, Drafting(method=PLAIN))).decoding(prompts).run().codes
     z = process_logits(torch.stack(recorded, 1), sampling)
     noise = noise_table(sampling, [0] * len(prompts), target.length, z.shape[-1], z)
     perturbed = z if noise is None else z + noise
@@ -125,17 +119,19 @@ def plain_run(target: Target, prompts: list[str], sampling: Sampling) -> tuple[T
 
 
 FREE = ((0, 1.0), (64, 1.0))
-"""Cost of a round in plain steps, as pairs (number of drafts, cost). 0 and 64 drafts cost the same."""
+"""Cost of a round in plain rounds, as pairs (number of drafts, cost). 0 and 64 drafts cost the same."""
 
 
-def free_drafts(job: Job) -> Job:
-    """Return the job with a cost profile in which drafts cost nothing.
+def free_drafts(pipeline: Pipeline) -> Pipeline:
+    """Return the pipeline with a cost profile in which drafts cost nothing.
 
     With the real costs, ``auto`` would draft almost nothing on a CPU, and testing it would prove nothing.
     """
-    assert job.drafter is not None
-    names = [mode.name for mode in with_window(job.drafter).modes]
-    return replace(job, recipe=replace(job.recipe, profile=CostProfile("free", 1, dict.fromkeys(names, FREE))))
+    assert pipeline.drafter is not None
+    names = [mode.name for mode in with_window(pipeline.drafter).modes]
+    return replace(
+        pipeline, recipe=replace(pipeline.recipe, profile=CostProfile("free", 1, dict.fromkeys(names, FREE)))
+    )
 
 
 @dataclass
@@ -212,14 +208,6 @@ def run_matrix(
 
     At temperature 0 the image does not depend on the seed, so only the first seed is used.
 
-    Args:
-        target: Target model.
-        prompts: Prompts. All prompts are decoded as one batch, once for each seed.
-        seeds: Seeds of the sampling.
-        temperatures: Temperatures of the sampling.
-        settings: Settings to check.
-        guidance: Guidance scale.
-
     Yields:
         Name and results of each setting as soon as it is finished.
     """
@@ -231,8 +219,8 @@ def run_matrix(
         for setting in settings:
             cell = Cell()
             for sampling, expected in zip(samplings, plain, strict=True):
-                job = Job(target, Recipe(sampling, Drafting(**setting.options)), drafters[setting.drafter])
-                decoding = decode(new_decoding(free_drafts(job), prompts))
+                pipeline = Pipeline(target, Recipe(sampling, Drafting(**setting.options)), drafters[setting.drafter])
+                decoding = free_drafts(pipeline).decoding(prompts).run()
                 cell.add(decoding.codes, decoding.trace, *expected)
             yield f"T{temperature:g} {setting.name}", cell
 

@@ -30,7 +30,7 @@ FIRST_CAPTION = 4100  # number of the first held-out caption of this benchmark
 METHODS = {
     "plain": "--method autoregressive",
     "ADT-Tree": "--method adt-tree",
-    "window, a chain of 16": "--drafter jacobi --method eagle2 --depth 16 --width 1 --nodes 16",
+    "window, a chain of 16": "--drafter jacobi --method eagle2 --depth 16 --width 1 --drafts 16",
     "window": "--drafter jacobi --method eagle2",
     "network and window": "--drafter bundled+jacobi --method eagle2",
 }

@@ -45,8 +45,9 @@ export function getSetting(id) {
   return app.extensionManager?.setting?.get(id);
 }
 
-export function setSetting(id, value) {
-  app.extensionManager.setting.set(id, value);
+/** Show an error of the pack in a corner of the page. */
+export function showError(detail) {
+  app.extensionManager.toast.add({ severity: "error", summary: "ADT-Tree", detail });
 }
 
 /** The language of the page, such as "en" or "zh"; undefined while ComfyUI has no settings yet. */
@@ -374,13 +375,6 @@ export function choicesOf(widget) {
 export function sendWhile(widget, counts) {
   const usual = widget.value;
   widget.serializeValue = () => (counts() ? widget.value : usual);
-}
-
-/** Names of the values that a node saves, in the order of `widgets_values`. */
-export function savedNames(node) {
-  return widgetsOf(node)
-    .filter((widget) => widget.serialize !== false)
-    .map(({ name }) => name);
 }
 
 /** Hide the advanced inputs of a node until the user opens them. Hidden inputs leave no gap on the node. */

@@ -2,7 +2,7 @@
  * Data of one run of a sampler, from the messages of nodes/live_map.py. A run is one decoding of a batch of images.
  * This file does not use the page.
  *
- * A round is one pass of the model. A share is the part of one image in a round: its draft tree and accepted tokens. A
+ * A round is one pass of the model. A record is the part of one image in a round: its draft tree and accepted tokens. A
  * cell is a place in the grid of an image's tokens. Cells are numbered row by row, from 0.
  */
 
@@ -82,12 +82,12 @@ export class Run {
     this.count = header.images; // number of images
     this.grid = String(header.grid);
     this.#setGrids(header);
-    this.rounds = []; // { ms, drafting (milliseconds), shares: Map image -> share }
+    this.rounds = []; // { ms, drafting (milliseconds), records: Map image -> record }
     this.done = 0; // generated tokens of all images
     this.kept = this.count * this.start; // tokens of all images that were not generated
-    // Sums over the rounds: milliseconds; number of generated tokens, shares and rounds; number of tokens that LANTERN
-    // replaced; number of shares with drafts.
-    this.known = { ms: 0, emitted: 0, shares: 0, rounds: 0, substituted: 0, drafted: 0 };
+    // Sums over the rounds: milliseconds; number of generated tokens, records and rounds; number of tokens that LANTERN
+    // replaced; number of records with drafts.
+    this.known = { ms: 0, emitted: 0, records: 0, rounds: 0, substituted: 0, drafted: 0 };
     this.state = "running"; // then "done" or "stopped"
     /** @type {import("./runs.js").Reference | undefined} */
     this.reference = undefined; // only of a finished run
@@ -118,17 +118,17 @@ export class Run {
    * @param {any[][]} rounds in the format of nodes/live_map.py
    */
   append(first, rounds) {
-    rounds.forEach(([ms, drafting, ...shares], i) => {
+    rounds.forEach(([ms, drafting, ...records], i) => {
       const index = first + i;
       if (this.rounds[index]) return;
-      this.rounds[index] = { ms, drafting, shares: new Map(shares.map((share) => [share[0], named(share)])) };
+      this.rounds[index] = { ms, drafting, records: new Map(records.map((record) => [record[0], named(record)])) };
       this.known.ms += ms;
       this.known.rounds += 1;
-      for (const [image, share] of this.rounds[index].shares) this.#enter(index, image, share);
+      for (const [image, record] of this.rounds[index].records) this.#enter(index, image, record);
     });
   }
 
-  #enter(index, image, { position, nodes, accepted, substituted }) {
+  #enter(index, image, { position, drafts, accepted, substituted }) {
     const next = Math.min(position + accepted + 2, this.tokens);
     const isFirst = position === this.start;
     for (const grid of this.grids) {
@@ -137,9 +137,9 @@ export class Run {
     }
     this.done += next - 1 - position + Number(isFirst);
     this.known.emitted += accepted + 1;
-    this.known.shares += 1;
+    this.known.records += 1;
     this.known.substituted += substituted;
-    this.known.drafted += Number(nodes > 0);
+    this.known.drafted += Number(drafts > 0);
   }
 
   /** The cell of the token at a position; null if the token ends a row or is in another grid. */
@@ -188,7 +188,7 @@ export class Run {
 
   /** Share of passes in which drafts were verified, over all images. null if no pass is known. */
   get drafted() {
-    return this.known.shares ? this.known.drafted / this.known.shares : null;
+    return this.known.records ? this.known.drafted / this.known.records : null;
   }
 
   /** Whether acceptance was relaxed (LANTERN). The image may then differ from the exact image of the seed. */
@@ -208,7 +208,7 @@ export class Run {
 
   /** Indices of the rounds that generated tokens of an image. */
   roundsOf(image) {
-    return [...this.rounds.keys()].filter((index) => this.rounds[index]?.shares.has(image));
+    return [...this.rounds.keys()].filter((index) => this.rounds[index]?.records.has(image));
   }
 
   /** The end of each round, in milliseconds since the start of the run. */
@@ -239,13 +239,13 @@ export class Run {
     const index = this.roundOf[image]?.[cell] ?? NONE;
     if (index === NONE) return null;
     if (index === PREFILL) return this.#prefillToken();
-    const { ms, shares } = this.rounds[index];
-    const share = shares.get(image);
-    const emitted = share.accepted + 1;
+    const { ms, records } = this.rounds[index];
+    const record = records.get(image);
+    const emitted = record.accepted + 1;
     return {
-      ...share,
+      ...record,
       round: index,
-      alpha: share.depth ? share.accepted / share.depth : 0,
+      alpha: record.depth ? record.accepted / record.depth : 0,
       ms,
       acceptance: emitted,
       time: ms / emitted,
@@ -260,7 +260,7 @@ export class Run {
       widthAsked: 0,
       depth: 0,
       width: 0,
-      nodes: 0,
+      drafts: 0,
       accepted: 0,
       substituted: 0,
       levels: [],
@@ -297,10 +297,10 @@ export class Run {
 
   /** `done` and `total` in tokens, `rate` in tokens per second, `tau` in tokens of an image per pass. */
   figures() {
-    const { emitted, shares } = this.known;
+    const { emitted, records } = this.known;
     const { done, seconds } = this;
     const rate = seconds ? done / seconds : 0;
-    return { done, total: this.total, seconds, rate, tau: shares ? emitted / shares : 0 };
+    return { done, total: this.total, seconds, rate, tau: records ? emitted / records : 0 };
   }
 
   /**
@@ -319,9 +319,9 @@ export class Run {
   }
 }
 
-function named(share) {
-  const [image, position, depthAsked, widthAsked, depth, width, nodes, accepted, substituted, levels = []] = share;
-  return { image, position, depthAsked, widthAsked, depth, width, nodes, accepted, substituted, levels };
+function named(record) {
+  const [image, position, depthAsked, widthAsked, depth, width, drafts, accepted, substituted, levels = []] = record;
+  return { image, position, depthAsked, widthAsked, depth, width, drafts, accepted, substituted, levels };
 }
 
 /**

@@ -1,9 +1,23 @@
 /**
- * Labels in the Model Loader's list of models. For a model that is not installed, the label shows the size of the
- * download, and whether the model fits into the memory of the GPU.
+ * Names in the Model Loader's list of models. For a model that is not installed, the label shows the size of the
+ * download, and whether the model fits into the memory of the GPU. A workflow may name a published model that is
+ * installed in a folder of its publisher. Then the name in the list, "publisher/model", replaces the published name.
  */
 
-import { findWidget, listen, nodesOf, optionsIn, refreshLabel, registerExtension, setLabels } from "./comfy.js";
+import {
+  callAfter,
+  choicesOf,
+  findWidget,
+  inputOptions,
+  listen,
+  nodesOf,
+  optionsIn,
+  refreshLabel,
+  registerExtension,
+  setLabels,
+  subgraphOf,
+  widgetsOf,
+} from "./comfy.js";
 import { own } from "./own.js";
 import { downloadLabel } from "./texts.js";
 
@@ -21,6 +35,29 @@ function label(name) {
   return model ? `${name} (${downloadLabel(model.size, model.fits)})` : (name ?? "");
 }
 
+/** The name in the list for a model of a workflow. Values of other inputs are returned unchanged. */
+export function listedName(node, input, value) {
+  return own(inputOptions(node, input)?.installed, value) ?? value;
+}
+
+function useListedName(node) {
+  const widget = findWidget(node, INPUT);
+  const name = listedName(node, INPUT, widget.value);
+  if (name !== widget.value) widget.value = name;
+}
+
+/** Use the names in the list in a node that is a subgraph. Such a node stores values of its inner nodes' inputs. */
+function useListedNames(host) {
+  const loaders = nodesOf(subgraphOf(host)).filter((node) => node.comfyClass === LOADER);
+  for (const widget of widgetsOf(host)) {
+    const values = choicesOf(widget);
+    if (!values || values.includes(widget.value)) continue;
+    const names = loaders.map((node) => listedName(node, INPUT, widget.value));
+    const name = names.find((name) => values.includes(name));
+    if (name !== undefined) widget.value = name;
+  }
+}
+
 registerExtension({
   name: "adttree.models",
 
@@ -33,7 +70,13 @@ registerExtension({
   },
 
   nodeCreated(node) {
-    if (node.comfyClass === LOADER) setLabels(findWidget(node, INPUT), label);
+    if (node.comfyClass !== LOADER) return;
+    setLabels(findWidget(node, INPUT), label);
+    callAfter(node, "onConfigure", () => useListedName(node));
+  },
+
+  loadedGraphNode(node) {
+    if (subgraphOf(node)) useListedNames(node);
   },
 
   setup() {

@@ -31,9 +31,9 @@ import {
 import { bitmapOf, inheritPreviews, showPreviews } from "./images.js";
 import { FIGURES } from "./map_model.js";
 import { MapPanel } from "./map_panel.js";
+import { listedName } from "./models.js";
 import { own } from "./own.js";
 import { preference } from "./preferences.js";
-import { current } from "./renamed.js";
 import { keep, latest, load, noteShown, recall } from "./runs.js";
 import { checkMap, checkProperty } from "./saved_map.js";
 import { shortName } from "./sentences.js";
@@ -312,7 +312,9 @@ function parse(text, type) {
 
 /** The widgets of a node whose values differ from the values in the run. Linked inputs are ignored. */
 function changedWidgets(node, saved) {
-  const queued = Object.fromEntries(Object.entries(saved).map(([name, value]) => [name, current(node, name, value)]));
+  const queued = Object.fromEntries(
+    Object.entries(saved).map(([name, value]) => [name, listedName(node, name, value)]),
+  );
   return widgetsOf(node)
     .filter(({ name, value }) => Object.hasOwn(queued, name) && !isSame(queued[name], value) && !isLinked(node, name))
     .map((widget) => ({ node, widget, was: queued[widget.name] }));

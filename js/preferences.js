@@ -1,21 +1,19 @@
 /** Page of this pack in ComfyUI's settings, and badge of this pack on the settings page "About". */
 
-import { getSetting, registerExtension, setSetting } from "./comfy.js";
-import { own } from "./own.js";
+import { getSetting, registerExtension } from "./comfy.js";
 
-const SPEEDS = ["Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "No drafting"]; // as in nodes/drafting.py
-const RENAMED = { Plain: "No drafting" }; // old value of a setting -> its new name
+const WAYS = ["Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "No drafting"]; // as in nodes/drafting.py
 const PAGE = "ADT-Tree";
 const VERSION = "0.2.0"; // as in pyproject.toml
 const PAPER = "https://arxiv.org/abs/2512.21857";
 
 const SETTINGS = {
-  speed: {
-    id: "ADTTree.Sampler.Speed",
+  drafting: {
+    id: "ADTTree.Sampler.Drafting",
     name: "Drafting of new samplers",
     type: "combo",
-    options: SPEEDS,
-    defaultValue: SPEEDS[0],
+    options: WAYS,
+    defaultValue: WAYS[0],
   },
   map: { id: "ADTTree.Map.Show", name: "Show the acceptance map on samplers", type: "boolean", defaultValue: true },
   opacity: {
@@ -34,11 +32,10 @@ export function onPreference(name, listener) {
   listeners.push({ name, listener });
 }
 
-/** The value of a preference: "speed", "map" or "opacity". */
+/** The value of a preference: "drafting", "map" or "opacity". */
 export function preference(name) {
   const { id, defaultValue } = SETTINGS[name];
-  const value = getSetting(id) ?? defaultValue;
-  return own(RENAMED, value) ?? value;
+  return getSetting(id) ?? defaultValue;
 }
 
 function notify(name, value) {
@@ -52,11 +49,5 @@ registerExtension({
     category: [PAGE, setting.id.split(".")[1], setting.name],
     onChange: (value) => notify(name, value),
   })),
-  setup() {
-    for (const { id } of Object.values(SETTINGS)) {
-      const renamed = RENAMED[/** @type {string} */ (getSetting(id))];
-      if (renamed) setSetting(id, renamed); // so that the settings page shows the new name
-    }
-  },
   aboutPageBadges: [{ label: `${PAGE} ${VERSION}`, url: PAPER, icon: "pi pi-images" }],
 });

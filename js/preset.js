@@ -12,7 +12,6 @@ import {
   isOurs,
   redrawNode,
   registerExtension,
-  savedNames,
   sendWhile,
   setHidden,
   widgetsOf,
@@ -22,8 +21,6 @@ import {
 export const OVERRIDDEN = ["guidance", "temperature", "top_k", "top_p"];
 const ALWAYS_SHOWN = "guidance";
 const CUSTOM = "custom";
-
-const defaults = new WeakMap(); // widget -> its default value
 
 const overriddenOf = (node) => widgetsOf(node).filter(({ name }) => OVERRIDDEN.includes(name));
 
@@ -42,16 +39,6 @@ export function disableOverridden(node) {
   redrawNode(node);
 }
 
-/**
- * Set the preset of a node in an old workflow, which was saved by a version of this pack without presets. The preset is
- * "custom" if one of the inputs does not have its default value.
- */
-function migrate(node, saved) {
-  if (!Array.isArray(saved?.widgets_values) || savedNames(node).indexOf("preset") < saved.widgets_values.length) return;
-  const isChanged = overriddenOf(node).some((widget) => widget.value !== defaults.get(widget));
-  if (isChanged) findWidget(node, "preset").value = CUSTOM;
-}
-
 registerExtension({
   name: "adttree.preset",
 
@@ -59,14 +46,10 @@ registerExtension({
     const preset = findWidget(node, "preset");
     if (!isOurs(node) || !preset) return;
     for (const widget of overriddenOf(node)) {
-      defaults.set(widget, widget.value);
       sendWhile(widget, () => counts(node, widget.name));
     }
     const update = () => disableOverridden(node);
-    callAfter(node, "onConfigure", (saved) => {
-      migrate(node, saved);
-      update();
-    });
+    callAfter(node, "onConfigure", update);
     callAfter(node, "onConnectionsChange", update);
     callAfter(preset, "callback", update);
     update();

@@ -16,7 +16,7 @@ export function regions(run, image) {
     if (round < 0) return;
     const row = Math.floor((THIRDS * Math.floor(cell / run.columns)) / run.rows);
     const column = Math.floor((THIRDS * (cell % run.columns)) / run.columns);
-    found[THIRDS * row + column].set(round, run.rounds[round].shares.get(image).accepted + 1);
+    found[THIRDS * row + column].set(round, run.rounds[round].records.get(image).accepted + 1);
   });
   return found.flatMap((rounds, region) => (rounds.size ? [{ region, ...spread([...rounds.values()]) }] : []));
 }

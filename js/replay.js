@@ -87,8 +87,8 @@ export class Replay {
 
   #describe() {
     if (this.#shown === null) return "";
-    const share = this.run.rounds[this.round].shares.get(this.image);
-    return texts.replayed(this.#shown + 1, this.#rounds.length, share.nodes, share.accepted);
+    const record = this.run.rounds[this.round].records.get(this.image);
+    return texts.replayed(this.#shown + 1, this.#rounds.length, record.drafts, record.accepted);
   }
 }
 
@@ -100,10 +100,10 @@ export class Replay {
  * @returns {{cell: number, drafts: number, accepted: boolean}[]}
  */
 export function draftTree(run, image, round) {
-  const share = run.rounds[round]?.shares.get(image);
-  if (!share) return [];
-  return share.levels.flatMap((drafts, level) => {
-    const cell = run.cellAt(share.position + 1 + level);
-    return cell === null ? [] : [{ cell, drafts, accepted: level < share.accepted }];
+  const record = run.rounds[round]?.records.get(image);
+  if (!record) return [];
+  return record.levels.flatMap((drafts, level) => {
+    const cell = run.cellAt(record.position + 1 + level);
+    return cell === null ? [] : [{ cell, drafts, accepted: level < record.accepted }];
   });
 }

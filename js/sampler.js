@@ -15,7 +15,6 @@ import {
   originOf,
   redrawNode,
   registerExtension,
-  savedNames,
   sendWhile,
   setHidden,
   showNodes,
@@ -28,8 +27,8 @@ import { texts } from "./texts.js";
 
 const SAMPLER = "ADTTreeSampler";
 const SAMPLERS = new Set([SAMPLER, "ADTTreeBatchSampler", "ADTTreeCompare"]);
-const SHARES = ["keep", "keep_left"]; // inputs for the kept share of an image
-const COPIED = ["seed", "preset", "speed", "noise", ...OVERRIDDEN]; // inputs of all samplers; Compare has no noise
+const SHARES = ["keep_top", "keep_left"]; // inputs for the kept share of an image
+const COPIED = ["seed", "preset", "drafting", "noise", ...OVERRIDDEN]; // inputs of all samplers; Compare has no noise
 const LINKED = ["model", "drafter", "settings", "lantern"];
 const GAP = 60; // pixels between nodes
 
@@ -41,12 +40,6 @@ function updateShares(node) {
   for (const widget of sharesOf(node)) setHidden(widget, !countsShare(node, widget.name));
   fitNode(node);
   redrawNode(node);
-}
-
-/** Set the input `speed` to "Auto" in a workflow that an older version without this input saved. */
-function migrate(node, saved) {
-  if (!Array.isArray(saved?.widgets_values)) return;
-  if (savedNames(node).indexOf("speed") >= saved.widgets_values.length) findWidget(node, "speed").value = "Auto";
 }
 
 // ---- context menu --------------------------------------------------------------------------
@@ -90,7 +83,7 @@ function openBatch(sampler) {
   const batch = addNode("ADTTreeBatchSampler", sampler, [prompts.size[0] + GAP, top]);
   copyInputs(sampler, batch);
   copyText(sampler, "negative", batch, "negative");
-  const collector = addNode("ADTTreeCollector", sampler, [prompts.size[0] + batch.size[0] + 2 * GAP, top]);
+  const collector = addNode("ADTTreeBatchReport", sampler, [prompts.size[0] + batch.size[0] + 2 * GAP, top]);
   connect(prompts, 0, batch, "prompts");
   connect(prompts, 1, batch, "ids");
   connect(batch, 2, collector, "results");
@@ -104,12 +97,9 @@ registerExtension({
     if (!SAMPLERS.has(node.comfyClass)) return;
     for (const widget of sharesOf(node)) sendWhile(widget, () => countsShare(node, widget.name));
     foldAdvanced(node);
-    const speed = findWidget(node, "speed");
-    if (speed) speed.value = preference("speed");
-    callAfter(node, "onConfigure", (saved) => {
-      migrate(node, saved);
-      updateShares(node);
-    });
+    const drafting = findWidget(node, "drafting");
+    if (drafting) drafting.value = preference("drafting");
+    callAfter(node, "onConfigure", () => updateShares(node));
     callAfter(node, "onConnectionsChange", () => updateShares(node));
     updateShares(node);
     shrinkNode(node); // ComfyUI has made the node large enough for all inputs, but some are hidden

@@ -2,10 +2,10 @@
  * Reader of saved acceptance maps, which nodes/saved_map.py packs. Saved maps are in ComfyUI's history and in the
  * workflow of image files. An image file may be from anybody, so all values are checked before they are used.
  *
- * A round is one pass of the model. A share is the part of one image in a round.
+ * A round is one pass of the model. A record is the part of one image in a round.
  */
 
-/** Number of columns of a share besides its image and position, and the indices of two of these columns. */
+/** Number of columns of a record besides its image and position, and the indices of two of these columns. */
 const NUMBERS = 7;
 const ACCEPTED = 5;
 const DEPTH = 2;
@@ -119,7 +119,7 @@ export async function unpack(saved, budget = new Budget(OWN_BYTES)) {
   const [images, jumps, ...numbers] = columns(2 + NUMBERS, sum(sizes));
   const levels = columns(1, sum(numbers[DEPTH]))[0].values(); // drafts on each level of each tree
   const shareOf = positions(saved);
-  const shares = Array.from(images, (image, i) => {
+  const records = Array.from(images, (image, i) => {
     const own = numbers.map((values) => values[i]);
     return [
       ...shareOf(image, jumps[i], own[ACCEPTED]),
@@ -130,7 +130,7 @@ export async function unpack(saved, budget = new Budget(OWN_BYTES)) {
   let end = 0;
   return Array.from(sizes, (size, i) => {
     end += size;
-    return [times[i] / 100, drafting[i] / 100, ...shares.slice(end - size, end)];
+    return [times[i] / 100, drafting[i] / 100, ...records.slice(end - size, end)];
   });
 }
 
@@ -139,13 +139,13 @@ function sum(numbers) {
 }
 
 /**
- * A function that decodes the position of each share. It throws if tokens are outside the image.
+ * A function that decodes the position of each record. It throws if tokens are outside the image.
  *
  * @param {SavedMap} saved
  */
 function positions({ images, grid, ends, small, start }) {
   const tokens = tokensBefore(small) + grid[0] * (grid[1] + (ends ? 1 : 0));
-  const known = new Map(); // image -> { expected: start of its next share, emitted: tokens so far }
+  const known = new Map(); // image -> { expected: start of its next record, emitted: tokens so far }
   return (image, jump, accepted) => {
     count(image, 0, images - 1);
     const { expected, emitted } = known.get(image) ?? { expected: 0, emitted: 0 };

@@ -69,16 +69,16 @@ export function sentence(run, image) {
 
 /** Table of a run's measurements and inputs, [[name, value]]. */
 export function numbers(run, image) {
-  const shares = run.roundsOf(image).map((index) => run.rounds[index].shares.get(image));
-  if (!shares.length) return [];
-  const sum = (name) => shares.reduce((total, share) => total + share[name], 0);
+  const records = run.roundsOf(image).map((index) => run.rounds[index].records.get(image));
+  if (!records.length) return [];
+  const sum = (name) => records.reduce((total, record) => total + record[name], 0);
   const speed = ({ region, mean, rounds }) => [texts.thirds[region], texts.meanOf(mean.toFixed(2), rounds)];
   return [
     ...regions(run, image).map(speed),
-    [texts.counts.rounds, shares.length],
-    [texts.counts.nodes, sum("nodes")],
+    [texts.counts.rounds, records.length],
+    [texts.counts.drafts, sum("drafts")],
     [texts.counts.right, sum("accepted")],
-    [texts.counts.depth, (sum("depth") / shares.length).toFixed(2)],
+    [texts.counts.depth, (sum("depth") / records.length).toFixed(2)],
     ...Object.entries(run.inputs),
   ];
 }
@@ -96,7 +96,7 @@ function about(token) {
   if (!token) return [texts.undecided];
   if (token.round === null) return [texts.withPrompt];
   const count = token.acceptance === 1 ? texts.alone : texts.together(token.acceptance);
-  return [count, texts.guessed(token.nodes, token.accepted), `${token.ms.toFixed(1)} ms`];
+  return [count, texts.guessed(token.drafts, token.accepted), `${token.ms.toFixed(1)} ms`];
 }
 
 /** Table about the round of a token, [[name, value]]. With two runs, each value has the form "A | B". */
@@ -106,7 +106,7 @@ export function tokenNumbers(tokens, cell) {
     [texts.token(cell + 1), `${texts.round} ${each((t) => (t.round === null ? texts.prompt : t.round + 1))}`],
     [texts.depth, each((t) => texts.built(t.depthAsked, t.depth))],
     [texts.width, each((t) => texts.built(t.widthAsked, t.width))],
-    [texts.nodes, each((t) => t.nodes)],
+    [texts.drafts, each((t) => t.drafts)],
     [texts.accepted, each((t) => t.accepted + (t.substituted ? texts.lookAlikes(t.substituted) : ""))],
     ["alpha", each((t) => t.alpha.toFixed(2))],
   ];

@@ -75,7 +75,7 @@ const ENGLISH = {
   numbers: "Details",
   counts: {
     rounds: "passes of the model",
-    nodes: "drafted tokens",
+    drafts: "drafted tokens",
     right: "accepted tokens",
     depth: "mean tree depth",
   },
@@ -98,14 +98,14 @@ const ENGLISH = {
   withPrompt: "generated with the prompt",
   alone: "1 token in this pass",
   together: (count) => `${count} tokens in this pass`,
-  guessed: (nodes, accepted) => (nodes ? `${accepted} of ${nodes} drafts accepted` : "no drafts"),
+  guessed: (drafts, accepted) => (drafts ? `${accepted} of ${drafts} drafts accepted` : "no drafts"),
   token: (number) => `Token ${number}`,
   round: "pass",
   prompt: "prompt",
   depth: "depth",
   width: "width",
   built: (asked, built) => `${built} (${asked} requested)`,
-  nodes: "drafts",
+  drafts: "drafts",
   accepted: "accepted",
   lookAlikes: (count) => ` (${count} replaced)`,
   compareWithPlain: "ADT-Tree: compare with no drafting",
@@ -116,6 +116,8 @@ const ENGLISH = {
     int4: (size) => `download, ${size}; fits with int4 weights`,
     no: (size) => `download, ${size}; too large for this GPU`,
   },
+  unknownFormat: (found, own) =>
+    `A node was saved with format ${found}, but this ADT-Tree reads format ${own}; open the workflow with the version that saved it. The node is muted, and its values are kept.`,
 };
 
 const CHINESE = {
@@ -176,7 +178,7 @@ const CHINESE = {
     `最快：${easy}（每次前向最多 ${most} 个 token）。最慢：${hard}（${range} 个）。`,
   range: (low, high) => (low === high ? `${low}` : `${low}–${high}`),
   numbers: "详情",
-  counts: { rounds: "模型的前向次数", nodes: "草稿 token 数", right: "接受的 token 数", depth: "草稿树平均深度" },
+  counts: { rounds: "模型的前向次数", drafts: "草稿 token 数", right: "接受的 token 数", depth: "草稿树平均深度" },
   meanOf: (mean, rounds) => `每次前向 ${mean} 个 token（${rounds} 次前向）`,
   rate: (rate) => `每秒 ${rate} 个 token`,
   tau: (tau) => `每次前向 ${tau} 个 token`,
@@ -196,14 +198,14 @@ const CHINESE = {
   withPrompt: "与提示词一起生成",
   alone: "本次前向生成 1 个 token",
   together: (count) => `本次前向生成 ${count} 个 token`,
-  guessed: (nodes, accepted) => (nodes ? `${nodes} 个草稿，接受 ${accepted} 个` : "没有草稿"),
+  guessed: (drafts, accepted) => (drafts ? `${drafts} 个草稿，接受 ${accepted} 个` : "没有草稿"),
   token: (number) => `第 ${number} 个 token`,
   round: "前向",
   prompt: "提示词",
   depth: "深度",
   width: "宽度",
   built: (asked, built) => `${built}（请求 ${asked}）`,
-  nodes: "草稿数",
+  drafts: "草稿数",
   accepted: "接受数",
   lookAlikes: (count) => `（替换 ${count} 个）`,
   compareWithPlain: "ADT-Tree：与不起草对比",
@@ -214,6 +216,8 @@ const CHINESE = {
     int4: (size) => `下载，${size}；int4 权重可放入显存`,
     no: (size) => `下载，${size}；超出显存`,
   },
+  unknownFormat: (found, own) =>
+    `有一个节点以格式 ${found} 保存，而此 ADT-Tree 读取格式 ${own}；请用保存它的版本打开工作流。该节点已静音，其值保持不变。`,
 };
 
 /** Texts in the user's language. */

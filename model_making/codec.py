@@ -160,10 +160,6 @@ def batch(images: np.ndarray, fraction: float, rng: np.random.Generator) -> Tens
 def evaluate(weights: dict, count: int = 64) -> dict[str, float]:
     """Evaluate a codec on held-out images.
 
-    Args:
-        weights: State dict of the codec.
-        count: Number of images.
-
     Returns:
         "psnr": mean PSNR in dB.
         "psnr_worst": PSNR of the worst image in dB.

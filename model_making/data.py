@@ -23,10 +23,6 @@ from .scenes import Scene, describe, sample_scene, sample_wide_scene
 def example(seed: int, index: int) -> tuple[np.ndarray, str, Scene]:
     """Sample a scene with :func:`model_making.scenes.sample_scene`, and render it.
 
-    Args:
-        seed: Seed of the data set.
-        index: Index of the example in the data set.
-
     Returns:
         Image [SIZE, SIZE, 3] uint8, caption and scene.
     """

@@ -36,12 +36,7 @@ VQ_CONFIG = {
 
 
 def hf_config(decoder: Decoder, vocabulary: dict[str, int]) -> dict:
-    """Return the contents of ``config.json``.
-
-    Args:
-        decoder: Decoder to export.
-        vocabulary: Ids of all tokens.
-    """
+    """Return the contents of ``config.json``."""
     c = decoder.config
     return {
         "architectures": ["ChameleonForConditionalGeneration"],

@@ -156,11 +156,6 @@ def reconstruct(codec: VQModel, images: np.ndarray) -> np.ndarray:
 def evaluate_scorer(codec: VQModel, count: int, seed: int) -> dict[str, dict[str, float]]:
     """Measure the scorer on scenes with known contents.
 
-    Args:
-        codec: Codec whose reconstructions are scored.
-        count: Number of scenes.
-        seed: Seed of the scenes.
-
     Returns:
         One row for "object", one for each region, and one for "table". Each row has "n", the number of attributes, and
         the recognised share of attributes: "rendered", "codec", "shuffled" and "chance" (see the module docstring).

@@ -89,9 +89,6 @@ def patch_discriminator(width: int = 32) -> nn.Module:
 
     It maps images [B, 3, H, W] to scores [B, 1, H / 8, W / 8]. Each score depends on a patch of 38 x 38 pixels. After
     training, the score is positive for rendered images and negative for decoded images.
-
-    Args:
-        width: Channels of the first layer.
     """
     layers: list[nn.Module] = []
     channels = 3
@@ -151,12 +148,7 @@ def image_batch(step: int) -> Tensor:
 
 
 def write_decoder(weights: dict[str, Tensor], model: Path) -> None:
-    """Replace the codec's decoder in a checkpoint. The dtypes of the checkpoint are kept.
-
-    Args:
-        weights: State dict of the codec.
-        model: Folder of the checkpoint.
-    """
+    """Replace the codec's decoder in a checkpoint. The dtypes of the checkpoint are kept."""
     path = model / "model.safetensors"
     stored = load_file(path)
     for name, value in weights.items():

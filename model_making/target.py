@@ -194,9 +194,6 @@ def column_labels(scenes: list[Scene]) -> np.ndarray:
 
     An object covers the columns within 2.5 cells of the centre of its place.
 
-    Args:
-        scenes: Scene of each image.
-
     Returns:
         [images, GRID * GRID] indices into ``CONTENTS``.
     """

@@ -7,13 +7,13 @@ from . import folders, map_homes, saved_map, web_address
 from .batch import ADTTreeBatchSampler
 from .benchmark import ADTTreeBenchmark
 from .check import ADTTreeCheck
-from .collector import ADTTreeCollector
+from .collector import ADTTreeBatchReport
 from .compare import ADTTreeCompare
-from .glm_image import ADTTreeGLMDecode, ADTTreeGLMDecoderLoader
-from .lantern import ADTTreeLantern
+from .glm_image import ADTTreeGLMImageDecode, ADTTreeGLMImageDecoderLoader
+from .lantern import ADTTreeLANTERN
 from .loaders import ADTTreeDrafterLoader, ADTTreeModelLoader
 from .prompts import ADTTreePrompts
-from .run_stats import ADTTreeFigures, ADTTreeMapImage
+from .run_stats import ADTTreeMapToImage, ADTTreeRunStats
 from .sampler import ADTTreeSampler
 from .settings import ADTTreeSettings
 from .size import ADTTreeImageSize
@@ -33,17 +33,17 @@ class ADTTreeExtension(ComfyExtension):
             ADTTreeImageSize,
             ADTTreeDrafterLoader,
             ADTTreeSettings,
-            ADTTreeLantern,
+            ADTTreeLANTERN,
             ADTTreeSampler,
-            ADTTreeMapImage,
-            ADTTreeFigures,
+            ADTTreeMapToImage,
+            ADTTreeRunStats,
             ADTTreeCompare,
             ADTTreePrompts,
             ADTTreeBatchSampler,
-            ADTTreeCollector,
+            ADTTreeBatchReport,
             ADTTreeBenchmark,
             ADTTreeCheck,
-            ADTTreeGLMDecoderLoader,
-            ADTTreeGLMDecode,
+            ADTTreeGLMImageDecoderLoader,
+            ADTTreeGLMImageDecode,
             ADTTreeTrainDrafter,
         ]

@@ -17,7 +17,7 @@ from comfy.model_patcher import ModelPatcher
 from PIL import Image
 from torch import Tensor
 
-from ..adt_core.errors import AdtError, PromptTooLongError
+from ..adt_core import AdtError, PromptTooLongError
 from .comfy_runtime import check_cancelled, loaded, tell
 from .log_errors import decorating
 from .map_marks import note
@@ -129,10 +129,6 @@ class TextEncoder(_Stock):
 
 def read_prompt(conditioning: list, name: str) -> Prompt:
     """Return the prompt in a CONDITIONING of this pack.
-
-    Args:
-        conditioning: CONDITIONING of one prompt.
-        name: Id of the input, for error messages.
 
     Raises:
         AdtError: If another CLIP made it, or a node combined or changed it.

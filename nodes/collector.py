@@ -1,6 +1,7 @@
 """Collector node: writes the results of a batch as a contact sheet, a table and a JSON file."""
 
 import json
+from functools import partial
 
 import numpy as np
 import torch
@@ -34,21 +35,21 @@ _COLLECTOR_TOOLTIPS = Tooltips(
 )
 
 
-class ADTTreeCollector(io.ComfyNode):
+class ADTTreeBatchReport(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
-            "ADTTreeCollector",
+            "ADTTreeBatchReport",
             "ADT-Tree Batch Report",
             tooltips=_COLLECTOR_TOOLTIPS,
             description="Writes a report next to the images of a batch: a contact sheet, a table (CSV) and all "
             "statistics (JSON).",
-            search_aliases=["collector", "contact sheet", "report", "figures", "statistics", "csv", "拼图", "报告"],
+            search_aliases=["contact sheet", "report", "figures", "statistics", "csv", "拼图", "报告"],
             inputs=[
                 ResultsSocket.Input("results"),
-                io.String.Input("name", display_name="filename", default="report"),
+                io.String.Input("filename", default="report"),
                 io.Int.Input("columns", default=0, min=0, max=256),
-                io.Int.Input("thumbnail", display_name="thumbnail_width", default=192, min=16, max=2048),
+                io.Int.Input("thumbnail_width", default=192, min=16, max=2048),
                 io.Combo.Input("label", options=list(_LABELS), default="id and prompt"),
             ],
             outputs=[io.Image.Output(display_name="sheet"), io.String.Output(display_name="stats")],
@@ -57,21 +58,23 @@ class ADTTreeCollector(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, name: str | None = None) -> bool | str:
-        return refusal(check_name, name=name)
+    def validate_inputs(cls, filename: str | None = None) -> bool | str:
+        return refusal(partial(check_name, input_id="filename"), name=filename)
 
     @classmethod
     @checked
-    def execute(cls, results: BatchResults, name: str, columns: int, thumbnail: int, label: str) -> io.NodeOutput:
-        check_name(name)
+    def execute(
+        cls, results: BatchResults, filename: str, columns: int, thumbnail_width: int, label: str
+    ) -> io.NodeOutput:
+        check_name(filename, "filename")
         pictures = [to_picture(image) for image in results.images]
         labels = [_LABELS[label].format(**row) for row in results.rows]
-        sheet = contact_sheet(pictures, labels, columns, thumbnail, remark(results.rows))
-        own = own_name(results.folder, name, results.rows)
+        sheet = contact_sheet(pictures, labels, columns, thumbnail_width, remark(results.rows))
+        own = own_name(results.folder, filename, results.rows)
         what = (results.rows, results.settings, sheet)
         *_, path = write_report(*what, results.folder, own, metadata(cls.hidden), results.left_out)
-        if own != name:
-            tell(f"'{name}' is the report of another list, and stays. This list's is '{own}', in the same folder.")
+        if own != filename:
+            tell(f"'{filename}' is the report of another list, and stays. This list's is '{own}', in the same folder.")
         image = torch.from_numpy(np.asarray(sheet, dtype=np.float32) / 255)[None]
         saved = ui.SavedResult(path.name, f"{FOLDER}/{results.folder.name}", io.FolderType.output)
         return io.NodeOutput(

@@ -18,8 +18,9 @@ from comfy.model_patcher import ModelPatcher
 from PIL import Image
 from server import PromptServer
 
+from ..adt_core import AdtError
 from ..adt_core.engine.pool import held_bytes, release
-from ..adt_core.errors import AdtError, is_out_of_memory, one_line
+from ..adt_core.errors import is_out_of_memory, one_line
 from ..adt_core.memory_limit import memory_limit
 from ..adt_core.messages import parts_of
 from .log_errors import decorating
@@ -221,7 +222,7 @@ def loaded(
     needed = sum(patcher.model_size() for patcher in patchers) + (memory_required if least is None else least)
     is_limited = device.type != "cpu" and not mm.is_directml_enabled()  # DirectML does not report its memory
     if is_limited and needed > mm.get_total_memory(device):
-        raise _too_large(patchers[0], needed, "has {total:.1f} GB; {remedy}")
+        raise _too_large(patchers[0], needed, "has {total:.1f} GiB; {remedy}")
     held = sum(map(held_bytes, {patcher.model.decoder[0] for patcher in patchers}))
     try:
         mm.load_models_gpu(list(patchers), memory_required=max(memory_required - held, 0), force_full_load=True)
@@ -233,7 +234,7 @@ def loaded(
         mm.unload_all_models()  # as ComfyUI does for such an error
         for patcher in patchers:
             patcher.detach()  # ComfyUI loses track of loaded weights when loading others fails
-        words = "ran out of its {total:.1f} GB; close other programs that use it, or {remedy}"
+        words = "ran out of its {total:.1f} GiB; close other programs that use it, or {remedy}"
         raise _too_large(patchers[0], needed, words) from error
 
 
@@ -243,7 +244,7 @@ def _too_large(patcher: ModelPatcher, needed: int, words: str) -> AdtError:
     weights = patcher.model
     total = memory_limit().bytes if device.type == "cpu" else mm.get_total_memory(device)
     rest = words.format(total=total / 2**30, remedy=weights.remedy)
-    return AdtError(f"{weights.title} needs {needed / 2**30:.1f} GB with its working memory, and {device} {rest}.")
+    return AdtError(f"{weights.title} needs {needed / 2**30:.1f} GiB with its working memory, and {device} {rest}.")
 
 
 def _check_complete(patchers: Sequence[ModelPatcher]) -> None:
@@ -252,7 +253,7 @@ def _check_complete(patchers: Sequence[ModelPatcher]) -> None:
         if any(p.device.type != patcher.load_device.type for p in patcher.model.parameters()):
             size = patcher.model_size() / 2**30
             raise AdtError(
-                f"The model's weights ({size:.1f} GB) are not all on {patcher.load_device}, where they are needed at "
+                f"The model's weights ({size:.1f} GiB) are not all on {patcher.load_device}, where they are needed at "
                 "once; start ComfyUI without --novram, or with --cpu."
             )
 

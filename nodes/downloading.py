@@ -12,13 +12,13 @@ import comfy.model_management as mm
 from comfy.cli_args import args
 from server import PromptServer
 
-from ..adt_core.app.checkpoints import find_published
+from ..adt_core import AdtError
 from ..adt_core.app.download import DownloadPart, DownloadProgress, download, find_parts, terms
 from ..adt_core.app.inspect import inspect
 from ..adt_core.environment import variable
-from ..adt_core.errors import AdtError
 from ..adt_core.messages import join, message
 from ..adt_core.models.downloads import Published
+from ..adt_core.models.load import find_published
 from ..adt_core.models.reading.paths import STAGE, home_of, name_of
 from . import folders
 from .comfy_runtime import Progress, check_cancelled, tell
@@ -36,16 +36,12 @@ _TOO_LARGE = "no"
 def download_missing(name: str, node_id: str) -> None:
     """Download the missing files of a published model. Do nothing for other models.
 
-    Args:
-        name: Value of the loader's input.
-        node_id: Node that shows the progress.
-
     Raises:
         AdtError: If downloads are not allowed here, or the download fails.
         InterruptProcessingException: If the user has cancelled the run.
     """
     path = folders.installed(name)
-    row = find_published(folders.plain(name) if path is None else name_of(Path(path)))
+    row = find_published(name if path is None else name_of(Path(path)))
     if row is None:
         return
     is_complete = path is not None and _is_complete(path)
@@ -72,10 +68,6 @@ def _is_wanted(part: DownloadPart, row: Published, path: str) -> bool:
 
 def fetch(parts: list[DownloadPart], node_id: str) -> None:
     """Download parts of a published model.
-
-    Args:
-        parts: The parts.
-        node_id: Node that shows the progress.
 
     Raises:
         AdtError: If downloads are not allowed here, or the download fails.

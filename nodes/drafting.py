@@ -1,6 +1,6 @@
 """Draft configuration of a sampler node.
 
-It results from the node's inputs `speed` (display name: drafting), `drafter`, `settings` and `lantern`.
+It results from the node's inputs `drafting`, `drafter`, `settings` and `lantern`.
 """
 
 from collections.abc import Mapping
@@ -10,23 +10,20 @@ from typing import Any, NamedTuple
 import comfy.model_management as mm
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.app.checkpoints import load_drafter
-from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, default_options, fits, with_window
-from ..adt_core.drafters.base import Drafter
-from ..adt_core.errors import AdtError
-from ..adt_core.policies import PLAIN, Drafting
-from ..adt_core.settings import Lantern, Sampling
+from ..adt_core import AdtError, Drafting, Lantern, Sampling, load_drafter
+from ..adt_core.drafters import DRAFTERS, JACOBI, WITH_WINDOW, Drafter, default_options, fits, with_window
+from ..adt_core.policies import PLAIN
 from . import folders
 from .comfy_runtime import check_cancelled, manage, tell
 from .sockets import LoadedDrafter, LoadedModel
 
 AUTO, EXACT, RELAXED, UNDRAFTED = "Auto", "Exact ADT-Tree", "Relaxed (LANTERN)", "No drafting"
 _METHODS = {EXACT: "adt-tree", UNDRAFTED: PLAIN}
-"""Value of `speed` -> drafting method. For `AUTO` and `RELAXED`, the settings or the default determine the method."""
+"""Value of `drafting` -> method. With `AUTO` and `RELAXED`, the settings or the default determine the method."""
 
 
 class DraftConfig(NamedTuple):
-    """Draft configuration of a job.
+    """Draft configuration of a run.
 
     Attributes:
         drafting: Method and its options.
@@ -43,10 +40,10 @@ class DraftConfig(NamedTuple):
         return self.loaded.drafter if self.loaded is not None else None
 
 
-def speed_input() -> io.Input:
-    """Return the input `speed`. It is optional, because API prompts of older versions do not have it."""
+def drafting_input() -> io.Input:
+    """Return the input `drafting`."""
     ways = [AUTO, EXACT, RELAXED, UNDRAFTED]
-    return io.Combo.Input("speed", display_name="drafting", options=ways, default=AUTO, optional=True)
+    return io.Combo.Input("drafting", options=ways, default=AUTO, optional=True)
 
 
 def choose_drafting(
@@ -54,7 +51,7 @@ def choose_drafting(
     drafter: LoadedDrafter | None = None,
     settings: Mapping[str, Any] | None = None,
     lantern: Lantern | None = None,
-    speed: str = AUTO,
+    drafting: str = AUTO,
     sampling: Sampling = Sampling(),
 ) -> DraftConfig:
     """Combine the connected inputs with defaults for the model and the device.
@@ -64,7 +61,7 @@ def choose_drafting(
         drafter: Connected drafter, if any.
         settings: Options by name, from the Settings node.
         lantern: Relaxed acceptance from a connected LANTERN node, if any.
-        speed: Value of the input `speed`. A method that this value determines overrides the method of `settings`.
+        drafting: Value of the input `drafting`. A method that this value determines overrides the method of `settings`.
         sampling: Sampling parameters. The default number of drafts depends on the guidance.
 
     Raises:
@@ -72,18 +69,18 @@ def choose_drafting(
     """
     if drafter is not None:
         check_same_model(drafter, model)
-    if speed == EXACT and lantern is not None:
+    if drafting == EXACT and lantern is not None:
         raise AdtError(
             f"drafting: '{EXACT}' is exact, but a LANTERN node is connected; choose '{RELAXED}', or disconnect lantern."
         )
     given = dict(settings or {})
-    if speed in _METHODS:
-        given["method"] = _METHODS[speed]
+    if drafting in _METHODS:
+        given["method"] = _METHODS[drafting]
     if not Drafting.of(given).policy.needs_drafter:
         return DraftConfig(Drafting.of(given), None, None)
     drafter = drafter or own_drafter(model)
     usual = default_options(drafter.drafter, model.patcher.load_device.type, sampling.guided)
-    relaxed = lantern or (Lantern() if speed == RELAXED else None)
+    relaxed = lantern or (Lantern() if drafting == RELAXED else None)
     return DraftConfig(Drafting.of({**usual, **given}), drafter, relaxed)
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import folder_paths
 
-from ..adt_core.app.checkpoints import find_published, is_target_config, is_target_file, published
-from ..adt_core.app.loading import default_drafter
+from ..adt_core import AdtError
+from ..adt_core.app.checkpoints import default_drafter, is_target_config, is_target_file
 from ..adt_core.drafters import DRAFTERS
-from ..adt_core.errors import AdtError, shown
+from ..adt_core.errors import shown
 from ..adt_core.files import is_device, is_hidden, is_writable, parse_json, read_text
 from ..adt_core.models.downloads import Published
 from ..adt_core.models.glm_pixels import KIND
+from ..adt_core.models.load import find_published, published
 from ..adt_core.models.reading.paths import BUNDLED, STAGE, name_of
 from .extra_paths import default_folders
 
@@ -31,8 +32,6 @@ WITHOUT_FILES = (AUTO, BUNDLED, *DRAFTERS)
 """Names in the drafter list that need no files in the drafter folders. They are always listed."""
 LONGEST_NAME = 100
 """Maximum number of characters in the name of a report or a drafter."""
-NOT_INSTALLED = " (not installed)"
-"""Suffix that older versions of this pack appended to the name of a missing model, also in saved workflows."""
 _MOST_NAMED = 10
 """Maximum number of models that an error lists."""
 _SHARED = ("ar_image", "LLM", "diffusers", "Janus-Pro")
@@ -66,30 +65,21 @@ def offered() -> list[str]:
     return [*models(), *(row.name for row in downloadable())]
 
 
-def renamed() -> dict[str, str]:
-    """Return the table that renames published models in saved workflows: saved name -> name in the list.
+def installed_names() -> dict[str, str]:
+    """Return published name -> name in the list, of the models for which the two names differ.
 
-    The two names can differ for two reasons. An older version of this pack may have saved the name with the suffix
-    `NOT_INSTALLED`. Or the workflow has the name "model", but the model is installed in a folder of its publisher, so
-    its name in the list is "publisher/model".
+    Workflow templates have the published name. If the model is installed in a folder of its publisher, its name in the
+    list is "publisher/model".
     """
     there = {name_of(Path(name)).lower(): name for name in reversed(models())}
     values = {row.name: there.get(row.name.lower(), row.name) for row in published() if row.downloads}
-    return {name + NOT_INSTALLED: value for name, value in values.items()} | {
-        name: value for name, value in values.items() if value != name
-    }
-
-
-def plain(name: str) -> str:
-    """Return a name without the suffix `NOT_INSTALLED`."""
-    return str(name).removesuffix(NOT_INSTALLED)
+    return {name: value for name, value in values.items() if value != name}
 
 
 def installed(name: str) -> str | None:
     """Return the path of a model by its name in the list or in a workflow template, or None if it is not installed."""
     paths = models()
-    own = plain(name)
-    return paths.get(own) or next((path for path in paths.values() if _same(name_of(Path(path)), own)), None)
+    return paths.get(name) or next((path for path in paths.values() if _same(name_of(Path(path)), name)), None)
 
 
 def _same(name: str, other: str) -> bool:
@@ -102,8 +92,8 @@ def is_own(path: str) -> bool:
 
 
 def is_published(name: str) -> bool:
-    """Return whether a name, with or without the suffix `NOT_INSTALLED`, is in the table of published models."""
-    return find_published(plain(name)) is not None
+    """Return whether a name is in the table of published models."""
+    return find_published(name) is not None
 
 
 def find_model(name: str) -> str:
@@ -123,7 +113,7 @@ def find_model(name: str) -> str:
 
 def missing(name: str) -> str:
     """Return the error message for a model that is not installed, with instructions for a published model."""
-    row = find_published(plain(name))
+    row = find_published(name)
     if row is None:
         problem = f"{shown(name, 200)} is in no folder registered for '{MODELS_KEY}'"
         return f"{problem}; put it there and press R, or choose another: {_named(offered())}."
@@ -178,18 +168,17 @@ def new_drafter(name: str) -> Path:
     return next(filter(Path.is_dir, folders), drafters_home() / name)
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, input_id: str = "name") -> None:
     """Check the name of a new file or folder.
-
-    Args:
-        name: Value of the input `name`.
 
     Raises:
         AdtError: If the name is not a plain file name that all operating systems accept.
     """
     unfit = any(letter in '<>:"/\\|?*' or not letter.isprintable() for letter in name) or len(name) > LONGEST_NAME
     if unfit or not name.strip() or name.startswith(".") or is_device(name):
-        raise AdtError(f"name: {shown(name)} can't be the name of a file; use letters, digits, spaces and hyphens.")
+        raise AdtError(
+            f"{input_id}: {shown(name)} can't be the name of a file; use letters, digits, spaces and hyphens."
+        )
 
 
 def drafter_for(model: str) -> str:

@@ -9,8 +9,8 @@ from comfy_api.v0_0_2 import io
 from PIL import Image
 from torch import Tensor, nn
 
+from ..adt_core import AdtError
 from ..adt_core.app.download import find_parts
-from ..adt_core.errors import AdtError
 from ..adt_core.messages import message
 from ..adt_core.models import glm_pixels
 from ..adt_core.models.families.glm_image import FAMILY, GLM, PIXELS
@@ -48,12 +48,12 @@ _GLM_DECODER_LOADER_TOOLTIPS = Tooltips(
 )
 
 
-class ADTTreeGLMDecoderLoader(io.ComfyNode):
+class ADTTreeGLMImageDecoderLoader(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         transformers = list(dict.fromkeys([PUBLISHED, *folders.glm_transformers()]))
         return schema(
-            "ADTTreeGLMDecoderLoader",
+            "ADTTreeGLMImageDecoderLoader",
             "ADT-Tree GLM-Image Decoder Loader",
             tooltips=_GLM_DECODER_LOADER_TOOLTIPS,
             description="Loads the second stage of GLM-Image, which turns the tokens of the ADT-Tree Sampler into "
@@ -154,11 +154,11 @@ _GLM_DECODE_TOOLTIPS = Tooltips(
 )
 
 
-class ADTTreeGLMDecode(io.ComfyNode):
+class ADTTreeGLMImageDecode(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
-            "ADTTreeGLMDecode",
+            "ADTTreeGLMImageDecode",
             "ADT-Tree GLM-Image Decode",
             tooltips=_GLM_DECODE_TOOLTIPS,
             description="Turns the tokens of GLM-Image into pixels by diffusion, with the prompt and the source "

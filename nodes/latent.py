@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
+from ..adt_core import AdtError, Target
 from ..adt_core.app.continuation import prefix_length
-from ..adt_core.errors import AdtError
-from ..adt_core.models.target import Target
 from .comfy_runtime import loaded
 from .sockets import LoadedModel
 
@@ -49,11 +48,6 @@ def read_codes(latent: dict, model: LoadedModel, name: str) -> Tensor:
     """Return the codes of a LATENT's images.
 
     For each vector of the LATENT, the code is the index of the nearest codebook vector.
-
-    Args:
-        latent: LATENT of B images.
-        model: Model whose codebook the codes index.
-        name: Id of the input, for error messages.
 
     Returns:
         Codes [B, rows, columns], on the CPU.

@@ -2,8 +2,9 @@
 
 A round is one pass of the model, which verifies the drafts of one or several images. Messages and finished maps have
 the same header. A message also has `first`, the index of its first round in the run, and `rounds`. In `rounds`, a round
-is `[milliseconds, drafting milliseconds, share, share, ...]`. A share is the part of one image in the round: a list of
-numbers in the order of `SHARE`. js/map_model.js reads the messages. The finished map is a saved map; see `saved_map`.
+is `[milliseconds, drafting milliseconds, record, record, ...]`. A record is the part of one image in the round: a
+list of numbers in the order of `RECORD`. js/map_model.js reads the messages. The finished map is a saved map; see
+`saved_map`.
 """
 
 import base64
@@ -20,14 +21,14 @@ import folder_paths
 from PIL import Image
 from server import PromptServer
 
-from ..adt_core.trace import Round, Trace
+from ..adt_core import Round, Trace
 from .comfy_runtime import prompt_id, watched
 from .log_errors import decorating
 from .saved_map import MAX_SAVED, attach, pack, shortened, workflow_of
 
 EVENT = "adt_tree.map"
-SHARE = ("image", "position", "depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
-"""Fields of a share in live messages; see `ImageRound`. A share of the finished map also has the number of drafts on
+RECORD = ("image", "position", "depth_asked", "width_asked", "depth", "width", "drafts", "accepted", "substituted")
+"""Fields of a record in live messages; see `ImageRound`. A record of the finished map also has the number of drafts on
 each tree level, because the replay of a finished run shows them."""
 _PICTURE = 512  # maximum length in pixels of the longer side of an image that is shown under the map
 _THUMBNAIL = 192  # maximum length in pixels of the longer side of a thumbnail in the saved map
@@ -183,8 +184,8 @@ def _inputs(hidden: Any, number: Any) -> dict:
 
 
 def _pack(round: Round) -> list:
-    shares = ([getattr(share, name) for name in SHARE] for share in round.images)
-    return [_milliseconds(round.seconds), _milliseconds(round.drafting), *shares]
+    records = ([getattr(record, name) for name in RECORD] for record in round.images)
+    return [_milliseconds(round.seconds), _milliseconds(round.drafting), *records]
 
 
 def _milliseconds(seconds: float) -> float:

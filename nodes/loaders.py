@@ -4,9 +4,8 @@ import comfy.model_management as mm
 import torch
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.app.checkpoints import load_target
+from ..adt_core import AdtError, load_target
 from ..adt_core.app.inspect import inspect
-from ..adt_core.errors import AdtError
 from ..adt_core.messages import message
 from ..adt_core.models.load import FAMILIES
 from ..adt_core.settings import BUNDLED
@@ -46,7 +45,7 @@ def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
     if needed <= room:
         return torch.float32
     tell(
-        f"float16, because this card has no bfloat16 and float32 needs {needed / 2**30:.0f} GB; if numbers overflow, "
+        f"float16, because this card has no bfloat16 and float32 needs {needed / 2**30:.0f} GiB; if numbers overflow, "
         "choose 'int8 weights'"
     )
     return torch.float16
@@ -100,7 +99,7 @@ class ADTTreeModelLoader(io.ComfyNode):
                     "model",
                     options=folders.offered(),
                     default=BUNDLED,
-                    extra_dict={"downloads": offered_downloads(), "renamed": folders.renamed()},
+                    extra_dict={"downloads": offered_downloads(), "installed": folders.installed_names()},
                 ),
                 io.Combo.Input("dtype", options=["auto", *_DTYPES, *_WEIGHTS], default="auto"),
                 io.Boolean.Input("exact", default=True, optional=True, advanced=True),
@@ -137,7 +136,7 @@ class ADTTreeModelLoader(io.ComfyNode):
             path = folders.find_model(model)
         except AdtError:
             # The line under the node is visible at once; the error has the complete instructions.
-            tell(message("model.missing", model=folders.plain(model)))
+            tell(message("model.missing", model=model))
             raise
         drop_unused_results()
         target = load_target(

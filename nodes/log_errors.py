@@ -15,9 +15,6 @@ def decorating(what: str) -> Iterator[None]:
     """Log errors of the `with` block instead of raising them.
 
     The exception with which ComfyUI cancels a run is still raised.
-
-    Args:
-        what: Name of the addition, for the log.
     """
     try:
         yield

@@ -8,6 +8,7 @@ from pathlib import Path, PureWindowsPath
 import folder_paths
 from comfy_api.v0_0_2 import io
 
+from ..adt_core import AdtError
 from ..adt_core.app.prompts import (
     BUNDLED_CAPTIONS,
     CAPTIONS,
@@ -20,7 +21,6 @@ from ..adt_core.app.prompts import (
     read_all,
     select,
 )
-from ..adt_core.errors import AdtError
 from ..adt_core.files import is_hidden
 from .comfy_runtime import check_cancelled, refusal, tell
 from .dynamic_prompts import CHOICE_MODES, RANDOM, expand_prompts
@@ -86,11 +86,10 @@ class ADTTreePrompts(io.ComfyNode):
                 io.String.Input("text", default="", multiline=True),
                 io.Combo.Input("caption", options=list(CAPTIONS), default=CAPTIONS[0]),
                 io.String.Input("filter", default=""),
-                io.Int.Input("start", display_name="start_index", default=0, min=0, max=10**7),
+                io.Int.Input("start_index", default=0, min=0, max=10**7),
                 io.Int.Input("count", default=8, min=0, max=10**7),
                 io.Int.Input(
-                    "shuffle",
-                    display_name="shuffle_seed",
+                    "shuffle_seed",
                     default=0,
                     min=0,
                     max=2**64 - 1,
@@ -127,16 +126,16 @@ class ADTTreePrompts(io.ComfyNode):
         text: str,
         caption: str,
         filter: str,
-        start: int,
+        start_index: int,
         count: int,
-        shuffle: int,
+        shuffle_seed: int,
         choices: str = RANDOM,
         choice_seed: int = 0,
     ) -> io.NodeOutput:
         listed = expand_prompts(read(_source(file, text), _name(file), caption), choices, choice_seed, check_cancelled)
         if note := blank_note(listed):
             tell(note)
-        prompts = select(non_blank(listed), filter, shuffle, start, count)
+        prompts = select(non_blank(listed), filter, shuffle_seed, start_index, count)
         return io.NodeOutput(
             [prompt.text for prompt in prompts],
             [prompt.id for prompt in prompts],
@@ -166,10 +165,6 @@ def _name(file: str) -> str:
 
 def check(text: str, name: str) -> None:
     """Check prompts before a run, except files larger than `QUICK`.
-
-    Args:
-        text: Prompts, or the name of a file.
-        name: Id of the input, for error messages.
 
     Raises:
         AdtError: If `read` would raise it.

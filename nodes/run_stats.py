@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.errors import AdtError
-from ..adt_core.trace import FIGURES, Trace
+from ..adt_core import AdtError, Trace
+from ..adt_core.trace import FIGURES
 from .colours import scale
 from .schema import Tooltips, schema
 from .sockets import TraceSocket, checked
@@ -30,11 +30,11 @@ _MAP_IMAGE_TOOLTIPS = Tooltips(
 )
 
 
-class ADTTreeMapImage(io.ComfyNode):
+class ADTTreeMapToImage(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
-            "ADTTreeMapImage",
+            "ADTTreeMapToImage",
             "ADT-Tree Map to Image",
             tooltips=_MAP_IMAGE_TOOLTIPS,
             description="Draws the map of a run as an image and a mask. Connect images to draw it over them.",
@@ -88,15 +88,15 @@ _FIGURES_TOOLTIPS = Tooltips(
 )
 
 
-class ADTTreeFigures(io.ComfyNode):
+class ADTTreeRunStats(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
-            "ADTTreeFigures",
+            "ADTTreeRunStats",
             "ADT-Tree Run Stats",
             tooltips=_FIGURES_TOOLTIPS,
             description="Shows the statistics of a run as text, and with all settings as JSON.",
-            search_aliases=["run figures", "statistics", "report", "tau", "tokens per second", "统计", "速度"],
+            search_aliases=["statistics", "report", "tau", "tokens per second", "统计", "速度"],
             inputs=[TraceSocket.Input("trace")],
             outputs=[io.String.Output(display_name="text"), io.String.Output(display_name="json")],
         )
@@ -115,8 +115,8 @@ def _lines(report: dict) -> str:
         f"{report['tokens']} tokens in {report['seconds']:.2f} s: {report['tokens_per_second']:.1f} a second",
         f"{report['target_forwards']} passes of the model, {report['tau']:.2f} tokens per image in each",
     ]
-    if report["verified_nodes"]:
-        lines.append(f"trees {report['mean_depth']:.2f} deep with {report['mean_nodes']:.2f} drafts on average")
+    if report["verified_drafts"]:
+        lines.append(f"trees {report['mean_depth']:.2f} deep with {report['mean_drafts']:.2f} drafts on average")
     if report["drafting_seconds"]:  # not measured on a GPU, where drafting and verification are launched together
         lines.append(f"{100 * report['drafting_seconds'] / report['seconds']:.0f} % of the time spent on drafting")
     return "\n".join(lines)

@@ -18,7 +18,8 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
-from ..adt_core.trace import ImageRound, Round
+from ..adt_core import Round
+from ..adt_core.trace import ImageRound
 
 KEY = "adt_tree_maps"
 PROPERTY = "adt_tree_map"
@@ -26,8 +27,8 @@ PROPERTY = "adt_tree_map"
 NODES = ("ADTTreeSampler", "ADTTreeCompare")
 MAX_SAVED = 28_000
 """Maximum number of characters of the data of all maps of a node in image files."""
-# Fields of a share (the part of one image in a round), in the order of their columns in the data; see `pack`.
-_NUMBERS = ("depth_asked", "width_asked", "depth", "width", "nodes", "accepted", "substituted")
+# Fields of a record (the part of one image in a round), in the order of their columns in the data; see `pack`.
+_NUMBERS = ("depth_asked", "width_asked", "depth", "width", "drafts", "accepted", "substituted")
 _KEPT = 32  # maximum number of entries in `_finished`
 
 # Digest of a node and its upstream nodes -> entry with the node's maps, for results from ComfyUI's cache.
@@ -37,24 +38,24 @@ _finished: OrderedDict[str, dict] = OrderedDict()
 def pack(rounds: list[Round]) -> str:
     """Encode rounds as text: base64 of zlib-compressed varints (see `_varint`).
 
-    A share is the part of one image in a round. The varints are columns, one after another:
+    A record is the part of one image in a round. The varints are columns, one after another:
 
     - the number of rounds
-    - three columns with a value per round: its time and its drafting time in units of 0.01 ms, its number of shares
-    - two columns with a value per share: the index of the image, and the encoded position (see `_jumps`)
-    - a column for each of `_NUMBERS`, with a value per share
-    - a column with `depth` values per share: the number of drafts on each level of its tree
+    - three columns with a value per round: its time and its drafting time in units of 0.01 ms, its number of records
+    - two columns with a value per record: the index of the image, and the encoded position (see `_jumps`)
+    - a column for each of `_NUMBERS`, with a value per record
+    - a column with `depth` values per record: the number of drafts on each level of its tree
     """
-    shares = [share for entry in rounds for share in entry.images]
+    records = [record for entry in rounds for record in entry.images]
     columns: list[Iterable[int]] = [
         [len(rounds)],
         (round(100_000 * entry.seconds) for entry in rounds),
         (round(100_000 * entry.drafting) for entry in rounds),
         (len(entry.images) for entry in rounds),
-        (share.image for share in shares),
-        _jumps(shares),
-        *([getattr(share, name) for share in shares] for name in _NUMBERS),
-        (drafts for share in shares for drafts in _levels(share)),
+        (record.image for record in records),
+        _jumps(records),
+        *([getattr(record, name) for record in records] for name in _NUMBERS),
+        (drafts for record in records for drafts in _levels(record)),
     ]
     numbers = b"".join(_varint(number) for column in columns for number in column)
     return base64.b64encode(zlib.compress(numbers, 9)).decode()
@@ -70,7 +71,7 @@ def shortened(rounds: list[Round], most: int = MAX_SAVED) -> str:
         rounds: The rounds.
         most: Maximum number of characters.
     """
-    images = 1 + max((share.image for entry in rounds for share in entry.images), default=-1)
+    images = 1 + max((record.image for entry in rounds for record in entry.images), default=-1)
     data = ""
     for simplify in (_without_levels, _with_average_times):
         rounds = simplify(rounds)
@@ -84,7 +85,7 @@ def shortened(rounds: list[Round], most: int = MAX_SAVED) -> str:
 
 
 def _without_levels(rounds: list[Round]) -> list[Round]:
-    return [replace(entry, images=tuple(replace(share, levels=()) for share in entry.images)) for entry in rounds]
+    return [replace(entry, images=tuple(replace(record, levels=()) for record in entry.images)) for entry in rounds]
 
 
 def _with_average_times(rounds: list[Round]) -> list[Round]:
@@ -93,25 +94,25 @@ def _with_average_times(rounds: list[Round]) -> list[Round]:
     return [replace(entry, seconds=seconds, drafting=drafting) for entry in rounds]
 
 
-def _before(image: int, shares: tuple[ImageRound, ...]) -> tuple[ImageRound, ...]:
-    return tuple(share for share in shares if share.image < image)
+def _before(image: int, records: tuple[ImageRound, ...]) -> tuple[ImageRound, ...]:
+    return tuple(record for record in records if record.image < image)
 
 
-def _levels(share: ImageRound) -> tuple[int, ...]:
-    """Return the number of drafts on each of the `depth` levels of a share's tree, 0 for levels that are unknown."""
-    return (*share.levels, *[0] * share.depth)[: share.depth]
+def _levels(record: ImageRound) -> tuple[int, ...]:
+    """Return the number of drafts on each of the `depth` levels of a record's tree, 0 for levels that are unknown."""
+    return (*record.levels, *[0] * record.depth)[: record.depth]
 
 
-def _jumps(shares: list[ImageRound]) -> Iterable[int]:
-    """Yield the encoded position of each share.
+def _jumps(records: list[ImageRound]) -> Iterable[int]:
+    """Yield the encoded position of each record.
 
-    The position is encoded as a distance: the position minus the end of the previous share of the same image. Most
+    The position is encoded as a distance: the position minus the end of the previous record of the same image. Most
     distances are 0. Zigzag encoding makes all distances non-negative: 0, -1, 1, -2, 2 become 0, 1, 2, 3, 4.
     """
     expected: dict[int, int] = {}
-    for share in shares:
-        jump = share.position - expected.get(share.image, 0)
-        expected[share.image] = share.position + share.accepted + 1
+    for record in records:
+        jump = record.position - expected.get(record.image, 0)
+        expected[record.image] = record.position + record.accepted + 1
         yield 2 * jump if jump >= 0 else -2 * jump - 1
 
 

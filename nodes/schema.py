@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from comfy_api.v0_0_2 import io
 
 from ..adt_core.settings import Option
-from .renamed import RENAMED, Values
 
 CATEGORY = "ADT-Tree"
 IMAGE_TOKENS = ("image tokens", "vqgan", "vq-vae", "图像 token")
@@ -14,7 +13,7 @@ IMAGE_TOKENS = ("image tokens", "vqgan", "vq-vae", "图像 token")
 
 
 class Tooltips(NamedTuple):
-    """Tooltips of a node, by the name of the input or output that users see: the display name, or else the id.
+    """Tooltips of a node, by the id of the input or the display name of the output.
 
     Attributes:
         inputs: Tooltips of inputs that do not define their own.
@@ -54,13 +53,10 @@ def schema(node_id: str, display_name: str, *, tooltips: Tooltips, inputs: list,
         KeyError: If an input or an output has no tooltip.
     """
     for plug in inputs:
-        plug.tooltip = plug.tooltip or tooltips.inputs[plug.display_name or plug.id]
+        plug.tooltip = plug.tooltip or tooltips.inputs[plug.id]
         plug.optional = plug.optional or default(plug) is not None
         if isinstance(plug, io.Float.Input):
             plug.min = _LowerBound(plug.min)
-        if isinstance(plug, io.Combo.Input) and plug.id in RENAMED:
-            plug.options = Values.of(plug.id, plug.options)
-            plug.extra_dict["renamed"] = RENAMED[plug.id]
     for plug in outputs:
         plug.tooltip = plug.tooltip or tooltips.outputs[plug.display_name]
     return io.Schema(node_id, display_name, CATEGORY, inputs, outputs, **more)
@@ -88,14 +84,11 @@ def default(plug: io.Input) -> Any:
 def help_tables(schema: io.Schema) -> str:
     """Return the tables at the end of a node's help page, `js/docs/<node id>/en.md`.
 
-    Args:
-        schema: Schema of the node.
-
     Returns:
         Markdown with the sections "Inputs" and "Outputs".
     """
     rows = {
-        "Inputs": [(plug.display_name or plug.id, plug.tooltip) for plug in schema.inputs],
+        "Inputs": [(plug.id, plug.tooltip) for plug in schema.inputs],
         "Outputs": [(plug.display_name, plug.tooltip) for plug in schema.outputs],
     }
     tables = (

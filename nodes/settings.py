@@ -8,8 +8,8 @@ from functools import partial
 
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.policies import DEFAULT, POLICIES, Drafting, options
-from ..adt_core.policies.adt_tree import PAPER
+from ..adt_core import Drafting
+from ..adt_core.policies import DEFAULT, POLICIES, options
 from ..adt_core.settings import Option
 from .comfy_runtime import refusal
 from .schema import Tooltips, schema, widget
@@ -31,7 +31,7 @@ _SETTINGS_TOOLTIPS = Tooltips(
         "drafter and device.",
         "width": "Branches per level of the tree (ADT-Tree: at the start); with jacobi, drafts per token. 0: what "
         "suits drafter and device.",
-        "nodes": "Maximum number of drafts that one pass of the model verifies. 0: what suits drafter and device.",
+        "drafts": "Maximum number of drafts that one pass of the model verifies. 0: what suits drafter and device.",
         "init": "ADT-Tree: neighbours that a tree's shape follows: the token to the left (horizontal), the token above "
         "(vertical), both, or none (random).",
         "wrap": "ADT-Tree with horizontal init: initial shape in a new row: copied from the end of the previous row "
@@ -85,10 +85,9 @@ class ADTTreeSettings(io.ComfyNode):
         return refusal(partial(Drafting, "adt-tree"), **lows, **highs)
 
     @classmethod
-    def execute(cls, method: str = DEFAULT, rule: str = PAPER, **values) -> io.NodeOutput:
-        # API prompts of version 0.2 have no `rule`. They get the paper's rule, even if the drafter has another default.
+    def execute(cls, method: str = DEFAULT, **values) -> io.NodeOutput:
         given = {name: value for name, value in values.items() if value != 0}
-        return io.NodeOutput({"method": method, "rule": rule, **given})
+        return io.NodeOutput({"method": method, **given})
 
 
 def _input(name: str, option: Option) -> io.Input:

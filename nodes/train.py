@@ -14,22 +14,23 @@ import torch
 from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
+from ..adt_core import AdtError, Sampling
 from ..adt_core.app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs
 from ..adt_core.app.prompts import non_blank
-from ..adt_core.errors import AdtError
 from ..adt_core.lab.training import drafter as training
 from ..adt_core.lab.training.callbacks import TrainingCallback
 from ..adt_core.lab.training.estimate import TrainingEstimate
 from ..adt_core.lab.training.log import curve
 from ..adt_core.lab.training.run import Run
 from ..adt_core.messages import join, message
-from ..adt_core.settings import Option, Sampling
+from ..adt_core.policies import PLAIN
+from ..adt_core.settings import Option
 from . import folders
 from .batch import one
 from .comfy_runtime import Progress, check_cancelled, loaded, refusal, tell
 from .drafting import check_same_model, open_drafter
 from .prompts import check, fingerprint, read
-from .sampling import choose_preset, choose_sampling, choose_suffix, ignored, preset_input, sampling_inputs
+from .sampling import prepare, preset_input, sampling_inputs
 from .schema import Tooltips, schema, widget
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 
@@ -38,7 +39,7 @@ MEASURED = 10
 the number of steps."""
 _PARTS = 1000
 """Number of steps of the progress bar."""
-_NAMES = {
+_INPUTS = {
     "pictures": "training_images",
     "held_out": "validation_prompts",
     "draw_batch": "generation_batch_size",
@@ -46,12 +47,12 @@ _NAMES = {
     "features_gb": "cache_gb",
     "output": "name",
 }
-"""Display names: id of an input or name of a field of the training settings -> name that users see."""
+"""Name of a field of the training settings -> id of its input."""
 
 
 def _widget(name: str, options: dict[str, Option], advanced: bool | None = None, **changes: Any) -> io.Input:
     """Return the input for the training setting `name`. `changes` replace fields of its `Option`, such as `default`."""
-    return widget(name, options[name]._replace(**changes), display_name=_NAMES[name], advanced=advanced)
+    return widget(_INPUTS[name], options[name]._replace(**changes), advanced=advanced)
 
 
 _TRAIN_DRAFTER_TOOLTIPS = Tooltips(
@@ -149,13 +150,13 @@ class ADTTreeTrainDrafter(io.ComfyNode):
         model: LoadedModel,
         name: str,
         prompts: list,
-        pictures: int,
+        training_images: int,
         minutes: float,
         steps: int,
-        held_out: int,
-        draw_batch: int,
-        batch: int,
-        features_gb: float,
+        validation_prompts: int,
+        generation_batch_size: int,
+        training_batch_size: int,
+        cache_gb: float,
         start: LoadedDrafter | None = None,
         preset: str | None = None,
         **sampling,
@@ -165,16 +166,14 @@ class ADTTreeTrainDrafter(io.ComfyNode):
         with _naming_inputs():
             folder = _folder(name)
             texts = _texts(prompts)
-            plan = training.plan(
-                TrainingDataArgs(pictures=pictures, held_out=held_out, draw_batch=draw_batch),
-                TrainingArgs(
-                    start.path if start is not None else None, steps or None, minutes, batch, features_gb=features_gb
-                ),
-                TrainingOutputArgs(output=folder, every=_interval(steps)),
-                _given(model, preset, **sampling),
-                model.patcher.load_device.type,
-                texts,
+            data = TrainingDataArgs(
+                pictures=training_images, held_out=validation_prompts, draw_batch=generation_batch_size
             )
+            first = start.path if start is not None else None
+            how = TrainingArgs(first, steps or None, minutes, training_batch_size, features_gb=cache_gb)
+            given = _given(model, preset, **sampling)
+            output = TrainingOutputArgs(output=folder, every=_interval(steps))
+            plan = training.plan(data, how, output, given, model.patcher.load_device.type, texts)
             news, log = _run(plan, model, cls.hidden.unique_id)
         last = log[-1]
         picture = curve(log, plan.training.passes)
@@ -253,11 +252,11 @@ def _run(plan: training.TrainingPlan, model: LoadedModel, node_id: str) -> tuple
 
 def _given(model: LoadedModel, preset: str | None, **sampling) -> dict[str, Any]:
     """Return the settings with which the training images are generated, by the field names of a `Recipe`."""
-    preset = choose_preset(preset, **sampling)
-    if note := ignored(model, preset, **sampling):
+    run = prepare(model, settings={"method": PLAIN}, preset=preset, **sampling)
+    if note := join(run.notes):
         tell(note)
-    numbers = choose_sampling(model, preset, **sampling).flat()
-    return {"model": model.path, **model.target.loaded, **numbers, "suffix": choose_suffix(model, preset)}
+    recipe = run.pipeline.recipe
+    return {"model": model.path, **model.target.loaded, **recipe.sampling.flat(), "suffix": recipe.suffix}
 
 
 def _check(name: str | None = None, prompts: str = "") -> None:
@@ -297,4 +296,4 @@ def _naming_inputs() -> Iterator[None]:
     try:
         yield
     except AdtError as error:
-        raise AdtError(error.with_inputs(lambda field: _NAMES.get(field, field))) from error
+        raise AdtError(error.with_inputs(lambda field: _INPUTS.get(field, field))) from error

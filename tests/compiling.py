@@ -229,11 +229,7 @@ def _table(head: str, found: Sequence[list[Resources]], cell: Callable[[Resource
 
 
 def formats(rows: Sequence[Resources]) -> dict[str, set[str]]:
-    """Return the matrix instructions of all versions of products, by dtype of the activations and format of the weight.
-
-    Args:
-        rows: Resources for one compute capability.
-    """
+    """Return the matrix instructions of all versions of products, by dtype of activations and format of the weight."""
     found: dict[str, set[str]] = {}
     for row in rows:
         if row.kernel in PRODUCTS:

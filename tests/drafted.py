@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from adt_core import Decoding, Drafting
-from adt_core.models.target import Target
-from adt_core.policies import CostProfile
+from adt_core import Decoding, Drafting, EncodedPrompt, Lantern, Sampling, Target
+from adt_core.engine.request import Request
+from adt_core.policies import PLAIN, CostProfile
+from adt_core.recipe import Recipe
 from tests.tiny import layer_tensors
 
 METHODS = {
-    "eagle2": ("network", dict(method="eagle2", depth=4, width=3, nodes=12)),
+    "eagle2": ("network", dict(method="eagle2", depth=4, width=3, drafts=12)),
     "adt-tree": ("network", dict(method="adt-tree")),
     "adt-tree, top-k": ("network", dict(method="adt-tree", proposal="top-k")),
     "static": ("network", dict(method="static:mc_sim_7b_63")),
-    "jacobi": ("jacobi", dict(method="eagle2", depth=12, width=3, nodes=16)),
-    "jacobi, top-k": ("jacobi", dict(method="eagle2", depth=12, width=2, nodes=16, proposal="top-k")),
-    "jacobi, a chain": ("jacobi", dict(method="eagle2", depth=8, width=1, nodes=8)),
+    "jacobi": ("jacobi", dict(method="eagle2", depth=12, width=3, drafts=16)),
+    "jacobi, top-k": ("jacobi", dict(method="eagle2", depth=12, width=2, drafts=16, proposal="top-k")),
+    "jacobi, a chain": ("jacobi", dict(method="eagle2", depth=8, width=1, drafts=8)),
     "jacobi, adt-tree": ("jacobi", dict(method="adt-tree")),
-    "merged": ("network+jacobi", dict(method="eagle2", depth=12, width=3, nodes=16)),
+    "merged": ("network+jacobi", dict(method="eagle2", depth=12, width=3, drafts=16)),
     "auto, jacobi": ("jacobi", dict(method="auto")),
     "auto, merged": ("network", dict(method="auto")),
 }
@@ -73,13 +75,29 @@ def costs(*sources: str, once: float = 0.0, each: float = 0.0, idle: float = 1.0
 
     Args:
         *sources: Draft modes.
-        once: Cost of drafting in a round, independent of the number of drafts. Unit: one plain step.
-        each: Cost of each draft token, in plain steps.
-        idle: Cost of a round without drafts, in plain steps.
+        once: Cost of drafting in a round, independent of the number of drafts. Unit: one plain round.
+        each: Cost of each draft token, in plain rounds.
+        idle: Cost of a round without drafts, in plain rounds.
         images: Batch size of the profile.
     """
     curve = (0, idle), (1, idle + once + each), (64, idle + once + 64 * each)
     return CostProfile("a test's device", images, dict.fromkeys(sources, curve))
+
+
+def new_decoding(
+    target: Target,
+    prompts: Sequence[EncodedPrompt],
+    *,
+    sampling: Sampling = Sampling(),
+    drafting: Drafting = Drafting(),
+    lantern: Lantern | None = None,
+    profile: CostProfile | None = None,
+    at_once: int | None = None,
+    **batch,
+) -> Decoding:
+    """Return the decoding of encoded prompts with some settings. ``batch`` are further arguments of `Request.of`."""
+    recipe = Recipe(sampling, drafting, lantern, profile=profile)
+    return Decoding(Request.of(target, recipe, prompts, **batch), at_once)
 
 
 def run(target: Target, drafter=None, prompts: tuple[str, ...] = ("a cat", "three small dogs"), **options) -> Decoding:
@@ -87,12 +105,5 @@ def run(target: Target, drafter=None, prompts: tuple[str, ...] = ("a cat", "thre
 
     If ``options`` has no ``drafting``, the images are decoded without drafts.
     """
-    decoding = Decoding(
-        target,
-        [target.encode_prompt(prompt) for prompt in prompts],
-        drafter=drafter,
-        **{"drafting": Drafting(method="autoregressive"), **options},
-    )
-    for _ in decoding:
-        pass
-    return decoding
+    rows = [target.encode_prompt(prompt) for prompt in prompts]
+    return new_decoding(target, rows, drafter=drafter, **{"drafting": Drafting(PLAIN), **options}).run()

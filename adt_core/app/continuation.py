@@ -76,10 +76,6 @@ def source_codes(args: ImageToImageArgs, target: Target) -> tuple[int, ...]:
     For each image, the tuple contains the number of rows, the number of columns, and the codes in raster order.
     For example, an image of 1 row and 2 columns with codes 7 and 9 is (1, 2, 7, 9).
 
-    Args:
-        args: Paths of the source images.
-        target: Target whose codec encodes the images.
-
     Raises:
         AdtError: If an image cannot be read.
     """

@@ -13,22 +13,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..drafters import JACOBI
 from ..engine import graphs
 from ..engine.device.memory import free_bytes
 from ..engine.device.products import ProductReport
-from ..engine.job import Job
 from ..kernels import choice
 from ..memory_limit import memory_limit
 from ..models.batch_invariance import HALF, near_window
 from ..models.cpu import ALL_ROWS, max_mkl_rows
+from ..models.load import find_published
 from ..models.torch_private import reduced_precision_settings
 from ..policies import PLAIN
 from ..policies.auto import SIZES
 from ..version import VERSION
-from .checkpoints import find_published, load_drafter
+from .defaults import complete
 from .diagnostics import PROMPTS, Diagnostics, DiagnosticSetup
-from .loading import choose_device, complete, open_target
+from .pipeline import Pipeline
 
 
 def run(given: Mapping[str, Any], device: str) -> str:
@@ -41,18 +40,12 @@ def run(given: Mapping[str, Any], device: str) -> str:
     Raises:
         AdtError: If the model or its drafter cannot be loaded.
     """
-    recipe = complete(given, device)
-    target = open_target(recipe.loading, choose_device(device))
-    job = Job(target, recipe, load_drafter(recipe.drafter or JACOBI, target))
-    return diagnose(DiagnosticSetup(job, job.encode(PROMPTS)))
+    pipeline = Pipeline.of(complete(given, device), device)
+    return diagnose(DiagnosticSetup(pipeline, pipeline.encode(PROMPTS)))
 
 
 def diagnose(subject: DiagnosticSetup) -> str:
-    """Measure a loaded model and return the report in Markdown.
-
-    Args:
-        subject: The model and its settings.
-    """
+    """Measure a loaded model and return the report in Markdown."""
     results = Diagnostics(subject)
     parts = {
         "Machine": [_machine(subject)],
@@ -73,12 +66,12 @@ def _machine(subject: DiagnosticSetup) -> str:
     device = subject.device
     pytorch = f"PyTorch {torch.__version__}"
     if device.type == "cpu":
-        memory = f"{memory_limit().bytes / 2**30:.0f} GB of memory"
+        memory = f"{memory_limit().bytes / 2**30:.0f} GiB of memory"
         capability = torch.backends.cpu.get_cpu_capability()
         return f"{platform.machine()} CPU with {capability}, {os.cpu_count()} cores, {memory}; {pytorch}."
     properties = torch.cuda.get_device_properties(device)
     major, minor = torch.cuda.get_device_capability(device)
-    memory = f"{properties.total_memory / 2**30:.0f} GB of memory, {free_bytes(device) / 2**30:.1f} free"
+    memory = f"{properties.total_memory / 2**30:.0f} GiB of memory, {free_bytes(device) / 2**30:.1f} free"
     return f"{properties.name}, capability {major}.{minor}, {memory}; {pytorch}, CUDA {torch.version.cuda}."
 
 
@@ -92,7 +85,7 @@ def _model(results: Diagnostics) -> list[str]:
     dtype = str(decoder.dtype).removeprefix("torch.")
     lines = [
         f"{target.family}, {config.num_layers} layers of {config.hidden_size}, {dtype}{stored}: "
-        f"{_num_bytes(decoder) / 2**30:.2f} GB, and {working / 2**30:.2f} GB for an image of {target.length} tokens.",
+        f"{_num_bytes(decoder) / 2**30:.2f} GiB, and {working / 2**30:.2f} GiB for an image of {target.length} tokens.",
         "Drafter: " + ("a network." if subject.network else "no network, jacobi only."),
     ]
     if decoder.tile:
@@ -120,11 +113,7 @@ def _float_products(report: ProductReport) -> str:
 
 
 def kernels(subject: DiagnosticSetup) -> list[str]:
-    """Return which Triton kernels are used, or why none is; nothing if the device is no GPU.
-
-    Args:
-        subject: The model and its settings.
-    """
+    """Return which Triton kernels are used, or why none is; nothing if the device is no GPU."""
     if subject.device.type == "cpu":
         return []
     missing = choice.missing_support(subject.device)
@@ -144,7 +133,7 @@ def _plain(results: Diagnostics) -> list[str]:
     read = _num_bytes(decoder) - decoder.embedding.numel() * decoder.embedding.element_size()
     rate = read / step
     return [
-        f"A step takes {1000 * step:.3g} ms and reads {read / 2**30:.2f} GB of weights: {rate / 2**30:.3g} GB/s, "
+        f"A step takes {1000 * step:.3g} ms and reads {read / 2**30:.2f} GiB of weights: {rate / 2**30:.3g} GiB/s, "
         f"{rate / results.rate:.0%} of this device's copy rate."
     ]
 
@@ -157,7 +146,7 @@ def _costs(results: Diagnostics) -> list[str]:
     rows = [f"| {name} | " + " | ".join(f"{profile.cost(name, n):.2f}" for n in sizes) + " |" for name in profile.costs]
     note = ["Estimated, not learned on this device."] if not profile.decodings else []
     return [
-        "Time of a round in plain steps, by the number of drafts that it verifies:",
+        "Time of a round in plain rounds, by the number of drafts that it verifies:",
         "",
         "| draft mode | " + " | ".join(map(str, sizes)) + " |",
         "|---" * (len(sizes) + 1) + "|",
@@ -236,7 +225,7 @@ def _block(results: Diagnostics) -> list[str]:
         f"ADT-Tree {VERSION}, Python {platform.python_version()}, {platform.system()}; {_machine(subject)}",
         f"{subject.target.family} {config.num_layers}x{config.hidden_size}, heads {config.num_heads}/"
         f"{config.num_kv_heads} of {config.head_dim}, {decoder.dtype}, weights {decoder.weights}, tile {decoder.tile}",
-        f"plain {1000 * results.plain.step:.3g} ms, copies {results.rate / 2**30:.3g} GB/s; "
+        f"plain {1000 * results.plain.step:.3g} ms, copies {results.rate / 2**30:.3g} GiB/s; "
         f"took {results.seconds:.0f} s",
         *(
             f"{name}: {run.tokens:.2f} tokens, {1000 * run.step:.3g} ms, {same[name]}"

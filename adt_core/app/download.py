@@ -30,8 +30,8 @@ from ..errors import AdtError, Check, shown
 from ..files import inside, is_device, opened, parse_json, read_text, refuse_links, regular, to_json, write_in, writing
 from ..messages import Message, message
 from ..models.downloads import Download, Published, in_gigabytes, licences, page_of
+from ..models.load import find_published, published
 from ..models.reading.paths import STAGE, missing_shards, name_of, resolve, weight_files
-from .checkpoints import find_published, published
 from .hub import OFTEN, FailedAttempt, Listed, UnknownCommit, endpoint, list_files, read_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -439,11 +439,11 @@ def _check_space(files: Sequence[_File]) -> None:
 
 
 def _remove_leftovers(part: DownloadPart) -> None:
-    """Remove incomplete files of earlier commits, and staged files of older versions of this pack."""
+    """Remove incomplete files of earlier commits."""
     names = part.download.files if part.folder == part.home else ("",)
-    left = [path for name in names for path in part.folder.rglob(f".{name}*{PART}")]
-    for path in [*left, *(part.home / STATE).glob("[0-9a-f]" * 40 + "*")]:
-        path.unlink(missing_ok=True)
+    for name in names:
+        for path in part.folder.rglob(f".{name}*{PART}"):
+            path.unlink(missing_ok=True)
 
 
 class _Meter:

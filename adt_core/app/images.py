@@ -18,9 +18,9 @@ import numpy as np
 from PIL import Image, PngImagePlugin
 from torch import Tensor
 
-from ..errors import AdtError
+from ..errors import AdtError, UnknownFormatError, shown
 from ..files import is_device, opened, parse_json, path_key, to_json
-from ..version import VERSION
+from ..version import FORMAT, VERSION
 
 KEY = "adt_tree"
 """Keyword of the PNG text chunk that contains the settings in JSON."""
@@ -45,10 +45,6 @@ _WHITE = {"I": 65535, "F": 1}
 @contextmanager
 def open_image(source: Path | io.BytesIO, formats: tuple[str, ...] = FORMATS) -> Iterator[Image.Image]:
     """Open an image without decoding it.
-
-    Args:
-        source: Path or content of the file.
-        formats: Accepted formats.
 
     Raises:
         IMAGE_ERRORS: If the source is not a regular file, is too large, or is not a valid image.
@@ -108,12 +104,12 @@ def to_png(pixels: Tensor, settings: dict, texts: dict[str, str] | None = None) 
 
     Args:
         pixels: [3, H, W] in [-1, 1]: RGB, height, width.
-        settings: Settings of the image, as values that JSON supports.
+        settings: Settings of the image, as values that JSON supports. The PNG also gets the number `FORMAT`.
         texts: Additional text chunks by keyword.
     """
     readable = parameters_text(settings, pixels.shape[2], pixels.shape[1])
     info = text_chunks({**({PARAMETERS: readable} if readable else {}), **(texts or {})})
-    info.add_itxt(KEY, to_json(settings).decode().rstrip("\n"))
+    info.add_itxt(KEY, to_json({**settings, "format": FORMAT}).decode().rstrip("\n"))
     buffer = io.BytesIO()
     Image.fromarray(to_uint8(pixels)).save(buffer, "PNG", pnginfo=info)
     return buffer.getvalue()
@@ -197,11 +193,9 @@ def is_keyword(name: str) -> bool:
 def read_settings(path: Path) -> dict:
     """Return the settings in a PNG that `to_png` has encoded.
 
-    Args:
-        path: The PNG.
-
     Raises:
         AdtError: If the file cannot be read as a PNG, or contains no settings.
+        UnknownFormatError: If the settings have another format number.
     """
     try:
         with open_image(path, ("PNG",)) as image:
@@ -215,6 +209,11 @@ def read_settings(path: Path) -> dict:
     if not isinstance(settings, dict):
         raise AdtError(
             f"{path} has no ADT-Tree settings; use an original PNG of 'generate', not one that was saved again."
+        )
+    if (found := settings.get("format")) != FORMAT:
+        raise UnknownFormatError(
+            f"{path} has format {shown(found)}, but this ADT-Tree reads format {FORMAT}; use the version that wrote "
+            "it, or generate a new image in another place."
         )
     return settings
 
@@ -254,11 +253,7 @@ def read_pixels(path: Path, size: tuple[int, int]) -> np.ndarray | None:
 
 
 def digest(content: object) -> str:
-    """Return the first 12 hexadecimal digits of the SHA-256 of a value.
-
-    Args:
-        content: Value that JSON supports.
-    """
+    """Return the first 12 hexadecimal digits of the SHA-256 of a value."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 

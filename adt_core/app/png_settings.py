@@ -11,19 +11,15 @@ from typing import Any
 
 from ..drafters import DRAFTERS, WITH_WINDOW
 from ..errors import AdtError, shown
-from ..policies.adt_tree import PAPER
 from ..recipe import BUNDLED, Recipe
-from ..rules.noise import NOISE_VERSION
 from ..rules.upstream import noise_device
 from ..settings import UPSTREAM
 from .args import InputArgs
+from .defaults import choose_device
 from .images import read_settings
-from .loading import choose_device
 
 PATHS = "model", "drafter"
 """Settings whose values are paths."""
-EARLIER = {"exact": "off", "suffix": "", "rule": PAPER}
-"""Values for settings that are missing in PNGs of older versions of this pack: how these versions made images."""
 
 
 def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
@@ -38,12 +34,6 @@ def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
         AdtError: If the image cannot be reproduced from the settings.
     """
     saved = read_settings(path)
-    version = saved.get("noise_version")
-    if version != NOISE_VERSION:
-        raise AdtError(
-            f"{path} was made with noise version {shown(version)}, but this ADT-Tree uses {NOISE_VERSION}; generate a "
-            "new image instead."
-        )
     options = {"prompt": InputArgs.options()["prompt"], **Recipe.options()}
     values = {name: saved[name] for name in ("prompt", *Recipe.names()) if saved.get(name) is not None}
     for name, option in options.items():
@@ -59,7 +49,7 @@ def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
                 f"{path} names the {name} {shown(value, 300)}, which is not opened, as anybody may have written it; "
                 f"if you trust it, add `{name}` with that path."
             )
-    return EARLIER | values
+    return values
 
 
 def _check_noise_device(path: Path, saved: object, chosen: str) -> None:

@@ -146,43 +146,32 @@ def parse_lines(text: str) -> list[PromptEntry]:
     """Return one prompt per line. The id is the number of the line, from 1.
 
     Blank lines at the end are ignored, and so are lines that begin with "# ", which are comments.
-
-    Args:
-        text: Lines of prompts.
     """
     return [prompt for prompt in _numbered(_lines(text.rstrip())) if not f"{prompt.text} ".startswith("# ")]
 
 
 def non_blank(prompts: Iterable[PromptEntry]) -> list[PromptEntry]:
-    """Return the prompts that are not blank.
-
-    Args:
-        prompts: Prompts of a list.
-    """
+    """Return the prompts that are not blank."""
     return [prompt for prompt in prompts if prompt.text]
 
 
 def blank_note(prompts: Sequence[PromptEntry]) -> str:
-    """Return a sentence that names the blank prompts, or "" if no prompt is blank.
-
-    Args:
-        prompts: Prompts of a list.
-    """
+    """Return a sentence that names the blank prompts, or "" if no prompt is blank."""
     blank = [prompt.id for prompt in prompts if not prompt.text]
     names = ", ".join(shown(id) for id in blank[:_MAX_IDS]) + (" and others" if len(blank) > _MAX_IDS else "")
     return f"{len(blank)} of {len(prompts)} prompts are blank and were left out: {names}." if blank else ""
 
 
 def select(
-    prompts: list[PromptEntry], filter: str = "", shuffle: int = 0, start: int = 0, count: int | None = None
+    prompts: list[PromptEntry], filter: str = "", shuffle_seed: int = 0, start_index: int = 0, count: int | None = None
 ) -> list[PromptEntry]:
     """Return a selection of the prompts.
 
     Args:
         prompts: Prompts of a list.
         filter: Text that a selected prompt must contain. The case of letters is ignored.
-        shuffle: Seed of the random order. 0 keeps the order of the list.
-        start: Number of prompts to skip at the beginning.
+        shuffle_seed: Seed of the random order. 0 keeps the order of the list.
+        start_index: Number of prompts to skip at the beginning.
         count: Maximum number of prompts to return. 0 and None return all.
 
     Raises:
@@ -194,20 +183,19 @@ def select(
             f"filter: none of the {len(prompts)} prompts contains {shown(filter)}; "
             "enter part of a prompt, or leave it empty for all."
         )
-    if start >= len(selected):
-        raise AdtError(f"start is {start}, but there are only {len(selected)} prompts; use a smaller number.")
-    if shuffle:
-        selected = sample(selected, len(selected), shuffle)
-    return selected[start:][: count or None]
+    if start_index >= len(selected):
+        raise AdtError(
+            f"start_index is {start_index}, but there are only {len(selected)} prompts; use a smaller number."
+        )
+    if shuffle_seed:
+        selected = sample(selected, len(selected), shuffle_seed)
+    return selected[start_index:][: count or None]
 
 
 def slug(text: str) -> str:
     """Return the first words of a text for use in a file name, such as "a-red-house".
 
     The result contains only letters, digits and hyphens, and has at most `_MAX_LENGTH` characters. It may be "".
-
-    Args:
-        text: A prompt.
     """
     words = re.findall(r"[^\W_]+", text.casefold())
     name = "-".join(words)[: _MAX_LENGTH + 1]
@@ -219,9 +207,6 @@ def file_stems(prompts: list[PromptEntry]) -> list[str]:
 
     A name consists of the id and the first words of the prompt. Numeric ids get leading zeros, so that sorting by file
     name also sorts by id.
-
-    Args:
-        prompts: Prompts of a list.
     """
     ids = [file_name_part(prompt.id) for prompt in prompts]
     width = max((len(id) for id in ids if id.isdecimal()), default=0)
@@ -234,9 +219,6 @@ def file_prefixes(ids: Sequence[str]) -> list[str]:
 
     A prefix is the position of the prompt in the list, from 1. If the id differs from the position, the prefix also
     contains the id. For example, if the second prompt has the id "cat", its prefix is "2-cat".
-
-    Args:
-        ids: Ids of the prompts.
     """
     width = len(str(len(ids)))
     numbers = (str(number).zfill(width) for number in range(1, len(ids) + 1))
@@ -250,9 +232,6 @@ def file_name_part(id: str) -> str:
 
     The result contains only letters, digits, underscores, hyphens and dots, and has at most `_MAX_LENGTH` bytes. It may
     be "".
-
-    Args:
-        id: Any text.
     """
     return re.sub(r"[^\w.-]+", "-", id).encode("utf-8", "ignore")[:_MAX_LENGTH].decode("utf-8", "ignore").strip(".-")
 

@@ -54,10 +54,6 @@ class ImageLines:
     def append(self, number: int, content: Mapping[str, Any]) -> None:
         """Append the line of an image, and flush it to the disk.
 
-        Args:
-            number: Number of the image.
-            content: Entries of the line, as plain JSON types.
-
         Raises:
             AdtError: If the file cannot be written.
         """

@@ -16,7 +16,8 @@ class ImageIdentity(NamedTuple):
     """Properties of an image by which a run recognises it.
 
     Attributes:
-        key: Digest of all settings that determine the images of the run, apart from prompts (`batch_folder.job_key`).
+        key: Digest of all settings that determine the images of the run, apart from prompts
+            (`batch_folder.settings_key`).
         seed: Seed of the run.
         size: Width and height in pixels.
         settings: Settings of the recipe, to explain a different digest.
@@ -28,12 +29,7 @@ class ImageIdentity(NamedTuple):
     settings: Mapping[str, Any]
 
     def of(self, images: ImageList, number: int) -> dict[str, Any]:
-        """Return the settings that an image's PNG and lines must have.
-
-        Args:
-            images: Images of the run.
-            number: Number of the image.
-        """
+        """Return the settings that an image's PNG and lines must have."""
         own = {"prompt": images.entry(number).text, "seed": self.seed, "image_index": images.index(number)}
         return {**own, SETTINGS_KEY: self.key}
 

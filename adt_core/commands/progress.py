@@ -49,13 +49,7 @@ class RunProgress:
         self._bar.close()
 
     def update(self, tokens: int, images: int, left_out: int) -> None:
-        """Add the outcome of a round.
-
-        Args:
-            tokens: Number of decoded tokens.
-            images: Number of finished images.
-            left_out: Number of images that are left out.
-        """
+        """Add the outcome of a round."""
         self.done += images
         self.left_out += left_out
         self._bar.update(tokens + left_out * self._tokens_per_image)

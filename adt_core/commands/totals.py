@@ -13,23 +13,18 @@ from typing import Any
 from ..app.run_stats import are_run_stats
 from ..trace import Trace
 
-_SUMS = ("seconds", "tokens", "drafting_seconds", "prefill_seconds", "verified_nodes", "target_share", "drafter_share")
+_SUMS = ("seconds", "tokens", "drafting_seconds", "prefill_seconds", "verified_drafts", "target_share", "drafter_share")
 """Statistics of an image whose sums are statistics of the run.
 
 `target_share` and `drafter_share` are forward passes, each divided by the number of images in its round."""
-_MEANS = ("tau", "mean_depth", "mean_nodes")
+_MEANS = ("tau", "mean_depth", "mean_drafts")
 """Statistics of an image that are means over its target forwards."""
 IMAGE_STATS = (*_SUMS, *_MEANS, "target_forwards", "drafter_forwards", "substitution_rate")
 """Statistics of an image."""
 
 
 def image_stats(trace: Trace, image: int) -> dict[str, float]:
-    """Return the statistics of one image of a decoding.
-
-    Args:
-        trace: Trace of the decoding.
-        image: Index of the image in the decoding.
-    """
+    """Return the statistics of one image of a decoding."""
     report = trace.subset([image]).report()
     mine = [round for round in trace.rounds if any(share.image == image for share in round.images)]
     report["target_share"] = sum(1 / len(round.images) for round in mine)
@@ -71,7 +66,7 @@ class Totals:
             **{name: sums[name] / count for name in _MEANS},
             "target_forwards": round(sums["target_share"]),
             "drafter_forwards": round(sums["drafter_share"]),
-            "verified_nodes": int(sums["verified_nodes"]),
+            "verified_drafts": int(sums["verified_drafts"]),
             "substitution_rate": sums["substituted"] / sums["emitted"] if sums["emitted"] else 0.0,
             "drafting_seconds": float(sums["drafting_seconds"]),
             "prefill_seconds": float(sums["prefill_seconds"]),

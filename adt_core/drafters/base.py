@@ -1,8 +1,7 @@
 """Base classes of drafters.
 
 A :class:`Drafter` is loaded once. For each batch of images, it makes a :class:`Proposer`. The proposer stores the state
-of these images and proposes their draft trees. The *root* of a tree is the last decided token of the image. A *draft*
-is any other node of the tree.
+of these images and proposes their draft trees. :mod:`..rules.tree` defines the terms root and draft.
 
 Dimensions: B images; R rows of the transformer's batch (2 * B with guidance, else B); n prompt tokens per row; h is the
 length of a feature vector; N drafts per tree (N + 1 nodes with the root); D levels below the root; V codes. `z` are the
@@ -46,17 +45,17 @@ class Prefill:
     position: int
 
 
-class Shapes:
-    """Shapes of a round's trees, one per image.
+class TreeSizes:
+    """TreeSizes of a round's trees, one per image.
 
     Attributes:
         depth: Largest depth among the images.
         width: Largest width among the images.
-        nodes: Largest number of drafts among the images.
+        drafts: Largest number of drafts among the images.
         branches: Largest number of drafts outside the longest path of a tree, among the images.
         tree: Name of a fixed tree from a paper ("published tree"), as in :class:`Shape`; "" for other trees.
         mode: Name of the draft mode, as in :class:`Shape`.
-        alike: Whether the trees of all images have exactly `depth`, `width` and `nodes` as their limits.
+        alike: Whether the trees of all images have exactly `depth`, `width` and `drafts` as their limits.
     """
 
     def __init__(self, shapes: Sequence[Shape], limits: Tensor, may_be_cut: bool = False):
@@ -70,9 +69,9 @@ class Shapes:
         self._limits = limits
         self.depth = max(shape.depth for shape in shapes)
         self.width = max(shape.width for shape in shapes)
-        self.nodes = max(shape.nodes for shape in shapes)
-        self.branches = max(shape.nodes - min(shape.depth, shape.nodes) for shape in shapes)
-        kinds = {(shape.tree, shape.mode) for shape in shapes if shape.nodes}
+        self.drafts = max(shape.drafts for shape in shapes)
+        self.branches = max(shape.drafts - min(shape.depth, shape.drafts) for shape in shapes)
+        kinds = {(shape.tree, shape.mode) for shape in shapes if shape.drafts}
         assert len(kinds) <= 1, "all images of a round must have one draft mode and one published tree"
         self.tree, self.mode = next(iter(kinds), ("", ""))
         self.alike = not may_be_cut and len(set(shapes)) == 1
@@ -80,7 +79,7 @@ class Shapes:
     @property
     def key(self) -> Hashable:
         """Key that is equal for rounds that launch the same kernels with the same tensor sizes."""
-        return self.depth, self.width, self.nodes, self.branches, self.tree, self.mode
+        return self.depth, self.width, self.drafts, self.branches, self.tree, self.mode
 
     @property
     def widths(self) -> Tensor:
@@ -142,15 +141,13 @@ class Proposer:
     proposer, or any object with the methods `select`, `admit` and `state`. When images enter or leave the batch, this
     base class updates all these attributes. Images share no state, so an image gets the same trees in every batch.
 
-    A GPU captures rounds and replays them. Therefore `propose` and `on_verified` follow three rules on every device.
-    First, tensor sizes depend only on the shapes and on `context.size`. Second, no operation waits for the device.
-    Third, the tensors of the state are changed in place.
+    `propose`, `on_verified` and `on_plain_round` follow the three rules of captured code (:mod:`..engine.round`).
 
     Attributes:
         by_image: Names of the attributes with one entry per image.
         by_row: Names of the attributes with one entry per batch row.
-        supports_plain_steps: Whether a round without drafts may be a plain step, in which the target reads only the
-            roots. After a plain step, `on_plain_step` is called instead of `on_verified`.
+        supports_plain_rounds: Whether a round without drafts may be a plain round, in which the target reads only the
+            roots. After a plain round, `on_plain_round` is called instead of `on_verified`.
         forwards: Number of forward passes of the drafter's own network so far.
         context: Data of the request that drafters may use.
         rows: Prompt rows of the images.
@@ -159,7 +156,7 @@ class Proposer:
 
     by_image: ClassVar[tuple[str, ...]] = ()
     by_row: ClassVar[tuple[str, ...]] = ()
-    supports_plain_steps: ClassVar[bool] = False
+    supports_plain_rounds: ClassVar[bool] = False
     forwards: int = 0
 
     def __init__(self, context: Context, rows: BatchRows, noise: Noise | None):
@@ -174,15 +171,15 @@ class Proposer:
     def begin(self, prefill: Prefill) -> None:
         """Initialise the state from the prompts and prefixes."""
 
-    def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
+    def propose(self, roots: Roots, sizes: TreeSizes) -> DraftTree:
         """Return a draft tree for each image. If the depth of an image is 0, its tree has only the root."""
         raise NotImplementedError
 
     def on_verified(self, verified: Verified) -> None:
         """Update the state with the result of the last tree."""
 
-    def on_plain_step(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
-        """Update the state after a plain step.
+    def on_plain_round(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
+        """Update the state after a plain round.
 
         Args:
             roots: Roots of the step.

@@ -37,7 +37,7 @@ LONGEST_RETURN = 4
 
 
 def spine_and_branches(
-    tokens: Tensor, candidates: Tensor, log_p: Tensor, nodes: int, budgets: Tensor | None = None
+    tokens: Tensor, candidates: Tensor, log_p: Tensor, drafts: int, budgets: Tensor | None = None
 ) -> DraftTree:
     """Return a tree that consists of a spine and the best branches of this spine.
 
@@ -45,13 +45,13 @@ def spine_and_branches(
         tokens: [B, M + 1], codes of the root and of the spine.
         candidates: [B, M, K], codes of all candidates at each position, the spine's first.
         log_p: [B, M, k], log-probabilities of the first k candidates.
-        nodes: Maximum number of drafts in spine and branches together.
-        budgets: [B, 1], maximum number of drafts of each image; None if it is `nodes` for every image.
+        drafts: Maximum number of drafts in spine and branches together.
+        budgets: [B, 1], maximum number of drafts of each image; None if it is `drafts` for every image.
     """
     length = log_p.shape[1]
     spine = torch.cat([log_p.new_zeros(len(log_p), 1), log_p[..., 0].cumsum(1)], 1)
     branch_budgets = None if budgets is None else budgets + 1 - is_finite(spine).sum(1, keepdim=True)
-    best_scores, best = _best_branches(log_p, spine, nodes - length, branch_budgets)
+    best_scores, best = _best_branches(log_p, spine, drafts - length, branch_budgets)
     scores = torch.cat([spine, best_scores], 1)
     valid = is_finite(scores)
     # The spine's nodes get (i, r, m) = (0, 1, 1): the base is 0, and they are not the first node of a branch.

@@ -35,7 +35,7 @@ from ..rules.noise import Noise
 from ..rules.sampling import process_logits
 from ..rules.tree import CandidatePool, DraftTree, chain
 from ..settings import Sampling
-from .base import Drafter, Prefill, Proposer, Shapes, Verified
+from .base import Drafter, Prefill, Proposer, TreeSizes, Verified
 
 
 class Pairing(NamedTuple):
@@ -59,14 +59,14 @@ class EagleDrafter(nn.Module, Drafter):
     """Drafter network: `out = layer(fc(concat(embedding[token], feature)))`, without a final norm."""
 
     pairing = Pairing()
-    # Chosen with the counts of `benchmarks/adt_tree.py` (docs/results.md). A tree with its root fills one tile of a
+    # Chosen by counting rounds and network calls (docs/results.md). A tree with its root fills one tile of a
     # GPU's matrix product: 2 * 32 rows with guidance, 64 rows without. A full tile takes as long as one node
     # (docs/gpu.md).
     gpu_defaults = {
-        "depth": 8, "width": 8, "nodes": 31, "rule": "predicted", "init": "both", "beta": 0.7,
+        "depth": 8, "width": 8, "drafts": 31, "rule": "predicted", "init": "both", "beta": 0.7,
         "depth_min": 5, "depth_max": 12, "width_min": 8, "width_max": 8,
     }  # fmt: skip
-    unguided_gpu_defaults = {"nodes": 63}
+    unguided_gpu_defaults = {"drafts": 63}
 
     def __init__(self, config: DecoderConfig, input_norm: bool):
         """Make the network with uninitialised weights.
@@ -245,9 +245,6 @@ class EagleProposer(Proposer):
     def read_tree(self, verified: Verified) -> Tensor:
         """Read the pairs of all drafts and of the next root, and keep the cache entries of the accepted path.
 
-        Args:
-            verified: The verified tree.
-
         Returns:
             [R, N + 1, h], the network's predictions of the features of all nodes.
         """
@@ -325,17 +322,17 @@ class EagleProposer(Proposer):
         grammar = grammar_at(self._grammar, at)
         return noise if grammar is None else noise + grammar
 
-    def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
-        if shapes.depth == 0:
+    def propose(self, roots: Roots, sizes: TreeSizes) -> DraftTree:
+        if sizes.depth == 0:
             return chain(roots.codes[:, None], self.root_feature.new_zeros(len(roots.codes), 0))
-        bias = self.logit_bias(roots, shapes.depth)
-        by_level: list[Tensor | None] = [None] * shapes.depth if bias is None else [*bias.split([1] * shapes.depth, 1)]
-        if shapes.tree:
-            return self._grow_tree(roots, by_level, PublishedTree(shapes, self.context), shapes)
-        growth = Growth(shapes, self.context)
-        if shapes.width == 1:
-            return self._grow_chain(roots, by_level[: shapes.nodes], growth)
-        return self._grow_tree(roots, by_level, growth, shapes)
+        bias = self.logit_bias(roots, sizes.depth)
+        by_level: list[Tensor | None] = [None] * sizes.depth if bias is None else [*bias.split([1] * sizes.depth, 1)]
+        if sizes.tree:
+            return self._grow_tree(roots, by_level, PublishedTree(sizes, self.context), sizes)
+        growth = Growth(sizes, self.context)
+        if sizes.width == 1:
+            return self._grow_chain(roots, by_level[: sizes.drafts], growth)
+        return self._grow_tree(roots, by_level, growth, sizes)
 
     def _grow_chain(self, roots: Roots, biases: list[Tensor | None], growth: Growth) -> DraftTree:
         """Grow a tree of width 1. This is simpler than `_grow_tree`: no selection of nodes and no mask is needed.
@@ -357,12 +354,11 @@ class EagleProposer(Proposer):
             if level == len(biases) or growth.has_ended(total):
                 break
             step = self.rows.step(roots, level - 1, level - 1, None)
-            out = self._run(
-                self._ids(tokens[-2] if self._drafter.pairing.late else tokens[-1]), out, self._context(step)
-            )
+            codes = tokens[-2] if self._drafter.pairing.late else tokens[-1]
+            out = self._run(self._ids(codes), out, self._context(step))
         return chain(torch.cat(tokens, 1), torch.cat(scores, 1))
 
-    def _grow_tree(self, roots: Roots, biases: list[Tensor | None], growth: Growth, shapes: Shapes) -> DraftTree:
+    def _grow_tree(self, roots: Roots, biases: list[Tensor | None], growth: Growth, sizes: TreeSizes) -> DraftTree:
         """Grow a tree level by level. At the end, keep only the nodes with the best scores.
 
         The best candidates of a level form the beam. Each candidate in the beam gets `width` children. The other
@@ -376,7 +372,7 @@ class EagleProposer(Proposer):
         # Whether each node of the beam attends to each pair that the network has read for this tree.
         visible = torch.zeros(len(fed), 1, 0, dtype=torch.bool, device=fed.device)
         for level, bias in enumerate(biases, start=1):
-            scores, tokens = self.children(out, bias, shapes.width)
+            scores, tokens = self.children(out, bias, sizes.width)
             scores = growth.candidates(scores if beam_scores is None else scores + beam_scores[..., None], level)
             first = pool.add(tokens, scores, parents)
             if level == len(biases):
@@ -395,15 +391,15 @@ class EagleProposer(Proposer):
             fed = tokens.flatten(1).gather(1, beam)
             codes = before.gather(1, parent) if self._drafter.pairing.late else fed
             out = self._run(self._ids(codes), self.rows.gather(out, parent), self._context(step))
-        nodes = self.context.size(pool.usable, min(shapes.nodes, pool.count))
-        return pool.rerank(roots.codes, nodes, shapes.budgets)
+        drafts = self.context.size(pool.usable, min(sizes.drafts, pool.count))
+        return pool.rerank(roots.codes, drafts, sizes.budgets)
 
 
 class Growth:
     """Rules that limit the growth of a tree: the shape of each image's tree, and pruning of improbable drafts."""
 
-    def __init__(self, shapes: Shapes, context: Context):
-        self._shapes = shapes
+    def __init__(self, sizes: TreeSizes, context: Context):
+        self._shapes = sizes
         self._context = context
         self._keep = _log(context.settings.keep_above)
         self._expand = _log(context.settings.expand_above)
@@ -468,15 +464,15 @@ class Growth:
             best: [B, m], cumulative log-probabilities of a level's best candidates.
             pool: Candidates of all levels so far.
         """
-        return (best > pool.threshold(self._shapes.nodes, self._shapes.budgets)).sum(1)
+        return (best > pool.threshold(self._shapes.drafts, self._shapes.budgets)).sum(1)
 
 
 class PublishedTree(Growth):
     """Rules for a published tree: the paper fixes the nodes of the tree, and improbable drafts are not pruned."""
 
-    def __init__(self, shapes: Shapes, context: Context):
-        super().__init__(shapes, context)
-        self._levels = _tree_levels(shapes.tree, context.target.decoder.embedding.device)
+    def __init__(self, sizes: TreeSizes, context: Context):
+        super().__init__(sizes, context)
+        self._levels = _tree_levels(sizes.tree, context.target.decoder.embedding.device)
 
     def candidates(self, scores: Tensor, level: int) -> Tensor:
         absent, _ = self._levels[level - 1]

@@ -11,7 +11,7 @@ The :class:`Window` contains drafts for the next positions of each image. At eac
 takes another candidate there, and continues with the spine's tokens.
 
 A draft becomes less fresh when a token before it changes. :mod:`.calibration` learns how reliable such drafts are. A
-token is *decided* when it is part of the image; later positions have only drafts. The *root* is the last decided token.
+token is *decided* when it is part of the image; positions after the root have only drafts.
 
 Dimensions: B images; R batch rows (2 * B with guidance, else B); M positions of a window; K candidates per position; N
 drafts per tree; T tokens of an image; V codes; n and m are numbers of nodes or positions. `z` are processed logits, and
@@ -35,15 +35,15 @@ from ..policies.costs import CostEstimate
 from ..rules.noise import Noise
 from ..rules.sampling import is_finite
 from ..rules.tree import DraftTree, chain
-from .base import Drafter, Prefill, Proposer, Shapes, Verified
+from .base import Drafter, Prefill, Proposer, TreeSizes, Verified
 from .branches import spine_and_branches
 from .calibration import CLASSES, UNCHANGED, UNREAD, Calibration, Forecast, freshness_classes
 
 LEFT_WEIGHT = 0.25
 """Weight of the previous position's logits in the estimate for a draft directly after a changed token."""
 # The GPU costs here and in merged.py approximate an H100 (docs/gpu.md). There, a round with 24 drafts takes as long as
-# 1.15 plain steps in the mode `window`, and 1.38 plain steps in the mode `both`. A round with 64 drafts takes 1.96
-# plain steps.
+# 1.15 plain rounds in the mode `window`, and 1.38 plain rounds in the mode `both`. A round with 64 drafts takes 1.96
+# plain rounds.
 CHAIN = DraftMode(
     "chain",
     width=1,
@@ -69,12 +69,12 @@ class JacobiDrafter(Drafter):
     # A draft gets better each time the target reads it. In a short window, the target reads a draft only a few times
     # before the draft is verified. So the method ADT-Tree, which adapts the depth, has a larger minimum depth here.
     defaults = {
-        "depth": 20, "width": 4, "nodes": 24, "beta": 0.25, "depth_step": 4,
+        "depth": 20, "width": 4, "drafts": 24, "beta": 0.25, "depth_step": 4,
         "depth_min": 8, "depth_max": 24, "width_min": 2, "width_max": 4,
     }  # fmt: skip
     # With guidance, 32 nodes fill one tile (64 rows) of a GPU's matrix products. A full tile takes as long as one node
     # (docs/gpu.md).
-    gpu_defaults = {"depth": 26, "nodes": 31, "depth_min": 12, "depth_max": 31, "width_max": 6}
+    gpu_defaults = {"depth": 26, "drafts": 31, "depth_min": 12, "depth_max": 31, "width_max": 6}
     modes = CHAIN, WINDOW
 
     @property
@@ -189,7 +189,7 @@ class JacobiProposer(Proposer):
     """Proposer that stores the drafts of each image by raster position.
 
     A shape (:class:`~adt_core.policies.Shape`) means the following here. `depth` is the length of the spine. `width` is
-    the number of candidates at a position. `nodes` is the number of drafts in spine and branches together.
+    the number of candidates at a position. `drafts` is the number of drafts in spine and branches together.
 
     State. Column T, the last one, is spare: values that must not be stored are written there.
         _codes: [B, T + 1], decided codes, then drafted codes.
@@ -201,7 +201,7 @@ class JacobiProposer(Proposer):
     """
 
     by_image = ("_codes", "_candidates", "_scores", "_freshness", "_filled", "_furthest", "calibration")
-    supports_plain_steps = True
+    supports_plain_rounds = True
 
     def __init__(self, context: Context, rows: BatchRows, noise: Noise | None, width: int):
         """Make empty windows.
@@ -250,16 +250,13 @@ class JacobiProposer(Proposer):
     def on_verified(self, verified: Verified) -> None:
         self.refresh(verified)
 
-    def on_plain_step(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
+    def on_plain_round(self, roots: Roots, codes: Tensor, z: Tensor) -> None:
         at = (roots.at + 1).clamp_max(self.length)
         self._codes.scatter_(1, at, codes[:, None])
         self._update_furthest(at, z)
 
     def refresh(self, verified: Verified) -> tuple[Tensor, Tensor]:
         """Store the decided tokens, and make new drafts for all later positions for which the tree has logits.
-
-        Args:
-            verified: The verified tree.
 
         Returns:
             Two tensors [B, m] for the m positions from the root on. The first has the raster position, or T (the spare
@@ -348,13 +345,13 @@ class JacobiProposer(Proposer):
 
     # ---- drafting ----------------------------------------------------------------------------
 
-    def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
-        return self.build_tree(self.open_window(roots, shapes), shapes)
+    def propose(self, roots: Roots, sizes: TreeSizes) -> DraftTree:
+        return self.build_tree(self.open_window(roots, sizes), sizes)
 
-    def open_window(self, roots: Roots, shapes: Shapes) -> Window:
+    def open_window(self, roots: Roots, sizes: TreeSizes) -> Window:
         """Return the drafts for all positions that the trees of this round can reach."""
-        depth = min(shapes.depth, shapes.nodes)
-        lengths = shapes.lengths
+        depth = min(sizes.depth, sizes.drafts)
+        lengths = sizes.lengths
         self._fill(roots, lengths, depth)
         self._codes.scatter_(1, roots.at, roots.codes[:, None])
         with_root = (roots.at + self.rows.columns[: depth + 1]).clamp_max(self.length)
@@ -374,12 +371,12 @@ class JacobiProposer(Proposer):
             unchanged=self._unchanged,
         )
 
-    def build_tree(self, window: Window, shapes: Shapes, forecast: Forecast | None = None) -> DraftTree:
+    def build_tree(self, window: Window, sizes: TreeSizes, forecast: Forecast | None = None) -> DraftTree:
         """Return the trees of a window. A tree is the spine, plus as many branches as the shape allows.
 
         Args:
             window: The window.
-            shapes: Shapes of the trees.
+            sizes: TreeSizes of the trees.
             forecast: Forecast to learn from. The default is a forecast for the spine, if it has no candidates from a
                 drafter network.
         """
@@ -387,15 +384,15 @@ class JacobiProposer(Proposer):
         classes = torch.where(window.from_network, classes + CLASSES, classes)
         log_p = self.calibration.log_probabilities(classes, window.scores)
         self.forecast = forecast or Forecast(classes, window.candidates[..., 0][:, None], log_p[..., 0][:, None].exp())
-        allowed = window.live[..., None] & (self._ranks < shapes.widths[..., None])
-        log_p = torch.where(allowed, log_p, self._excluded)[..., : shapes.width]
-        # The trees of all images are stored with the same number of nodes. This number is large enough for the longest
+        allowed = window.live[..., None] & (self._ranks < sizes.widths[..., None])
+        log_p = torch.where(allowed, log_p, self._excluded)[..., : sizes.width]
+        # The trees of all images are stored with the same number of drafts. This number is large enough for the longest
         # spine plus the largest number of branch nodes, up to the limit of `largest`. So the branches of one image do
         # not become fewer because another image has a longer spine.
-        nodes = min(window.depth + shapes.branches, self.context.largest.nodes)
-        if log_p.shape[-1] == 1 or window.depth >= nodes:
+        drafts = min(window.depth + sizes.branches, self.context.largest.drafts)
+        if log_p.shape[-1] == 1 or window.depth >= drafts:
             return chain(window.tokens, log_p[..., 0].cumsum(1))
-        return spine_and_branches(window.tokens, window.candidates, log_p, nodes, shapes.budgets)
+        return spine_and_branches(window.tokens, window.candidates, log_p, drafts, sizes.budgets)
 
     def store_spine(self, window: Window) -> None:
         """Store a window's spine as the drafts of its positions."""

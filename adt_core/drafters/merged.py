@@ -34,7 +34,7 @@ from ..policies import Context, DraftMode
 from ..policies.costs import CostEstimate
 from ..rules.noise import Noise
 from ..rules.tree import DraftTree
-from .base import Drafter, Prefill, Proposer, Shapes, Verified
+from .base import Drafter, Prefill, Proposer, TreeSizes, Verified
 from .calibration import CLASSES, Forecast, has_poor_feature
 from .eagle import EagleDrafter
 from .jacobi import CHAIN, JacobiDrafter, JacobiProposer, Window
@@ -119,7 +119,7 @@ class MergedProposer(Proposer):
         super().__init__(context, rows, noise)
         self._window = JacobiProposer(context, rows, noise, max(context.largest.width, MIN_CANDIDATES))
         self._network = eagle.proposer(context, rows, noise)
-        self._chunk = context.largest.nodes + 1  # maximum number of tokens that the network reads in one pass
+        self._chunk = context.largest.drafts + 1  # maximum number of tokens that the network reads in one pass
         self._has_unread = False
         self._uses_network = False  # in the current round
         decoder = context.target.decoder
@@ -140,11 +140,11 @@ class MergedProposer(Proposer):
         self._read = features.new_zeros(len(features), self._window.length + 1, features.shape[-1])
         self._drafted = torch.zeros_like(self._read)
 
-    def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
-        window = self._window.open_window(roots, shapes)
-        self._uses_network = window.depth > 0 and shapes.mode in ("", BOTH.name)
+    def propose(self, roots: Roots, sizes: TreeSizes) -> DraftTree:
+        window = self._window.open_window(roots, sizes)
+        self._uses_network = window.depth > 0 and sizes.mode in ("", BOTH.name)
         if not self._uses_network:
-            return self._window.build_tree(window, shapes)
+            return self._window.build_tree(window, sizes)
         if self._has_unread:
             self._catch_up(roots)
         own_codes = window.candidates[..., 0].clone()
@@ -156,10 +156,9 @@ class MergedProposer(Proposer):
         calibration = self._window.calibration
         own = calibration.log_probabilities(classes, own_scores)
         log_p = torch.stack([own, calibration.log_probabilities(classes + CLASSES, scores)], 1)
-        first = torch.cat([own_codes, codes[..., 0]], 1).view(
-            len(codes), 2, codes.shape[1]
-        )  # `stack` is three operations more
-        return self._window.build_tree(window, shapes, Forecast(classes, first, log_p[..., 0].exp()))
+        kinds = len(codes), 2, codes.shape[1]
+        first = torch.cat([own_codes, codes[..., 0]], 1).view(kinds)  # `stack` is three operations more
+        return self._window.build_tree(window, sizes, Forecast(classes, first, log_p[..., 0].exp()))
 
     def _refine_window(self, window: Window, roots: Roots) -> tuple[Tensor, Tensor, Tensor]:
         """Replace candidates of the window by the network's candidates, in several passes.

@@ -33,13 +33,13 @@ class Budget:
         emitted = [position + 1 - slots.request.start for position in slots.positions]
         return [self._lantern.allowed(count, self._substituted[image]) for count, image in zip(emitted, slots.images)]
 
-    def spend(self, entry: ImageRound) -> None:
+    def spend(self, record: ImageRound) -> None:
         """Count the tokens that were substituted in an image in one round.
 
         Args:
-            entry: The image's part of the round, as recorded in the trace.
+            record: The image's part of the round, as recorded in the trace.
         """
-        self._substituted[entry.image] += entry.substituted
+        self._substituted[record.image] += record.substituted
 
     def reset(self, images: Iterable[int]) -> None:
         """Set the number of substituted tokens to 0 for images that are decoded again from the beginning."""

@@ -1,10 +1,8 @@
 """Forward passes of the target over the slots, from tokens to processed logits.
 
-No function here waits for the device, because a round that waits cannot be captured as a CUDA graph.
-
 Dimensions: B images; R rows of the transformer's batch (2 * B with guidance, else B); n tokens or nodes per row;
 h numbers in the feature vector of a token; V tokens in the vocabulary. `z` are processed logits, and `g` is the Gumbel
-noise of the images. The *root* of an image is its last decided token, which the target has not read yet.
+noise of the images.
 """
 
 from __future__ import annotations

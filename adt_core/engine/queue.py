@@ -65,9 +65,6 @@ class ImageQueue:
     def restart(self, images: list[int]) -> Slots:
         """Replace all images in the slots, finished or not.
 
-        Args:
-            images: Indices of the new images in the request.
-
         Returns:
             The slots with the new images.
         """

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..drafters import Verified
 
+Packed = tuple[Tensor, tuple[int, ...]]
+"""Reports of all images of a round as one tensor [B, k] int64 on the device, and the number of columns of each field of
+`RoundReport`. The numbers sum to k."""
+
 
 class RoundReport(NamedTuple):
-    """Values that the host reads after a round.
+    """Values that the host reads after a round, for one image. Each field is a list of n integers.
 
-    On the device, a report is for all B images, and each field is a tensor [B, n] int64. On the host, a report is for
-    one image, and each field is a list of n integers. The number n differs between fields. In a *plain step* (a round
-    without drafts), `levels`, `codes`, `ranks` and `substituted` are empty (n = 0).
+    The number n differs between fields. In a plain round (a round without drafts), `levels`, `codes`, `ranks` and
+    `substituted` are empty (n = 0).
 
     Attributes:
         accepted: Number of accepted drafts; n = 1.
@@ -34,60 +37,14 @@ class RoundReport(NamedTuple):
         finite: 1 if the logits on the accepted path are finite, else 0; n = 1.
     """
 
-    accepted: Any
-    depth: Any
-    root: Any
-    levels: Any
-    codes: Any
-    ranks: Any
-    substituted: Any
-    finite: Any
-
-    @classmethod
-    def from_verified(cls, verified: Verified) -> RoundReport:
-        """Return the report of a verified tree."""
-        tree = verified.tree
-        path = verified.acceptance.path
-        substitutes = verified.substitutes
-        return cls(
-            accepted=verified.acceptance.accepted,
-            depth=tree.realised_depth(),
-            root=verified.acceptance.next_root,
-            levels=tree.levels(),
-            codes=tree.tokens.gather(1, path),
-            ranks=tree.ranks.gather(1, path),
-            substituted=path[:, :0] if substitutes is None else substitutes.long().gather(1, path),
-            finite=verified.finite.long(),
-        )
-
-    @classmethod
-    def from_plain_step(cls, codes: Tensor, finite: Tensor) -> RoundReport:
-        """Return the report of a plain step.
-
-        Args:
-            codes: [B], code of each new root.
-            finite: [B] bool, whether the logits that decided the new root are finite.
-        """
-        zero = torch.zeros_like(codes)[:, None]
-        empty = zero[:, :0]
-        return cls(
-            accepted=zero,
-            depth=zero,
-            root=codes[:, None],
-            levels=empty,
-            codes=empty,
-            ranks=empty,
-            substituted=empty,
-            finite=finite[:, None].long(),
-        )
-
-    def pack(self) -> tuple[Tensor, tuple[int, ...]]:
-        """Join all fields to one tensor.
-
-        Returns:
-            The tensor [B, k] int64, and the number of columns of each field. The numbers sum to k.
-        """
-        return torch.cat(self, 1), tuple(part.shape[1] for part in self)
+    accepted: list[int]
+    depth: list[int]
+    root: list[int]
+    levels: list[int]
+    codes: list[int]
+    ranks: list[int]
+    substituted: list[int]
+    finite: list[int]
 
     @classmethod
     def unpack(cls, row: list[int], widths: Sequence[int]) -> RoundReport:
@@ -98,3 +55,49 @@ class RoundReport(NamedTuple):
             widths: Number of columns of each field.
         """
         return cls(*(row[end - width : end] for end, width in zip(accumulate(widths), widths)))
+
+
+def pack_verified(verified: Verified) -> Packed:
+    """Return the packed reports of verified trees."""
+    tree = verified.tree
+    acceptance = verified.acceptance
+    path = acceptance.path
+    none = path[:, :0]
+    return _pack(
+        accepted=acceptance.accepted,
+        depth=tree.realised_depth(),
+        root=acceptance.next_root,
+        levels=tree.levels(),
+        codes=tree.tokens.gather(1, path),
+        ranks=tree.ranks.gather(1, path),
+        substituted=none if verified.substitutes is None else verified.substitutes.long().gather(1, path),
+        finite=verified.finite.long(),
+    )
+
+
+def pack_plain_round(codes: Tensor, finite: Tensor) -> Packed:
+    """Return the packed reports of a plain round.
+
+    Args:
+        codes: [B], code of each new root.
+        finite: [B] bool, whether the logits that decided the new root are finite.
+    """
+    zero = torch.zeros_like(codes)[:, None]
+    none = zero[:, :0]
+    root = codes[:, None]
+    return _pack(
+        accepted=zero,
+        depth=zero,
+        root=root,
+        levels=none,
+        codes=none,
+        ranks=none,
+        substituted=none,
+        finite=finite[:, None].long(),
+    )
+
+
+def _pack(**fields: Tensor) -> Packed:
+    """Join the fields [B, n] of a report, on the device, in the order of `RoundReport`."""
+    parts = [fields[name] for name in RoundReport._fields]
+    return torch.cat(parts, 1), tuple(part.shape[1] for part in parts)

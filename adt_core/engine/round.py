@@ -26,9 +26,10 @@ The same functions run on every device. A CPU executes them directly. A GPU capt
 `upload_controls` and ends before the host reads the report. The code of this part follows three rules:
 
 1. It never waits for the device.
-2. No tensor size depends on a value that is stored on the device. Where the exact size is such a value, the code calls
-   `Context.size`: in a replayed round it returns an upper bound, otherwise the exact size.
-3. It changes the tensors of the state in place.
+2. No tensor size depends on a value that is stored on the device. It may depend on the argument `shapes` of `propose`.
+   Where the exact size is on the device, the code calls `Context.size`: in a replayed round it returns an upper bound,
+   otherwise the exact size.
+3. It changes the tensors of the state in place, because a graph always uses the same addresses.
 
 Notation: B images, N drafts per image, N + 1 nodes per tree. A *slot* holds the state of one image of the batch. The
 *policy* (:mod:`adt_core.policies`) decides the maximum size (shape) of each draft tree. The *trace*
@@ -46,7 +47,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..drafters import Proposer, Shapes, Verified
+from ..drafters import Proposer, TreeSizes, Verified
 from ..errors import AdtError
 from ..models.target import Target
 from ..policies import NO_DRAFTS, Shape
@@ -54,7 +55,7 @@ from ..rules.tree import DraftTree
 from ..rules.verify import exact_agreement, longest_path, relaxed_agreement
 from ..trace import ImageRound
 from .forward import add_noise, emitted_codes, forward, logits
-from .report import RoundReport
+from .report import RoundReport, pack_plain_round, pack_verified
 from .slots import Slots
 
 WAIT_SHARE = 0.05
@@ -71,7 +72,7 @@ class Outcome(NamedTuple):
     """Result of a round.
 
     Attributes:
-        images: One pair for each image that advanced: its entry in the trace, and the codes that the round decided.
+        images: One pair for each image that advanced: its record, and the codes that the round decided.
             The last of these codes is the new root.
         drafting: Seconds that the drafter took; 0 if rounds are replayed.
         forwards: Number of forward passes of the drafter's network.
@@ -134,7 +135,7 @@ def _plan_round(slots: Slots, shapes: Sequence[Shape]) -> _RoundPlan:
     # decides the token after the accepted path. So the number is 576 - 2 - 573 = 1.
     remaining = [slots.request.target.length - 2 - position for position in slots.positions]
     fitting = [_cut_to_fit(shape, positions) for shape, positions in zip(shapes, remaining)]
-    if proposer is None or not _has_drafts(proposer, fitting, max(remaining)):
+    if proposer is None or not _verifies_trees(proposer, fitting, max(remaining)):
         # If there is a proposer, a plain round also updates the proposer. So the key depends on it.
         key = "plain", proposer is not None
         return _RoundPlan(fitting, _plain_advances(slots), partial(_plain_round, slots), key)
@@ -142,7 +143,7 @@ def _plan_round(slots: Slots, shapes: Sequence[Shape]) -> _RoundPlan:
     # Each combination of tensor sizes needs its own CUDA graph. Near the end of an image, `fitting` changes in every
     # round. Replayed rounds use the sizes of `shapes` instead, so they need no new graphs there. The captured kernels
     # cut each tree to the limits in `slots.tree_limits`. The host uploads these limits, which are those of `fitting`.
-    sizes = Shapes(shapes if replayed else fitting, slots.tree_limits, may_be_cut=replayed)
+    sizes = TreeSizes(shapes if replayed else fitting, slots.tree_limits, may_be_cut=replayed)
     return _RoundPlan(fitting, advances, partial(_drafted_round, slots, proposer, sizes), sizes.key)
 
 
@@ -165,11 +166,11 @@ class _LaunchInfo(NamedTuple):
     forwards: int = 0
 
 
-def _drafted_round(slots: Slots, proposer: Proposer, shapes: Shapes) -> tuple[Tensor, _LaunchInfo]:
+def _drafted_round(slots: Slots, proposer: Proposer, shapes: TreeSizes) -> tuple[Tensor, _LaunchInfo]:
     """Propose, verify and commit a tree for each image.
 
     Returns:
-        The report as one tensor (`RoundReport.pack`), and values for the host.
+        The report as one tensor (see `report.Packed`), and values for the host.
     """
     started = time.perf_counter()
     forwards = proposer.forwards
@@ -178,9 +179,8 @@ def _drafted_round(slots: Slots, proposer: Proposer, shapes: Shapes) -> tuple[Te
     verified = verify(slots, proposer, tree, shapes.width)
     # Make the report before `commit`, because tensors of the tree may share memory with `slots.roots`, and `commit`
     # overwrites the roots.
-    report = RoundReport.from_verified(verified)
+    packed, widths = pack_verified(verified)
     commit(slots, proposer, verified)
-    packed, widths = report.pack()
     return packed, _LaunchInfo(widths, drafting, proposer.forwards - forwards)
 
 
@@ -190,16 +190,16 @@ def _plain_round(slots: Slots) -> tuple[Tensor, _LaunchInfo]:
     The target reads the root of the image, and the next token is sampled.
 
     Returns:
-        The report as one tensor (`RoundReport.pack`), and values for the host.
+        The report as one tensor (see `report.Packed`), and values for the host.
     """
     roots = slots.roots
     z = logits(slots, forward(slots, roots.codes[:, None], slots.rows.step(roots, 0, 0, None)), 0)
     emitted, finite = emitted_codes(add_noise(slots, z, 0))
     next_roots = torch.where(slots.advances[:, 0] > 0, emitted[:, 0], roots.codes)
     if slots.proposer is not None:
-        slots.proposer.on_plain_step(roots, next_roots, z)
+        slots.proposer.on_plain_round(roots, next_roots, z)
     roots.advance(next_roots, slots.advances)
-    packed, widths = RoundReport.from_plain_step(next_roots, finite[:, 0]).pack()
+    packed, widths = pack_plain_round(next_roots, finite[:, 0])
     return packed, _LaunchInfo(widths)
 
 
@@ -252,7 +252,7 @@ def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
     roots = slots.roots
     # The cache holds the nodes in the order of their numbers. The path 0, 1, 2 is contiguous and stays in place. The
     # path 0, 2, 5 is scattered, and `compact` moves it. A replayed round always calls `compact`.
-    if proposer.context.size(acceptance.is_scattered, 1):
+    if proposer.context.size(acceptance.is_scattered, 1) == 1:
         starts = slots.rows.broadcast(roots.at) + slots.rows.cache_offset
         slots.cache.compact(starts, slots.rows.broadcast(acceptance.path))
     proposer.on_verified(verified)
@@ -267,7 +267,7 @@ def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
 def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
     """Limit the depth of a shape to the `remaining` positions of its image.
 
-    The number of drafts (`Shape.nodes`) becomes smaller by the number of removed levels. Example: a shape with depth 6
+    The number of drafts (`Shape.drafts`) becomes smaller by the number of removed levels. Example: a shape with depth 6
     and 10 drafts has 6 drafts on one path and 4 other drafts. If 2 positions remain, the result has depth 2, 2 drafts
     on one path and 4 other drafts, so 6 drafts. Some methods use a fixed tree from a paper (`Shape.tree`). Its
     number of drafts stays the same, and its drafts below the new depth are excluded on the device.
@@ -275,24 +275,24 @@ def _cut_to_fit(shape: Shape, remaining: int) -> Shape:
     if remaining <= 0:
         return NO_DRAFTS
     depth = min(shape.depth, remaining)
-    branches = max(shape.nodes - shape.depth, 0)
-    nodes = shape.nodes if shape.tree else min(shape.nodes, depth + branches)
-    return shape._replace(depth=depth, nodes=nodes)
+    branches = max(shape.drafts - shape.depth, 0)
+    drafts = shape.drafts if shape.tree else min(shape.drafts, depth + branches)
+    return shape._replace(depth=depth, drafts=drafts)
 
 
-def _has_drafts(proposer: Proposer, shapes: Sequence[Shape], remaining: int) -> bool:
+def _verifies_trees(proposer: Proposer, shapes: Sequence[Shape], remaining: int) -> bool:
     """Return whether the round verifies trees. If not, it is a plain round.
 
     A round verifies trees in two cases. First, at least one image gets drafts. Second, no image gets drafts
     now, but one can get drafts in a later round, and the drafter would lose its state in a plain round
-    (`Proposer.supports_plain_steps` is False).
+    (`Proposer.supports_plain_rounds` is False).
 
     Args:
         proposer: State of the drafter.
         shapes: Maximum size of the draft tree of each slot.
         remaining: Largest number of positions that an image has left for drafts.
     """
-    return any(shape.nodes > 0 for shape in shapes) or (remaining > 0 and not proposer.supports_plain_steps)
+    return any(shape.drafts > 0 for shape in shapes) or (remaining > 0 and not proposer.supports_plain_rounds)
 
 
 def _plain_advances(slots: Slots) -> list[int]:
@@ -324,7 +324,7 @@ def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape) -> 
         shape: Maximum size of the image's draft tree.
 
     Returns:
-        The image's entry in the trace, and the codes that the round decided.
+        The image's record, and the codes that the round decided.
 
     Raises:
         AdtError: If the logits on the accepted path are not finite.
@@ -334,13 +334,13 @@ def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape) -> 
     (accepted,) = report.accepted
     (depth,) = report.depth
     levels = tuple(report.levels[1 : depth + 1])
-    entry = ImageRound(
+    record = ImageRound(
         image=slots.images[slot],
         position=slots.positions[slot],
         depth_asked=shape.depth,
         width_asked=shape.width,
         depth=depth,
-        nodes=sum(levels),
+        drafts=sum(levels),
         accepted=accepted,
         ranks=tuple(report.ranks[1 : accepted + 1]),
         substituted=sum(report.substituted[: accepted + 1]),
@@ -348,7 +348,7 @@ def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape) -> 
         levels=levels,
     )
     slots.positions[slot] += accepted + 1
-    return entry, [*report.codes[1 : accepted + 1], *report.root]
+    return record, [*report.codes[1 : accepted + 1], *report.root]
 
 
 def not_finite_error(target: Target) -> AdtError:

@@ -30,7 +30,7 @@ class RoundRows(NamedTuple):
 
 
 ROUNDS = (RoundRows(2, 64, 4), RoundRows(50, 64, 4), RoundRows(128, 128, 1))
-"""Rounds of one image with guidance: a plain step, a tree with 24 drafts, and a tree with 63 drafts. On a GPU, trees
+"""Rounds of one image with guidance: a plain round, a tree with 24 drafts, and a tree with 63 drafts. On a GPU, trees
 that exceed one tile of 64 rows are rarely the fastest (docs/gpu.md)."""
 
 

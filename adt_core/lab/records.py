@@ -22,7 +22,7 @@ from ..untrusted import list_of, mapping, row
 from .report import COLUMNS, MEANS
 
 RUNS = "runs.jsonl"
-FIGURES = ("seconds", "verified_nodes", *MEANS)
+FIGURES = ("seconds", "verified_drafts", *MEANS)
 """Names of the run statistics that the report needs. A run is the decoding of a prompt by one method."""
 MAX_FILE_MIB = 4096
 """Maximum size of `runs.jsonl` in MiB."""
@@ -35,10 +35,6 @@ def open_records(folder: Path, settings: dict) -> list[dict]:
     """Return the first valid record of each prompt. Create the file if it does not exist.
 
     Damaged lines, and records before the first line with settings, are ignored. They stay in the file.
-
-    Args:
-        folder: Folder of the benchmark.
-        settings: Settings of the benchmark.
 
     Raises:
         AdtError: If the file has other settings, or cannot be read.
@@ -67,10 +63,6 @@ def open_records(folder: Path, settings: dict) -> list[dict]:
 
 def append(folder: Path, record: dict) -> None:
     """Append a record and flush it to the disk.
-
-    Args:
-        folder: Folder of the benchmark.
-        record: Record of plain JSON types.
 
     Raises:
         AdtError: If the file cannot be written.

@@ -27,7 +27,7 @@ COLUMNS = {
     "mean_depth": "mean depth",
     "target_forwards": "target forwards",
     "drafter_forwards": "drafter forwards",
-    "nodes_per_round": "nodes per round",
+    "drafts_per_round": "drafts per round",
     "seconds": "seconds per image",
     "identical": "identical images",
     "agreement": "identical tokens",
@@ -96,8 +96,8 @@ def summary(records: list[dict], sets: dict[str, dict[str, float]] | None = None
         low, high = median_interval(speedups)
         row = {"method": name, "speedup": float(np.median(speedups)), "low": low, "high": high}
         row |= {column: mean(run[column] for run in runs) for column in MEANS}
-        drafts, forwards = (sum(run[column] for run in runs) for column in ("verified_nodes", "target_forwards"))
-        row |= {"nodes_per_round": drafts / max(forwards, 1), "identical": sum(run["agreement"] == 1 for run in runs)}
+        drafts, forwards = (sum(run[column] for run in runs) for column in ("verified_drafts", "target_forwards"))
+        row |= {"drafts_per_round": drafts / max(forwards, 1), "identical": sum(run["agreement"] == 1 for run in runs)}
         for column in shared:
             sums, counts = zip(*(run["quality"][column] for run in runs))
             row[column] = sum(sums) / sum(counts)

@@ -40,7 +40,7 @@ rows takes no longer than reading the weights once. On a CPU the tile has more t
 different kernel for a single row."""
 MAX_HEAD_TILE = 16
 """Maximum number of rows of a tile in the output head. The head computes in float32, where 64 rows take three to four
-times as long as reading its weights (estimate for an H100), and a plain step needs one row per image."""
+times as long as reading its weights (estimate for an H100), and a plain round needs one row per image."""
 _NO_KEY = 2**31 - 1
 """Cache position that stands for no key in `NearKeys.paths`."""
 NEAR_WINDOW = 32

@@ -53,11 +53,7 @@ class KVCache:
         return 2 * config.num_layers * rows * config.num_kv_heads * cache_length * config.head_dim * itemsize
 
     def select(self, rows: Tensor) -> None:
-        """Keep only some rows of the batch, in the memory of the existing cache.
-
-        Args:
-            rows: Indices of the rows to keep.
-        """
+        """Keep only some rows of the batch, in the memory of the existing cache."""
         layers, two, _, *rest = self.data.shape
         shape = (layers, two, len(rows), *rest)
         kept = self.data.flatten()[: math.prod(shape)].view(shape)

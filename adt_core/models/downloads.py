@@ -41,11 +41,7 @@ class Download(NamedTuple):
         return in_gigabytes(self.gigabytes)
 
     def command(self, home: Path) -> str:
-        """Return the shell command that starts the download, or resumes it after an interruption.
-
-        Args:
-            home: Folder of all models.
-        """
+        """Return the shell command that starts the download, or resumes it after an interruption."""
         return download_command(self.name, home)
 
 
@@ -83,11 +79,7 @@ class Published(NamedTuple):
         return licences(self.downloads)
 
     def how_to_get(self, home: Path) -> str:
-        """Return how to download the model, with size and licences, as the end of an error message.
-
-        Args:
-            home: Folder of all models.
-        """
+        """Return how to download the model, with size and licences, as the end of an error message."""
         return f"run `{download_command(self.name, home)}` ({self.size}; licence: {self.licences})"
 
 

@@ -66,9 +66,6 @@ class Family(NamedTuple):
     def missing_remedies(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Return what to do if tensors of a checkpoint are missing.
 
-        Args:
-            checkpoint: The checkpoint.
-
         Returns:
             Advice with a download command, as the end of an error message. Keys are prefixes of the tensors' names.
         """

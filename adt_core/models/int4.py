@@ -31,13 +31,7 @@ with the rounded step, so its precision of 8 bits adds no error."""
 
 
 def empty(inputs: int, outputs: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return an uninitialised packed matrix [32 * groups, out] uint8, and its scale [2, groups, out] bfloat16.
-
-    Args:
-        inputs: Number of inputs of the matrix.
-        outputs: Number of outputs of the matrix.
-        device: Device of both tensors.
-    """
+    """Return an uninitialised packed matrix [32 * groups, out] uint8, and its scale [2, groups, out] bfloat16."""
     groups = -(-inputs // GROUP)
     packed = torch.empty(outputs, groups * GROUP // 2, dtype=torch.uint8, device=device).t()
     return packed, torch.empty(2, groups, outputs, dtype=SCALE_DTYPE, device=device)

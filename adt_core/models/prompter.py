@@ -21,23 +21,20 @@ because the run time of some tokenizers is quadratic in the length."""
 def stripped(text: str) -> str:
     """Check a prompt and return it without surrounding white space.
 
-    Args:
-        text: The prompt.
-
     Raises:
         AdtError: If the text is empty, longer than :data:`MOST_CHARACTERS`, or contains an unpaired surrogate.
     """
     if not text.strip():
-        raise AdtError("prompt is empty; describe the image in a few words.")
+        raise AdtError("`prompt` is empty; describe the image in a few words.")
     if len(text) > MOST_CHARACTERS:
         raise PromptTooLongError(
-            f"prompt has {len(text)} characters, and {MOST_CHARACTERS} at most are read; shorten it."
+            f"`prompt` has {len(text)} characters, and {MOST_CHARACTERS} at most are read; shorten it."
         )
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise AdtError(
-            f"prompt contains half of a character at position {error.start}; delete that character and type it again."
+            f"`prompt` contains half of a character at position {error.start}; delete that character and type it again."
         ) from None
     return text.strip()
 
@@ -63,17 +60,12 @@ def check_ids(ids: Iterable[int], vocab_size: int, name: str) -> None:
 
     Looking up a missing row on a GPU would raise a CUDA error, after which the process can't use the GPU.
 
-    Args:
-        ids: Token ids of the prompt.
-        vocab_size: Size of the model's vocabulary.
-        name: Name of the model, for error messages.
-
     Raises:
         AdtError: If an id is not in the vocabulary.
     """
     largest = max(ids, default=0)
     if largest >= vocab_size:
-        problem = f"prompt contains token {largest}, but {name} has only {vocab_size} tokens"
+        problem = f"`prompt` contains token {largest}, but {name} has only {vocab_size} tokens"
         raise AdtError(f"{problem}; use the tokenizer.json published with {name}.")
 
 
@@ -110,10 +102,6 @@ class TokenPrompter(Prompter):
     @classmethod
     def of(cls, target: Target, checkpoint: Checkpoint) -> TokenPrompter:
         """Return the prompter of a target.
-
-        Args:
-            target: The target.
-            checkpoint: The files of the model, including the tokenizer.
 
         Raises:
             AdtError: If the tokenizer is missing or lacks a special token.

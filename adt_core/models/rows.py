@@ -73,7 +73,7 @@ class AttentionMetadata:
 
 @dataclass
 class Roots:
-    """Root of every image: its last decided token. The target model has not processed this token yet.
+    """Root of the draft tree of every image (:mod:`..rules.tree`).
 
     Attributes:
         codes: [B] int64 codes of the roots.

@@ -3,7 +3,7 @@
 The shape of a tree is its maximum depth and width. The paper specifies that a tree starts from the shape at an adjacent
 token, by default the token on the left, and that the shape is then adapted to the acceptance rate alpha. If alpha is at
 least a threshold beta, the next tree is deeper and narrower, otherwise shallower and wider. The paper does not specify
-the other details. They are our own choice, and their constants were tuned on the bundled model (`benchmarks/sweep.py`).
+the other details. They are our own choice, and their constants were tuned on the bundled model.
 The rule `predicted` and the value `both` of the option `init` are not in the paper.
 """
 
@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from ..errors import AdtError
 from ..settings import choice, fraction, integer
 from ..trace import Round
-from .base import Context, Policy, Shape, Slot
+from .base import ActiveImage, Context, Policy, Shape
 from .fixed import FixedSettings
 
 HORIZONTAL = "horizontal"
@@ -76,16 +75,6 @@ class AdtTreeSettings(FixedSettings):
             if low > high:
                 raise AdtError(f"`{name}_min` is {low}, above `{name}_max` {high}; make it at most {high}.")
 
-    def flat(self) -> dict[str, Any]:
-        """Return the values by name. `rule` is left out if its value is `paper`.
-
-        Version 0.2 had no option `rule`, and always used the paper's rule. Without the entry, the values are equal to
-        the values of version 0.2. This is needed because a batch folder can be named by a digest of these values, and
-        because a benchmark resumes only with equal values.
-        """
-        values = super().flat()
-        return {name: value for name, value in values.items() if (name, value) != ("rule", PAPER)}
-
 
 class AdtTree(Policy):
     """Policy that adapts the shape of trees to each image.
@@ -103,7 +92,7 @@ class AdtTree(Policy):
     After a round, alpha = accepted drafts / depth of the verified tree. If alpha >= beta, the policy stores a shape
     that is deeper by `depth_step` and narrower by `width_step` than the shape of the round. Otherwise it stores a
     shape that is shallower and wider by these steps. The minimum and maximum depth and width always hold. The verified
-    tree may have fewer levels than its chosen depth, because the first levels of a wide tree can use up all `nodes`.
+    tree may have fewer levels than its chosen depth, because the first levels of a wide tree can use up all `drafts`.
 
     With the rule `predicted`, the depth of a new tree is (predicted number of accepted drafts) / beta. The prediction
     is the mean of up to three numbers:
@@ -131,17 +120,17 @@ class AdtTree(Policy):
 
     @classmethod
     def largest(cls, settings: AdtTreeSettings) -> Shape:
-        return Shape(settings.depth_max, settings.width_max, settings.nodes)
+        return Shape(settings.depth_max, settings.width_max, settings.drafts)
 
     def _bounded(self, depth: int, width: int) -> Shape:
         s = self.settings
-        return Shape(min(max(depth, s.depth_min), s.depth_max), min(max(width, s.width_min), s.width_max), s.nodes)
+        return Shape(min(max(depth, s.depth_min), s.depth_max), min(max(width, s.width_min), s.width_max), s.drafts)
 
     def begin(self) -> bool:
         self._images = {}  # images that start again lose their stored shapes
         return True
 
-    def choose(self, slots: Sequence[Slot]) -> list[Shape]:
+    def choose(self, slots: Sequence[ActiveImage]) -> list[Shape]:
         self._images = {slot.image: self._images.get(slot.image) or self._new_image(slot.image) for slot in slots}
         return [self._next_shape(self._images[slot.image], slot.position) for slot in slots]
 
@@ -166,7 +155,7 @@ class AdtTree(Policy):
         s = self.settings
         bounds = (s.depth_min, s.depth_max), (s.width_min, s.width_max)
         depth, width = (int(image.random.integers(low, high + 1)) for low, high in bounds)
-        return Shape(depth, width, s.nodes)
+        return Shape(depth, width, s.drafts)
 
     def _adjacent_shape(self, image: _ImageState, position: int, is_new_row: bool) -> Shape:
         """Return the shape of the next tree under the rule `paper`, from the shapes stored at adjacent tokens."""
@@ -178,7 +167,7 @@ class AdtTree(Policy):
         if is_new_row and s.wrap == RESET:
             left = self._initial
         if s.init == BOTH:
-            return Shape((left.depth + above.depth + 1) // 2, (left.width + above.width + 1) // 2, s.nodes)
+            return Shape((left.depth + above.depth + 1) // 2, (left.width + above.width + 1) // 2, s.drafts)
         return left
 
     def _predicted(self, image: _ImageState, position: int) -> float:
@@ -203,15 +192,15 @@ class AdtTree(Policy):
     def on_verified(self, round: Round) -> None:
         """Store the number of accepted drafts and the next shape at the positions that the round emitted."""
         s = self.settings
-        for share in round.images:
-            image = self._images[share.image]
-            cells = range(share.position + 1, share.position + share.accepted + 2)
+        for record in round.images:
+            image = self._images[record.image]
+            cells = range(record.position + 1, record.position + record.accepted + 2)
             shape = image.chosen
-            if share.depth:
-                sign = 1 if share.alpha >= s.beta else -1
+            if record.depth:
+                sign = 1 if record.alpha >= s.beta else -1
                 shape = self._bounded(shape.depth + sign * s.depth_step, shape.width - sign * s.width_step)
-                image.accepted |= dict.fromkeys(cells, share.accepted)
-                image.total += share.accepted
+                image.accepted |= dict.fromkeys(cells, record.accepted)
+                image.total += record.accepted
                 image.count += 1
             image.shapes |= dict.fromkeys(cells, shape)
 

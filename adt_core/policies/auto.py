@@ -1,8 +1,8 @@
 """The `auto` policy: choose the draft mode and tree size with the highest expected throughput on this device.
 
-A draft mode is one of the ways in which a drafter can draft (:class:`.base.DraftMode`). A plain step is the time of a
-target forward pass in decoding without a drafter. For a round with n drafts per image, c(n) is the cost in plain steps,
-from the cost profile of the device (:mod:`.costs`). w(n) is the expected number of tokens per image:
+A draft mode is one of the ways in which a drafter can draft (:class:`.base.DraftMode`). A plain round is the time of a
+target forward pass in decoding without a drafter. For a round with n drafts per image, c(n) is the cost in plain
+rounds, from the cost profile of the device (:mod:`.costs`). w(n) is the expected number of tokens per image:
 
     w(n) = 1 + multiplier * expected_accepted(n)
     multiplier = image_bias * region_bias
@@ -11,7 +11,7 @@ from the cost profile of the device (:mod:`.costs`). w(n) is the expected number
   (`DraftMode.expected_accepted`), times the gain of the mode. The gain is the ratio of accepted to expected drafts in
   earlier decodings with the same sampling settings (:mod:`.cost_model`).
 - `image_bias` is the ratio of accepted to expected drafts of the mode in this image. For a mode that was not used in
-  this image, it is estimated from the other modes (`SHARED_BIAS`). Old rounds slowly lose their weight, so a mode with
+  this image, it is estimated from the other modes (`RECORDD_BIAS`). Old rounds slowly lose their weight, so a mode with
   few accepted drafts is tried again later.
 - `region_bias` compares the last few rounds, in any mode, with the image's average: it is the ratio of accepted drafts
   to `image_bias * expected_accepted`. It is high in regions of the image that are easy to predict.
@@ -39,7 +39,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from ..trace import Round
-from .base import NO_DRAFTS, Context, DraftMode, DraftSettings, Policy, Shape, Slot
+from .base import NO_DRAFTS, ActiveImage, Context, DraftMode, DraftSettings, Policy, Shape
 
 SIZES = (4, 8, 12, 16, 24, 31, 63)
 """Numbers of drafts per image from which the policy chooses.
@@ -66,7 +66,7 @@ IMAGE_PRIOR = 100.0
 """`image_bias` starts as if this many drafts had been expected, and exactly these had been accepted."""
 MIN_SPEED_UP = 1.1
 """Minimum speed-up over plain decoding. On a CPU, if less is expected, there are no drafts after the trial."""
-SHARED_BIAS = 0.5
+RECORDD_BIAS = 0.5
 """Exponent of the image bias of a mode that was not used in the image: its bias is the ratio of accepted to expected
 drafts in all modes, raised to this power. An image that is hard for one mode is usually hard for all modes."""
 STAY_BONUS = 1.2
@@ -91,7 +91,7 @@ class Choice(NamedTuple):
     Attributes:
         shape: Shape of the trees.
         expected_accepted: Expected number of accepted drafts per image, without the multiplier of an image.
-        cost: Time of the round in plain steps, by the profile.
+        cost: Time of the round in plain rounds, by the profile.
     """
 
     shape: Shape
@@ -100,17 +100,17 @@ class Choice(NamedTuple):
 
     @property
     def speed_up(self) -> float:
-        """Expected number of tokens per image in the time of a plain step."""
+        """Expected number of tokens per image in the time of a plain round."""
         return (1 + self.expected_accepted) / self.cost
 
 
-def spine_length(nodes: int, width: int) -> int:
+def spine_length(drafts: int, width: int) -> int:
     """Return the number of drafts on the spine of a tree; see `LONGEST_SPINE`.
 
     A chain has only a spine, and so has a tree of at most 4 drafts. In a larger tree, five sixths of the drafts are on
     the spine, but at most `LONGEST_SPINE`.
     """
-    return nodes if width == 1 or nodes <= 4 else min(round(nodes * 5 / 6), LONGEST_SPINE)
+    return drafts if width == 1 or drafts <= 4 else min(round(drafts * 5 / 6), LONGEST_SPINE)
 
 
 def sizes_of(mode: DraftMode) -> tuple[int, ...]:
@@ -165,24 +165,24 @@ class Auto(Policy):
     def begin(self) -> bool:
         """Forget all images, and return whether any round can have drafts."""
         self._images = {}
-        self.drafts = self._pays or self._trial.shape.nodes > 0
-        return self.drafts
+        self.is_drafting = self._pays or self._trial.shape.drafts > 0
+        return self.is_drafting
 
     def _find_trial(self) -> Choice:
-        """Return the choice for the trial: a plain step, or the smallest tree of a mode.
+        """Return the choice for the trial: a plain round, or the smallest tree of a mode.
 
         The choices take turns from decoding to decoding. If a mode has the required speed-up (`MIN_SPEED_UP`), these
-        are the plain step and the modes other than the best one. The turn begins with the plain step: for a trial with
-        drafts, a GPU would capture another graph for the first image. If no mode has the required speed-up, these are
-        all modes, beginning with the best one. A batch of B images then has a trial with drafts only in every B-th
+        are the plain round and the modes other than the best one. The turn begins with the plain round: for a trial
+        with drafts, a GPU would capture another graph for the first image. If no mode has the required speed-up, these
+        are all modes, beginning with the best one. A batch of B images then has a trial with drafts only in every B-th
         decoding, because the trial leaves its images at different positions, and all later rounds take longer.
 
-        The cost of the trial counts as that of a plain step. Its cost in the profile may be far too high, and would
+        The cost of the trial counts as that of a plain round. Its cost in the profile may be far too high, and would
         then use up the budget.
         """
         profile = self.context.profile
         assert profile is not None
-        smallest = [choice for choice in self._choices if choice.shape.nodes == SIZES[0]]
+        smallest = [choice for choice in self._choices if choice.shape.drafts == SIZES[0]]
         turns = sorted(smallest, key=lambda choice: -choice.speed_up)
         turn = profile.decodings
         if self._pays:
@@ -194,7 +194,7 @@ class Auto(Policy):
         trial = turns[turn % len(turns)] if turns else self._plain
         return trial._replace(cost=self._plain.cost)
 
-    def choose(self, slots: Sequence[Slot]) -> list[Shape]:
+    def choose(self, slots: Sequence[ActiveImage]) -> list[Shape]:
         images = [self._images.setdefault(slot.image, _ImageHistory()) for slot in slots]
         self._last = self._chosen.shape if self._chosen is not self._trial else None
         self._chosen = self._best(images) if any(image.tokens for image in images) else self._trial
@@ -207,7 +207,7 @@ class Auto(Policy):
         multipliers = {mode: sum(image.multiplier(mode) for image in images) for mode in modes}
 
         def throughput(choice: Choice) -> float:
-            """Return the expected tokens of all images per plain step, times `STAY_BONUS` for the same shape again."""
+            """Return the expected tokens of all images per plain round, times `STAY_BONUS` for the same shape again."""
             tokens = len(images) + multipliers[choice.shape.mode] * choice.expected_accepted
             return tokens / choice.cost * (STAY_BONUS if choice.shape == self._last else 1)
 
@@ -217,15 +217,15 @@ class Auto(Policy):
         """Return the choices with drafts that fit into the budget. If there are none, stop drafting."""
         budget = MAX_LOSS * self.context.remaining + fmean(image.tokens - image.cost for image in images)
         cheapest = min(choice.cost for choice in self._choices) - 1
-        self.drafts = cheapest <= budget
+        self.is_drafting = cheapest <= budget
         most = max(MAX_ROUND_SHARE * budget, cheapest)
-        return [choice for choice in self._choices if self.drafts and choice.cost - 1 <= most]
+        return [choice for choice in self._choices if self.is_drafting and choice.cost - 1 <= most]
 
     def on_verified(self, round: Round) -> None:
-        for share in round.images:
-            self._images[share.image].update(share.accepted, self._chosen)
-        if self._chosen.shape.nodes and not self._pays and not self.context.replayed:
-            self.drafts = False  # If rounds are captured as CUDA graphs, drafting goes on.
+        for record in round.images:
+            self._images[record.image].update(record.accepted, self._chosen)
+        if self._chosen.shape.drafts and not self._pays and not self.context.replayed:
+            self.is_drafting = False  # If rounds are captured as CUDA graphs, drafting goes on.
 
 
 @dataclass
@@ -261,7 +261,7 @@ class _ImageHistory:
 
     Attributes:
         tokens: Tokens decided in its rounds.
-        cost: Time of its rounds in plain steps.
+        cost: Time of its rounds in plain rounds.
         region_bias: Bias over the last few rounds, in any mode.
         shared_bias: Bias over all rounds, in any mode.
         image_biases: Bias of each draft mode that was used in this image.
@@ -275,7 +275,7 @@ class _ImageHistory:
 
     def image_bias(self, mode: str) -> float:
         own = self.image_biases.get(mode)
-        return self.shared_bias.ratio**SHARED_BIAS if own is None else own.ratio
+        return self.shared_bias.ratio**RECORDD_BIAS if own is None else own.ratio
 
     def multiplier(self, mode: str) -> float:
         """Return the factor on the `expected_accepted` of a mode for this image's next round."""

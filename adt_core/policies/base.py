@@ -5,7 +5,7 @@ Terms:
 - A request is a set of images to decode with the same settings.
 - A round is one forward pass of the target, together with the drafting before it. In each round, the target verifies
   one draft tree per image.
-- A draft is a node of such a tree other than the root. The root is the last decided token of the image.
+- A draft is a node of such a tree other than the root (:mod:`..rules.tree`).
 - A method is a policy with a name. Users choose it with the setting `method`.
 """
 
@@ -33,7 +33,7 @@ class Shape(NamedTuple):
     Attributes:
         depth: Maximum number of levels below the root.
         width: Maximum number of children of a node. For the drafter jacobi: maximum number of candidates at a position.
-        nodes: Maximum number of drafts to verify.
+        drafts: Maximum number of drafts to verify.
         tree: Name of a fixed tree from a paper, a key of `fixed.STATIC_TREES`; "" for trees whose nodes are chosen by
             their scores.
         mode: Name of the :class:`DraftMode` to use; "" if the policy does not choose a mode. The drafter then uses all
@@ -42,7 +42,7 @@ class Shape(NamedTuple):
 
     depth: int
     width: int
-    nodes: int
+    drafts: int
     tree: str = ""
     mode: str = ""
 
@@ -97,12 +97,12 @@ class DraftSettings(Settings):
     keep_above: float = fraction(0.0, "Do not verify drafts that are less probable than this; 0 is off.")
 
 
-class Slot(NamedTuple):
+class ActiveImage(NamedTuple):
     """The image in one batch slot, in the form that policies use.
 
     Attributes:
         image: Index of the image within the request.
-        position: Position of the image's last decided token, counted row by row from 0.
+        position: Raster position of the image's root.
     """
 
     image: int
@@ -165,7 +165,7 @@ class Context:
 class Policy:
     """Base class of policies. A policy chooses the shape of each draft tree of a decoding.
 
-    This class chooses the same shape for every tree: the depth, width and number of nodes in the settings.
+    This class chooses the same shape for every tree: the depth, width and number of drafts in the settings.
 
     Attributes:
         settings_type: Class of the method's settings.
@@ -176,8 +176,8 @@ class Policy:
             window (drafts from the target's own earlier forward passes). With both, there are more modes.
         sizes: If `chooses` is True, the numbers of drafts from which the policy chooses. The curves of the cost profile
             have a point at each of these numbers.
-        drafts: A policy sets this attribute to False to stop drafting. The active images are then finished by plain
-            decoding.
+        is_drafting: A policy sets this attribute to False to stop drafting. The active images are then finished by
+            plain decoding.
     """
 
     settings_type: ClassVar[type[DraftSettings]] = DraftSettings
@@ -186,7 +186,7 @@ class Policy:
     needs_network: ClassVar[bool] = False
     chooses: ClassVar[bool] = False
     sizes: ClassVar[Sequence[int]] = ()
-    drafts: bool = True
+    is_drafting: bool = True
 
     def __init__(self, context: Context):
         self.context = context
@@ -194,18 +194,14 @@ class Policy:
 
     @classmethod
     def largest(cls, settings: Any) -> Shape:
-        """Return a shape that no result of `choose` exceeds. The memory for a tree of this shape is allocated.
-
-        Args:
-            settings: Settings of the method.
-        """
-        return Shape(settings.depth, settings.width, settings.nodes)
+        """Return a shape that no result of `choose` exceeds. The memory for a tree of this shape is allocated."""
+        return Shape(settings.depth, settings.width, settings.drafts)
 
     def begin(self) -> bool:
         """Prepare the policy for new images, and return whether to draft for these images."""
         return self.needs_drafter
 
-    def choose(self, slots: Sequence[Slot]) -> list[Shape]:
+    def choose(self, slots: Sequence[ActiveImage]) -> list[Shape]:
         """Return the shape of the next tree of each slot."""
         return [self.largest(self.settings)] * len(slots)
 

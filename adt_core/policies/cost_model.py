@@ -1,17 +1,17 @@
 """Cost model: learns from finished decodings how long rounds take on a device, and how many drafts they accept.
 
-The unit of a cost is a *plain step*: the time of one target forward pass in decoding without a drafter, with the same
+The unit of a cost is a *plain round*: the time of one target forward pass in decoding without a drafter, with the same
 model, settings and batch size. A round with n drafts per image in draft mode m costs
 
     c(m, n) = IDLE + node * n + tile * tiles(n) + fixed(m) + each(m) * n        for n > 0, and c(m, 0) = IDLE
 
 - `node` is the target's cost of verifying one more draft per image.
 - `tile` is the additional cost of one more tile. In batch-invariant mode, the target multiplies matrices in tiles of a
-  fixed number of rows. tiles(n) is the number of tiles in a round with n drafts, minus the number in a plain step.
+  fixed number of rows. tiles(n) is the number of tiles in a round with n drafts, minus the number in a plain round.
 - `fixed(m)` is the cost of drafting in mode m that does not depend on n, and `each(m)` is the cost of each draft.
 
 These parameters start from estimates. Then the model learns from each decoding. For each mode and number of drafts that
-a decoding has used, the median time of these rounds, divided by the time of a plain step, is a *reading*. Readings of
+a decoding has used, the median time of these rounds, divided by the time of a plain round, is a *reading*. Readings of
 several decodings are averaged, and older readings have less weight. But if a new reading differs too much from the
 model (`CONTRADICTION`), all earlier readings are discarded. Finally, the parameters are fitted to the readings and to
 the estimates by least squares of logarithms. So the model also has costs for numbers of drafts that were never used.
@@ -38,7 +38,7 @@ IDLE = 1.04
 CPU_NODE = 0.052
 """Estimate of `node` on a CPU, for a batch of one image."""
 CPU_IMAGE = 0.15
-"""Estimated cost of one more image in a plain step on a CPU. On a GPU, it is `GPU_NODE`."""
+"""Estimated cost of one more image in a plain round on a CPU. On a GPU, it is `GPU_NODE`."""
 CPU_SPREAD = 0.2
 """Estimated additional cost of a round on a CPU if the images of a batch are at different positions, as after a round
 with drafts."""
@@ -71,7 +71,7 @@ FIT_STEPS = 12
 
 Size = tuple[str, int]
 """Draft mode and number of drafts per image."""
-PLAIN_STEP: Size = ("", 0)
+PLAIN_ROUND: Size = ("", 0)
 """Mode and number of drafts of rounds without drafts, as a key of `CostModel.readings`."""
 
 
@@ -93,7 +93,7 @@ class Reading(NamedTuple):
     """Measured cost of a mode and number of drafts, or measured gain of a mode; an average after several decodings.
 
     Attributes:
-        value: A cost in plain steps, the time of a plain step in seconds, or a gain.
+        value: A cost in plain rounds, the time of a plain round in seconds, or a gain.
         weight: Weight, at least 0. The cost of a single round has the weight 0.5. The cost of many rounds of one
             decoding has nearly the weight 1.
     """
@@ -115,7 +115,7 @@ class CostModel:
         tile: Rows in a tile of batch-invariant mode; 0 if the number of tiles does not change the cost.
         sampling: Description of the sampling settings. Gains are valid only for these settings.
         temperature: Temperature of sampling, from which gains are estimated until they are learned.
-        readings: Costs by mode and number of drafts. The entry `PLAIN_STEP` is the time of a plain step in seconds.
+        readings: Costs by mode and number of drafts. The entry `PLAIN_ROUND` is the time of a plain round in seconds.
         gains: Gain of each mode.
         decodings: Number of decodings from which the model has learned.
     """
@@ -147,24 +147,24 @@ class CostModel:
 
     def learn(self, rounds: Iterable[RoundResult]) -> CostModel:
         """Return a model that has also learned from these rounds of a decoding."""
-        results: dict[Size, list[RoundResult]] = {PLAIN_STEP: []}
+        results: dict[Size, list[RoundResult]] = {PLAIN_ROUND: []}
         for result in rounds:
             results.setdefault(result.size, []).append(result)
         times = {size: [result.seconds for result in its] for size, its in results.items()}
-        plain = times.pop(PLAIN_STEP)
+        plain = times.pop(PLAIN_ROUND)
         if not times:
             return replace(self, decodings=self.decodings + 1)
         cost = self._fitted()
-        # `steps` are estimates of the time of a plain step: from the rounds with drafts and their costs in the model,
+        # `steps` are estimates of the time of a plain round: from the rounds with drafts and their costs in the model,
         # from the rounds without drafts, and from earlier decodings. Each estimate can be wrong: the model may be
         # wrong, a round may have been interrupted, or the speed of the machine may have changed. So take the median.
         steps = [exp(median(log(seconds / cost(*size)) for size, its in times.items() for seconds in its))]
         steps += [seconds / IDLE for seconds in plain]
-        steps += [self.readings[PLAIN_STEP].value] if PLAIN_STEP in self.readings else []
+        steps += [self.readings[PLAIN_ROUND].value] if PLAIN_ROUND in self.readings else []
         new = {size: _reading(its, median(steps)) for size, its in times.items()}
         is_wrong = any(abs(log(reading.value / cost(*size))) > CONTRADICTION for size, reading in new.items())
         if plain:
-            new[PLAIN_STEP] = _reading(plain, IDLE)
+            new[PLAIN_ROUND] = _reading(plain, IDLE)
         used = {mode for mode, _ in new}
         before = {} if is_wrong else self.readings
         decayed = {
@@ -193,8 +193,8 @@ class CostModel:
     def _estimates(self) -> np.ndarray:
         """Return the estimates of all parameters: `node`, `tile`, and then `fixed` and `each` of every mode."""
         node = CPU_NODE if self.on_cpu else GPU_NODE
-        # The estimates are in plain steps of one image. With B images, each draft costs B times as much time, but a
-        # plain step, the unit of costs, takes longer too. The fixed costs of drafting grow as the plain step does.
+        # The estimates are in plain rounds of one image. With B images, each draft costs B times as much time, but a
+        # plain round, the unit of costs, takes longer too. The fixed costs of drafting grow as the plain round does.
         step = 1 + (CPU_IMAGE if self.on_cpu else GPU_NODE) * (self.images - 1)
         drafting = [mode.cpu_cost if self.on_cpu else mode.gpu_cost for mode in self.modes]
         spread = CPU_SPREAD if self.on_cpu and self.images > 1 else 0
@@ -215,7 +215,7 @@ class CostModel:
         nonlinear least-squares problem. It is solved by Gauss-Newton steps.
         """
         estimates = np.log(self._estimates())
-        sizes = [size for size in self.readings if size != PLAIN_STEP]
+        sizes = [size for size in self.readings if size != PLAIN_ROUND]
         features = np.array([self._features(*size) for size in sizes]).reshape(-1, len(estimates))
         readings = np.log([self.readings[size].value for size in sizes])
         precision = np.array([self.readings[size].weight for size in sizes]) / READING_ERROR**2

@@ -1,6 +1,6 @@
-"""Cost profiles: the time that rounds take on a device, in plain steps.
+"""Cost profiles: the time that rounds take on a device, in plain rounds.
 
-A plain step is the time of one target forward pass in decoding without a drafter, with the same model, settings and
+A plain round is the time of one target forward pass in decoding without a drafter, with the same model, settings and
 batch size. A round is one target forward pass, together with the drafting before it. :mod:`.cost_model` learns a
 profile for each combination of device, models and settings. The policy `auto` uses no other information about the
 device. So with the same seed, prompt, settings and profile, it chooses the same trees.
@@ -22,7 +22,7 @@ Curve = tuple[tuple[int, float], ...]
 MOST_DRAFTS = 256
 """Maximum number of drafts per image in a profile."""
 MOST_STEPS = 1e4
-"""Maximum cost in a profile, in plain steps."""
+"""Maximum cost in a profile, in plain rounds."""
 MOST_POINTS = 32
 """Maximum number of curves in a profile, and of points in a curve."""
 MOST_DECODINGS = 2**53
@@ -45,7 +45,7 @@ def interpolated(curve: Curve, drafts: int) -> float:
 
 
 class CostEstimate(NamedTuple):
-    """Estimated cost of drafting in a draft mode, in plain steps, without the target's forward pass.
+    """Estimated cost of drafting in a draft mode, in plain rounds, without the target's forward pass.
 
     Attributes:
         fixed: Cost of drafting that does not depend on the number of drafts.
@@ -58,12 +58,12 @@ class CostEstimate(NamedTuple):
 
 @dataclass(frozen=True)
 class CostProfile:
-    """Cost of rounds in plain steps, and ratio of accepted to expected drafts, by draft mode.
+    """Cost of rounds in plain rounds, and ratio of accepted to expected drafts, by draft mode.
 
     Attributes:
         name: Description of the device, model and settings.
         images: Number of images that are decoded together.
-        costs: Cost of a round of each draft mode, in plain steps.
+        costs: Cost of a round of each draft mode, in plain rounds.
         decodings: Number of decodings from which the profile was learned; 0 for an estimate.
         gains: Number of accepted drafts / number of expected drafts, for each draft mode. The expected number is
             `DraftMode.expected_accepted`. The ratio of a mode without an entry is 1.
@@ -83,7 +83,7 @@ class CostProfile:
             drafts: Number of drafts per image.
 
         Returns:
-            Time of the round in plain steps, at least 0.1.
+            Time of the round in plain rounds, at least 0.1.
         """
         return max(interpolated(self.costs[mode], drafts), 0.1)
 

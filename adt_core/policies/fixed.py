@@ -40,7 +40,7 @@ class FixedSettings(DraftSettings):
 
     depth: int = integer(3, "Levels of the tree (ADT-Tree: at the start); with jacobi, the length of its window.")
     width: int = integer(2, "Branches per level of the tree (ADT-Tree: at the start); with jacobi, drafts per token.")
-    nodes: int = integer(6, "Maximum number of drafts that one pass of the model verifies.")
+    drafts: int = integer(6, "Maximum number of drafts that one pass of the model verifies.")
 
 
 class Fixed(Policy):

@@ -129,5 +129,6 @@ def check_fit(method: str, network: bool) -> None:
     """
     if method in POLICIES and POLICIES[method].needs_network and not network:
         raise AdtError(
-            f"method {method!r} needs a drafter network; choose 'eagle2' or 'adt-tree' with the drafter 'jacobi'."
+            f"`method` is {method!r}, which needs a drafter network; choose 'eagle2' or 'adt-tree' with the `drafter` "
+            "'jacobi'."
         )

@@ -10,7 +10,6 @@ only the rows near the current position, and new rows are made a few at a time.
 Terms and dimensions:
 
 - Position: index of a token in its image, in raster order (row by row, from left to right).
-- Root: last decided token of an image. The next draft tree grows from the root.
 - Slot: index of an image in the batch.
 - B images in the batch, n positions, V tokens in the vocabulary, W rows that are stored for each image.
 """
@@ -35,8 +34,6 @@ The caller requests positions in raster order, and each position at most once.
 """
 NoiseKind = Callable[[Key], NoiseRows]
 """Function from the key of an image to its `NoiseRows`."""
-NOISE_VERSION = 1
-"""Version of the keyed noise, saved in the metadata of images. Increase it with every change of the noise values."""
 _CHUNK_NUMBERS = 2**15
 """Approximate number of random numbers in a chunk: the noise at a few successive positions, made by one call.
 

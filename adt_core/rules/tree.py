@@ -1,7 +1,7 @@
 """Draft trees: candidate pool, selection of the best nodes, and the tensors that verification needs.
 
-Node 0 of a tree is the root: the last decided token of the image, whose keys and values are not cached yet. The other
-nodes are up to N drafts. Parents come before their children. Siblings are in descending order of score. If an image
+Node 0 of a tree is the root: the last decided token of the image, which the target has not read yet. The other nodes
+are up to N drafts. Parents come before their children. Siblings are in descending order of score. If an image
 has fewer drafts than others in the batch, its tree is padded with nodes whose `valid` is False.
 
 A code is an image token: an index into the codebook of the image tokenizer.
@@ -139,20 +139,20 @@ class CandidatePool:
         self.count += m * self._children
         return first
 
-    def threshold(self, nodes: int, budgets: Tensor | None = None) -> Tensor:
+    def threshold(self, drafts: int, budgets: Tensor | None = None) -> Tensor:
         """Return the lowest score among the candidates that :meth:`rerank` would keep for each image, [B, 1].
 
         The result is -inf for an image that has fewer candidates than it may keep.
 
         Args:
-            nodes: Maximum number of candidates to keep for each image.
-            budgets: [B, 1], maximum number of candidates of each image; None sets no limit other than `nodes`.
+            drafts: Maximum number of candidates to keep for each image.
+            budgets: [B, 1], maximum number of candidates of each image; None sets no limit other than `drafts`.
         """
-        # Example: an image has the scores [0.3, 0.5]. With nodes = 3, `best` is [0.5, 0.3, -inf], and the result is
-        # -inf. With nodes = 3 and the budget 2, the result is 0.3.
-        best = self._scores().topk(min(nodes, self.count), 1).values
-        if best.shape[1] < nodes:
-            best = F.pad(best, (0, nodes - best.shape[1]), value=-torch.inf)
+        # Example: an image has the scores [0.3, 0.5]. With drafts = 3, `best` is [0.5, 0.3, -inf], and the result is
+        # -inf. With drafts = 3 and the budget 2, the result is 0.3.
+        best = self._scores().topk(min(drafts, self.count), 1).values
+        if best.shape[1] < drafts:
+            best = F.pad(best, (0, drafts - best.shape[1]), value=-torch.inf)
         return best[:, -1:] if budgets is None else best.gather(1, (budgets - 1).clamp_min(0))
 
     def usable(self) -> Tensor:
@@ -162,26 +162,26 @@ class CandidatePool:
     def _scores(self) -> Tensor:
         return torch.cat([scores for _, scores, _ in self._levels], 1)
 
-    def rerank(self, root: Tensor, nodes: int, budgets: Tensor | None = None) -> DraftTree:
+    def rerank(self, root: Tensor, drafts: int, budgets: Tensor | None = None) -> DraftTree:
         """Return a tree of each image's best candidates. Of candidates with equal scores, the earlier one is kept.
 
         A child has a higher number than its parent, but no higher score. So the ancestors of a kept node are kept too.
 
         Args:
             root: [B], codes of the roots.
-            nodes: Maximum number of candidates to keep for each image.
-            budgets: [B, 1], maximum number of candidates of each image; None sets no limit other than `nodes`.
+            drafts: Maximum number of candidates to keep for each image.
+            budgets: [B, 1], maximum number of candidates of each image; None sets no limit other than `drafts`.
         """
         levels = len(self._levels)
         all_tokens, all_scores, all_parents = zip(*self._levels)
         tokens = torch.cat([root[:, None], *all_tokens], 1)
         scores = keep_best(torch.cat(all_scores, 1), budgets)
-        order = scores.sort(dim=1, descending=True, stable=True).indices if nodes < self.count else None
+        order = scores.sort(dim=1, descending=True, stable=True).indices if drafts < self.count else None
         scores = F.pad(scores, (1, 0))  # with the root's score
         numbers = torch.arange(self.count + 1, device=root.device).expand(root.shape[0], -1)
         kept = numbers
         if order is not None:
-            kept = F.pad(order[:, :nodes].sort(1).values + 1, (1, 0))
+            kept = F.pad(order[:, :drafts].sort(1).values + 1, (1, 0))
             tokens = tokens.gather(1, kept)
             scores = scores.gather(1, kept)
         # Example with k = 2: the root has the children 1 and 2, and candidate 2 has the children 3 and 4. So
@@ -191,7 +191,7 @@ class CandidatePool:
         parents = torch.cat(all_parents, 1).gather(1, columns // self._children)
         if order is not None:
             # The kept candidates 0, 1, 2 and 4 become nodes 0, 1, 2 and 3. So `node` is [0, 1, 2, 0, 3].
-            node = torch.zeros_like(numbers).scatter_(1, kept, numbers[:, : nodes + 1])
+            node = torch.zeros_like(numbers).scatter_(1, kept, numbers[:, : drafts + 1])
             parents = node.gather(1, parents)
         valid = is_finite(scores)
         parents = parents * valid

@@ -8,9 +8,8 @@ together with the commit, the machine and the date of the measurement. A place f
 ``<!-- figures: NAME -->`` and ends with ``<!-- /figures -->``. This command writes a table into each place, followed by
 the commit, the machine and the date.
 
-The part ``trees`` takes about 25 minutes on one core. All other parts together take about 30 minutes on two cores. Run
-nothing else at the same time, unless you measure only parts that count tokens and depths. ``--count`` sets the number
-of prompts of every part.
+All parts together take about 20 minutes on two cores. Run nothing else at the same time. ``--count`` sets the number of
+prompts of every part.
 
 Two measurements take longer and have their own commands: ``python -m model_making.quality`` measures the quality of the
 images, and ``python -m benchmarks.lossless`` checks losslessness.
@@ -34,12 +33,12 @@ import torch
 from adt_core.files import write
 
 from ..auto import empty_profile_cache
-from . import generate, methods, others, rounds, trees, weights
+from . import generate, methods, others
 from .parts import FigurePart
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "docs" / "figures.json"
-_MODULES = (generate, methods, others, weights, rounds, trees)
+_MODULES = (generate, methods, others)
 PARTS: dict[str, FigurePart] = {name: part for module in _MODULES for name, part in module.PARTS.items()}
 MARKED = re.compile(r"<!-- figures: (\w+) -->(?:(?!<!-- ).)*<!-- /figures -->", re.DOTALL)
 DIGITS = 6
@@ -85,9 +84,6 @@ def render(figures: dict[str, dict]) -> dict[str, str]:
 
     A table is followed by the commit, the machine and the date of its part. A text of one line is not.
 
-    Args:
-        figures: Stored figures by the name of the part.
-
     Returns:
         Texts by the name of the place.
     """
@@ -101,10 +97,6 @@ def render(figures: dict[str, dict]) -> dict[str, str]:
 
 def fill(document: str, texts: dict[str, str]) -> str:
     """Replace the texts in the places of a document.
-
-    Args:
-        document: Content of the document.
-        texts: New texts by the name of the place.
 
     Raises:
         KeyError: If the document has a place whose name is not in `texts`.
@@ -120,10 +112,6 @@ def fill(document: str, texts: dict[str, str]) -> str:
 def measure(name: str, count: int) -> dict:
     """Measure a part with an empty cache of cost profiles.
 
-    Args:
-        name: Name of the part.
-        count: Number of prompts.
-
     Returns:
         Dictionary with the number of prompts and the figures.
     """
@@ -134,20 +122,13 @@ def measure(name: str, count: int) -> dict:
     return {"count": count, "data": data}
 
 
-def measure_and_store(names: list[str], count: int | None, file: Path, figures: dict[str, dict]) -> None:
-    """Measure parts. Write all figures to a file after each part.
-
-    Args:
-        names: Names of the parts to measure.
-        count: Number of prompts of every part. None or 0 selects the default of each part.
-        file: JSON file to write. It has one line per part.
-        figures: Figures that are already known, by the name of the part. This function adds the new figures.
-    """
+def measure_and_store(names: list[str], count: int | None, figures: dict[str, dict]) -> None:
+    """Measure parts. Write all figures to a file after each part."""
     where = origin()  # now, because the files of the checkout may change during the measurement
     for name in names:
         figures[name] = where | measure(name, count or PARTS[name].count)
         lines = [f"{json.dumps(part)}: {json.dumps(figures[part])}" for part in PARTS if part in figures]
-        write(file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+        write(STORED, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
 def update_documents(texts: dict[str, str]) -> None:
@@ -165,21 +146,14 @@ def main() -> None:
     parser.add_argument("--only", help=f"some of {','.join(PARTS)}")
     parser.add_argument("--count", type=int, help="number of prompts of every part")
     parser.add_argument("--write", action="store_true", help="measure nothing")
-    parser.add_argument(
-        "--output", type=Path, help="a JSON file to write instead of docs/figures.json and the documents"
-    )
     args = parser.parse_args()
     names = args.only.split(",") if args.only else list(PARTS)
     if unknown := set(names) - set(PARTS):
         parser.error(f"--only: unknown parts {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
-    figures = load_figures() if STORED.exists() and not args.output else {}
+    figures = load_figures()
     if not args.write:
-        measure_and_store(names, args.count, args.output or STORED, figures)
-    texts = render(figures)
-    if args.output:
-        print("\n\n".join(texts.values()))
-    else:
-        update_documents(texts)
+        measure_and_store(names, args.count, figures)
+    update_documents(render(figures))
 
 
 if __name__ == "__main__":

@@ -6,17 +6,20 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import torch
+from torch import Tensor
+from transformers import ChameleonForConditionalGeneration, UnbatchedClassifierFreeGuidanceLogitsProcessor
 
-from adt_core import load_drafter
-from adt_core.app.jobs import decode, new_decoding, warm_up
-from adt_core.engine.job import Job
+from adt_core import Sampling, Target, load_drafter
+from adt_core.app.pipeline import Pipeline
 from adt_core.lab.benchmark import PRESETS
+from adt_core.models.reading.paths import resolve
 from adt_core.policies import PLAIN
+from adt_core.settings import BUNDLED
 
 from ..gpu.device import seconds_of
 from ..harness import SAMPLING, bundled, captions, comparison
 from ..interleaving import format_interval, interleave, median_with_interval, table
-from ..upstream import chameleon, generate
 from .parts import FigurePart
 
 FIRST_CAPTION = 3700  # number of the first held-out caption of this part
@@ -28,8 +31,47 @@ TITLES = {
 }
 
 
-def _engine_seconds(job: Job, prompt: str) -> float:
-    return seconds_of(lambda: decode(new_decoding(job, [prompt])))
+def chameleon() -> ChameleonForConditionalGeneration:
+    """Load the bundled model into transformers, and allow it to generate image tokens."""
+    model = ChameleonForConditionalGeneration.from_pretrained(resolve(BUNDLED, "target")).float().eval()
+    model.model.vocabulary_mapping.__dict__["image_tokens"] = []  # the forward masks the tokens in this list
+    return model
+
+
+@torch.inference_mode()
+def generate(model: ChameleonForConditionalGeneration, target: Target, prompt: str, sampling: Sampling) -> Tensor:
+    """Generate an image with transformers' ``generate``.
+
+    Args:
+        model: The bundled model as :func:`chameleon` loads it.
+        target: The same model in this engine, which encodes the prompt.
+        prompt: Text of the prompt.
+        sampling: Seed, guidance and temperature.
+
+    Returns:
+        Codes [T] of the T tokens of the image.
+    """
+    ids = target.encode_prompt(prompt)
+    unconditional = torch.tensor([target.unconditional(ids)])
+    guidance = UnbatchedClassifierFreeGuidanceLogitsProcessor(sampling.guidance, model, unconditional_ids=unconditional)
+    first_code = target.decoder.image_ids[0]  # the ids of the codes are consecutive
+    allowed = target.decoder.image_ids.tolist()
+    torch.manual_seed(sampling.seed)
+    generated = model.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        logits_processor=[guidance],
+        prefix_allowed_tokens_fn=lambda *_: allowed,
+        max_new_tokens=target.length,
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_k=0,
+    )
+    return generated[0, len(ids) :] - first_code
+
+
+def _engine_seconds(pipeline: Pipeline, prompt: str) -> float:
+    return seconds_of(lambda: pipeline.decoding([prompt]).run())
 
 
 def measure(count: int) -> list[dict]:
@@ -41,12 +83,12 @@ def measure(count: int) -> list[dict]:
     prompts = captions(FIRST_CAPTION, count)
     target = bundled()
     model = chameleon()
-    jobs = comparison({"auto": PRESETS["auto"]}, prompts).jobs(target, load_drafter("bundled", target))
-    for job in jobs.values():
-        warm_up(new_decoding(job, prompts[:1]))
+    pipelines = comparison({"auto": PRESETS["auto"]}, prompts).pipelines(target, load_drafter("bundled", target))
+    for pipeline in pipelines.values():
+        pipeline.decoding(prompts[:1]).warm_up()
     runs: dict[str, Callable[[str], float]] = {
         TRANSFORMERS: lambda prompt: seconds_of(lambda: generate(model, target, prompt, SAMPLING)),
-        **{name: partial(_engine_seconds, job) for name, job in jobs.items()},
+        **{name: partial(_engine_seconds, pipeline) for name, pipeline in pipelines.items()},
     }
     runs[TRANSFORMERS](prompts[0])  # warm-up
     results = list(interleave(runs, prompts))

@@ -1,4 +1,4 @@
-"""Figures on *auto*, on batches, on half precision, and on the relation between draft trees and image detail."""
+"""Figures on *auto* and on half precision."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from itertools import product
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from adt_core import Decoding, Drafting, Target, load_drafter, load_target
-from adt_core.app.jobs import decode, new_decoding, warm_up
-from adt_core.engine.job import Job
-from adt_core.lab.benchmark import PRESETS
+from adt_core.app.pipeline import Pipeline
 from adt_core.policies import PLAIN
 from adt_core.recipe import Recipe
 
 from ..auto import METHODS, cells, measure, workers
-from ..harness import SAMPLING, bundled, captions, comparison
-from ..interleaving import format_interval, format_median, interleave, median_with_interval, table
+from ..harness import SAMPLING, captions
+from ..interleaving import format_interval, interleave, median_with_interval, table
 from .parts import FigurePart
 
 SETS = {"grammar": "captions", "ordinary": "ordinary prompts"}
@@ -40,60 +37,6 @@ def tables_of_auto(lines: list[dict]) -> dict[str, str]:
     return {"auto": table(columns, rows)}
 
 
-BATCH_SIZES = (1, 2, 4, 8, 16)
-REPEATS = 2
-BATCHED = {PLAIN: "plain", "auto": "auto"}
-
-
-def measure_together(count: int) -> list[dict]:
-    """Measure the throughput for each method and batch size.
-
-    The results also contain how many images are equal to the images of plain decoding with batch size 1.
-    """
-    prompts = captions(3200, count)
-    indices = list(range(count))
-    jobs = comparison({name: PRESETS[name] for name in BATCHED}, prompts).jobs(
-        bundled(), load_drafter("bundled", bundled())
-    )
-
-    def run(_: int, name: str, batch_size: int) -> tuple[float, Tensor]:
-        batches = [slice(i, i + batch_size) for i in range(0, count, batch_size)]
-        decodings = [decode(new_decoding(jobs[name], prompts[batch], indices[batch])) for batch in batches]
-        seconds = sum(decoding.trace.report()["seconds"] for decoding in decodings)
-        return seconds, torch.cat([decoding.codes for decoding in decodings])
-
-    for name, batch_size in product(BATCHED, BATCH_SIZES):
-        warm_up(new_decoding(jobs[name], prompts[:batch_size]))
-    runs = {(name, size): partial(run, name=name, batch_size=size) for name, size in product(BATCHED, BATCH_SIZES)}
-    results = list(interleave(runs, range(REPEATS)))
-    single = [result[PLAIN, 1] for result in results]
-    lines = []
-    for name, batch_size in runs:
-        measured = [result[name, batch_size] for result in results]
-        times = [plain[0] / other[0] for plain, other in zip(single, measured)]
-        line = {"method": name, "at once": batch_size, "times": [float(np.median(times)), min(times), max(times)]}
-        line["rate"] = 60 * count / float(np.median([seconds for seconds, _ in measured]))
-        identical = (measured[0][1] == single[0][1]).all(-1).sum().item()
-        lines.append(line | {"same": f"{identical} of {count}"})
-    return lines
-
-
-def tables_of_together(lines: list[dict]) -> dict[str, str]:
-    """Return the table, by its name ``together``. See `FigurePart.tables`."""
-    columns = [
-        "method",
-        "batch size",
-        "images per minute",
-        "speed-up over plain decoding of single images (minimum to maximum)",
-        "identical",
-    ]
-    rows = (
-        [BATCHED[line["method"]], line["at once"], f"{line['rate']:.1f}", format_interval(line["times"]), line["same"]]
-        for line in lines
-    )
-    return {"together": table(columns, rows)}
-
-
 HALF = {
     "plain": METHODS[PLAIN],
     "window, a chain": METHODS["chain of 16"],
@@ -103,26 +46,26 @@ HALF = {
 MODES = {"on": True, "off": False}
 
 
-def _decode_one(job: Job, prompt: str) -> Decoding:
-    return decode(new_decoding(job, [prompt]))
+def _decode_one(pipeline: Pipeline, prompt: str) -> Decoding:
+    return pipeline.decoding([prompt]).run()
 
 
-def _half_job(target: Target, drafter: str, drafting: Drafting) -> Job:
-    return Job(target, Recipe(SAMPLING, drafting), load_drafter(drafter, target))
+def _half_pipeline(target: Target, drafter: str, drafting: Drafting) -> Pipeline:
+    return Pipeline(target, Recipe(SAMPLING, drafting), load_drafter(drafter, target))
 
 
 def measure_half(count: int) -> list[dict]:
     """Measure plain decoding and other methods in bfloat16, with the batch-invariant mode on and off."""
     prompts = captions(3600, count)
-    jobs = {}
+    pipelines = {}
     for mode, exact in MODES.items():
         target = load_target(dtype=torch.bfloat16, exact=exact)
-        jobs |= {(name, mode): _half_job(target, *options) for name, options in HALF.items()}
-    for job in jobs.values():
-        warm_up(new_decoding(job, prompts[:1]))
-    runs = {(name, mode): partial(_decode_one, jobs[name, mode]) for name, mode in product(HALF, MODES)}
+        pipelines |= {(name, mode): _half_pipeline(target, *options) for name, options in HALF.items()}
+    for pipeline in pipelines.values():
+        pipeline.decoding(prompts[:1]).warm_up()
+    runs = {(name, mode): partial(_decode_one, pipelines[name, mode]) for name, mode in product(HALF, MODES)}
     results = list(interleave(runs, prompts))
-    seconds = {key: np.array([result[key].trace.report()["seconds"] for result in results]) for key in jobs}
+    seconds = {key: np.array([result[key].trace.report()["seconds"] for result in results]) for key in pipelines}
     lines = []
     for name, mode in product(HALF, MODES):
         line = {"method": name, "exact": mode, "seconds": float(np.median(seconds[name, mode]))}
@@ -155,118 +98,7 @@ def tables_of_half(lines: list[dict]) -> dict[str, str]:
     return {"half": table(columns, rows), "exact": f"{min(costs):.2f} to {max(costs):.2f}"}
 
 
-REGIONS = ("adt-tree", "jacobi", "merged")
-QUARTERS = 4
-
-
-def detail(pixels: Tensor, downsample: int) -> np.ndarray:
-    """Return a measure of image detail for each token: the mean absolute gradient of the pixels.
-
-    The mean is taken over the token and its neighbours, a square of 3 x 3 tokens.
-
-    Args:
-        pixels: [3, H, W]: RGB, height, width.
-        downsample: Number of pixels per token in each direction.
-
-    Returns:
-        [T] for the T tokens of the image, in raster order.
-    """
-    gray = pixels.mean(0)
-    gradient = torch.zeros_like(gray)
-    gradient[:, 1:] += gray.diff(dim=1).abs()
-    gradient[1:] += gray.diff(dim=0).abs()
-    squares = torch.nn.functional.avg_pool2d(gradient[None, None], downsample)
-    return torch.nn.functional.avg_pool2d(squares, 3, 1, 1, count_include_pad=False).flatten().numpy()
-
-
-def spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """Return Spearman's rank correlation. Equal values get the mean of their ranks.
-
-    Args:
-        a: Values. If all of them are equal, the result is 0.
-        b: Values to compare with.
-    """
-
-    def ranks(x: np.ndarray) -> np.ndarray:
-        # Example: x = [5, 3, 5]. The distinct values are [3, 5], so inverse = [1, 0, 1] and counts = [1, 2].
-        # Value 3 has rank 1. Value 5 has ranks 2 and 3, so its mean rank is 2.5. The result is [2.5, 1, 2.5].
-        _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
-        return (counts.cumsum() - (counts - 1) / 2)[inverse]
-
-    return float(np.corrcoef(ranks(a), ranks(b))[0, 1]) if np.ptp(a) else 0.0
-
-
-def _image_figures(busy: np.ndarray, depth: np.ndarray, emitted: np.ndarray) -> list[float]:
-    """Return the figures of one image.
-
-    If a round decodes n tokens, each of its tokens costs 1 / n forwards. The mean number of tokens per forward is
-    therefore a harmonic mean.
-
-    Args:
-        busy: Detail around each token.
-        depth: Depth of the tree in the round that decoded the token.
-        emitted: Number of tokens that this round decoded.
-
-    Returns:
-        Rank correlation of detail with depth, rank correlation of detail with `emitted`, mean depth in each quarter of
-        the tokens, and mean number of tokens per forward in each quarter. The first quarter has the lowest detail.
-    """
-    quarters = np.array_split(np.argsort(busy, kind="stable"), QUARTERS)
-    depths = [float(depth[part].mean()) for part in quarters]
-    tokens_per_forward = [float(1 / np.mean(1 / emitted[part])) for part in quarters]
-    return [spearman(depth, busy), spearman(emitted, busy), *depths, *tokens_per_forward]
-
-
-def measure_regions(count: int) -> dict[str, list]:
-    """Measure how tree depth and accepted tokens depend on the detail of the image around a token.
-
-    The first token of an image is omitted, because no round decodes it.
-
-    Args:
-        count: Number of prompts.
-
-    Returns:
-        For each method, the figures of each image from `_image_figures`.
-    """
-    prompts = captions(1000, count)
-    jobs = comparison({name: PRESETS[name] for name in REGIONS}, prompts).jobs(
-        bundled(), load_drafter("bundled", bundled())
-    )
-    figures: dict[str, list] = {}
-    for name in REGIONS:
-        job = jobs[name]
-        decoding = decode(new_decoding(job, prompts))
-        with torch.inference_mode():
-            images = job.pixels(decoding.grid_codes())
-        figures[name] = []
-        for number, pixels in enumerate(images):
-            busy = detail(pixels.float(), job.target.downsample)[1:]
-            maps = (decoding.trace.token_map(figure, number) for figure in ("depth", "acceptance"))
-            depth, emitted = (np.array(values).flatten()[1:] for values in maps)
-            figures[name].append(_image_figures(busy, depth, emitted))
-    return figures
-
-
-def tables_of_regions(figures: dict[str, list]) -> dict[str, str]:
-    """Return the table, by its name ``regions``. See `FigurePart.tables`."""
-    columns = [
-        "method",
-        "Spearman of depth",
-        "of tokens per round",
-        "depth, smoothest to busiest quarter",
-        "tokens per forward",
-    ]
-    rows = []
-    for name, images in figures.items():
-        values = np.array(images).T
-        means = [f"{mean:.2f}" for mean in values[2:].mean(1)]
-        rows.append([name, *map(format_median, values[:2]), ", ".join(means[:QUARTERS]), ", ".join(means[QUARTERS:])])
-    return {"regions": table(columns, rows)}
-
-
 PARTS = {
     "auto": FigurePart(6, measure_auto, tables_of_auto),
-    "together": FigurePart(32, measure_together, tables_of_together),
     "half": FigurePart(3, measure_half, tables_of_half),
-    "regions": FigurePart(16, measure_regions, tables_of_regions),
 }

@@ -1,7 +1,7 @@
 """The machine, its software versions, and its highest memory rate. This module also has the tools for all other parts.
 
 The memory rate is measured in three ways. *Read* sums a large tensor. *Multiply* multiplies a large matrix by a vector,
-which reads memory like the matrix products of a plain step. *Copy* copies a tensor and counts the bytes read and the
+which reads memory like the matrix products of a plain round. *Copy* copies a tensor and counts the bytes read and the
 bytes written. All other parts use the highest of the three rates as the limit of the device.
 """
 
@@ -93,10 +93,6 @@ def measure_interleaved(
     """Call all functions once, then all functions again, and so on.
 
     If a function raises an exception, it is not called again.
-
-    Args:
-        calls: Functions by name.
-        repeats: Number of calls of each function.
 
     Returns:
         Two dictionaries by name: the results of all functions that did not fail, and the error of each function that
@@ -232,10 +228,6 @@ def limit_memory(limit: int | None) -> None:
 
 def memory_rates(size: int, repeats: int) -> dict[str, dict[str, float]]:
     """Measure the memory rate with three kernels.
-
-    Args:
-        size: Size of the tensors in bytes.
-        repeats: Number of calls of each kernel.
 
     Returns:
         Median and quartiles in bytes per second, by kernel: "read", "multiply" and "copy".

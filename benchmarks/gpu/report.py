@@ -80,11 +80,7 @@ def section(name: str, part: dict) -> str:
 
 
 def markdown(results: dict) -> str:
-    """Return the complete report of a run.
-
-    Args:
-        results: Content of gpu.json.
-    """
+    """Return the complete report of a run."""
     versions = machine(results)
     parts = results["parts"]
     title = (REHEARSAL if results["rehearsal"] else TITLE).format(device=versions.get("device", "an unknown device"))

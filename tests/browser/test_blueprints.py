@@ -37,7 +37,7 @@ OPEN = """async ([name, seed]) => {
 @pytest.mark.parametrize("name", NAMES)
 def test_blueprint_runs(tab, name):
     opened = tab.page.evaluate(OPEN, [name, next(SEEDS)])
-    assert opened["shown"][:2] == ["text", "model"] and {"seed", "speed"} <= set(opened["shown"])
+    assert opened["shown"][:2] == ["text", "model"] and {"seed", "drafting"} <= set(opened["shown"])
     tab.screenshot(f"blueprint_{name}")
     run = tab.page.evaluate(RUN)
     assert run["end"] == ["execution_success", None]

@@ -163,17 +163,6 @@ def test_error_without_download_explains_the_option(tab, hub):
     tab.page.evaluate("app.extensionManager.setting.set('Comfy.RightSidePanel.IsOpen', false)")
 
 
-def test_mark_of_older_versions_disappears_after_installing(tab, comfy):
-    """A workflow of an older version contains the mark "(not installed)". The page must remove it from the value."""
-    tab.open()
-    tab.open_template(TEMPLATES[JANUS])
-    saved = tab.saved()
-    loader = next(node for node in saved["nodes"] if node["type"] == "ADTTreeModelLoader")
-    loader["widgets_values"][0] = f"{JANUS} (not installed)"
-    tab.load(saved)
-    assert tab.page.evaluate(f"{WIDGET.format('model')}.value") == JANUS
-
-
 @pytest.mark.parametrize("name", ["constructor", "__proto__", "toString"])
 def test_names_that_every_object_inherits_stay_names(tab, name):
     """A workflow with such a model once turned the value of the widget into a function."""

@@ -17,7 +17,7 @@ def test_first_template_runs_and_shows_its_map(tab):
     tab.open_template("ADT-Tree text to image (start here)")
     sampler = tab.page.evaluate("app.graph.nodes.find((node) => node.type === 'ADTTreeSampler').id")
     new_seed(tab, sampler)
-    give(tab, sampler, "speed", "Exact ADT-Tree")  # with Auto, a busy machine may not draft
+    give(tab, sampler, "drafting", "Exact ADT-Tree")  # with Auto, a busy machine may not draft
     tab.run()
     tab.wait(sampler, "run && run.done > 0 && run.done < run.total")
     tab.screenshot("live")
@@ -59,18 +59,18 @@ def test_finished_map_agrees_with_the_trace(tab, comfy, workflow):
     trace = trace_of(comfy)
     for image in range(2):
         assert values(tab, sampler, image=image) == flat(trace["acceptance"][image])
-        shares = {
-            (i, share["position"]): (one, share)
+        records = {
+            (i, record["position"]): (one, record)
             for i, one in enumerate(trace["rounds"])
-            for share in one["images"]
-            if share["image"] == image
+            for record in one["images"]
+            if record["image"] == image
         }
-        for (index, position), (one, share) in shares.items():
+        for (index, position), (one, record) in records.items():
             token = tab.map(sampler, f"run.token({image}, argument)", position + 1)
             assert token["round"] == index and token["ms"] == pytest.approx(1000 * one["seconds"], abs=0.01)
-            assert (token["depthAsked"], token["widthAsked"]) == (share["depth_asked"], share["width_asked"])
-            for name in ("depth", "width", "nodes", "accepted"):
-                assert token[name] == share[name], (name, index)
+            assert (token["depthAsked"], token["widthAsked"]) == (record["depth_asked"], record["width_asked"])
+            for name in ("depth", "width", "drafts", "accepted"):
+                assert token[name] == record[name], (name, index)
     report = trace["report"]
     figures = tab.map(sampler, "run.figures()")
     assert figures["tau"] == pytest.approx(report["tau"]) and figures["rate"] == pytest.approx(
@@ -105,17 +105,19 @@ def test_canvas_shows_the_selected_figure_and_image(tab, workflow):
 def test_tooltip_and_table_describe_the_round(tab, comfy, workflow):
     sampler = done(tab, workflow.reading_the_trace())
     trace = trace_of(comfy)
-    index, share = next((i, one["images"][0]) for i, one in enumerate(trace["rounds"]) if one["images"][0]["nodes"] > 1)
-    cell = share["position"] + 1
+    index, record = next(
+        (i, one["images"][0]) for i, one in enumerate(trace["rounds"]) if one["images"][0]["drafts"] > 1
+    )
+    cell = record["position"] + 1
     tab.settle()  # in Nodes 2.0, other nodes move when the map grows
     tab.page.mouse.move(*point(tab, sampler, cell))
     tab.wait(sampler, "!panel.tip.hidden")
     message = tab.map(sampler, "panel.tip.textContent")
-    tokens = share["accepted"] + 1
+    tokens = record["accepted"] + 1
     for part in (
         f"Row {cell // 12 + 1}, column {cell % 12 + 1}",
         f"{tokens} token{'s' * (tokens > 1)} in this pass",
-        f"{share['accepted']} of {share['nodes']} drafts accepted",
+        f"{record['accepted']} of {record['drafts']} drafts accepted",
         " ms",
     ):
         assert part in message, (part, message)
@@ -126,13 +128,13 @@ def test_tooltip_and_table_describe_the_round(tab, comfy, workflow):
     tab.page.mouse.move(*point(tab, sampler, cell))
     tab.wait(sampler, "panel.table.textContent.includes('alpha')")
     table = tab.map(sampler, "Array.from(panel.table.rows, (row) => Array.from(row.cells, (one) => one.textContent))")
-    alpha = share["accepted"] / share["depth"]
+    alpha = record["accepted"] / record["depth"]
     for row in (
         [f"Token {cell + 1}", f"pass {index + 1}"],
-        ["depth", f"{share['depth']} ({share['depth_asked']} requested)"],
-        ["width", f"{share['width']} ({share['width_asked']} requested)"],
-        ["drafts", str(share["nodes"])],
-        ["accepted", str(share["accepted"])],
+        ["depth", f"{record['depth']} ({record['depth_asked']} requested)"],
+        ["width", f"{record['width']} ({record['width_asked']} requested)"],
+        ["drafts", str(record["drafts"])],
+        ["accepted", str(record["accepted"])],
         ["alpha", f"{alpha:.2f}"],
         ["passes of the model", str(len(trace["rounds"]))],
     ):

@@ -53,19 +53,19 @@ def test_slider_shows_every_round(tab, workflow):
     settled(tab, sampler)
     tab.widget(sampler).get_by_label("Opacity").fill("100")
     complete = painted(tab, sampler)
-    rounds = tab.map(sampler, "run.roundsOf(0).map((i) => run.rounds[i].shares.get(0))")
+    rounds = tab.map(sampler, "run.roundsOf(0).map((i) => run.rounds[i].records.get(0))")
     at = next(i for i, one in enumerate(rounds) if one["position"] > 30 and 0 < one["accepted"] < one["depth"] < 12)
     moment(tab, sampler, at)
-    share = rounds[at]
+    record = rounds[at]
     now = painted(tab, sampler)
-    root = share["position"]
+    root = record["position"]
     assert same_colours(now[: root + 1], complete[: root + 1])
-    tree = range(root + 1, root + 1 + share["depth"])
+    tree = range(root + 1, root + 1 + record["depth"])
     assert all(near(colour, BACKGROUND) for cell, colour in enumerate(now) if cell > max(tree))
     assert all(
-        near(edge(tab, sampler, cell), GREEN if cell - root <= share["accepted"] else ORANGE) for cell in tree
-    ), share
-    message = f"{at + 1} / {len(rounds)}: {share['accepted']} of {share['nodes']} drafts accepted"
+        near(edge(tab, sampler, cell), GREEN if cell - root <= record["accepted"] else ORANGE) for cell in tree
+    ), record
+    message = f"{at + 1} / {len(rounds)}: {record['accepted']} of {record['drafts']} drafts accepted"
     assert tab.map(sampler, "panel.replay.label.textContent") == message
     tab.screenshot("replayed")
     moment(tab, sampler, len(rounds))

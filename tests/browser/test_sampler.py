@@ -9,8 +9,10 @@ import json
 import pytest
 from comfy_server import ROOT
 
+from adt_core.version import FORMAT
+
 NUMBERS = ["guidance", "temperature", "top_k", "top_p"]
-SHOWN = ["seed", "control_after_generate", "guidance", "batch_size", "speed", "preset", "acceptance_map"]
+SHOWN = ["seed", "control_after_generate", "guidance", "batch_size", "drafting", "preset", "acceptance_map"]
 VUE_GRAY = """(names) => {
   const inputs = document.querySelectorAll('[data-widget-name] [role=spinbutton]:disabled');
   return [...inputs].map((one) => one.closest('[data-widget-name]').dataset.widgetName).join() === names.join();
@@ -87,51 +89,36 @@ def test_preset_disables_the_numbers_that_it_overrides(tab, default_workflow):
     assert disabled(tab) == NUMBERS and set(shown(tab)) == {*SHOWN}
 
 
+def test_node_of_another_format_is_refused_and_kept(tab, default_workflow):
+    tab.load(default_workflow)
+    saved = tab.saved()
+    node = next(node for node in saved["nodes"] if node["type"] == "ADTTreeSampler")
+    assert node["properties"]["adt_tree_format"] == FORMAT
+    node["properties"]["adt_tree_format"] = FORMAT + 1
+    node["widgets_values"] = ["values", "of", "later", "versions"]
+    tab.load(saved)
+    tab.page.get_by_text(
+        f"format {FORMAT + 1}, but this ADT-Tree reads format {FORMAT}; open the workflow"
+    ).first.wait_for()
+    kept = next(kept for kept in tab.saved()["nodes"] if kept["type"] == "ADTTreeSampler")
+    assert {name: kept[name] for name in ("properties", "widgets_values", "mode")} == {
+        name: node[name] for name in ("properties", "widgets_values", "mode")
+    }
+    prompt = tab.page.evaluate("async () => (await app.graphToPrompt()).output")
+    assert "ADTTreeSampler" not in {node["class_type"] for node in prompt.values()}
+
+
 @pytest.mark.smoke
 def test_keep_inputs_are_shown_with_a_latent_image(tab, default_workflow):
     tab.load(default_workflow)
     before = sent(tab)
-    evaluate(tab, "(widget('keep').value = 0.25, widget('guidance').value = 9, 0)")
+    evaluate(tab, "(widget('keep_top').value = 0.25, widget('guidance').value = 9, 0)")
     assert sent(tab) == before, "disabled or hidden values must not cause another run"
     latent = "LiteGraph.createNode('EmptyLatentImage')"
     evaluate(tab, f"((latent) => (app.graph.add(latent), latent.connect(0, node, 'latent_image'), 0))({latent})")
-    assert {"keep", "keep_left"} <= set(shown(tab)) and sent(tab)["keep"] == 0.25
+    assert {"keep_top", "keep_left"} <= set(shown(tab)) and sent(tab)["keep_top"] == 0.25
     evaluate(tab, "(node.disconnectInput(node.inputs.findIndex((one) => one.name === 'latent_image')), 0)")
     assert shown(tab) == SHOWN and sent(tab) == before
-
-
-@pytest.mark.smoke
-def test_workflow_without_a_preset_keeps_its_numbers(tab, default_workflow):
-    sampler = next(node for node in default_workflow["nodes"] if node["type"] == "ADTTreeSampler")
-    sampler["widgets_values"] = sampler["widgets_values"][:-2]
-    sampler["widgets_values"][2] = 7.25
-    tab.load(default_workflow)
-    assert sent(tab)["preset"] == "custom" and sent(tab)["guidance"] == 7.25 and sent(tab)["speed"] == "Auto"
-
-
-@pytest.mark.parametrize("guidance, preset", [(2.0, "model default"), (7.25, "custom")])
-def test_benchmark_without_a_preset_keeps_changed_numbers(tab, default_workflow, guidance, preset):
-    tab.load(default_workflow)
-    tab.page.evaluate("void app.graph.add(LiteGraph.createNode('ADTTreeBenchmark'))")
-    saved = tab.saved()
-    node = next(node for node in saved["nodes"] if node["type"] == "ADTTreeBenchmark")
-    assert node["widgets_values"][-3:] == [2.0, 0.6, "model default"]
-    node["widgets_values"][-3:] = [guidance, 0.6]
-    tab.load(saved)
-    made = sent(tab, "ADTTreeBenchmark")
-    assert (made["guidance"], made["temperature"], made["preset"]) == (guidance, 0.6, preset)
-    assert disabled(tab, "ADTTreeBenchmark") == (["guidance", "temperature"] if preset == "model default" else [])
-
-
-def test_comparison_without_a_speed_uses_auto(tab, default_workflow, prefer):
-    prefer("ADTTree.Sampler.Speed", "No drafting")
-    tab.load(default_workflow)
-    tab.page.evaluate("void app.graph.add(LiteGraph.createNode('ADTTreeCompare'))")
-    saved = tab.saved()
-    compare = next(node for node in saved["nodes"] if node["type"] == "ADTTreeCompare")
-    del compare["widgets_values"][-2:]  # remove speed and preset
-    tab.load(saved)
-    assert sent(tab, "ADTTreeCompare")["speed"] == "Auto" and sent(tab, "ADTTreeCompare")["preset"] == "model default"
 
 
 def menu(tab, name: str) -> None:
@@ -167,12 +154,12 @@ def wait_for_selection_in_view(tab, *kinds: str) -> None:
 @pytest.mark.smoke
 def test_compare_with_plain_copies_the_samplers_inputs(tab, default_workflow):
     tab.load(default_workflow)
-    choose(tab, "speed", "Relaxed (LANTERN)")
+    choose(tab, "drafting", "Relaxed (LANTERN)")
     link(tab, "PrimitiveInt", "seed")
     menu(tab, "compare with no drafting")
     ours = sent(tab)
     made = sent(tab, "ADTTreeCompare")
-    same = ("model", "positive", "negative", "drafter", "seed", "preset", "speed")
+    same = ("model", "positive", "negative", "drafter", "seed", "preset", "drafting")
     assert isinstance(ours["seed"], list)
     assert {name: made[name] for name in same} == {name: ours[name] for name in same}
     assert made["settings_a"] == ours["settings"] and "settings_b" not in made
@@ -186,10 +173,10 @@ def test_open_as_a_batch_copies_the_samplers_inputs(tab, default_workflow):
     menu(tab, "open as a batch")
     ours = sent(tab)
     made = sent(tab, "ADTTreeBatchSampler")
-    assert all(made[name] == ours[name] for name in ("model", "drafter", "settings", "seed", "preset", "speed"))
+    assert all(made[name] == ours[name] for name in ("model", "drafter", "settings", "seed", "preset", "drafting"))
     assert sent(tab, "ADTTreePrompts")["text"].startswith("A red house") and made["ids"][1] == 1
-    assert sent(tab, "ADTTreeCollector")["results"][1] == 2
-    wait_for_selection_in_view(tab, "ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeCollector")
+    assert sent(tab, "ADTTreeBatchReport")["results"][1] == 2
+    wait_for_selection_in_view(tab, "ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeBatchReport")
     tab.screenshot("batch_added")
 
 
@@ -239,26 +226,16 @@ def test_preferences(tab, default_workflow, prefer):
     prefer("ADTTree.Map.Show", True)
     line.wait_for()
     assert shown(tab) == SHOWN
-    prefer("ADTTree.Sampler.Speed", "No drafting")
+    prefer("ADTTree.Sampler.Drafting", "No drafting")
     prefer("ADTTree.Map.Opacity", 25)
     made = """() => {
       const node = LiteGraph.createNode('ADTTreeSampler');
       app.graph.add(node);
       const widget = (name) => node.widgets.find((one) => one.name === name);
-      return [widget('speed').value, widget('acceptance_map').map.panel.settings.opacity];
+      return [widget('drafting').value, widget('acceptance_map').map.panel.settings.opacity];
     }"""
     assert tab.page.evaluate(made) == ["No drafting", 0.25]
-    assert sent(tab)["speed"] == "Auto", "existing samplers must not change"
-
-
-def test_preference_with_a_renamed_value_is_used(tab, default_workflow, prefer):
-    tab.load(default_workflow)
-    prefer("ADTTree.Sampler.Speed", "Plain")
-    made = "LiteGraph.createNode('ADTTreeSampler').widgets.find((one) => one.name === 'speed').value"
-    assert tab.page.evaluate(made) == "No drafting"
-    tab.open()
-    stored = "app.extensionManager.setting.get('ADTTree.Sampler.Speed')"
-    tab.page.wait_for_function(f"{stored} === 'No drafting'")
+    assert sent(tab)["drafting"] == "Auto", "existing samplers must not change"
 
 
 @pytest.mark.smoke

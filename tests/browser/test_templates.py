@@ -206,7 +206,7 @@ def test_missing_files_of_a_workflow_are_offered_for_download(tab, without_error
     """
     named = {
         "ADTTreeModelLoader": {"glm_image_ar.safetensors": "ar_image"},
-        "ADTTreeGLMDecoderLoader": {
+        "ADTTreeGLMImageDecoderLoader": {
             "glm_image_transformer.safetensors": "diffusion_models",
             "glm_image_text_encoder.safetensors": "text_encoders",
             "glm_image_vae.safetensors": "vae",

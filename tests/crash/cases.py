@@ -230,9 +230,9 @@ class Batch(Case):
             (ROOT / "workflows" / "ADT-Tree batch of prompts with report.json").read_text(encoding="utf-8")
         )
         graph = Graph(to_prompt(workflow, self._server.get("/object_info")))
-        graph.set("ADTTreePrompts", file="(the text below)", text="\n".join(PROMPTS), start=0, count=len(PROMPTS))
+        graph.set("ADTTreePrompts", file="(the text below)", text="\n".join(PROMPTS), start_index=0, count=len(PROMPTS))
         graph.set("ADTTreeModelLoader", model="tiny").set("ADTTreeDrafterLoader", drafter="jacobi")
-        return graph.set("ADTTreeBatchSampler", chunk_size=2).drop("ADTTreeBatchSampler", "settings").prompt
+        return graph.set("ADTTreeBatchSampler", batch_size=2).drop("ADTTreeBatchSampler", "settings").prompt
 
     def results(self) -> Results:
         check_complete(self.folder)

@@ -79,11 +79,6 @@ class Kills:
 def kill_repeatedly(case: Case, count: int, seed: int) -> Counter[str]:
     """Kill a case `count` times, at random times and at moments of writing in alternation.
 
-    Args:
-        case: Case to kill.
-        count: Number of kills.
-        seed: Seed of the moments.
-
     Returns:
         Counts of kills, completed runs and checked results.
     """

@@ -17,8 +17,8 @@ const HEADER = {
   prefill: 50,
 };
 /**
- * Rounds of a run, in the format of nodes/live_map.py: [milliseconds, drafting milliseconds, share, ...]. A share is
- * the part of one image in a round: [image, position, depth asked, width asked, depth, width, nodes, accepted,
+ * Rounds of a run, in the format of nodes/live_map.py: [milliseconds, drafting milliseconds, record, ...]. A record is
+ * the part of one image in a round: [image, position, depth asked, width asked, depth, width, drafts, accepted,
  * substituted, [drafts on each level]].
  *
  * The grid has 2 by 4 tokens. The pass of the prompt generates token 0. A round generates one token more than it
@@ -86,12 +86,12 @@ test("if a smaller image precedes the image, the map shows the one that is gener
 });
 
 test("images of a batch progress independently", () => {
-  const share = (image, position, accepted) => [image, position, 3, 1, 3, 1, 3, accepted, 0, [1, 1, 1]];
+  const record = (image, position, accepted) => [image, position, 3, 1, 3, 1, 3, accepted, 0, [1, 1, 1]];
   const run = made({ images: 2 }, [
-    [10, 1, share(0, 0, 3)],
-    [10, 1, share(0, 4, 2), share(1, 0, 1)], // image 1 starts in this round
-    [10, 1, share(1, 2, 0)],
-    [10, 1, share(1, 3, 3)],
+    [10, 1, record(0, 0, 3)],
+    [10, 1, record(0, 4, 2), record(1, 0, 1)], // image 1 starts in this round
+    [10, 1, record(1, 2, 0)],
+    [10, 1, record(1, 3, 3)],
   ]);
   assert.deepEqual([...run.values("acceptance", 0)], [1, 4, 4, 4, 4, 3, 3, 3]);
   assert.deepEqual([...run.values("acceptance", 1)], [1, 2, 2, 1, 4, 4, 4, 4]);
@@ -166,7 +166,7 @@ test("plain decoding shows the time of each token, because its other figures are
 });
 
 test("a run for which Auto stopped drafting has a sentence about it, and shows the time of each token", () => {
-  const single = (at, nodes = 0) => [20, 0, [0, at, nodes, nodes, nodes, nodes, nodes, 0, 0, nodes ? [1] : []]];
+  const single = (at, drafts = 0) => [20, 0, [0, at, drafts, drafts, drafts, drafts, drafts, 0, 0, drafts ? [1] : []]];
   const auto = (rounds, images = 1) => made({ method: "auto", images, grid: [4, 4] }, rounds);
   const none = auto(Array.from({ length: 15 }, (_, i) => single(i)));
   assert.equal(none.figureShown("acceptance"), "moment");

@@ -25,17 +25,17 @@ test("a saved map is unpacked into the rounds of the live messages", async () =>
     [2], // number of rounds
     [0xd0, 0x0f, 100], // times of the rounds in 0.01 ms: 2000 (a varint of two bytes) and 100
     [0, 50], // drafting times of the rounds in 0.01 ms
-    [2, 1], // number of shares of each round; the columns below have one value per share
+    [2, 1], // number of records of each round; the columns below have one value per record
     [0, 1, 0], // image
-    [0, 6, 1], // encoded distance: 0, 3 and -1; image 1 starts at position 3, and the last share one token early
+    [0, 6, 1], // encoded distance: 0, 3 and -1; image 1 starts at position 3, and the last record one token early
     [4, 1, 3], // depth asked
     [2, 1, 1], // width asked
     [2, 0, 1], // depth
     [3, 0, 1], // width
-    [4, 0, 1], // nodes
+    [4, 0, 1], // drafts
     [1, 0, 1], // accepted
     [0, 0, 1], // substituted
-    [3, 1, 1], // drafts on each level: 3 and 1 of the first share, none of the second share, 1 of the third share
+    [3, 1, 1], // drafts on each level: 3 and 1 of the first record, none of the second record, 1 of the third record
   ];
   assert.deepEqual(await unpack(saved(columns.flat())), [
     [20, 0, [0, 0, 4, 2, 2, 3, 4, 1, 0, [3, 1]], [1, 3, 1, 1, 0, 0, 0, 0, 0, []]],
@@ -44,9 +44,9 @@ test("a saved map is unpacked into the rounds of the live messages", async () =>
 });
 
 test("the tokens of a smaller image precede the image", async () => {
-  const share = [0, 16, 1, 1, 1, 1, 1, 1, 0]; // the encoded distance 16 is position 8, which is outside 2 by 4 tokens
-  await assert.rejects(unpack(oneRound([share], [1])), RangeError);
-  assert.equal((await unpack({ ...oneRound([share], [1]), small: [2, 2] }))[0][2][1], 8);
+  const record = [0, 16, 1, 1, 1, 1, 1, 1, 0]; // the encoded distance 16 is position 8, which is outside 2 by 4 tokens
+  await assert.rejects(unpack(oneRound([record], [1])), RangeError);
+  assert.equal((await unpack({ ...oneRound([record], [1]), small: [2, 2] }))[0][2][1], 8);
   assert.deepEqual(checkMap({ ...MAP, small: [2, 2], start: 9 }, new Budget()).small, [2, 2]);
   assert.throws(() => checkMap({ ...MAP, small: [2, 2 ** 40] }, new Budget()), RangeError);
 });
@@ -60,25 +60,25 @@ test("damaged numbers are rejected without using much memory", async () => {
 });
 
 /**
- * A saved map of one round. A share is [image, encoded distance, depth asked, width asked, depth, width, nodes,
- * accepted, substituted]. `levels` are the numbers of drafts on the levels of all shares.
+ * A saved map of one round. A record is [image, encoded distance, depth asked, width asked, depth, width, drafts,
+ * accepted, substituted]. `levels` are the numbers of drafts on the levels of all records.
  */
-const oneRound = (shares, levels = []) =>
+const oneRound = (records, levels = []) =>
   saved([
     1,
     0,
     0,
-    ...varint(shares.length),
-    ...Array.from({ length: 9 }, (_, i) => shares.flatMap((share) => varint(share[i]))).flat(),
+    ...varint(records.length),
+    ...Array.from({ length: 9 }, (_, i) => records.flatMap((record) => varint(record[i]))).flat(),
     ...levels,
   ]);
 /** The bytes of a varint, see nodes/saved_map.py. Example: 300 = 2 * 128 + 44 gives [128 + 44, 2]. */
 const varint = (number) => (number > 127 ? [(number % 128) + 128, ...varint(Math.floor(number / 128))] : [number]);
 
-test("more shares, depths or positions than a map can have are rejected", async () => {
-  const share = [0, 0, 1, 1, 1, 1, 1, 1, 0];
-  const other = (changes) => share.map((value, i) => changes[i] ?? value);
-  assert.equal((await unpack(oneRound([share], [1])))[0].length, 3);
+test("more records, depths or positions than a map can have are rejected", async () => {
+  const record = [0, 0, 1, 1, 1, 1, 1, 1, 0];
+  const other = (changes) => record.map((value, i) => changes[i] ?? value);
+  assert.equal((await unpack(oneRound([record], [1])))[0].length, 3);
   const wrong = {
     "of a missing image": [[other({ 0: 2 })], [1]],
     "before the image": [[other({ 1: 1 })], [1]],
@@ -89,8 +89,8 @@ test("more shares, depths or positions than a map can have are rejected", async 
     "deeper than the data": [[other({ 4: 3 })], [1]],
     "deeper than the largest number": [[other({ 4: 2 ** 60 })], [1]],
   };
-  for (const [what, [shares, levels]] of Object.entries(wrong))
-    await assert.rejects(unpack(oneRound(shares, levels)), RangeError, what);
+  for (const [what, [records, levels]] of Object.entries(wrong))
+    await assert.rejects(unpack(oneRound(records, levels)), RangeError, what);
 });
 
 test("a count that exceeds the data is rejected before memory is allocated", async () => {

@@ -33,14 +33,7 @@ def edit_tensors(folder: Path, change: Change) -> None:
 
 
 def write_one_file(stage: Path, tokenizer: Path, file: Path, *without: str) -> Path:
-    """Write a checkpoint as one file, with its configuration and tokenizer stored as tensors of bytes.
-
-    Args:
-        stage: Folder of the checkpoint.
-        tokenizer: File of its tokenizer.
-        file: File to write.
-        *without: Names of tensors to leave out.
-    """
+    """Write a checkpoint as one file, with its configuration and tokenizer stored as tensors of bytes."""
     tensors = {name: value for part in stage.glob("*.safetensors") for name, value in load_file(part).items()}
     texts = {"config_json": stage / "config.json", "tokenizer_json": tokenizer}
     tensors |= {name: torch.tensor(list(text.read_bytes()), dtype=torch.uint8) for name, text in texts.items()}

@@ -40,8 +40,8 @@ BROKEN = (
 METHODS = {
     "plain": ("network", dict(method="autoregressive")),
     "adt-tree": ("network", dict(method="adt-tree")),
-    "window": ("jacobi", dict(method="eagle2", depth=12, width=1, nodes=12)),
-    "network and window": ("network+jacobi", dict(method="eagle2", depth=12, width=3, nodes=16)),
+    "window": ("jacobi", dict(method="eagle2", depth=12, width=1, drafts=12)),
+    "network and window": ("network+jacobi", dict(method="eagle2", depth=12, width=3, drafts=16)),
     "auto": ("network", dict(method="auto")),
 }
 SAMPLINGS = {

@@ -93,7 +93,10 @@ def test_random_trees_over_random_models_reproduce_plain_decoding(seed, nodes, a
 
 
 def test_padding_nodes_are_never_accepted():
+    """Padding does not agree even if its token is the one that the target emits after the root."""
     tree = tree_of([0, 3], [0, 0], valid=[True, False])
     emitted = torch.tensor([[3, 1]])
-    acceptance = longest_path(tree, exact_agreement(tree, emitted), emitted)
+    agrees = exact_agreement(tree, emitted)
+    assert agrees.tolist() == [[True, False]]
+    acceptance = longest_path(tree, agrees, emitted)
     assert int(acceptance.accepted) == 0 and int(acceptance.next_root) == 3

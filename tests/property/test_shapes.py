@@ -42,8 +42,8 @@ def decode(drafter: str, drafting: Drafting, *, seed: int, temperature: float = 
     return run(target, drafters[drafter], PROMPTS, sampling=sampling, drafting=drafting, at_once=at_once)
 
 
-def shares(decoding):
-    return [share for round in decoding.trace.rounds for share in round.images]
+def records(decoding):
+    return [record for round in decoding.trace.rounds for record in round.images]
 
 
 @given(
@@ -60,22 +60,22 @@ def test_trees_do_not_exceed_the_shape_of_the_policy(shapes, drafter, proposal, 
     with patch.dict(POLICIES, uneven=uneven(shapes)):
         decoding = decode(drafter, Drafting("uneven", proposal=proposal), at_once=at_once, **how)
     assert torch.equal(decoding.codes, plain.codes)
-    for share in shares(decoding):
-        shape = shapes[(share.image + share.position) % len(shapes)]
-        remaining = decoding.length - 2 - share.position
-        assert share.nodes <= (shape.nodes if remaining > 0 else 0), (share, shape)
-        assert share.depth <= min(shape.depth, shape.nodes, max(remaining, 0)), (share, shape)
-        assert share.width <= max(shape.nodes - share.depth + 1, 0), (share, shape)
+    for record in records(decoding):
+        shape = shapes[(record.image + record.position) % len(shapes)]
+        remaining = decoding.length - 2 - record.position
+        assert record.drafts <= (shape.drafts if remaining > 0 else 0), (record, shape)
+        assert record.depth <= min(shape.depth, shape.drafts, max(remaining, 0)), (record, shape)
+        assert record.width <= max(shape.drafts - record.depth + 1, 0), (record, shape)
 
 
 @given(method=st.sampled_from(sorted(PER_LEVEL)), seed=st.integers(0, 2**64 - 1), at_once=st.integers(1, 3))
 def test_published_trees_are_cut_only_at_the_end_of_the_image(method, seed, at_once):
     """Check trees at the end of an image, also if other images of the batch are not yet there."""
     decoding = decode("network", Drafting(method), seed=seed, at_once=at_once)
-    for share in shares(decoding):
-        remaining = decoding.length - 2 - share.position
-        assert share.depth == min(len(PER_LEVEL[method]), max(remaining, 0))
-        assert share.nodes == sum(PER_LEVEL[method][: share.depth])
+    for record in records(decoding):
+        remaining = decoding.length - 2 - record.position
+        assert record.depth == min(len(PER_LEVEL[method]), max(remaining, 0))
+        assert record.drafts == sum(PER_LEVEL[method][: record.depth])
 
 
 @given(

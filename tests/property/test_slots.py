@@ -10,12 +10,12 @@ from tests.drafted import run
 from tests.property.tiny_models import LENGTH, models
 
 BOTH = "network+jacobi"
-CHAIN = Drafting(method="eagle2", depth=6, width=1, nodes=6)
+CHAIN = Drafting(method="eagle2", depth=6, width=1, drafts=6)
 TREES = [
-    Drafting(method="eagle2", depth=4, width=3, nodes=10),
+    Drafting(method="eagle2", depth=4, width=3, drafts=10),
     Drafting(method="adt-tree", depth_max=6, width_max=4),
     Drafting(method="static:mc_sim_7b_63"),
-    Drafting(method="eagle2", depth=5, width=2, nodes=8, keep_above=0.05, expand_above=0.1),
+    Drafting(method="eagle2", depth=5, width=2, drafts=8, keep_above=0.05, expand_above=0.1),
     CHAIN,
 ]
 INDEPENDENT = [("network", drafting) for drafting in TREES] + [("jacobi", CHAIN)]
@@ -29,9 +29,9 @@ def decode(prompts, source, drafting, **how):
     return run(target, drafters.get(source), prompts, drafting=drafting, **how)
 
 
-def shares(decoding, image):
+def records(decoding, image):
     return [
-        (one.position, one.depth, one.nodes, one.accepted)
+        (one.position, one.depth, one.drafts, one.accepted)
         for round in decoding.trace.rounds
         for one in round.images
         if one.image == image
@@ -61,7 +61,7 @@ def test_images_do_not_depend_on_the_batch(seed, prompts, at_once, temperature, 
         how = {"sampling": sampling, "prefix": prefix[i : i + 1], "image_indices": [i]}
         single = decode(prompts[i : i + 1], *(drafts if drafts in INDEPENDENT else (None, Drafting(PLAIN))), **how)
         assert torch.equal(together.codes[i], single.codes[0])
-        assert drafts not in INDEPENDENT or shares(together, i) == shares(single, 0)
+        assert drafts not in INDEPENDENT or records(together, i) == records(single, 0)
     report = together.trace.report()
     assert report["tokens"] == len(prompts) * (LENGTH - start) and together.done_tokens == together.total_tokens
 
@@ -69,7 +69,7 @@ def test_images_do_not_depend_on_the_batch(seed, prompts, at_once, temperature, 
 def test_free_slots_are_filled_immediately():
     """While images wait, every round has the maximum batch size. After that, each round has all unfinished images."""
     decoding = decode(PROMPTS, "network", TREES[0], at_once=3)
-    active = [[share.image for share in round.images] for round in decoding.trace.rounds]
+    active = [[record.image for record in round.images] for round in decoding.trace.rounds]
     entered = [max(max(images) for images in active[: i + 1]) for i in range(len(active))]
     full = [len(images) for images, newest in zip(active, entered) if newest < len(PROMPTS) - 1]
     assert set(full) == {3} and len(full) > 3

@@ -30,12 +30,7 @@ kernel of about 0.5 MiB for each shape of a matrix product. Draft trees cause ma
 
 
 def run(options: argparse.Namespace, folder: Path) -> Report:
-    """Run the soak test.
-
-    Args:
-        options: Options of the command line.
-        folder: Empty folder for models, outputs and the cache.
-    """
+    """Run the soak test."""
     os.environ |= {VARIABLE: str(folder / "cache"), **KERNEL_CACHES}
     write_models(folder / "models")
     warm_up = max(options.runs // 10, 1)

@@ -50,8 +50,8 @@ def _drafter(graph: Graph, request: Request) -> dict:
 def _lantern(graph: Graph, request: Request) -> dict:
     if request.lantern is None:
         return {}
-    rule = "delta (LANTERN)" if request.lantern.factor is None else "lambda (LANTERN++)"
-    return {"lantern": graph.add("ADTTreeLantern", **{"factor": 2.0} | _set_values(request.lantern), rule=rule)}
+    rule = "delta (LANTERN)" if request.lantern.factor is None else "factor (LANTERN++)"
+    return {"lantern": graph.add("ADTTreeLANTERN", **{"factor": 2.0} | _set_values(request.lantern), rule=rule)}
 
 
 def _set_values(lantern) -> dict:
@@ -71,7 +71,7 @@ def _images(graph: Graph, request: Request, common: dict) -> None:
         side = SIDES[request.model]
         colour = COLOURS[request.number % len(COLOURS)]
         image = graph.add("EmptyImage", width=side, height=side, batch_size=1, color=colour)
-        common = common | {"latent_image": graph.add("VAEEncode", pixels=image, vae=vae), "keep": request.keep}
+        common = common | {"latent_image": graph.add("VAEEncode", pixels=image, vae=vae), "keep_top": request.keep}
     samples = graph.add(SAMPLER, **common, **_conditioning(graph, request), batch_size=request.batch)
     graph.add("SaveImage", images=graph.add("VAEDecode", samples=samples, vae=vae), filename_prefix="soak")
     graph.add("SaveLatent", samples=samples, filename_prefix="soak")
@@ -80,10 +80,12 @@ def _images(graph: Graph, request: Request, common: dict) -> None:
 def _list(graph: Graph, request: Request, common: dict) -> None:
     """Add the batch sampler and its report."""
     text = {"file": "(the text below)", "text": "\n".join(request.prompts), "caption": "first", "filter": ""}
-    prompts = graph.add("ADTTreePrompts", **text, start=0, count=10, shuffle=0)
-    batch = {"prompts": prompts, "ids": [prompts[0], 1], "negative": request.negative, "chunk_size": request.batch}
+    prompts = graph.add("ADTTreePrompts", **text, start_index=0, count=10, shuffle_seed=0)
+    batch = {"prompts": prompts, "ids": [prompts[0], 1], "negative": request.negative, "batch_size": request.batch}
     node, _ = graph.add("ADTTreeBatchSampler", **common, **batch)
-    sheet = graph.add("ADTTreeCollector", results=[node, 2], name="soak", columns=0, thumbnail=64, label="id")
+    sheet = graph.add(
+        "ADTTreeBatchReport", results=[node, 2], filename="soak", columns=0, thumbnail_width=64, label="id"
+    )
     graph.add("PreviewImage", images=sheet)
 
 

@@ -31,11 +31,7 @@ STOCK = {
 
 
 class Server:
-    """Player for a server (:class:`.loop.Player`).
-
-    Args:
-        folder: ComfyUI's base folder, with the models.
-    """
+    """Player for a server (:class:`.loop.Player`)."""
 
     dtypes = ("float32", "bfloat16", "int8 weights")
     mistakes = {name: words for name, (words, _) in MISTAKES.items()}

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
-from adt_core.app.jobs import decode
 from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Policy, Shape
 from model_making.data import example
+from tests.drafted import new_decoding
 
 FILE = Path(__file__).with_suffix("").with_name("accepted_drafts.json")
 IMAGES = (4400, 4401, 4402)
@@ -47,15 +47,15 @@ class Resting(Policy):
         return [self.CHAIN if self.rounds % 3 == 0 else NO_DRAFTS] * len(slots)
 
 
-WINDOW = dict(method="eagle2", depth=20, width=4, nodes=24)
-GROWING = dict(method="adt-tree", depth=12, nodes=24, beta=0.25, depth_step=4, depth_min=8, depth_max=20, width_max=4)
+WINDOW = dict(method="eagle2", depth=20, width=4, drafts=24)
+GROWING = dict(method="adt-tree", depth=12, drafts=24, beta=0.25, depth_step=4, depth_min=8, depth_max=20, width_max=4)
 CASES = {
-    "network, eagle2": ("bundled", dict(method="eagle2", depth=4, width=3, nodes=10)),
-    "network, eagle2, three images": ("bundled", dict(method="eagle2", depth=4, width=3, nodes=10)),
-    "network, eagle2, top-k": ("bundled", dict(method="eagle2", depth=4, width=3, nodes=10, proposal="top-k")),
+    "network, eagle2": ("bundled", dict(method="eagle2", depth=4, width=3, drafts=10)),
+    "network, eagle2, three images": ("bundled", dict(method="eagle2", depth=4, width=3, drafts=10)),
+    "network, eagle2, top-k": ("bundled", dict(method="eagle2", depth=4, width=3, drafts=10, proposal="top-k")),
     "network, pruned": (
         "bundled",
-        dict(method="eagle2", depth=6, width=3, nodes=10, expand_above=0.3, keep_above=0.05),
+        dict(method="eagle2", depth=6, width=3, drafts=10, expand_above=0.3, keep_above=0.05),
     ),
     "network, adt-tree": ("bundled", dict(method="adt-tree")),
     "network, mc_sim_7b_63": ("bundled", dict(method="static:mc_sim_7b_63")),
@@ -63,7 +63,7 @@ CASES = {
     "window": ("jacobi", WINDOW),
     "window, three images": ("jacobi", WINDOW),
     "window, top-k": ("jacobi", dict(WINDOW, proposal="top-k")),
-    "window, a chain": ("jacobi", dict(method="eagle2", depth=16, width=1, nodes=16)),
+    "window, a chain": ("jacobi", dict(method="eagle2", depth=16, width=1, drafts=16)),
     "window, adt-tree": ("jacobi", GROWING),
     "network and window": ("bundled+jacobi", WINDOW),
     "network and window, three images": ("bundled+jacobi", WINDOW),
@@ -93,7 +93,7 @@ def load_beginning():
 def decoding_of(beginning, count: int, **drafts) -> Decoding:
     """Return a new decoding of the first `count` images."""
     target, prompts, codes = beginning
-    return Decoding(target, prompts[:count], prefix=codes[:count], sampling=Sampling(seed=5), at_once=2, **drafts)
+    return new_decoding(target, prompts[:count], prefix=codes[:count], sampling=Sampling(seed=5), at_once=2, **drafts)
 
 
 def drafted(beginning, name: str) -> tuple[list[str], torch.Tensor]:
@@ -110,9 +110,9 @@ def drafted(beginning, name: str) -> tuple[list[str], torch.Tensor]:
         drafts = {"drafting": Drafting(**options), "drafter": load_drafter(source, beginning[0])}
         decoding = decoding_of(beginning, count, **drafts)
         for round in decoding:
-            for share in round.images:
-                ranks = "".join(map(str, share.ranks))
-                images[share.image] += f"{share.position}: {share.nodes}/{share.depth} {share.accepted} {ranks};"
+            for record in round.images:
+                ranks = "".join(map(str, record.ranks))
+                images[record.image] += f"{record.position}: {record.drafts}/{record.depth} {record.accepted} {ranks};"
     return images, decoding.codes
 
 
@@ -124,7 +124,7 @@ def beginning():
 @pytest.fixture(scope="module")
 def plain(beginning):
     """Return a function (number of images) -> codes [images, T] of plain decoding."""
-    return cache(lambda count: decode(decoding_of(beginning, count, drafting=Drafting(PLAIN))).codes)
+    return cache(lambda count: decoding_of(beginning, count, drafting=Drafting(PLAIN)).run().codes)
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ import pytest
 from adt_core import Sampling
 from adt_core.drafters.jacobi import CHAIN, WINDOW
 from adt_core.drafters.merged import BOTH
-from adt_core.policies import NO_DRAFTS, Context, CostProfile, DraftSettings, Shape, Slot, auto
+from adt_core.policies import NO_DRAFTS, ActiveImage, Context, CostProfile, DraftSettings, Shape, auto
 from adt_core.policies.auto import MAX_LOSS, SIZES, WIDTH, Auto, sizes_of, spine_length
 from adt_core.trace import ImageRound, Round
 from tests.drafted import costs
 
 MODES = (CHAIN, BOTH, WINDOW)
 CPU = {"chain": (1.06, 0.2, 0.05), "both": (1.1, 1.2, 0.06), "window": (1.15, 0.4, 0.06)}
-"""Draft mode -> three costs in plain steps, similar to the costs on a CPU. A plain step is a round of plain decoding.
+"""Draft mode -> three costs in plain rounds, similar to the costs on a CPU. A plain round is a round of plain decoding.
 
 The costs are: cost of a round without drafts, additional cost of drafting, and additional cost of each draft.
 """
@@ -57,20 +57,20 @@ def started_policy(profile, length=256) -> Auto:
 
 def chosen(policy: Auto, position=100, image=0) -> Shape:
     """Return the shape that the policy chooses for the next tree."""
-    (shape,) = policy.choose([Slot(image, position)])
+    (shape,) = policy.choose([ActiveImage(image, position)])
     return shape
 
 
 def add_round(policy: Auto, accepted: int, shape: Shape, position=100, image=0, seconds=0.01) -> None:
     """Report a round to the policy: a tree of this shape, of which ``accepted`` drafts were accepted."""
-    share = ImageRound(image, position, *shape[:2], shape.depth, shape.nodes, accepted, (0,) * accepted)
-    policy.on_verified(Round(0, seconds, 0.0, 0, (share,)))
+    record = ImageRound(image, position, *shape[:2], shape.depth, shape.drafts, accepted, (0,) * accepted)
+    policy.on_verified(Round(0, seconds, 0.0, 0, (record,)))
 
 
 def cost_of(profile: CostProfile, shape: Shape) -> float:
-    """Return the cost of a round in plain steps. A round without drafts has the cost of the cheapest draft mode."""
+    """Return the cost of a round in plain rounds. A round without drafts has the cost of the cheapest draft mode."""
     if shape.mode:
-        return profile.cost(shape.mode, shape.nodes)
+        return profile.cost(shape.mode, shape.drafts)
     return min(profile.cost(mode, 0) for mode in profile.costs)
 
 
@@ -83,8 +83,8 @@ def decode(policy: Auto, accepts, image=0) -> tuple[float, list[int]]:
         image: Index of the image.
 
     Returns:
-        Cost of all rounds according to the profile, in plain steps, and the number of drafts of each round. A round
-            after the policy has stopped drafting costs one plain step.
+        Cost of all rounds according to the profile, in plain rounds, and the number of drafts of each round. A round
+            after the policy has stopped drafting costs one plain round.
     """
     profile = policy.context.profile
     length = policy.context.remaining
@@ -92,13 +92,13 @@ def decode(policy: Auto, accepts, image=0) -> tuple[float, list[int]]:
     steps = 0.0
     sizes = []
     while position < length - 1:
-        shape = chosen(policy, position, image) if policy.drafts else NO_DRAFTS
-        steps += cost_of(profile, shape) if policy.drafts else 1.0
+        shape = chosen(policy, position, image) if policy.is_drafting else NO_DRAFTS
+        steps += cost_of(profile, shape) if policy.is_drafting else 1.0
         accepted = min(shape.depth, accepts(position), length - 2 - position)
-        if policy.drafts:
+        if policy.is_drafting:
             add_round(policy, accepted, shape, position, image)
         position += accepted + 1
-        sizes.append(shape.nodes)
+        sizes.append(shape.drafts)
     return steps, sizes
 
 
@@ -123,8 +123,8 @@ def test_drafting_pauses_while_nothing_is_accepted_and_is_tried_again_later():
     for _ in range(60):
         shapes.append(chosen(policy))
         add_round(policy, 0, shapes[-1])
-    assert shapes[0].nodes > 0 and NO_DRAFTS in shapes
-    assert any(shape.nodes for shape in shapes[shapes.index(NO_DRAFTS) :])
+    assert shapes[0].drafts > 0 and NO_DRAFTS in shapes
+    assert any(shape.drafts for shape in shapes[shapes.index(NO_DRAFTS) :])
 
 
 def test_a_mode_that_is_worse_than_expected_in_an_image_is_replaced_by_another():
@@ -141,7 +141,7 @@ def test_a_mode_that_is_worse_than_expected_in_an_image_is_replaced_by_another()
 
 def test_chains_that_are_cut_to_the_maximum_depth_are_expected_to_bring_less():
     free = profile_of({"chain": (1.02, 0.2, 0.003)})
-    assert [chosen_second(new_policy(free, max_depth=max_depth)).nodes for max_depth in (43, 8)] == [31, 8]
+    assert [chosen_second(new_policy(free, max_depth=max_depth)).drafts for max_depth in (43, 8)] == [31, 8]
 
 
 def chosen_second(policy: Auto) -> Shape:
@@ -155,7 +155,7 @@ def test_images_that_accept_less_get_fewer_drafts():
     for _ in range(20):
         add_round(usual, 3, chosen(usual))
         add_round(hard, 1, chosen(hard))
-    assert chosen(usual).nodes > chosen(hard).nodes
+    assert chosen(usual).drafts > chosen(hard).drafts
 
 
 def test_a_shape_is_kept_unless_another_is_much_better(monkeypatch):
@@ -179,7 +179,7 @@ def test_the_first_round_with_a_fresh_profile_has_no_drafts():
     assert chosen(new_policy(costs("chain"))) == NO_DRAFTS, (
         "the first round must have no drafts, even if drafts cost nothing"
     )
-    assert chosen(started_policy(costs("chain"))).nodes > SIZES[0]
+    assert chosen(started_policy(costs("chain"))).drafts > SIZES[0]
 
 
 # ---- draft mode ----------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_trees_are_large_if_drafts_are_almost_free():
     free = profile_of(dict.fromkeys(CPU, (1.02, 0.2, 0.003)))
     best = chosen_second(new_policy(free))
     second = chosen_second(new_policy(free, modes=(CHAIN, WINDOW)))
-    assert best.nodes == second.nodes == SIZES[-1] and best.mode == "both"
+    assert best.drafts == second.drafts == SIZES[-1] and best.mode == "both"
 
 
 @pytest.mark.parametrize("best", CPU)
@@ -209,7 +209,7 @@ def test_the_best_mode_is_tried_once_if_no_mode_pays_off():
     policy = new_policy(profile_of({name: (1.1, 1.0 if name == "window" else 6.0, 1.0) for name in CPU}))
     assert chosen(policy) == Shape(4, WIDTH, SIZES[0], mode="window")
     add_round(policy, 0, chosen(policy))
-    assert not policy.drafts
+    assert not policy.is_drafting
 
 
 @pytest.mark.parametrize("images", [1, 4])
@@ -221,7 +221,7 @@ def test_modes_take_turns_if_no_mode_pays_off(images):
     assert modes.count("") == 6 * (images - 1)
 
 
-def test_plain_steps_and_modes_other_than_the_best_take_turns_as_the_first_round():
+def test_plain_rounds_and_modes_other_than_the_best_take_turns_as_the_first_round():
     """The policy thereby measures a mode again that only seems expensive."""
     found = []
     for decodings in range(6):
@@ -229,7 +229,7 @@ def test_plain_steps_and_modes_other_than_the_best_take_turns_as_the_first_round
         policy = new_policy(profile)
         trial = chosen(policy)
         add_round(policy, 0, trial)
-        found.append((trial.mode, trial.nodes))
+        found.append((trial.mode, trial.drafts))
         assert chosen(policy).mode not in ("", trial.mode), "the loss of the trial must not count"
     assert found[0] == ("", 0) and set(found[1:3]) == {("window", 4), ("both", 4)} and found[3:] == found[:3]
 
@@ -238,8 +238,8 @@ def test_an_image_that_enters_later_has_its_own_trial_unless_others_are_active()
     policy = new_policy(replace(profile_of(CPU), decodings=1))
     trial = chosen(policy)
     add_round(policy, 0, trial)
-    assert chosen(policy, image=1) == trial and trial.nodes == SIZES[0]
-    first, second = policy.choose([Slot(0, 100), Slot(1, 100)])
+    assert chosen(policy, image=1) == trial and trial.drafts == SIZES[0]
+    first, second = policy.choose([ActiveImage(0, 100), ActiveImage(1, 100)])
     assert first == second != trial
 
 
@@ -262,20 +262,20 @@ def test_sizes_shrink_before_drafting_stops_for_the_image():
     policy = new_policy(profile_of(CPU))
     _, sizes = decode(policy, lambda at: 0)
     tried = [size for size in sizes if size]
-    assert len(tried) >= 5 and tried[0] > tried[-1] and not any(sizes[-64:]) and not policy.drafts
+    assert len(tried) >= 5 and tried[0] > tried[-1] and not any(sizes[-64:]) and not policy.is_drafting
 
 
-@pytest.mark.parametrize("accepted, share", [(3, 0.85), (5, 0.6)])
-def test_drafts_that_pay_off_continue_to_the_end_of_the_image(accepted, share):
+@pytest.mark.parametrize("accepted, record", [(3, 0.85), (5, 0.6)])
+def test_drafts_that_pay_off_continue_to_the_end_of_the_image(accepted, record):
     steps, sizes = decode(new_policy(profile_of(CPU)), lambda at: accepted)
-    assert steps < share * 256 and sizes[-2] > 0
+    assert steps < record * 256 and sizes[-2] > 0
 
 
 def test_drafting_pauses_in_a_hard_region_and_resumes_after_it():
     """Drafting resumes if plain rounds cost no more with the drafter, and if enough time has been saved."""
     easy = new_policy(profile_of({"chain": (1.0, 0.2, 0.05)}), length=4096)
     _, sizes = decode(easy, lambda at: 6 if at < 1000 or at > 2000 else 0)
-    assert easy.drafts and 0 in sizes[200:] and sizes[-5] > 0
+    assert easy.is_drafting and 0 in sizes[200:] and sizes[-5] > 0
 
 
 # ---- images that are decoded together ------------------------------------------------------------
@@ -290,21 +290,21 @@ def rounds_of_two(policy: Auto, accepts, rounds=80) -> tuple[list[list[Shape]], 
         rounds: Maximum number of rounds.
 
     Returns:
-        The shapes of each round, and the loss of image 1: its cost in plain steps minus its number of tokens.
+        The shapes of each round, and the loss of image 1: its cost in plain rounds minus its number of tokens.
     """
     lost = 0.0
     every = []
     for number in range(rounds):
-        shapes = policy.choose([Slot(0, number), Slot(1, number)])
+        shapes = policy.choose([ActiveImage(0, number), ActiveImage(1, number)])
         every.append(shapes)
-        if not policy.drafts:
+        if not policy.is_drafting:
             break
         taken = [min(shape.depth, most) for shape, most in zip(shapes, accepts)]
-        shares = tuple(
-            ImageRound(image, number, *shape[:2], shape.depth, shape.nodes, taken[image], (0,) * taken[image])
+        records = tuple(
+            ImageRound(image, number, *shape[:2], shape.depth, shape.drafts, taken[image], (0,) * taken[image])
             for image, shape in enumerate(shapes)
         )
-        policy.on_verified(Round(0, 0.01, 0.0, 0, shares))
+        policy.on_verified(Round(0, 0.01, 0.0, 0, records))
         lost += cost_of(policy.context.profile, shapes[1]) - taken[1] - 1
     return every, lost
 
@@ -315,7 +315,7 @@ def test_images_share_the_size_that_is_best_for_all_of_them():
         policy = new_policy(costs("chain", once=0.2, each=0.1), length=4096)
         rounds, _ = rounds_of_two(policy, accepts, 40)
         assert all(first == second for first, second in rounds)
-        sizes.append([first.nodes for first, _ in rounds[1:]])
+        sizes.append([first.drafts for first, _ in rounds[1:]])
     many, hardly = sizes
     assert min(many) > 0 and min(hardly) == 0
 
@@ -323,9 +323,9 @@ def test_images_share_the_size_that_is_best_for_all_of_them():
 def test_drafting_stops_before_the_images_of_a_batch_exceed_the_limit_on_average():
     easy, hard = (new_policy(profile_of(CPU), length=256) for _ in range(2))
     rounds_of_two(easy, (9, 0))
-    assert easy.drafts, "the gain of one image is larger than the loss of the other"
+    assert easy.is_drafting, "the gain of one image is larger than the loss of the other"
     rounds, lost = rounds_of_two(hard, (0, 0), 250)
-    assert rounds[-1] == [NO_DRAFTS] * 2 and not hard.drafts and 0 < lost <= MAX_LOSS * 256
+    assert rounds[-1] == [NO_DRAFTS] * 2 and not hard.is_drafting and 0 < lost <= MAX_LOSS * 256
 
 
 def test_choices_do_not_depend_on_the_clock():
@@ -344,4 +344,4 @@ def test_images_that_start_again_have_no_history():
     fresh = new_policy(profile_of(CPU))
     decode(policy, lambda at: 0)
     policy.begin()
-    assert policy.drafts and chosen(policy) == chosen(fresh)
+    assert policy.is_drafting and chosen(policy) == chosen(fresh)

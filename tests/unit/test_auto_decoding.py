@@ -19,8 +19,10 @@ SOURCES = ("chain", "both")
 
 def trees(decoding, image=None):
     """Return the trace entries of each round, for one image or for all images."""
-    rounds = [[share for share in round.images if image in (None, share.image)] for round in decoding.trace.rounds]
-    return [[(share.position, *tuple(vars(share).values())[2:]) for share in shares] for shares in rounds if shares]
+    rounds = [[record for record in round.images if image in (None, record.image)] for round in decoding.trace.rounds]
+    return [
+        [(record.position, *tuple(vars(record).values())[2:]) for record in records] for records in rounds if records
+    ]
 
 
 # ---- determinism ---------------------------------------------------------------------------------
@@ -45,7 +47,7 @@ def test_the_profile_changes_trees_but_not_tokens(models):
     found = [run(target, network, PROMPTS, drafting=AUTO, profile=costs(source)) for source in SOURCES]
     assert all(torch.equal(decoding.codes, plain.codes) for decoding in found)
     widths = [
-        {share.width_asked for round in one.trace.rounds for share in round.images if share.depth} for one in found
+        {record.width_asked for round in one.trace.rounds for record in round.images if record.depth} for one in found
     ]
     assert widths == [{1}, {WIDTH}]
     assert [one.trace.report()["drafter_forwards"] > 0 for one in found] == [False, True]
@@ -64,14 +66,14 @@ def test_chosen_trees_are_within_the_depth_limit(models, monkeypatch):
     monkeypatch.setattr(Request, "near", 5)
     target, network = models
     decoding = run(target, network, PROMPTS, drafting=AUTO, profile=costs("chain", once=0.02, each=0.002))
-    assert {share.depth_asked for round in decoding.trace.rounds for share in round.images} == set(range(6))
+    assert {record.depth_asked for round in decoding.trace.rounds for record in round.images} == set(range(6))
 
 
 # ---- stopping ------------------------------------------------------------------------------------
 
 
 def drafted(decoding):
-    return [max(share.depth for share in round.images) > 0 for round in decoding.trace.rounds]
+    return [max(record.depth for record in round.images) > 0 for round in decoding.trace.rounds]
 
 
 def test_an_image_without_a_benefit_from_drafts_is_finished_plainly(models):
@@ -89,8 +91,8 @@ def test_expensive_drafts_are_tried_in_one_round_of_each_image(models, at_once):
     profile = costs(*SOURCES, once=30.0)
     decoding = run(target, network, PROMPTS, drafting=AUTO, at_once=at_once, profile=profile)
     assert sum(drafted(decoding)) == len(PROMPTS) // at_once
-    tried = [share for round in decoding.trace.rounds for share in round.images if share.depth]
-    assert {share.image for share in tried} == {0, 1, 2} and all(share.nodes <= SIZES[0] for share in tried)
+    tried = [record for round in decoding.trace.rounds for record in round.images if record.depth]
+    assert {record.image for record in tried} == {0, 1, 2} and all(record.drafts <= SIZES[0] for record in tried)
 
 
 class StopsDrafting(Auto):
@@ -101,7 +103,7 @@ class StopsDrafting(Auto):
     def on_verified(self, round):
         super().on_verified(round)
         self.seen += 1
-        self.drafts = self.seen < 3
+        self.is_drafting = self.seen < 3
 
     def begin(self):
         return super().begin() and self.seen < 3
@@ -124,9 +126,9 @@ def test_after_drafting_stops_images_advance_in_step_and_the_next_enter_together
     rounds = decoding.trace.rounds
     last = {}
     for round in rounds:
-        for share in round.images:
-            assert share.position == last.get(share.image, 0)
-            last[share.image] = share.position + share.accepted + 1
-    first = [round for round in rounds if {share.image for share in round.images} <= set(range(together))]
-    assert len({share.position for share in first[-1].images}) == 1 and len(first[-1].images) == together
+        for record in round.images:
+            assert record.position == last.get(record.image, 0)
+            last[record.image] = record.position + record.accepted + 1
+    first = [round for round in rounds if {record.image for record in round.images} <= set(range(together))]
+    assert len({record.position for record in first[-1].images}) == 1 and len(first[-1].images) == together
     assert all(position == target.length - 1 for position in last.values())

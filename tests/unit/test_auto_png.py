@@ -61,9 +61,7 @@ def test_an_image_of_a_batch_is_reproduced_with_the_same_trees(generate):
 @pytest.mark.parametrize("value", ["x", 3, [], {"name": "a", "images": 1, "costs": {"chain": 1}}])
 def test_damaged_profiles_are_reported(tmp_path, monkeypatch, capsys, value):
     monkeypatch.chdir(tmp_path)
-    saved = {"prompt": "a house", "method": "auto", "profile": value, "noise_version": 1}
-    from adt_core.rules.noise import NOISE_VERSION
-
-    Path("bad.png").write_bytes(to_png(torch.zeros(3, 8, 8), saved | {"noise_version": NOISE_VERSION}))
+    saved = {"prompt": "a house", "method": "auto", "profile": value}
+    Path("bad.png").write_bytes(to_png(torch.zeros(3, 8, 8), saved))
     assert cli.main(["generate", "--from-png", "bad.png", "--output", "a.png"]) == 2
     assert "cost profile is damaged" in capsys.readouterr().err

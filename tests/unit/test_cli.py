@@ -11,6 +11,7 @@ from PIL import Image
 
 from adt_core import cli
 from adt_core.recipe import Recipe
+from adt_core.version import FORMAT
 from tests.command import read_grids, read_lines, words
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter
 
@@ -61,7 +62,7 @@ def test_output_files(generate):
     assert [len(grids), len(grids[0]), len(grids[0][0])] == [1, 4, 4]
     assert all(0 <= code < 40 for row in grids[0] for code in row)
     report = load("r.json")
-    figures = "seconds tokens tokens_per_second tau mean_depth target_forwards drafter_forwards verified_nodes"
+    figures = "seconds tokens tokens_per_second tau mean_depth target_forwards drafter_forwards verified_drafts"
     assert {*figures.split(), "method", "seed", "device", "dtype"} <= set(report)
     assert report["identical"] and report["seed"] == 2**64 - 1 and report["tokens"] == 16
     assert report["speedup"] == pytest.approx(report["plain"]["seconds"] / report["seconds"])
@@ -123,7 +124,7 @@ def test_prompts_of_a_list_can_be_decoded_together(generate):
     for number in range(1, 7):
         with Image.open(f"1/x-{number:04}.png") as one, Image.open(f"3/x-{number:04}.png") as two:
             assert one.tobytes() == two.tobytes() and one.text == two.text
-    for figure in ("tokens", "images", "tau", "mean_depth", "verified_nodes"):
+    for figure in ("tokens", "images", "tau", "mean_depth", "verified_drafts"):
         assert load("r1.json")[figure] == pytest.approx(load("r3.json")[figure]), figure
     forwards = [load(f"r{at_once}.json")["target_forwards"] for at_once in (1, 2, 3)]
     assert forwards[0] > forwards[1] > forwards[2], "a forward pass of several images must count once"
@@ -144,7 +145,7 @@ def test_a_png_contains_all_settings(generate):
         saved = json.loads(image.text["adt_tree"])
     expected = set(Recipe.options()) - {"rule"}  # a PNG without `rule` uses the paper's rule
     assert expected <= set(saved), "the PNG lacks settings that --from-png reads"
-    assert saved.items() >= {"prompt": "a café", "seed": 3, "image_index": 0, "noise_version": 1}.items()
+    assert saved.items() >= {"prompt": "a café", "seed": 3, "image_index": 0, "format": FORMAT}.items()
     assert {"adt-tree", "torch", "numpy"} <= set(saved["versions"])
 
 
@@ -376,11 +377,16 @@ def test_a_png_without_settings(generate):
     assert_refused(generate(prompt=None, from_png="other.image"), "other.image")
 
 
-def test_a_png_of_another_noise_version(generate):
-    from adt_core.app.images import to_png
-
-    Path("old.image").write_bytes(to_png(torch.zeros(3, 8, 8), {"prompt": "a house", "noise_version": 0}))
-    assert_refused(generate(prompt=None, from_png="old.image"), "old.image", "noise version 0")
+@pytest.mark.parametrize("number", [FORMAT + 1, None])
+def test_a_png_of_another_format_is_refused_and_kept(generate, monkeypatch, number):
+    with monkeypatch.context() as patch:
+        patch.setattr("adt_core.app.images.FORMAT", number)
+        generate()
+    Path("a.png").rename("other.image")
+    content = Path("other.image").read_bytes()
+    words = f"has format {number}, but this ADT-Tree reads format {FORMAT}; use the version that wrote it"
+    assert_refused(generate(prompt=None, from_png="other.image"), "other.image", words)
+    assert Path("other.image").read_bytes() == content
 
 
 def test_debug_shows_the_traceback(generate):

@@ -24,7 +24,7 @@ def row(id: str, file: str, seconds: float, **more) -> dict:
         "target_forwards": 8,
         "mean_depth": 1.5,
         "substitution_rate": 0.0,
-        "mean_nodes": 4.0,
+        "mean_drafts": 4.0,
     }
     return {"id": id, "prompt": 'a "cat", a dog', **figures, "file": file, **more}
 

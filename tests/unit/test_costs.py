@@ -1,6 +1,6 @@
 """Tests of cost profiles, of the cost model, which learns costs from decodings, and of the cache file.
 
-Costs are in plain steps. A plain step is a round of plain decoding.
+Costs are in plain rounds. A plain round is a round of plain decoding.
 """
 
 import copy
@@ -15,16 +15,15 @@ import pytest
 import torch
 
 from adt_core import AdtError, Drafting, Lantern, cache_folder, load_drafter, load_target
-from adt_core.app.jobs import drawing, new_decoding
+from adt_core.app.pipeline import Pipeline
 from adt_core.drafters.merged import MergedDrafter
 from adt_core.engine import graphs
 from adt_core.engine.device import profiles
 from adt_core.engine.device.costs import Costs, profile_name
-from adt_core.engine.job import Job
 from adt_core.models.batch_invariance import TILE
-from adt_core.policies import NO_DRAFTS, Context, CostProfile, Shape, Slot
+from adt_core.policies import NO_DRAFTS, ActiveImage, Context, CostProfile, Shape
 from adt_core.policies.auto import SIZES, Auto, sizes_of
-from adt_core.policies.cost_model import PLAIN_STEP, CostModel, Reading, RoundResult
+from adt_core.policies.cost_model import PLAIN_ROUND, CostModel, Reading, RoundResult
 from adt_core.policies.costs import rounded
 from adt_core.recipe import Recipe
 from adt_core.trace import ImageRound, Round
@@ -35,7 +34,7 @@ OTHER_VALUES = {"name": "another", "images": 3, "decodings": 1, "gains": {"chain
 MODES = MergedDrafter.modes
 ESTIMATED = CostModel("a device", 1, MODES, on_cpu=True)
 PLAIN = 0.01
-"""Duration of a plain step on the simulated machine, in seconds."""
+"""Duration of a plain round on the simulated machine, in seconds."""
 
 
 @pytest.fixture
@@ -113,7 +112,7 @@ MACHINES = {
 
 
 def true_cost(mode: str, drafts: int, machine: str = "fast network") -> float:
-    """Return the cost of a round on a simulated machine, in plain steps."""
+    """Return the cost of a round on a simulated machine, in plain rounds."""
     if not drafts:
         return 1.04
     fixed, each = MACHINES[machine][mode]
@@ -137,13 +136,13 @@ def decoding(model: CostModel, number: int = 0, speed: float = 1.0, machine: str
     rounds = []
     position = 0
     while position < 255:
-        (shape,) = policy.choose([Slot(0, position)]) if policy.drafts else [NO_DRAFTS]
-        tokens = TOKENS.get((shape.mode, shape.nodes), 1.0)
+        (shape,) = policy.choose([ActiveImage(0, position)]) if policy.is_drafting else [NO_DRAFTS]
+        tokens = TOKENS.get((shape.mode, shape.drafts), 1.0)
         accepted = min(round((tokens - 1) * drawn.uniform(0.5, 1.5)), shape.depth)
-        share = ImageRound(0, position, shape.depth, shape.width, shape.depth, shape.nodes, accepted, (0,) * accepted)
-        policy.on_verified(Round(0, 0.0, 0.0, 0, (share,)))
-        seconds = PLAIN * true_cost(shape.mode, shape.nodes, machine) * speed * drawn.lognormvariate(0, 0.1)
-        rounds.append(RoundResult((shape.mode, shape.nodes), seconds, accepted))
+        record = ImageRound(0, position, shape.depth, shape.width, shape.depth, shape.drafts, accepted, (0,) * accepted)
+        policy.on_verified(Round(0, 0.0, 0.0, 0, (record,)))
+        seconds = PLAIN * true_cost(shape.mode, shape.drafts, machine) * speed * drawn.lognormvariate(0, 0.1)
+        rounds.append(RoundResult((shape.mode, shape.drafts), seconds, accepted))
         position += accepted + 1
     return model.learn(rounds)
 
@@ -170,7 +169,7 @@ def test_the_best_mode_is_learned_if_the_estimates_choose_another():
 @pytest.mark.parametrize("speed", [1.0, 3.0])
 def test_costs_approach_the_machines_costs_whatever_its_speed(speed):
     model = learned(learned(count=6), 6, first=6, speed=speed)
-    used = [size for size, reading in model.readings.items() if reading.weight > 0.5 and size != PLAIN_STEP]
+    used = [size for size, reading in model.readings.items() if reading.weight > 0.5 and size != PLAIN_ROUND]
     assert len(used) >= 2 and model.profile(SIZES).decodings == 12
     assert all(model.profile(SIZES).cost(*size) == pytest.approx(true_cost(*size), rel=0.25) for size in used)
 
@@ -192,7 +191,7 @@ def test_wrong_costs_are_corrected_within_three_decodings(spoiled, machine):
 
 
 def test_sizes_that_were_never_used_get_their_cost_from_others():
-    model = ESTIMATED.learn([RoundResult(PLAIN_STEP, PLAIN, 0)] * 9 + [RoundResult(("chain", 8), 4 * PLAIN, 3)] * 9)
+    model = ESTIMATED.learn([RoundResult(PLAIN_ROUND, PLAIN, 0)] * 9 + [RoundResult(("chain", 8), 4 * PLAIN, 3)] * 9)
     before, after = (one.profile(SIZES) for one in (ESTIMATED, replace(model, readings=model.readings)))
     assert after.cost("chain", 8) > 1.5 * before.cost("chain", 8)
     assert after.cost("chain", 16) > 1.5 * before.cost("chain", 16) and after.cost("both", 31) > before.cost("both", 31)
@@ -202,7 +201,7 @@ def test_the_gain_of_a_mode_is_learned():
     """A drafter may be worse at a high temperature, so that another mode is faster there."""
     both = MODES[-1]
     rounds = [
-        RoundResult(PLAIN_STEP, PLAIN, 0),
+        RoundResult(PLAIN_ROUND, PLAIN, 0),
         *[RoundResult(("both", 24), 3 * PLAIN, 0.5 * both.expected_accepted(24))] * 40,
     ]
     model = ESTIMATED
@@ -215,7 +214,7 @@ def test_the_gain_of_a_mode_is_learned():
 
 
 def test_decodings_without_drafts_teach_nothing():
-    for rounds in ([], [RoundResult(PLAIN_STEP, PLAIN, 0)] * 99):
+    for rounds in ([], [RoundResult(PLAIN_ROUND, PLAIN, 0)] * 99):
         assert ESTIMATED.learn(rounds) == replace(ESTIMATED, decodings=1)
 
 
@@ -293,9 +292,7 @@ def test_the_cache_folder_is_the_systems_default_unless_set(system, variables, e
 
 
 def decode_and_learn(target, drafter, images=1, **options):
-    done = run(target, drafter, ("a cat", "a dog", "fog")[:images], **{"drafting": Drafting("auto"), **options})
-    done.learn_costs()
-    return done
+    return run(target, drafter, ("a cat", "a dog", "fog")[:images], **{"drafting": Drafting("auto"), **options})
 
 
 def test_each_decoding_improves_the_costs_of_the_next(models, cache):
@@ -304,7 +301,7 @@ def test_each_decoding_improves_the_costs_of_the_next(models, cache):
     assert counts == [0, 1, 2] and len(list(cache.iterdir())) == 1
     assert torch.equal(torch.get_rng_state(), state)
     (saved,) = (json.loads(path.read_text(encoding="utf-8")) for path in cache.iterdir())
-    assert saved["decodings"] == 3 and [*PLAIN_STEP] in [row[:2] for row in saved["readings"]]
+    assert saved["decodings"] == 3 and [*PLAIN_ROUND] in [row[:2] for row in saved["readings"]]
 
 
 @pytest.mark.parametrize("other", ["images", "dtype", "drafter", "greedy", "guidance"])
@@ -326,16 +323,30 @@ def test_settings_that_change_costs_are_learned_separately(models, cache, other)
     assert decode_and_learn(target, drafter, images, **options).profile.decodings == 0
 
 
-@pytest.mark.parametrize("why", ["another method", "a given profile", "interrupted"])
+@pytest.mark.parametrize("why", ["another method", "a given profile", "cancelled"])
 def test_costs_are_not_learned(models, cache, why):
     target, drafter = models
-    if why == "interrupted":
-        with drawing(new_decoding(Job(target, Recipe(drafting=Drafting("auto")), drafter), ["a cat"])) as running:
-            next(running)
+    if why == "cancelled":
+        calls = []
+
+        def check():
+            calls.append(1)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            decode_and_learn(target, drafter, check=check)
     else:
         drafting = Drafting("eagle2" if why == "another method" else "auto")
         decode_and_learn(target, drafter, drafting=drafting, profile=PROFILE if "given" in why else None)
     assert not cache.exists()
+
+
+def test_costs_are_learned_from_the_rounds_before_the_iteration_is_closed(models, cache):
+    target, drafter = models
+    decoding = Pipeline(target, Recipe(drafting=Drafting("auto")), drafter).decoding(["a cat"])
+    decoding.warm_up(2)
+    assert 0 < decoding.done_tokens < decoding.total_tokens and len(list(cache.iterdir())) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -362,17 +373,17 @@ def test_rounds_that_were_cut_or_captured_or_have_fewer_images_are_left_out(mode
     cut = replace(round.images[0], depth_asked=2, accepted=2)
     complete = replace(cut, depth_asked=8)
     costs = Costs(done.request, None)
-    for shares, prepared, seconds in (
+    for records, prepared, seconds in (
         ((cut,) * 2, False, 99.0),
         ((complete,) * 2, True, 99.0),
         ((complete,), False, 99.0),
         ((complete,) * 2, False, 0.5),
         ((replace(cut, depth_asked=0),) * 2, False, 0.25),
     ):
-        costs.record([Shape(8, 1, 8, mode="chain")], replace(round, images=shares, prepared=prepared), seconds)
+        costs.record([Shape(8, 1, 8, mode="chain")], replace(round, images=records, prepared=prepared), seconds)
     costs.learn(2)
     (saved,) = (json.loads(path.read_text(encoding="utf-8")) for path in cache.iterdir())
-    assert {tuple(row[:2]): row[3] for row in saved["readings"]} == {("chain", 8): 0.5, PLAIN_STEP: 0.5}
+    assert {tuple(row[:2]): row[3] for row in saved["readings"]} == {("chain", 8): 0.5, PLAIN_ROUND: 0.5}
 
 
 def test_the_name_of_a_profile_includes_tiles_and_graphs_but_not_the_machine(models, monkeypatch):

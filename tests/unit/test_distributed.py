@@ -153,7 +153,7 @@ def test_prompt_of_a_killed_worker_is_decoded_again(ray, run, folder, monkeypatc
     single = load("single/report.json")
     spread = load("spread/report.json")
     assert spread["workers"] == 2 and spread["elapsed_seconds"] > 0
-    for counted in ("tokens", "images", "tau", "mean_depth", "verified_nodes"):
+    for counted in ("tokens", "images", "tau", "mean_depth", "verified_drafts"):
         assert single[counted] == pytest.approx(spread[counted])
 
     (folder / "spread" / "a-0003.png").unlink()

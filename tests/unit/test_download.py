@@ -233,19 +233,11 @@ def test_links_to_other_places_are_refused(hub, downloads, tmp_path, name):
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_leftovers_of_earlier_versions_are_removed(hub, downloads):
-    """Also those that older versions of this pack have left in the folder of the lock."""
+def test_leftovers_of_earlier_commits_are_removed(hub, downloads):
     old = leave_part(hub, downloads, WEIGHTS[:1000]).with_name(f".old.safetensors.0123456789ab{PART}")
     old.write_bytes(b"old")
-    digest = downloads.home / STATE / ("0" * 64 + ".part")
-    digest.write_bytes(b"old")
     downloads.get()
     assert downloads.files() == COMPLETE and downloads.parts() == {}
-    assert sorted(path.name for path in digest.parent.iterdir()) == [
-        "lock",
-        "someone--codecs.json",
-        "someone--model.json",
-    ]
 
 
 def test_leftovers_of_other_models_stay(hub, downloads):

@@ -1,5 +1,6 @@
 """Tests of the prompts, sizes and images of every family."""
 
+from copy import deepcopy
 from functools import cache
 
 import pytest
@@ -130,6 +131,18 @@ def test_rows_end_correctly_under_relaxed_acceptance(models, family, drafter):
     side = target.downsample
     assert target.codec.decode(cells).shape == (2, 3, rows * side, columns * side)
     assert (drawn.trace.report()["substitution_rate"] > 0) is (drafter is not None)
+
+
+@pytest.mark.parametrize("drafter", [None, "jacobi"])
+@pytest.mark.parametrize("bias", [-1000.0, 1000.0])
+def test_the_grammar_decides_where_rows_end(models, bias, drafter):
+    """The token that ends a row has the logit 0. A bias makes all codes much less probable than it, or much more."""
+    target = deepcopy(models("lumina")[0])
+    target.decoder.head_bias = torch.nn.Parameter(torch.full((target.num_codes,), bias, dtype=torch.float64))
+    drawn = run(target, drafter and load_drafter(drafter, target))
+    ends = drawn.codes == target.num_codes
+    expected = torch.arange(target.length) % target.columns == target.columns - 1
+    assert torch.equal(ends, expected.expand_as(ends))
 
 
 def test_kept_tokens_are_counted_in_codes(models):

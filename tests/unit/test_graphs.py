@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.engine import graphs, pool
 from adt_core.engine.request import Request
 from adt_core.engine.round import run_round
@@ -20,7 +20,7 @@ from adt_core.lab.benchmark import drafters_by_name
 from adt_core.policies.auto import Auto
 from adt_core.runtime import get_runtime
 from adt_core.settings import Lantern
-from tests.drafted import METHODS, costs, run, write_drafter
+from tests.drafted import METHODS, costs, new_decoding, run, write_drafter
 from tests.tape import Tape, counted
 from tests.tiny import write_tiny_checkpoint
 
@@ -76,10 +76,9 @@ def test_costs_are_learned_without_captures_of_their_own(target, drafters, tape,
     captured = []
     for _ in range(3):
         decoding = run(target, drafters["network"], PROMPTS[:1], drafting=Drafting("auto"))
-        sizes = {shares.images[0].depth_asked for shares in decoding.trace.rounds}
+        sizes = {records.images[0].depth_asked for records in decoding.trace.rounds}
         captured.append(tape.captured)
         assert sum(round.prepared for round in decoding.trace.rounds) <= len(sizes) + 1
-        decoding.learn_costs()
         assert tape.captured == captured[-1] and not get_runtime().graph_failures
     assert decoding.profile.decodings > 0
 
@@ -92,7 +91,7 @@ def test_relaxed_images_are_the_same_with_graphs(target, drafters, as_on_a_gpu, 
     All trees have the same depth and width, so graphs don't change them.
     """
     settings = {
-        "drafting": Drafting("eagle2", depth=3, width=2, nodes=6),
+        "drafting": Drafting("eagle2", depth=3, width=2, drafts=6),
         "lantern": lantern,
         "sampling": Sampling(temperature=temperature),
     }
@@ -116,8 +115,8 @@ def test_trees_and_accepted_drafts_are_the_same_with_graphs(target, drafters, as
 
     def entries():
         decoding = run(target, drafters[source], PROMPTS[:1], drafting=Drafting(**options))
-        every = [share for round in decoding.trace.rounds for share in round.images]
-        return [share for share in every if share.position < target.length - 2 - 12]
+        every = [record for round in decoding.trace.rounds for record in round.images]
+        return [record for record in every if record.position < target.length - 2 - 12]
 
     expected = entries()
     as_on_a_gpu(Tape())
@@ -137,7 +136,7 @@ def test_plain_rounds_do_not_access_the_drafters_memory(target, drafters, as_on_
 
     def observe_and_stop(policy, round):
         observe(policy, round)
-        policy.drafts = round.index < 2
+        policy.is_drafting = round.index < 2
 
     stop_drafting = Slots.stop_drafting
     observe = Auto.on_verified
@@ -145,7 +144,12 @@ def test_plain_rounds_do_not_access_the_drafters_memory(target, drafters, as_on_
     monkeypatch.setattr(Auto, "on_verified", observe_and_stop)
     as_on_a_gpu(Tape())
     found = run(target, drafters["jacobi"], PROMPTS[:1], drafting=Drafting("auto"), profile=costs("window"))
-    assert [share.depth > 0 for round in found.trace.rounds[:4] for share in round.images] == [False, True, True, False]
+    assert [record.depth > 0 for round in found.trace.rounds[:4] for record in round.images] == [
+        False,
+        True,
+        True,
+        False,
+    ]
     ((proposer, before),) = ended
     assert all(map(torch.equal, proposer.state(), before)) and not get_runtime().graph_failures
 
@@ -191,7 +195,7 @@ def test_captured_rounds_are_reused_by_the_next_decoding(target, drafters, tape)
 
     The drafter's state must be reset, so that repeating an image gives the same trees.
     """
-    settings = {"drafting": Drafting("eagle2", depth=12, width=3, nodes=16)}
+    settings = {"drafting": Drafting("eagle2", depth=12, width=3, drafts=16)}
     first = run(target, drafters["network+jacobi"], PROMPTS[:1], sampling=Sampling(seed=1), **settings)
     run(target, drafters["network+jacobi"], PROMPTS[1:2], sampling=Sampling(seed=2), **settings)
     captured = tape.captured
@@ -204,7 +208,7 @@ def test_captured_rounds_are_reused_by_the_next_decoding(target, drafters, tape)
     "change",
     [
         lambda how: how | {"sampling": Sampling(temperature=0.5)},
-        lambda how: how | {"drafting": Drafting("eagle2", depth=2, width=2, nodes=4)},
+        lambda how: how | {"drafting": Drafting("eagle2", depth=2, width=2, drafts=4)},
         pytest.param(lambda how: how | {"prompts": PROMPTS[:2]}, marks=pytest.mark.long),
         lambda how: how | {"prompts": ("a very long description of a cat " * 3,)},
         pytest.param(lambda how: how | {"lantern": Lantern()}, marks=pytest.mark.long),
@@ -286,11 +290,11 @@ def test_the_slots_of_a_cancelled_run_are_reused(target, drafters, tape):
         if len(decoding.trace.rounds) == 6:
             raise Stop
 
-    how = {"drafting": Drafting("eagle2", depth=12, width=3, nodes=16), "sampling": Sampling(seed=5)}
+    how = {"drafting": Drafting("eagle2", depth=12, width=3, drafts=16), "sampling": Sampling(seed=5)}
     expected = run(target, drafters["network+jacobi"], PROMPTS[:1], **how)
     captured = tape.captured
     prompt = target.encode_prompt(PROMPTS[0])
-    decoding = Decoding(target, [prompt], drafter=drafters["network+jacobi"], check=check, **how)
+    decoding = new_decoding(target, [prompt], drafter=drafters["network+jacobi"], check=check, **how)
     with pytest.raises(Stop):
         for _ in decoding:
             pass

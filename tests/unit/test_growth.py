@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from adt_core import Sampling
-from adt_core.drafters import Shapes
+from adt_core.drafters import TreeSizes
 from adt_core.drafters.eagle import Growth
 from adt_core.policies import Context, DraftSettings, Shape
 from adt_core.rules.tree import CandidatePool, DraftTree
@@ -25,8 +25,8 @@ def context(replayed: bool = False, **settings) -> Context:
     return Context(SimpleNamespace(), Sampling(), DraftSettings(**settings), Shape(8, 5, 12), replayed=replayed)
 
 
-def shapes_of(shapes: list[Shape]) -> Shapes:
-    return Shapes(shapes, torch.tensor([shape[:3] for shape in shapes]))
+def shapes_of(shapes: list[Shape]) -> TreeSizes:
+    return TreeSizes(shapes, torch.tensor([shape[:3] for shape in shapes]))
 
 
 def grow(shapes: list[Shape], table: torch.Tensor, context: Context) -> tuple[DraftTree, int]:
@@ -57,7 +57,7 @@ def grow(shapes: list[Shape], table: torch.Tensor, context: Context) -> tuple[Dr
         calls += 1
         parents = beam + first
         fed = tokens.flatten(1).gather(1, beam)
-    nodes = context.size(pool.usable, min(sizes.nodes, pool.count))
+    nodes = context.size(pool.usable, min(sizes.drafts, pool.count))
     return pool.rerank(torch.zeros(len(shapes), dtype=torch.long), nodes, sizes.budgets), calls
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adt_core import Drafting, Sampling, load_drafter
-from adt_core.drafters import Prefill, Shapes, Verified
+from adt_core.drafters import Prefill, TreeSizes, Verified
 from adt_core.drafters.branches import spine_and_branches
 from adt_core.drafters.calibration import (
     INITIAL_HIT_RATES,
@@ -45,17 +45,17 @@ def test_a_model_that_ignores_context_is_predicted_after_one_round(target):
             layer.out.zero_()
             layer.down.zero_()
         target.decoder.embedding.copy_(target.decoder.embedding[:1].expand_as(target.decoder.embedding))
-    chain = Drafting("eagle2", depth=4, width=1, nodes=4)
+    chain = Drafting("eagle2", depth=4, width=1, drafts=4)
     decoding = run(target, load_drafter("jacobi", target), ("a",), drafting=chain)
-    shares = [share for round in decoding.trace.rounds for share in round.images]
-    assert len(shares) == 3, "15 tokens after the first token need 3 rounds of 5 tokens"
-    assert all(share.accepted == share.depth for share in shares)
+    records = [record for round in decoding.trace.rounds for record in round.images]
+    assert len(records) == 3, "15 tokens after the first token need 3 rounds of 5 tokens"
+    assert all(record.accepted == record.depth for record in records)
 
 
 def test_branches_leave_the_spine_once_and_the_most_probable_ones_are_kept():
     log_p = torch.tensor([[0.9, 0.06, 0.04], [0.5, 0.4, 0.1], [0.8, 0.15, 0.05]]).log()[None]
     candidates = torch.tensor([[[10, 11, 12], [20, 21, 22], [30, 31, 32]]])
-    tree = spine_and_branches(torch.tensor([[0, 10, 20, 30]]), candidates, log_p, nodes=6)
+    tree = spine_and_branches(torch.tensor([[0, 10, 20, 30]]), candidates, log_p, drafts=6)
     # The kept nodes are the second candidate at position 2 (0.9 * 0.4), the spine's token after it (* 0.8), and the
     # third candidate at position 2 (0.09), which is above 0.06 at position 1 and 0.0675 at position 3.
     assert tree.tokens.tolist() == [[0, 10, 20, 30, 21, 30, 22]]
@@ -72,7 +72,7 @@ def test_padding_of_a_spine_with_branches_has_only_the_root_as_ancestor():
         .log()
         .masked_fill(torch.tensor([False, True])[:, None, None], -math.inf)
     )
-    tree = spine_and_branches(torch.tensor([[0, 10]] * 2), torch.tensor([[[10, 11]]] * 2), log_p, nodes=2)
+    tree = spine_and_branches(torch.tensor([[0, 10]] * 2), torch.tensor([[[10, 11]]] * 2), log_p, drafts=2)
     assert tree.valid.tolist() == [[True, True, True], [True, False, False]]
     assert tree.parents.tolist() == [[0, 0, 0]] * 2 and tree.depths.tolist() == [[0, 1, 1], [0, 0, 0]]
     assert torch.equal(tree.ancestors, ancestor_matrix(tree.parents, 1))
@@ -142,7 +142,7 @@ def window(target):
     z[..., GUESS] = 1
     nothing = torch.empty(0)
     proposer.begin(Prefill(nothing, nothing, None, z, ROOT))
-    opened = proposer.open_window(roots(7, ROOT), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
+    opened = proposer.open_window(roots(7, ROOT), TreeSizes([WINDOW], torch.tensor([WINDOW[:3]])))
     assert opened.tokens.tolist() == [[7, GUESS, GUESS, GUESS, GUESS]]
     return proposer
 
@@ -168,7 +168,7 @@ def verified(target, tokens, parents):
 
 def next_window(window):
     """Return the window from position 8 on, after code 2 has been decided at position 7."""
-    return window.open_window(roots(2, 7), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
+    return window.open_window(roots(2, 7), TreeSizes([WINDOW], torch.tensor([WINDOW[:3]])))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_unread_positions_are_drafted_from_the_furthest_logits(target, window):
     window.refresh(verified(target, [7, 1, 2, 3, 3], [0, 0, 1, 2, 3]))
     assert next_window(window).tokens.tolist() == [[2, GUESS, GUESS, 24, 24]]
     window.refresh(replace(verified(target, [2, 3, 9], [0, 0, 1]), roots=roots(2, 7)))
-    opened = window.open_window(roots(2, 9), Shapes([WINDOW], torch.tensor([WINDOW[:3]])))
+    opened = window.open_window(roots(2, 9), TreeSizes([WINDOW], torch.tensor([WINDOW[:3]])))
     assert opened.tokens[0, 3:].tolist() == [24, 24]
 
 

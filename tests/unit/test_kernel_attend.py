@@ -79,7 +79,7 @@ def test_the_first_tokens_of_an_image_have_few_near_keys(dtype):
 @pytest.mark.parametrize("nodes, rows", [(1, 2), (25, 1), (25, 2)], ids=["2 of 64", "25 of 64", "50 of 64"])
 @torch.inference_mode()
 def test_padding_is_neither_read_nor_written(nodes, rows, monkeypatch):
-    """Matrices of 64 rows in real rounds: a plain step, a tree without guidance, and a tree with guidance."""
+    """Matrices of 64 rows in real rounds: a plain round, a tree without guidance, and a tree with guidance."""
     tree = RandomTree(torch.zeros((), dtype=torch.float16), 1, 1, 64, parents(nodes), committed=150)
     operands = join([tree.operands(range(nodes), range(nodes), first=8)] * rows, padding=64 - rows * nodes)
     operands.queries[rows * nodes :] = torch.nan

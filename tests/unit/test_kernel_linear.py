@@ -68,7 +68,7 @@ def test_addresses_in_place_of_tensors_give_the_same_result(kind, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_padding_is_neither_read_nor_written(kind, used):
-    """Products of real rounds: a plain step, a tree without guidance, and a tree with guidance."""
+    """Products of real rounds: a plain round, a tree without guidance, and a tree with guidance."""
     weight, scale = stored(128, 64, kind)
     x = random_like(LIKE, 64, 128)
     x[used:] = torch.nan

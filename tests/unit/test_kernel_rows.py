@@ -57,7 +57,7 @@ def test_gate(like, activation, rows, columns):
 @pytest.mark.parametrize("used", [2, 25, 50])
 @torch.inference_mode()
 def test_padding_is_neither_read_nor_written(like, used):
-    """Matrices of 64 rows in real rounds: a plain step, a tree without guidance, and a tree with guidance."""
+    """Matrices of 64 rows in real rounds: a plain round, a tree without guidance, and a tree with guidance."""
     x = random_like(like, 64, 96)
     weight = random_like(like, 96, seed=1)
     plus = random_like(like, 64, 96, seed=2)

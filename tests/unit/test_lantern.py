@@ -80,6 +80,16 @@ def test_lantern_plus_plus_bounds_each_child_by_its_own_probability(seed, codes,
         assert distribution[x] <= factor * p[x] + 1e-9
 
 
+@given(seed=st.integers(0, 9999), codes=st.integers(3, 9), factor=st.floats(1, 20))
+def test_a_single_child_under_lantern_plus_plus_adds_the_longest_prefix_below_its_bound(seed, codes, factor):
+    """A(x) is the longest prefix of x's neighbours whose total probability is at most (factor - 1) * p(x)."""
+    p, (x,), neighbours = random_case(seed, codes, 1, codes)
+    totals = p[neighbours.indices[x]].cumsum(0)
+    prefix = totals[totals <= (factor - 1) * p[x]]
+    distribution = output_distribution(p, [x], neighbours, Lantern(codes, factor=factor))
+    assert distribution[x].item() == pytest.approx(p[x].item() + (prefix.max().item() if len(prefix) else 0), abs=1e-9)
+
+
 @pytest.mark.parametrize("lantern", [Lantern(5, 0.0), Lantern(5, factor=1.0)])
 def test_nothing_moves_at_delta_0_or_lambda_1(lantern):
     for seed in range(20):
@@ -98,6 +108,23 @@ def test_exact_matches_have_priority_then_the_nearest_substitute():
     assert passed(0) == [[True, True, False], [False, False, False]]
 
 
+def test_of_two_equally_near_substitutes_the_first_is_accepted():
+    neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [2.0], [9.0]]), 3)
+    z = torch.full((1, 3, 4), 0.25).log()
+    agrees, _ = relaxed(star([0, 2]), 1, z, neighbours, Lantern(3, 1.0))
+    assert agrees.tolist() == [[True, True, False]]
+
+
+def test_the_tokens_of_siblings_do_not_use_up_delta():
+    """The nearest code to child 0 is its sibling 1 with probability 0.06, then code 2 with 0.05. That fits."""
+    neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [-1.5], [9.0]]), 3)
+    z = torch.tensor([0.5, 0.06, 0.05, 0.39]).log().expand(1, 3, -1)
+    _, substitutes = relaxed(star([0, 1]), 2, z, neighbours, Lantern(3, 0.055))
+    assert substitutes.tolist() == [[False, True, False]]
+    _, alone = relaxed(star([0]), 2, z[:, :2], neighbours, Lantern(3, 0.055))
+    assert not alone.any(), "without the sibling, code 1 counts, and delta is used up"
+
+
 def test_the_greedy_rule_adds_the_neighbours_probability_to_the_drafts():
     neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [2.1], [9.0]]), 3)
     z = torch.tensor([0.2, 0.25, 0.15, 0.4]).log().expand(1, 2, -1)
@@ -110,10 +137,19 @@ def test_the_greedy_rule_adds_the_neighbours_probability_to_the_drafts():
     assert passes(1, 0.3) and not passes(2, 0.2)
 
 
+@pytest.mark.parametrize("factor, accepts", [(2.2, False), (2.3, True)])
+def test_the_greedy_rule_of_lantern_plus_plus_limits_neighbours_by_the_draft(factor, accepts):
+    """The neighbour's 0.25 is at most (factor - 1) * 0.2 from the factor 2.25 on."""
+    neighbours = Neighbours.of(torch.tensor([[0.0], [1.0], [2.1], [9.0]]), 3)
+    z = torch.tensor([0.2, 0.25, 0.15, 0.4]).log().expand(1, 2, -1)
+    _, substitutes = relaxed(star([0]), 3, z, neighbours, Lantern(3, factor=factor), greedy=True)
+    assert bool(substitutes[0, 1]) is accepts
+
+
 def relaxed_run(models, drafter_name: str, lantern=None):
     target, network = models
     drafter = network if drafter_name == "network" else load_drafter(drafter_name, target)
-    tree = Drafting("eagle2", depth=4, width=4, nodes=20)
+    tree = Drafting("eagle2", depth=4, width=4, drafts=20)
     return run(target, drafter, ("a cat", "three small dogs", "x"), lantern=lantern, drafting=tree)
 
 
@@ -128,8 +164,8 @@ def test_the_limit_on_substitutes_is_kept_by_every_image_at_any_time(models, cap
     decoding = relaxed_run(models, "jacobi", Lantern(39, 1.0, max_substitution=cap))
     emitted = [1] * 3
     substituted = [0] * 3
-    for share in (share for round in decoding.trace.rounds for share in round.images):
-        emitted[share.image] += share.accepted + 1
-        substituted[share.image] += share.substituted
-        assert substituted[share.image] <= cap * emitted[share.image]
+    for record in (record for round in decoding.trace.rounds for record in round.images):
+        emitted[record.image] += record.accepted + 1
+        substituted[record.image] += record.substituted
+        assert substituted[record.image] <= cap * emitted[record.image]
     assert sum(substituted) > 0 or cap == 0

@@ -23,15 +23,15 @@ from tests.tape import Tape
 
 AXES = {
     "method": {
-        "eagle2": dict(method="eagle2", depth=4, width=3, nodes=12),
-        "one draft": dict(method="eagle2", depth=1, width=1, nodes=1),
-        "chain": dict(method="eagle2", depth=16, width=1, nodes=16),
-        "deep": dict(method="eagle2", depth=12, width=3, nodes=16),
-        "wide": dict(method="eagle2", depth=2, width=40, nodes=60),
+        "eagle2": dict(method="eagle2", depth=4, width=3, drafts=12),
+        "one draft": dict(method="eagle2", depth=1, width=1, drafts=1),
+        "chain": dict(method="eagle2", depth=16, width=1, drafts=16),
+        "deep": dict(method="eagle2", depth=12, width=3, drafts=16),
+        "wide": dict(method="eagle2", depth=2, width=40, drafts=60),
         "pruned": dict(method="eagle2", expand_above=0.2, keep_above=0.05),
         "adt-tree": dict(method="adt-tree"),
         "adt-tree, vertical": dict(method="adt-tree", init="vertical", wrap="reset"),
-        "adt-tree, random": dict(method="adt-tree", init="random", nodes=30, width_max=10),
+        "adt-tree, random": dict(method="adt-tree", init="random", drafts=30, width_max=10),
         "static, 57": dict(method="static:naive_extend_57"),
         "static, 63": dict(method="static:mc_sim_7b_63"),
         "auto": dict(method="auto"),
@@ -183,7 +183,9 @@ def name_of(row: dict[str, str]) -> str:
 def test_an_image_equals_plain_decoding_with_a_batch_size_of_1(row, loaded, launched):
     expected, drafted = decode_row(row, loaded, launched)
     assert drafted.codes.equal(expected)
-    assert bool(drafted.trace.report()["verified_nodes"]) is (row["method"] != "plain" and row["kept"] != "all but one")
+    assert bool(drafted.trace.report()["verified_drafts"]) is (
+        row["method"] != "plain" and row["kept"] != "all but one"
+    )
     assert drafted.trace.report()["substitution_rate"] == 0
 
 

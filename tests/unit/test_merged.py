@@ -26,7 +26,7 @@ class EveryNth(POLICIES["eagle2"]):
     def choose(self, slots):
         self.rounds += 1
         mode = "both" if self.rounds % self.settings.width == 0 else "chain"
-        return [Shape(self.settings.depth, 3, self.settings.nodes, mode=mode)] * len(slots)
+        return [Shape(self.settings.depth, 3, self.settings.drafts, mode=mode)] * len(slots)
 
 
 class Compared(EagleProposer):
@@ -101,7 +101,7 @@ def test_the_network_reads_exactly_the_accepted_tokens(models, checked, monkeypa
 
     monkeypatch.setattr(EagleProposer, "catch_up", catch_up)
     monkeypatch.setitem(POLICIES, "every n-th", EveryNth)
-    drafting = Drafting(method="every n-th", depth=8, width=every, nodes=nodes)
+    drafting = Drafting(method="every n-th", depth=8, width=every, drafts=nodes)
     plain = run(target, None, PROMPTS)
     assert torch.equal(run(target, with_window(network), PROMPTS, drafting=drafting).codes, plain.codes)
     assert len(checked) > 2 and max(checked) > 1  # in some rounds, images advance by different lengths
@@ -127,7 +127,7 @@ def test_each_pass_reads_the_window_that_the_last_one_has_changed(models, monkey
 
     monkeypatch.setattr(Window, "replace", replaced)
     monkeypatch.setattr(EagleProposer, "read_ahead", read)
-    run(target, with_window(network), drafting=Drafting("eagle2", depth=8, width=3, nodes=16))
+    run(target, with_window(network), drafting=Drafting("eagle2", depth=8, width=3, drafts=16))
     assert fed and all(torch.equal(tokens, windows[count - 1][:, 1:-1]) for count, tokens in fed)
     at = [count for count, _ in fed]
     assert any(not torch.equal(windows[i], windows[i - 1]) for i in at[::MIN_PASSES])  # a pass has changed the window
@@ -147,7 +147,7 @@ def test_the_number_of_passes_follows_from_the_length_of_the_spine(models, monke
         return tree
 
     monkeypatch.setattr(MergedProposer, "propose", counted)
-    run(target, with_window(network), drafting=Drafting("eagle2", depth=depth, width=1, nodes=depth))
+    run(target, with_window(network), drafting=Drafting("eagle2", depth=depth, width=1, drafts=depth))
     assert forwards[depth] == {num_passes(depth)}
 
 
@@ -171,7 +171,7 @@ def test_where_the_target_has_read_nothing_the_network_continues_from_its_own_pr
 
     monkeypatch.setattr(merged, "has_poor_feature", asked)
     monkeypatch.setattr(EagleProposer, "read_ahead", read)
-    run(target, with_window(network), drafting=Drafting("eagle2", depth=8, width=3, nodes=16))
+    run(target, with_window(network), drafting=Drafting("eagle2", depth=8, width=3, drafts=16))
     later = [i for i in range(len(called)) if i % MIN_PASSES and never_read[i].any()]
     assert later
     for i in later:

@@ -25,7 +25,7 @@ LIKE = torch.empty(0)
 
 
 def test_noise_format_is_frozen():
-    """A change of these values changes the image of every seed. If you change them, increase NOISE_VERSION."""
+    """A change of these values changes the image of every seed. If you change them, increase version.FORMAT."""
     expected = [-1.49545161, -0.35113712, -0.78590678, 0.55867546]
     assert np.allclose(keyed_gumbel(0, 0, range(1), 4)[0], expected, atol=1e-6)
 

@@ -95,13 +95,13 @@ def test_the_pairing_is_found_saved_and_used(counter, tmp_path, capsys, planted)
     loaded = load_drafter(drafter, target)
     assert loaded.pairing == planted
     for drafting in (
-        Drafting("eagle2", depth=4, width=1, nodes=4),
-        Drafting("eagle2", depth=4, width=2, nodes=8),
+        Drafting("eagle2", depth=4, width=1, drafts=4),
+        Drafting("eagle2", depth=4, width=2, drafts=8),
         Drafting("static:mc_sim_7b_63"),
-        Drafting("eagle2", depth=4, width=2, nodes=8, proposal="top-k"),
+        Drafting("eagle2", depth=4, width=2, drafts=8, proposal="top-k"),
     ):
-        (share,) = counted(target, loaded, drafting).trace.rounds[1].images
-        assert share.accepted == share.depth >= 4, "the drafts at all depths must be correct"
+        (record,) = counted(target, loaded, drafting).trace.rounds[1].images
+        assert record.accepted == record.depth >= 4, "the drafts at all depths must be correct"
 
 
 def counted(target, drafter, drafting):
@@ -117,7 +117,7 @@ def test_the_pairing_is_used_with_a_jacobi_window(counter, tmp_path, planted):
     drafter = plant(counter, tmp_path / "drafter", planted)
     record(drafter, planted)
     target = load_target(counter, dtype=torch.float64)
-    counted(target, load_drafter(f"{drafter}+jacobi", target), Drafting("eagle2", depth=4, width=2, nodes=6))
+    counted(target, load_drafter(f"{drafter}+jacobi", target), Drafting("eagle2", depth=4, width=2, drafts=6))
 
 
 @pytest.mark.parametrize("planted", PAIRINGS)

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from adt_core import AdtError, Drafting, Sampling
-from adt_core.app.loading import complete
+from adt_core.app.defaults import complete
 from adt_core.drafters import drafter_defaults
 from adt_core.models.batch_invariance import NEAR_WINDOW, TILE
-from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, Context, DraftMode, Policy, Shape, Slot, options
+from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, ActiveImage, Context, DraftMode, Policy, Shape, options
 from adt_core.trace import ImageRound, Round
 from tests.drafted import costs
 
-SETTINGS = dict(depth=4, width=3, nodes=9, depth_min=1, depth_max=6, width_min=1, width_max=5, beta=0.5)
+SETTINGS = dict(depth=4, width=3, drafts=9, depth_min=1, depth_max=6, width_min=1, width_max=5, beta=0.5)
 IMAGE_INDICES = (0, 1, 2)
 
 
@@ -42,22 +42,22 @@ def adt_tree(columns=8, **changes) -> Policy:
 
 def size(policy: Policy, position: int, image: int = 0) -> tuple[int, int]:
     """Return depth and width of the tree whose root is at `position`."""
-    (shape,) = policy.choose([Slot(image, position)])
-    assert shape.nodes == SETTINGS["nodes"] and not shape.tree
+    (shape,) = policy.choose([ActiveImage(image, position)])
+    assert shape.drafts == SETTINGS["drafts"] and not shape.tree
     return shape.depth, shape.width
 
 
 def add_round(policy: Policy, position: int, accepted: int, depth: int, image: int = 0) -> None:
     """Report a round to the policy, with the root at `position` and a tree of this depth."""
-    share = ImageRound(image, position, depth, 1, depth, depth, accepted, (0,) * accepted)
-    policy.on_verified(Round(0, 0.01, 0.001, 1, (share,)))
+    record = ImageRound(image, position, depth, 1, depth, depth, accepted, (0,) * accepted)
+    policy.on_verified(Round(0, 0.01, 0.001, 1, (record,)))
 
 
 # ---- ADT-Tree: adjacency, refinement, row wrap, independent images ---------------------------------
 
 
 def test_the_first_shape_is_the_configured_one():
-    assert adt_tree().choose([Slot(0, 0)]) == [Shape(4, 3, 9)]
+    assert adt_tree().choose([ActiveImage(0, 0)]) == [Shape(4, 3, 9)]
 
 
 def test_the_configured_shape_is_cut_to_the_bounds():
@@ -149,18 +149,11 @@ def test_predicted_shapes_ignore_time_and_stay_within_the_bounds():
         sizes = []
         for position in range(0, 60, 3):
             sizes.append(size(p, position))
-            share = ImageRound(0, position, 4, 1, 4, 4, 2 + position % 2, (0, 0))
-            p.on_verified(Round(0, seconds, seconds, 1, (share,)))
+            record = ImageRound(0, position, 4, 1, 4, 4, 2 + position % 2, (0, 0))
+            p.on_verified(Round(0, seconds, seconds, 1, (record,)))
         shapes.append(sizes)
     assert shapes[0] == shapes[1]
     assert all(1 <= depth <= 6 and 1 <= width <= 5 for depth, width in shapes[0])
-
-
-def test_the_papers_rule_is_not_recorded():
-    """Version 0.2 had only the rule of the paper and didn't record it. Its folders and records must still be found."""
-    assert "rule" not in Drafting("adt-tree").flat()
-    predicted = Drafting("adt-tree", rule="predicted")
-    assert predicted.flat()["rule"] == "predicted" and Drafting(**predicted.flat()) == predicted
 
 
 @pytest.mark.parametrize("wrap, expected", [("carry", (6, 1)), ("vertical", (5, 2)), ("reset", (4, 3))])
@@ -183,10 +176,10 @@ def test_random_shapes_are_seeded_and_within_the_bounds():
 
 def test_images_have_independent_shapes():
     p = adt_tree()
-    p.choose([Slot(0, 0), Slot(1, 0)])
+    p.choose([ActiveImage(0, 0), ActiveImage(1, 0)])
     add_round(p, 0, accepted=4, depth=4, image=0)
     add_round(p, 0, accepted=0, depth=4, image=1)
-    assert [shape[:2] for shape in p.choose([Slot(1, 1), Slot(0, 5)])] == [(3, 4), (5, 2)]
+    assert [shape[:2] for shape in p.choose([ActiveImage(1, 1), ActiveImage(0, 5)])] == [(3, 4), (5, 2)]
 
 
 def test_images_that_start_again_have_the_configured_shape():
@@ -201,9 +194,9 @@ def test_images_that_start_again_have_the_configured_shape():
 
 
 def test_eagle2_has_a_constant_shape():
-    p = policy("eagle2", depth=3, width=2, nodes=9)
+    p = policy("eagle2", depth=3, width=2, drafts=9)
     add_round(p, 0, accepted=3, depth=3)
-    assert p.choose([Slot(0, 4), Slot(1, 0)]) == [Shape(3, 2, 9)] * 2
+    assert p.choose([ActiveImage(0, 4), ActiveImage(1, 0)]) == [Shape(3, 2, 9)] * 2
 
 
 @pytest.mark.parametrize(
@@ -215,12 +208,12 @@ def test_eagle2_has_a_constant_shape():
 )
 def test_static_trees_have_the_published_shapes(method, largest):
     p = policy(method)
-    assert p.choose([Slot(0, 0), Slot(1, 7)]) == [largest] * 2 == [p.largest(p.settings)] * 2
+    assert p.choose([ActiveImage(0, 0), ActiveImage(1, 7)]) == [largest] * 2 == [p.largest(p.settings)] * 2
 
 
 def test_plain_decoding_drafts_nothing():
     p = policy(PLAIN)
-    assert not p.begin() and p.choose([Slot(0, 0)]) == [NO_DRAFTS] and not p.needs_drafter
+    assert not p.begin() and p.choose([ActiveImage(0, 0)]) == [NO_DRAFTS] and not p.needs_drafter
 
 
 @pytest.mark.parametrize("method", POLICIES)
@@ -230,7 +223,7 @@ def test_no_shape_is_larger_than_the_largest(method):
     settings = Drafting(method).settings
     largest = POLICIES[method].largest(settings)
     for position in range(40):
-        for shape in p.choose([Slot(0, position)]):
+        for shape in p.choose([ActiveImage(0, position)]):
             assert all(chosen <= most for chosen, most in zip(shape[:3], largest[:3]))
         add_round(p, position, accepted=position % 2, depth=2)
 
@@ -265,7 +258,7 @@ def test_the_table_has_every_option_of_every_method():
         assert settings.pop("method") == method
         assert {name: options()[name].default for name in settings} == settings
     assert all(option.help.endswith(".") for option in options().values())
-    assert list(options())[:4] == ["proposal", "depth", "width", "nodes"], (
+    assert list(options())[:4] == ["proposal", "depth", "width", "drafts"], (
         "saved workflows refer to options by position"
     )
     assert list(options())[-3:] == ["expand_above", "keep_above", "rule"], "new options must come last"
@@ -279,29 +272,29 @@ def test_default_trees_are_larger_on_a_gpu(drafter):
     cpu, cuda = (Drafting.of({"method": "adt-tree", **drafter_defaults(drafter, device)}) for device in ("cpu", "cuda"))
     small, large = (one.policy.largest(one.settings) for one in (cpu, cuda))
     assert large.depth >= small.depth and large.width >= small.width
-    assert cuda.settings.nodes > 24 >= cpu.settings.nodes and cuda.settings.depth_max < NEAR_WINDOW
-    assert 2 * (cuda.settings.nodes + 1) % TILE["cuda"] == 0, "with guidance and the root, tiles are full"
+    assert cuda.settings.drafts > 24 >= cpu.settings.drafts and cuda.settings.depth_max < NEAR_WINDOW
+    assert 2 * (cuda.settings.drafts + 1) % TILE["cuda"] == 0, "with guidance and the root, tiles are full"
 
 
 @pytest.mark.parametrize("drafter", ["bundled", "jacobi", "bundled+jacobi"])
 def test_default_trees_of_a_network_fill_a_tile_also_without_guidance(drafter):
     """The Jacobi window has the same defaults with and without guidance."""
     guided, unguided = (drafter_defaults(drafter, "cuda", guided) for guided in (True, False))
-    nodes = 2 * guided["nodes"] + 1 if drafter == "bundled" else guided["nodes"]
-    assert unguided["nodes"] == nodes
+    nodes = 2 * guided["drafts"] + 1 if drafter == "bundled" else guided["drafts"]
+    assert unguided["drafts"] == nodes
     assert drafter_defaults(drafter, "cpu", False) == drafter_defaults(drafter, "cpu", True)
 
 
 @pytest.mark.parametrize("guidance, nodes", [(3.0, 31), (1.0, 63), (None, 31)])
 def test_defaults_of_a_recipe_depend_on_guidance(guidance, nodes):
     drafting = complete({"method": "adt-tree", "guidance": guidance}, "cuda").drafting
-    assert drafting.settings.nodes == nodes
+    assert drafting.settings.drafts == nodes
     assert (drafting.settings.rule, drafting.settings.init) == ("predicted", "both")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_given_options_override_the_defaults(device):
-    given = {"method": "adt-tree", "rule": "paper", "init": "vertical", "nodes": 5, "depth_max": 30}
+    given = {"method": "adt-tree", "rule": "paper", "init": "vertical", "drafts": 5, "depth_max": 30}
     assert given.items() <= {"rule": "paper", **complete(given, device).drafting.flat()}.items()
 
 

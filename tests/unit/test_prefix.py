@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from adt_core import AdtError, Decoding, Drafting, Lantern, Sampling
+from adt_core import AdtError, Drafting, Lantern, Sampling
 from adt_core.drafters.jacobi import JacobiDrafter, JacobiProposer
 from adt_core.policies import PLAIN
-from tests.drafted import run
+from tests.drafted import new_decoding, run
 
 
 def decode(models, drafting=None, prefix=None, prompts=("a cat", "three small dogs"), **options):
@@ -53,10 +53,10 @@ def test_a_window_starts_from_the_logits_of_the_first_decoded_token(models):
 
     def first_guesses(start):
         guessed.clear()
-        decoding = Decoding(
+        decoding = new_decoding(
             target,
             [target.encode_prompt("x")],
-            drafting=Drafting("eagle2", depth=target.columns, width=target.num_codes, nodes=target.columns),
+            drafting=Drafting("eagle2", depth=target.columns, width=target.num_codes, drafts=target.columns),
             drafter=WatchedDrafter(),
             sampling=Sampling(guidance=1, temperature=0),  # the guesses have no noise
             prefix=random_codes(1, start),
@@ -74,13 +74,13 @@ def test_statistics_count_decoded_tokens(models):
     drafted = decode(models, Drafting("adt-tree"), prefix=random_codes(2, 6))
     report = drafted.trace.report()
     assert report["tokens"] == 2 * 10 and drafted.total_tokens == drafted.done_tokens == 2 * 16
-    shares = [share for round in drafted.trace.rounds for share in round.images]
-    assert sum(share.accepted + 1 for share in shares) == 2 * 9, (
+    records = [record for round in drafted.trace.rounds for record in round.images]
+    assert sum(record.accepted + 1 for record in records) == 2 * 9, (
         "rounds must not count the first token, which the prefill samples"
     )
     cells = [cell for row in drafted.trace.acceptance_map() for cell in row]
     assert cells[:6] == [0] * 6 and all(cell > 0 for cell in cells[6:])
-    assert all(share.position >= 6 for share in shares)
+    assert all(record.position >= 6 for record in records)
 
 
 def test_a_completely_kept_image(models):
@@ -96,14 +96,14 @@ def test_the_limit_of_substitutions_counts_decoded_tokens(models):
     for seed in range(4):
         decoding = decode(
             models,
-            Drafting("eagle2", depth=3, width=3, nodes=9),
+            Drafting("eagle2", depth=3, width=3, drafts=9),
             prefix=random_codes(2, 6),
             lantern=lantern,
             sampling=Sampling(seed=seed),
         )
         for image in range(2):
-            shares = [share for round in decoding.trace.rounds for share in round.images if share.image == image]
-            assert sum(share.substituted for share in shares) <= 1
+            records = [record for round in decoding.trace.rounds for record in round.images if record.image == image]
+            assert sum(record.substituted for record in records) <= 1
 
 
 @pytest.mark.parametrize(
@@ -125,5 +125,5 @@ def test_required_memory_includes_a_long_prefill(models):
     target, _ = models
     row = [target.encode_prompt("x")]
     plain = Drafting(PLAIN)
-    short, long = (Decoding(target, row, drafting=plain, prefix=random_codes(1, count)) for count in (0, 15))
+    short, long = (new_decoding(target, row, drafting=plain, prefix=random_codes(1, count)) for count in (0, 15))
     assert long.memory_required() > short.memory_required()

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import adt_core
-from adt_core.version import VERSION
+from adt_core.version import FORMAT, VERSION
 
 tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +41,7 @@ def test_requirements(dev):
 def test_version():
     assert VERSION == PROJECT["version"]
     assert f'VERSION = "{VERSION}"' in (ROOT / "js" / "preferences.js").read_text(encoding="utf-8")
+    assert f"const FORMAT = {FORMAT};" in (ROOT / "js" / "format.js").read_text(encoding="utf-8")
 
 
 def test_the_public_names():

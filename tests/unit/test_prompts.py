@@ -276,16 +276,17 @@ def test_file_prefixes():
 def test_selection():
     prompts = [PromptEntry(str(i), f"a {'Red' if i % 2 else 'blue'} car {i}") for i in range(20)]
     assert select(prompts) == select(prompts, count=0) == prompts
-    assert [prompt.id for prompt in select(prompts, filter="red", start=2, count=3)] == ["5", "7", "9"]
-    shuffled = select(prompts, shuffle=1)
-    assert sorted(shuffled) == sorted(prompts) and shuffled != prompts and shuffled != select(prompts, shuffle=2)
-    assert select(prompts, shuffle=1, start=4, count=4) == shuffled[4:8], (
+    assert [prompt.id for prompt in select(prompts, filter="red", start_index=2, count=3)] == ["5", "7", "9"]
+    shuffled = select(prompts, shuffle_seed=1)
+    assert sorted(shuffled) == sorted(prompts) and shuffled != prompts and shuffled != select(prompts, shuffle_seed=2)
+    assert select(prompts, shuffle_seed=1, start_index=4, count=4) == shuffled[4:8], (
         "the selection must be a part of the same shuffled order"
     )
 
 
 @pytest.mark.parametrize(
-    "values, words", [({"filter": "cow"}, "filter: none of the 2"), ({"start": 2}, "start is 2, but there are only 2")]
+    "values, words",
+    [({"filter": "cow"}, "filter: none of the 2"), ({"start_index": 2}, "start_index is 2, but there are only 2")],
 )
 def test_empty_selections_are_reported(values, words):
     with pytest.raises(AdtError, match=words):

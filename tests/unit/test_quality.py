@@ -92,7 +92,7 @@ def test_clip_score_and_aesthetic_score(clip, predictor):
 
 
 def test_columns_are_sums_divided_by_counts():
-    names = "seconds tau mean_depth target_forwards drafter_forwards agreement substitution_rate verified_nodes"
+    names = "seconds tau mean_depth target_forwards drafter_forwards agreement substitution_rate verified_drafts"
     run = dict.fromkeys(names.split(), 1)
     records = [{"runs": {"autoregressive": {**run, "quality": {"attributes": scores}}}} for scores in ((1, 4), (2, 2))]
     (row,) = summary(records, {"autoregressive": {"FID": 7.0}})

@@ -17,9 +17,19 @@ from torch import Tensor
 
 from adt_core import Drafting, cli, load_drafter
 from adt_core.app.images import read_settings
-from adt_core.drafters import DRAFTERS, Drafter, Prefill, Proposer, Shapes, Verified
+from adt_core.drafters import DRAFTERS, Drafter, Prefill, Proposer, TreeSizes, Verified
 from adt_core.models.rows import BatchRows, Roots
-from adt_core.policies import NO_DRAFTS, POLICIES, Context, DraftMode, DraftSettings, Policy, Shape, Slot, options
+from adt_core.policies import (
+    NO_DRAFTS,
+    POLICIES,
+    ActiveImage,
+    Context,
+    DraftMode,
+    DraftSettings,
+    Policy,
+    Shape,
+    options,
+)
 from adt_core.policies.auto import Auto, shape_of
 from adt_core.rules.noise import Noise
 from adt_core.rules.tree import DraftTree, chain
@@ -48,7 +58,7 @@ class ToyPolicy(Policy):
     def largest(cls, settings: ToySettings) -> Shape:
         return Shape(DEPTH, 1, DEPTH)
 
-    def choose(self, slots: Sequence[Slot]) -> list[Shape]:
+    def choose(self, slots: Sequence[ActiveImage]) -> list[Shape]:
         shape = self.largest(self.settings)
         return [NO_DRAFTS if slot.position % self.settings.stride else shape for slot in slots]
 
@@ -65,12 +75,12 @@ class BetterMode(Policy):
         self.accepted: dict[DraftMode, list[int]] = {mode: [] for mode in context.modes[:2]}
         self.chosen = context.modes[0]
 
-    def choose(self, slots: Sequence[Slot]) -> list[Shape]:
+    def choose(self, slots: Sequence[ActiveImage]) -> list[Shape]:
         self.chosen = max(self.accepted, key=lambda mode: mean(self.accepted[mode] or [inf]))
         return [shape_of(self.chosen, 8)] * len(slots)
 
     def on_verified(self, round: Round) -> None:
-        self.accepted[self.chosen] += [share.accepted for share in round.images]
+        self.accepted[self.chosen] += [record.accepted for record in round.images]
 
 
 @pytest.mark.parametrize("drafter", ["network", "jacobi"])
@@ -100,7 +110,7 @@ def test_a_policy_can_choose_between_draft_modes(models, monkeypatch, drafter):
 class LastTokenDrafter(Drafter):
     """Drafter without weights and state. It drafts the last token again."""
 
-    defaults = {"method": "eagle2", "depth": DEPTH, "width": 1, "nodes": DEPTH}
+    defaults = {"method": "eagle2", "depth": DEPTH, "width": 1, "drafts": DEPTH}
     modes = (DraftMode("last token", width=1),)
 
     def proposer(self, context: Context, rows: BatchRows, noise: Noise | None) -> Proposer:
@@ -108,8 +118,8 @@ class LastTokenDrafter(Drafter):
 
 
 class LastTokenProposer(Proposer):
-    def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
-        depth = min(shapes.depth, shapes.nodes)
+    def propose(self, roots: Roots, shapes: TreeSizes) -> DraftTree:
+        depth = min(shapes.depth, shapes.drafts)
         tokens = roots.codes[:, None].expand(-1, depth + 1)  # [B, root and drafts]
         # some images may get fewer drafts than others
         is_wanted = torch.arange(depth, device=tokens.device) < shapes.lengths
@@ -122,7 +132,7 @@ class LastTokenProposer(Proposer):
 class ToyDrafter:
     """Drafter that repeats the tokens of the row above."""
 
-    defaults = {"method": "eagle2", "depth": DEPTH, "width": 1, "nodes": DEPTH}
+    defaults = {"method": "eagle2", "depth": DEPTH, "width": 1, "drafts": DEPTH}
     network = None
     kind = "toy"
     modes = ()
@@ -152,7 +162,7 @@ class ToyProposer(Proposer):
         length = self.context.target.length + DEPTH + 1
         self._codes = torch.zeros(self.rows.images, length, dtype=torch.long, device=prefill.z.device)
 
-    def propose(self, roots: Roots, shapes: Shapes) -> DraftTree:
+    def propose(self, roots: Roots, shapes: TreeSizes) -> DraftTree:
         above = roots.at + 1 + torch.arange(shapes.depth, device=roots.at.device) - self.context.columns
         drafts = self._codes.gather(1, above.clamp_min(0))
         is_wanted = torch.arange(shapes.depth, device=roots.at.device) < shapes.lengths
@@ -197,7 +207,7 @@ def generate(tiny, tmp_path, monkeypatch):
 def drafted_positions() -> list[int]:
     """Return the positions of all roots with drafts in the last run, from the trace."""
     rounds = [round for decoding in read_lines("trace.json") for round in decoding["rounds"]]
-    return [share["position"] for round in rounds for share in round["images"] if share["depth"]]
+    return [record["position"] for round in rounds for record in round["images"] if record["depth"]]
 
 
 @pytest.mark.parametrize("drafter", ["toy", "last-token", "jacobi", "network", "network+jacobi"])
@@ -206,7 +216,7 @@ def test_a_new_policy_gives_the_same_image_with_every_drafter(generate, tiny, dr
     path = drafter.replace("network", str(tiny / "drafter"))
     tokens, report = generate("toy", "--method", "toy", "--stride", "2", "--drafter", path)
     assert tokens == plain
-    assert report["method"] == "toy" and report["drafting"]["stride"] == 2 and report["verified_nodes"] > 0
+    assert report["method"] == "toy" and report["drafting"]["stride"] == 2 and report["verified_drafts"] > 0
     assert drafted_positions() and all(position % 2 == 0 for position in drafted_positions())
 
 

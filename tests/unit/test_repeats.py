@@ -77,8 +77,8 @@ def models(tiny):
     return target, {None: None, "network": network, "window": jacobi, "both": with_window(network)}
 
 
-TREE = dict(method="eagle2", depth=6, width=3, nodes=14)
-CHAIN = dict(method="eagle2", depth=8, width=1, nodes=8)
+TREE = dict(method="eagle2", depth=6, width=3, drafts=14)
+CHAIN = dict(method="eagle2", depth=8, width=1, drafts=8)
 CASES = {
     "plain": (None, dict(method="autoregressive"), {}),
     "network": ("network", TREE, {}),

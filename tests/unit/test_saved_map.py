@@ -36,18 +36,18 @@ def emu3_rounds(images: int, tokens: int = 90 * 91) -> list[Round]:
     positions = [0] * images
     rounds = []
     while min(positions, default=tokens) < tokens - 1:
-        shares = []
+        records = []
         for image, position in enumerate(positions):
             depth = draw.randint(2, 12)
             levels = tuple(draw.randint(1, 6) for _ in range(depth))
             accepted = min(draw.choice((0, 0, 1, 1, 2, 2, 3, 4, 6)), depth, tokens - 2 - position)
             if position < tokens - 1:
-                shares.append(
+                records.append(
                     ImageRound(image, position, 12, 6, depth, sum(levels), accepted, (), 0, max(levels), levels)
                 )
                 positions[image] += accepted + 1
         times = draw.uniform(0.02, 0.05), draw.uniform(0.002, 0.006)
-        rounds.append(Round(len(rounds), *times, 12, tuple(shares)))
+        rounds.append(Round(len(rounds), *times, 12, tuple(records)))
     return rounds
 
 
@@ -66,12 +66,12 @@ def test_a_long_map_is_shortened(images, most, keeps_times, kept):
     short = shortened(rounds, most)
     assert len(short) <= most
     found = unpack({"data": short})
-    assert [len(shares) for _, _, *shares in found] == [sum(s.image < kept for s in r.images) for r in rounds]
-    for (ms, drafting, *shares), entry in zip(found, rounds):
+    assert [len(records) for _, _, *records in found] == [sum(s.image < kept for s in r.images) for r in rounds]
+    for (ms, drafting, *records), entry in zip(found, rounds):
         assert ([ms, drafting] == [round(1000 * x, 2) for x in (entry.seconds, entry.drafting)]) == keeps_times
-        for share, own in zip(shares, entry.images):
-            assert share[:2] + share[4:8] == [own.image, own.position, own.depth, own.width, own.nodes, own.accepted]
-            assert share[9] == [0] * own.depth, "the page draws no tree if the drafts on its levels are unknown"
+        for record, own in zip(records, entry.images):
+            assert record[:2] + record[4:8] == [own.image, own.position, own.depth, own.width, own.drafts, own.accepted]
+            assert record[9] == [0] * own.depth, "the page draws no tree if the drafts on its levels are unknown"
     total = sum(entry.seconds for entry in rounds)
     assert sum(ms for ms, *_ in found) == pytest.approx(1000 * total, rel=1e-3)
 

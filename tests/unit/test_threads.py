@@ -11,13 +11,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.engine import decoding as decodings
 from adt_core.engine import request as requests
 from adt_core.engine.device import threads as threads_module
 from adt_core.engine.device.products import product_report
 from adt_core.engine.device.threads import CALM_LOOKS, LOOK_SECONDS, CpuSample, ThreadChoice, available_cores
 from adt_core.policies import PLAIN
+from tests.drafted import new_decoding
 
 
 @pytest.fixture(params=[1, 3])
@@ -38,7 +39,7 @@ def test_a_small_model_runs_on_one_thread_and_a_large_one_on_all(models, threads
     if not small:
         monkeypatch.setattr(requests, "MAX_ONE_THREAD_PARAMETERS", 0)
     target, drafter = models
-    decoding = Decoding(target, [target.encode_prompt("a cat")], drafting=Drafting(method), drafter=drafter)
+    decoding = new_decoding(target, [target.encode_prompt("a cat")], drafting=Drafting(method), drafter=drafter)
     for _ in decoding:
         assert torch.get_num_threads() == threads, "the setting was not restored between rounds"
     own = 1 if small else threads
@@ -53,7 +54,7 @@ def test_threads_are_restored_when_a_round_fails(models, threads, monkeypatch):
     monkeypatch.setattr(decodings, "run_round", fail)
     target, _ = models
     with pytest.raises(ValueError, match="no"):
-        list(Decoding(target, [target.encode_prompt("a cat")], drafting=Drafting(PLAIN)))
+        list(new_decoding(target, [target.encode_prompt("a cat")], drafting=Drafting(PLAIN)))
     assert torch.get_num_threads() == threads
 
 
@@ -148,7 +149,7 @@ def test_more_threads_give_the_same_tokens(tiny, runtime, four_threads, monkeypa
         for drafting in (Drafting(PLAIN), Drafting("auto")):
             sampling = Sampling(guidance=guidance)
             rows = [target.encode_prompt("a cat")]
-            decoding = Decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter)
+            decoding = new_decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter)
             for _ in decoding:
                 pass
             most = product_report(decoding.request).threads
@@ -166,7 +167,7 @@ def test_a_decoding_changes_its_threads_and_not_its_tokens(tiny, runtime, four_t
     for changing in (False, True):
         cores = chain([2.0] * 4, repeat(1.0 if changing else 2.0))
         monkeypatch.setattr(threads_module, "available_cores", partial(next, cores))
-        decoding = Decoding(target, [target.encode_prompt("a cat")], drafting=Drafting("auto"), drafter=drafter)
+        decoding = new_decoding(target, [target.encode_prompt("a cat")], drafting=Drafting("auto"), drafter=drafter)
         recorded = []
         monkeypatch.setattr(decoding._costs, "record", lambda *_, used=recorded: used.append(torch.get_num_threads()))
         threads = [decoding._conditions.threads.count for _ in decoding]

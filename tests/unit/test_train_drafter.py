@@ -63,7 +63,7 @@ def weights(folder):
 
 def with_and_without(target, drafter):
     """Yield the codes of an image, first from plain decoding, then with the drafter."""
-    for drafting in (Drafting(method="autoregressive"), Drafting(method="eagle2", depth=3, width=2, nodes=6)):
+    for drafting in (Drafting(method="autoregressive"), Drafting(method="eagle2", depth=3, width=2, drafts=6)):
         yield run(target, drafter, ("a red house",), sampling=Sampling(seed=5), drafting=drafting).codes
 
 
@@ -163,8 +163,8 @@ def test_estimate_of_time_memory_and_disk_space(train, tmp_path, monkeypatch):
     (estimate,) = re.findall(r"^The training takes (.*)\.$", train()[2], re.M)
     number = r"\d+(\.\d)?"
     assert re.fullmatch(
-        rf"about {number} min \({number} to generate, {number} to train\), {number} GB of memory and "
-        rf"{number} GB of disk",
+        rf"about {number} min \({number} to generate, {number} to train\), {number} GiB of memory and "
+        rf"{number} GiB of disk",
         estimate,
     )
     assert "The training takes" not in train()[2], "the command must print no estimate for a finished run"
@@ -268,17 +268,6 @@ def test_a_finished_run_repeats_its_summary(train):
     first = train()
     second = train()
     assert first[0] == second[0] == 0 and first[1] == second[1]
-
-
-def test_a_run_of_an_earlier_version_resumes(train, tmp_path):
-    """Earlier versions saved fewer settings."""
-    assert train()[0] == 0
-    path = tmp_path / "out" / "training" / "settings.json"
-    before = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(
-        json.dumps({name: value for name, value in before.items() if name not in ("dtype", "exact")}), encoding="utf-8"
-    )
-    assert train()[0] == 0
 
 
 @pytest.fixture

@@ -7,16 +7,15 @@ import pytest
 import torch
 
 from adt_core import cli
-from adt_core.app.checkpoints import load_target
 from adt_core.app.images import to_png
 from adt_core.app.prompts import read_all
 from adt_core.errors import AdtError
 from adt_core.files import write
+from adt_core.models.load import load_target
 from adt_core.models.reading import checkpoint as files
 from adt_core.models.reading.checkpoint import Checkpoint
 from adt_core.models.reading.fields import read_json
 from adt_core.models.reading.layout import decoder_config
-from adt_core.rules.noise import NOISE_VERSION
 from tests.layouts.edits import edit_config
 from tests.layouts.llamagen import T5, write_hugging_face
 from tests.tiny import write_tiny_checkpoint
@@ -141,7 +140,7 @@ def test_outputs_do_not_replace_inputs(tmp_path, monkeypatch, capsys, given, wor
 @pytest.mark.parametrize("name", ["model", "drafter"])
 def test_paths_in_a_png_are_not_opened(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
-    settings = {"prompt": "a cat", "model": "bundled", "drafter": "jacobi", "noise_version": NOISE_VERSION}
+    settings = {"prompt": "a cat", "model": "bundled", "drafter": "jacobi"}
     Path("a.png").write_bytes(to_png(torch.zeros(3, 8, 8), settings | {name: "//server/share/model"}))
     with monkeypatch.context() as patch:
         patch.setattr(Path, "exists", lambda path: pytest.fail(f"{path} was looked at"))
@@ -159,7 +158,7 @@ def test_paths_in_a_png_are_not_opened(tmp_path, monkeypatch, capsys, name):
 )
 def test_invalid_settings_in_a_png(tmp_path, monkeypatch, capsys, name, value):
     monkeypatch.chdir(tmp_path)
-    settings = {"prompt": "a cat", "model": "bundled", "drafter": "jacobi", "noise_version": NOISE_VERSION}
+    settings = {"prompt": "a cat", "model": "bundled", "drafter": "jacobi"}
     Path("a.png").write_bytes(to_png(torch.zeros(3, 8, 8), settings | {name: value}))
     assert cli.main(["generate", "--from-png", "a.png", "--output", "again.png"]) != 0
     message = capsys.readouterr().err

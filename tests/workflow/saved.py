@@ -23,16 +23,16 @@ def unpack(saved: dict) -> list:
     total = sum(sizes)
     images, jumps, *others = (column(total) for _ in range(9))
     expected: dict[int, int] = {}
-    shares = []
+    records = []
     for i, (image, jump) in enumerate(zip(images, jumps)):
         position = expected.get(image, 0) + (-(jump + 1) // 2 if jump % 2 else jump // 2)
         own = [values[i] for values in others]
         expected[image] = position + own[5] + 1
-        shares.append([image, position, *own])
-    for share in shares:
-        share.append(column(share[4]))
+        records.append([image, position, *own])
+    for record in records:
+        record.append(column(record[4]))
     assert next(numbers, None) is None
-    left = iter(shares)
+    left = iter(records)
     return [
         [ms / 100, draft / 100, *(next(left) for _ in range(size))] for ms, draft, size in zip(times, drafting, sizes)
     ]

@@ -15,7 +15,15 @@ TINY = "tiny"
 """Name of a model with images of 12 x 12 tokens. It can use the drafter of the small model."""
 UPSCALER = "RealESRGAN_x4plus.safetensors"
 LESSONS = "\n".join(f"a {colour} {thing}" for colour in ("red", "green", "blue") for thing in ("house", "ball", "car"))
-QUICK = {"prompts": LESSONS, "pictures": 4, "held_out": 2, "batch": 2, "draw_batch": 3, "minutes": 60.0, "steps": 10}
+QUICK = {
+    "prompts": LESSONS,
+    "training_images": 4,
+    "validation_prompts": 2,
+    "training_batch_size": 2,
+    "generation_batch_size": 3,
+    "minutes": 60.0,
+    "steps": 10,
+}
 """Inputs of Train Drafter for a training of a few seconds."""
 
 

@@ -59,7 +59,7 @@ def test_cancelled_batch_resumes_without_losing_images(comfy, batch):
     batch.set("ADTTreeModelLoader", model=TINY).set(
         "ADTTreePrompts", file=TEXT_BELOW, text="\n".join(captions), count=0
     )
-    batch.set("ADTTreeBatchSampler", folder=f"My {name}", seed=43, chunk_size=2)
+    batch.set("ADTTreeBatchSampler", folder=f"My {name}", seed=43, batch_size=2)
     cancel_batch(comfy, batch.prompt, batch.id("ADTTreeBatchSampler"))
     (folder,) = comfy.base.glob(f"output/adt_tree_batches/My-{name}-*")
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.png")}
@@ -81,7 +81,7 @@ def test_batch_resumes_after_cancelling_with_other_drafts(comfy, batch, graph, c
         return set(comfy.base.glob("output/adt_tree_batches/*"))
 
     before = folders()
-    sampler = batch.set("ADTTreeBatchSampler", seed=seed, chunk_size=4).id("ADTTreeBatchSampler")
+    sampler = batch.set("ADTTreeBatchSampler", seed=seed, batch_size=4).id("ADTTreeBatchSampler")
     length = cancel_batch(comfy, batch.prompt, sampler) // COUNT
     (folder,) = folders() - before
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.png")}
@@ -89,8 +89,8 @@ def test_batch_resumes_after_cancelling_with_other_drafts(comfy, batch, graph, c
 
     # Neither the drafter nor the batch size changes the images.
     jacobi = batch.add("ADTTreeDrafterLoader", model=batch.link("ADTTreeModelLoader"), drafter="jacobi")
-    batch.set("ADTTreeBatchSampler", chunk_size=5, drafter=jacobi)
-    batch.add("PreviewImage", images=batch.link("ADTTreeCollector"))
+    batch.set("ADTTreeBatchSampler", batch_size=5, drafter=jacobi)
+    batch.add("PreviewImage", images=batch.link("ADTTreeBatchReport"))
     saved, _ = batch.add("SaveImage", images=batch.link("ADTTreeBatchSampler"), filename_prefix=uuid.uuid4().hex)
     outputs, messages = comfy.watch(batch.prompt)
     check_progress(messages, sampler, length, len(kept))
@@ -106,8 +106,8 @@ def test_batch_resumes_after_cancelling_with_other_drafts(comfy, batch, graph, c
         "images"
     ] == COUNT
     with Image.open(folder / "report.png") as one:
-        assert json.loads(one.info["prompt"])[sampler]["inputs"]["chunk_size"] == 5, "the sheet contains its graph"
-    check_sheet(*images(comfy, outputs, batch.id("ADTTreeCollector"), batch.id("PreviewImage")))
+        assert json.loads(one.info["prompt"])[sampler]["inputs"]["batch_size"] == 5, "the sheet contains its graph"
+    check_sheet(*images(comfy, outputs, batch.id("ADTTreeBatchReport"), batch.id("PreviewImage")))
     # The first image was made before the cancellation, the last one after it.
     check_first_and_last(comfy, graph, list(captions.values()), seed, images(comfy, outputs, saved))
 
@@ -187,7 +187,7 @@ def test_each_report_lists_truncated_and_skipped_prompts(comfy, batch):
     """Run two lists with the same settings. Both use one folder, which the user has named, but separate reports."""
     name = uuid.uuid4().hex[:8]
     long = "a red house " * 500
-    batch.set("ADTTreeBatchSampler", seed=77, folder=f"My {name}", unfit_prompts="truncate", chunk_size=3)
+    batch.set("ADTTreeBatchSampler", seed=77, folder=f"My {name}", invalid_prompts="truncate", batch_size=3)
     batch.set("ADTTreePrompts", file=TEXT_BELOW, text=f"a fox\n\n{long}\na hen", count=0)
     workflow = {"id": "w", "extra": {"adt_tree_maps": {"9": {"parts": ["of another picture"]}}, "x": 1}}
     shown_text = text_under_nodes(comfy, batch, extra_pnginfo={"workflow": workflow})
@@ -203,7 +203,7 @@ def test_each_report_lists_truncated_and_skipped_prompts(comfy, batch):
             assert json.loads(one.info["workflow"]) == {"id": "w", "extra": {"adt_tree_maps": {}, "x": 1}}
     first = {path: path.read_bytes() for path in folder.iterdir()}
 
-    batch.set("ADTTreeBatchSampler", unfit_prompts="skip").set("ADTTreePrompts", text=f"a fox\n{long}\na cow")
+    batch.set("ADTTreeBatchSampler", invalid_prompts="skip").set("ADTTreePrompts", text=f"a fox\n{long}\na cow")
     shown_text = text_under_nodes(comfy, batch)
     assert "1 of 3 prompts are left out. The first, '2': left out: Prompt too long: " in shown_text
     assert (
@@ -223,7 +223,7 @@ def test_unpaired_surrogates_in_a_list_do_not_stop_the_batch(comfy, batch):
     lines = [{"prompt": "a fox", "id": "\ud83d"}, {"prompt": "a \ud83d", "id": "b\ud800"}]
     (comfy.base / "input" / "halves.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     name = uuid.uuid4().hex[:8]
-    batch.set("ADTTreeBatchSampler", folder=f"My {name}", unfit_prompts="skip").set(
+    batch.set("ADTTreeBatchSampler", folder=f"My {name}", invalid_prompts="skip").set(
         "ADTTreePrompts", file="halves.jsonl"
     )
     shown_text = text_under_nodes(comfy, batch)
@@ -238,11 +238,11 @@ def test_unpaired_surrogates_in_a_list_do_not_stop_the_batch(comfy, batch):
 
 @pytest.mark.small_models
 def test_relaxed_batch_is_marked_in_its_message_and_table(comfy, batch):
-    lantern = batch.add("ADTTreeLantern", neighbours=10, delta=0.9)
+    lantern = batch.add("ADTTreeLANTERN", neighbours=10, delta=0.9)
     drafting = batch.add("ADTTreeSettings", method="adt-tree")
     batch.set("ADTTreePrompts", count=2).set("ADTTreeBatchSampler", seed=47, settings=drafting, lantern=lantern)
     outputs, messages = comfy.watch(batch.prompt)
-    (file,) = outputs[batch.id("ADTTreeCollector")]["images"]
+    (file,) = outputs[batch.id("ADTTreeBatchReport")]["images"]
     folder = comfy.base / "output" / file["subfolder"]
     rows = json.loads((folder / "report.json").read_text(encoding="utf-8"))["images"]
     replaced = sum(row["substitution_rate"] for row in rows) / 2

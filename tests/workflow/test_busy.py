@@ -79,11 +79,11 @@ def test_too_many_combinations_of_alternatives(comfy, text, words):
 
 def prompts(text: str) -> dict:
     """Return a prompt that shows all combinations of a text."""
-    inputs = {"file": "(the text below)", "text": text, "caption": "first", "filter": "", "start": 0, "count": 8}
+    inputs = {"file": "(the text below)", "text": text, "caption": "first", "filter": "", "start_index": 0, "count": 8}
     return {
         "1": {
             "class_type": "ADTTreePrompts",
-            "inputs": {**inputs, "shuffle": 0, "choices": "all combinations", "choice_seed": 0},
+            "inputs": {**inputs, "shuffle_seed": 0, "choices": "all combinations", "choice_seed": 0},
         },
         "2": {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}},
     }

@@ -16,7 +16,7 @@ from saved import EVENT, unpack
 from small import QUICK
 from test_workflows import TO_INSTALL, prompt_of
 
-from adt_core.app.checkpoints import find_published
+from adt_core.models.load import find_published
 
 SIZES = {"Lumina-mGPT-2.0": (64, 32), "GLM-Image": (96, 64), "Liquid_V1_7B": (512, 512)}
 """Model -> width and height in pixels of a small image."""
@@ -72,7 +72,7 @@ def test_image_is_continued(stocked, name):
     rows, _ = CELLS[name]
     picture = graph.add("EmptyImage", width=width, height=height, batch_size=1, color=0xC04010)
     encoded = graph.add("VAEEncode", pixels=picture, vae=graph.link("ADTTreeModelLoader", 2))
-    graph.set("ADTTreeSampler", latent_image=encoded, keep=0.5)
+    graph.set("ADTTreeSampler", latent_image=encoded, keep_top=0.5)
     for samples in (encoded, graph.link("ADTTreeSampler")):
         graph.add("SaveLatent", samples=samples, filename_prefix=uuid.uuid4().hex)
     outputs = stocked.run(graph.prompt)
@@ -81,7 +81,7 @@ def test_image_is_continued(stocked, name):
     kept = slice(0, rows // 2)
     assert given[..., kept, :].equal(drawn[..., kept, :]) and not given.equal(drawn)
     (continued,) = images(stocked, outputs)
-    graph.set("ADTTreeSampler", speed="No drafting").set("SaveImage", filename_prefix=uuid.uuid4().hex)
+    graph.set("ADTTreeSampler", drafting="No drafting").set("SaveImage", filename_prefix=uuid.uuid4().hex)
     np.testing.assert_array_equal(images(stocked, stocked.run(graph.prompt))[0], continued)
 
 
@@ -105,14 +105,14 @@ def test_batch_images_equal_the_samplers(stocked, stocked_info, name):
 def test_trained_drafter_does_not_change_images(stocked, name):
     """This test trains with the node. tests/unit/test_train_drafter.py trains every family with the command."""
     graph = drawing(name)
-    (plain,) = images(stocked, stocked.run(graph.set("ADTTreeSampler", speed="No drafting").prompt))
+    (plain,) = images(stocked, stocked.run(graph.set("ADTTreeSampler", drafting="No drafting").prompt))
     kept = "ADTTreeModelLoader", "ADTTreeImageSize"
     training = Graph({key: node for key, node in graph.prompt.items() if node["class_type"] in kept})
     own = {"name": f"for {name}", "preset": "model default"}
     training.add("ADTTreeTrainDrafter", model=training.link("ADTTreeImageSize"), **QUICK, **own)
     stocked.run(training.prompt)
     graph.set("ADTTreeDrafterLoader", drafter=f"for {name}").set("ADTTreeSettings", method="eagle2")
-    graph.set("ADTTreeSampler", speed="Auto").set("SaveImage", filename_prefix=uuid.uuid4().hex)
+    graph.set("ADTTreeSampler", drafting="Auto").set("SaveImage", filename_prefix=uuid.uuid4().hex)
     (drafted,) = images(stocked, stocked.run(graph.prompt))
     np.testing.assert_array_equal(drafted, plain)
     (trained,) = {path.resolve() for path in stocked.base.parent.glob(f"*/drafters/for {name}")}

@@ -9,14 +9,14 @@ from PIL import Image
 from saved import EVENT, maps_in_png, unpack
 
 pytestmark = pytest.mark.small_models
-SHARE = (
+RECORD = (
     "image",
     "position",
     "depth_asked",
     "width_asked",
     "depth",
     "width",
-    "nodes",
+    "drafts",
     "accepted",
     "substituted",
     "levels",
@@ -62,15 +62,15 @@ def test_updates_and_history_contain_the_complete_trace(comfy, traced):
             "workflow": "a workflow",
         }
     assert 1 < len(updates) <= 10 * (updates[-1].at - updates[0].at) + 2
-    live = [[ms, drafting, *(share[:-1] for share in shares)] for ms, drafting, *shares in complete]
+    live = [[ms, drafting, *(record[:-1] for record in records)] for ms, drafting, *records in complete]
     assert rounds == live[: len(rounds)], "updates leave out the tree levels, which only a replay shows"
     trace = read(outputs)
-    for (ms, drafting, *shares), traced_round in zip(complete, trace["rounds"], strict=True):
+    for (ms, drafting, *records), traced_round in zip(complete, trace["rounds"], strict=True):
         assert ms == pytest.approx(1000 * traced_round["seconds"], abs=0.01) and drafting == pytest.approx(
             1000 * traced_round["drafting"], abs=0.01
         )
-        assert shares == [[share[name] for name in SHARE] for share in traced_round["images"]]
-    assert any(share["levels"] and max(share["levels"]) > 1 for one in trace["rounds"] for share in one["images"])
+        assert records == [[record[name] for name in RECORD] for record in traced_round["images"]]
+    assert any(record["levels"] and max(record["levels"]) > 1 for one in trace["rounds"] for record in one["images"])
     assert kept["inputs"]["seed"] == "601" and kept["relaxed"] is False
     number = traced.inputs("ADTTreeSampler")["positive"][0]
     assert kept["texts"][number] == {"text": traced.prompt[number]["inputs"]["text"]} and "texts" not in updates[0].data
@@ -110,7 +110,7 @@ def test_saved_image_contains_only_its_own_map(comfy, traced, seed, stale):
     assert list(maps) == [sampler]
     (own,) = maps[sampler]["parts"]
     assert own["seed"] == str(seed) and own["method"] == "adt-tree" and "pictures" not in own
-    assert sum(len(share) > 2 for _, _, *shares in unpack(own) for share in shares) > 10
+    assert sum(len(record) > 2 for _, _, *records in unpack(own) for record in records) > 10
     assert own["thumbnails"][0].startswith("data:image/jpeg;base64,") and len(json.dumps(own)) < 20_000
 
 
@@ -164,7 +164,7 @@ def test_images_of_a_list_contain_no_map(comfy, traced):
 
 def test_relaxed_run_is_marked_even_if_no_token_was_replaced(comfy, traced):
     """The map in the history and the map in the PNG file must both be marked as relaxed."""
-    sampler = traced.set("ADTTreeSampler", seed=605, lantern=traced.add("ADTTreeLantern", delta=0.0)).id(
+    sampler = traced.set("ADTTreeSampler", seed=605, lantern=traced.add("ADTTreeLANTERN", delta=0.0)).id(
         "ADTTreeSampler"
     )
     outputs = comfy.run(traced.prompt, extra_pnginfo={"workflow": {"nodes": []}})

@@ -29,7 +29,7 @@ def watched(graph):
     graph.set("ADTTreeModelLoader", model=TINY)
     vae = graph.link("ADTTreeModelLoader", 2)
     picture = graph.add("EmptyImage", width=96, height=96, batch_size=1, color=0x336699)
-    graph.set("ADTTreeSampler", latent_image=graph.add("VAEEncode", pixels=picture, vae=vae), keep=0.5)
+    graph.set("ADTTreeSampler", latent_image=graph.add("VAEEncode", pixels=picture, vae=vae), keep_top=0.5)
     graph.add(
         "ProbeWatch",
         model=graph.link("ADTTreeModelLoader"),
@@ -49,7 +49,7 @@ def watched_batch(watched):
     """Return the watched workflow with a batch of one image."""
     links = {"model": watched.link("ADTTreeModelLoader"), "drafter": watched.link("ADTTreeDrafterLoader")}
     batch, _ = watched.add("ADTTreeBatchSampler", **links, prompts="a red car", seed=0)
-    sheet = watched.add("ADTTreeCollector", results=[batch, 2], name="memory")
+    sheet = watched.add("ADTTreeBatchReport", results=[batch, 2], filename="memory")
     watched.set("ProbeWatch", results=[batch, 2], sheet=sheet)
     return watched
 
@@ -63,7 +63,7 @@ def short(graph):
     picture = graph.add("EmptyImage", width=128, height=128, batch_size=1, color=0x336699)
     latent = graph.add("VAEEncode", pixels=picture, vae=graph.link("ADTTreeModelLoader", 2))
     graph.set("ADTTreeDrafterLoader", drafter="jacobi").drop("ADTTreeSampler", "settings")
-    return graph.set("ADTTreeSampler", latent_image=latent, keep=0.95)
+    return graph.set("ADTTreeSampler", latent_image=latent, keep_top=0.95)
 
 
 MADE = {"model", "decoder", "codec", "drafter", "network", "patcher", "trace", "vectors"}
@@ -92,13 +92,7 @@ def test_freeing_memory_releases_all_objects_of_a_batch(comfy, watched_batch):
 
 
 def check_memory_is_freed(comfy, alive: set[str], classes: set[str]) -> None:
-    """Check that the objects ``alive`` and instances of ``classes`` exist. Free the memory and check that all are gone.
-
-    Args:
-        comfy: Running server.
-        alive: Names of watched objects.
-        classes: Names of classes.
-    """
+    """Check that objects ``alive`` and instances of ``classes`` exist. Free the memory and check that all are gone."""
     held = memory(comfy)
     assert alive <= set(held["alive"]) and classes <= set(held["classes"]), "ComfyUI keeps outputs"
     assert not {"Decoding", "KVCache"} & set(held["classes"]), "caches are released after their run"

@@ -57,7 +57,7 @@ def stocked_template(stocked_info):
             width, height = SIZES[name]
             small = graph.add("ADTTreeImageSize", model=graph.link("ADTTreeModelLoader"), width=width, height=height)
             graph.set("ADTTreeSampler", model=small)
-        return graph.set("ADTTreeGLMDecode", steps=2) if name in GLM else graph
+        return graph.set("ADTTreeGLMImageDecode", steps=2) if name in GLM else graph
 
     return load
 
@@ -99,12 +99,12 @@ def test_template_runs_after_its_model_is_installed(stocked, stocked_template, n
     """The template must also run if the selected value still marks the model as missing. Drafts must not matter."""
     graph = stocked_template(name)
     width, height = DRAWN[name]
-    graph.set("ADTTreeModelLoader", model=f"{TO_INSTALL[name][2]} (not installed)")
+    graph.set("ADTTreeModelLoader", model=TO_INSTALL[name][2])
     outputs = stocked.run(graph.prompt)
     (image,) = images(stocked, outputs)
     assert image.shape[:2] == (height, width)
     assert all(b"adt_tree" not in file for file in stocked.files(outputs)), "no metadata was wanted, nor a map"
-    graph.set("ADTTreeSampler", speed="No drafting").set("SaveImage", filename_prefix=f"{name}-plain")
+    graph.set("ADTTreeSampler", drafting="No drafting").set("SaveImage", filename_prefix=f"{name}-plain")
     (plain,) = images(stocked, stocked.run(graph.prompt))
     np.testing.assert_array_equal(image, plain)
 
@@ -122,8 +122,8 @@ def test_glm_image_pixels_equal_those_of_diffusers(stocked, stocked_template):
         graph.inputs("CLIPTextEncode")["text"],
         height=image.shape[0],
         width=image.shape[1],
-        num_inference_steps=graph.inputs("ADTTreeGLMDecode")["steps"],
-        generator=torch.Generator().manual_seed(graph.inputs("ADTTreeGLMDecode")["seed"]),
+        num_inference_steps=graph.inputs("ADTTreeGLMImageDecode")["steps"],
+        generator=torch.Generator().manual_seed(graph.inputs("ADTTreeGLMImageDecode")["seed"]),
         prior_token_ids=finer(codes)[None],
         output_type="np",
     ).images
@@ -132,14 +132,14 @@ def test_glm_image_pixels_equal_those_of_diffusers(stocked, stocked_template):
 
 @pytest.mark.alone
 def test_glm_image_second_stage_shows_previews_and_stops_within_a_step(stocked, stocked_template):
-    graph = stocked_template(GLM[0]).set("ADTTreeGLMDecode", steps=1000)
-    own = graph.id("ADTTreeGLMDecode")
+    graph = stocked_template(GLM[0]).set("ADTTreeGLMImageDecode", steps=1000)
+    own = graph.id("ADTTreeGLMImageDecode")
     with stocked.socket() as browser:
         prompt_id = stocked.queue(graph.prompt, browser.id)
         begun = browser.wait_for(lambda m: m.type == "progress" and m.data["node"] == own)
         browser.wait_for(lambda m: m.type in PREVIEWS and m.at > begun.at)
         assert interrupt_and_time(stocked, browser, prompt_id) < LIMIT
-    assert images(stocked, stocked.run(graph.set("ADTTreeGLMDecode", steps=2).prompt))
+    assert images(stocked, stocked.run(graph.set("ADTTreeGLMImageDecode", steps=2).prompt))
 
 
 def test_glm_image_from_text_from_a_picture_and_continued(stocked):
@@ -158,7 +158,7 @@ def test_glm_image_from_text_from_a_picture_and_continued(stocked):
         if name == "continued":
             graph.set("ADTTreeSampler", latent_image=latent)
         (drawn,) = images(stocked, stocked.run(graph.prompt))
-        graph.set("ADTTreeSampler", speed="No drafting").set("SaveImage", filename_prefix=f"glm-{name}-plain")
+        graph.set("ADTTreeSampler", drafting="No drafting").set("SaveImage", filename_prefix=f"glm-{name}-plain")
         (plain,) = images(stocked, stocked.run(graph.prompt))
         np.testing.assert_array_equal(drawn, plain)
         assert drawn.shape[:2] == (64, 96)

@@ -16,7 +16,7 @@ from statistics import mean
 import torch
 
 from ...policies import CostProfile, Shape
-from ...policies.cost_model import PLAIN_STEP, CostModel, RoundResult
+from ...policies.cost_model import PLAIN_ROUND, CostModel, RoundResult
 from ...trace import Round
 from ..graphs import disabled_reason
 from ..request import Request
@@ -75,10 +75,10 @@ class Costs:
             round: The round.
             seconds: Duration of the round, measured with `clock`.
         """
-        largest = max(shapes, key=lambda shape: shape.nodes)
+        largest = max(shapes, key=lambda shape: shape.drafts)
         depths = {share.depth_asked for share in round.images}
-        size = PLAIN_STEP if depths <= {0} else (largest.mode, largest.nodes)
-        if not round.prepared and (size == PLAIN_STEP or depths == {largest.depth}):
+        size = PLAIN_ROUND if depths <= {0} else (largest.mode, largest.drafts)
+        if not round.prepared and (size == PLAIN_ROUND or depths == {largest.depth}):
             accepted = mean(share.accepted for share in round.images)
             self._rounds.setdefault(len(round.images), []).append(RoundResult(size, seconds, accepted))
 
@@ -89,9 +89,6 @@ class Costs:
 
         If the profile was given, nothing is stored, so that repeating an image has no effect on later images. With
         relaxed acceptance, nothing is stored either, because more drafts are accepted than with exact acceptance.
-
-        Args:
-            batch_size: Number of images that were decoded together.
         """
         if self._is_learned:
             before = self._learned(batch_size)  # read again, because another process may have changed the file
@@ -122,10 +119,6 @@ def profile_name(request: Request, threads: int) -> str:
 
     The name contains everything that the cost of a round depends on, except the batch size. It identifies neither the
     machine nor the user.
-
-    Args:
-        request: Batch to decode.
-        threads: Number of CPU threads of the decoding.
     """
     decoder = request.target.decoder
     config = decoder.config
@@ -133,10 +126,10 @@ def profile_name(request: Request, threads: int) -> str:
     cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: {threads}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     model = f"{request.target.name} {config.num_layers}x{config.hidden_size}, {request.target.length} tokens"
-    network = request.job.drafter.network if request.job.drafter is not None else None
+    network = request.drafter.network if request.drafter is not None else None
     size = sum(part.numel() for part in network.parameters()) if network is not None else 0
     modes = "+".join(mode.name for mode in request.modes)
-    numbers, drawn = request.recipe.cost_key()
+    numbers, drawn = request.loaded.cost_key()
     rows = f"{request.groups} rows, {drawn}"
     if decoder.tile:
         numbers += f", tiles of {decoder.tile}"

@@ -36,7 +36,6 @@ from ...runtime import get_runtime
 from ...untrusted import SWITCH, row, whole_number
 from ...version import VERSION
 from ..forward import forward
-from ..job import Job
 from ..queue import ImageQueue
 from ..request import PROMPT_MULTIPLE, Request
 from . import profiles
@@ -82,13 +81,14 @@ class InvarianceReport(NamedTuple):
     Attributes:
         fallback: Slower operations to use, because the usual operations are not batch-invariant on this device; None
             to use the usual operations.
-        drafts: Whether images with drafting are the same as without. If False, images are generated without drafts.
+        is_drafting: Whether images with drafting are the same as without. If False, images are generated without
+            drafts.
         differing: Variants (:data:`VARIANTS`) whose results with the usual operations were not bitwise equal.
         remark: Message for the user, or "".
     """
 
     fallback: FallbackConfig | None = None
-    drafts: bool = True
+    is_drafting: bool = True
     differing: tuple[str, ...] = ()
     remark: str = ""
 
@@ -96,7 +96,7 @@ class InvarianceReport(NamedTuple):
         """Return the report as plain JSON types."""
         return {
             "trust": self.fallback and list(self.fallback),
-            "drafts": self.drafts,
+            "is_drafting": self.is_drafting,
             "differing": list(self.differing),
             "remark": self.remark,
         }
@@ -110,11 +110,16 @@ class InvarianceReport(NamedTuple):
             tile: Tile size without a fallback. A fallback's tile size must not be larger.
         """
         match value:
-            case {"trust": fallback, "drafts": bool(drafts), "differing": [*differing], "remark": str(remark)}:
+            case {
+                "trust": fallback,
+                "is_drafting": bool(is_drafting),
+                "differing": [*differing],
+                "remark": str(remark),
+            }:
                 known = all(variant in VARIANTS for variant in differing) and len(remark) < MAX_REMARK_LENGTH
                 if known and (fallback is None or row(whole_number(1, tile), SWITCH).fits(fallback)):
                     config = None if fallback is None else FallbackConfig(*fallback)
-                    return cls(config, drafts, tuple(differing), find_message(remark))
+                    return cls(config, is_drafting, tuple(differing), find_message(remark))
         return None
 
 
@@ -230,7 +235,7 @@ def _run_trial(request: Request) -> InvarianceReport:
     for fallback in (FallbackConfig(usual, far=False), FallbackConfig(smaller), FallbackConfig(smaller, far=False)):
         if not differences(request, fallback):
             return InvarianceReport(fallback, differing=differing, remark=_fallback_remark(fallback, usual))
-    return InvarianceReport(drafts=False, differing=differing, remark=message("device.no_drafts"))
+    return InvarianceReport(is_drafting=False, differing=differing, remark=message("device.no_drafts"))
 
 
 def _fallback_remark(fallback: FallbackConfig, usual: int) -> Message:
@@ -294,11 +299,10 @@ class _Trial:
         generator = torch.Generator().manual_seed(0)
         cells = torch.randint(target.num_codes, (1, target.num_cells), generator=generator)
         tokens = target.tokens(cells)
-        drafting = Drafting("eagle2", depth=PATH_DRAFTS, width=2, nodes=2 * PATH_DRAFTS)
-        recipe = replace(request.job.recipe, drafting=drafting, lantern=None)
-        job = Job(target, recipe, JacobiDrafter())
+        drafting = Drafting("eagle2", depth=PATH_DRAFTS, width=2, drafts=2 * PATH_DRAFTS)
+        recipe = replace(request.recipe, drafting=drafting, lantern=None)
         prefix = tokens[:, :before].expand(images, -1)
-        self._request = replace(request, job=job, prompts=prompts, keys=[(0, 0)] * images, prefix=prefix)
+        self._request = Request(target, recipe, prompts, [(0, 0)] * images, prefix, JacobiDrafter(), request.check)
         self._depth = min(self._request.largest.depth, target.length - 2 - before)
         self._compared = [depth for depth in COMPARED_DEPTHS if depth <= self._depth]
         queue = ImageQueue(self._request, lambda: False, lambda *_: None)

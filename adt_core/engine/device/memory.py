@@ -102,7 +102,7 @@ def _activation_bytes(request: Request, batch_size: int, device: torch.device | 
     cache_length = request.cache_length_on(replayed)
     prompt = request.padded_on(replayed) + request.start
     rows = request.groups * batch_size
-    tokens = max(prompt, request.largest.nodes + 1)
+    tokens = max(prompt, request.largest.drafts + 1)
     numbers = 2 * config.intermediate_size + 8 * config.hidden_size + cache_length + target.num_codes
     where = device or decoder.embedding.device
     near = _near_bytes(request, cache_length, prompt, where)
@@ -137,7 +137,7 @@ def _near_bytes(request: Request, cache_length: int, prompt: int, device: torch.
     stays = device.type == decoder.embedding.device.type
     near = request.near if stays else near_window(device, decoder.dtype, config.head_dim)
     read = request.start if near is not None else prompt
-    tokens = max(request.largest.nodes + 1, min(read, PREFIX_CHUNK))
+    tokens = max(request.largest.drafts + 1, min(read, PREFIX_CHUNK))
     width = cache_length if near is None else near + tokens
     near_bytes = 8 * width * (2 * config.num_kv_heads * config.head_dim + 3 * config.num_heads * tokens)
     if near is None or not supports_kernels(device):
@@ -168,7 +168,7 @@ def cpu_memory_shortage(request: Request, batch_size: int) -> str:
     if weights + work <= usable:
         return ""
     images = f"{batch_size} images at a time" if batch_size > 1 else "one image"
-    needed, beside, most, there = (f"{size / 2**30:.3g} GB" for size in (work, weights, usable, limit.bytes))
+    needed, beside, most, there = (f"{size / 2**30:.3g} GiB" for size in (work, weights, usable, limit.bytes))
     return (
         f"{images} would need {needed} of memory in addition to the {beside} of {request.target.name}, but at most "
         f"{most} of the {there} of {limit.owner} may be used; use a smaller batch size, tree or model."
@@ -182,21 +182,6 @@ def usable_bytes(limit: MemoryLimit) -> int:
         limit: Main memory that the process may use.
     """
     return max(0, int(min(MEMORY_SHARE * limit.bytes, limit.bytes - PROCESS_BYTES)))
-
-
-def gpu_memory_shortage(request: Request, batch_size: int, pooled: int) -> str:
-    """Return an error message if the GPU's free memory is too small for `batch_size` images, else "".
-
-    Args:
-        request: Batch to decode.
-        batch_size: Number of images that are decoded at the same time.
-        pooled: Bytes of the pooled slots (:mod:`..pool`). They count as free memory, because the pool can be freed.
-    """
-    needed = slot_bytes(request, batch_size)
-    free = free_bytes(request.target.decoder.embedding.device) + pooled
-    if needed <= free:
-        return ""
-    return f"it would need {needed / 2**30:.3g} GB of GPU memory, but only {free / 2**30:.3g} GB are free"
 
 
 def free_bytes(device: torch.device) -> float:

@@ -23,7 +23,7 @@ from ..request import Request
 from .threads import MAX_THREADS, ThreadChoice, limit_threads
 
 ROWS = (1, 2, 3, 4, 5, 8, 10, 18, 34, 50, 66, 130, 260)
-"""Numbers of rows of the products that are compared. Plain steps, trees and prompts have such numbers."""
+"""Numbers of rows of the products that are compared. Plain rounds, trees and prompts have such numbers."""
 QUERIES = (1, 2, 3, 4, 9, 25, 64)
 """Numbers of queries of the attention that is compared."""
 KEYS = 256
@@ -64,7 +64,7 @@ def product_report(request: Request) -> ProductReport:
     if decoder.embedding.device.type != "cpu" or decoder.dtype != torch.float32 or decoder.weights is not None:
         return ProductReport(False, least)
     counts = least, *range(least + 1, min(MAX_THREADS, torch.get_num_threads()) + 1)
-    reports = [_network_report(network, request, counts) for network in request.job.networks]
+    reports = [_network_report(network, request, counts) for network in request.networks]
     return ProductReport(reports[0].rows, min(report.threads for report in reports))
 
 

@@ -20,11 +20,7 @@ class TrainingCallback:
         """
 
     def on_estimate(self, estimate: TrainingEstimate) -> None:
-        """Report the required resources before the training starts.
-
-        Args:
-            estimate: Required resources.
-        """
+        """Report the required resources before the training starts."""
 
     def on_images(self, done: float, total: int) -> None:
         """Report progress while images are generated or encoded.
@@ -35,12 +31,7 @@ class TrainingCallback:
         """
 
     def on_step(self, run: Run, log: list[dict]) -> None:
-        """Report progress after a training step.
-
-        Args:
-            run: The training run.
-            log: Rows of the log so far.
-        """
+        """Report progress after a training step."""
 
 
 class ProgressBars(TrainingCallback):

@@ -41,12 +41,7 @@ def to_bytes(state: dict[str, Any]) -> bytes:
 
 
 def read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Return the content of a checkpoint file. If the file is damaged, this function raises various exceptions.
-
-    Args:
-        path: The file.
-        device: Device of the tensors.
-    """
+    """Return the content of a checkpoint file. If the file is damaged, this function raises various exceptions."""
     with opened(path) as file:
         tensors = load(file.read())
     structure = tensors.pop(_STRUCTURE).numpy().tobytes()

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from ...app.args import TrainingDataArgs
 from ...app.continuation import open_rgb, to_pixels
-from ...app.jobs import new_decoding
+from ...app.pipeline import Pipeline
 from ...app.prompts import read_prompts, sample
 from ...engine.decoding import Decoding
-from ...engine.job import Job
 from ...errors import AdtError, Check
 from ...files import foreign_text, is_regular, list_visible, opened, read_text, reason, refuse_links, write_in
 from ...models.target import Target
@@ -97,9 +96,6 @@ class TrainingImages:
     def codes(self, numbers: list[int]) -> Tensor:
         """Return the codes of some images.
 
-        Args:
-            numbers: Indices of the images.
-
         Returns:
             [len(numbers), tokens] int64.
         """
@@ -169,9 +165,6 @@ def _assign(prompts: Sequence[str], images: int | None, held_out: int, seed: int
 def find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
     """Return the image files in a folder and their captions. The caption of `1.jpg` is the content of `1.txt`.
 
-    Args:
-        folder: Folder of images and captions.
-
     Raises:
         AdtError: If `folder` is not a folder, it has no images, or a caption is missing.
     """
@@ -189,11 +182,7 @@ def find_captioned(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def caption_file(path: Path) -> Path:
-    """Return the path of the caption file of an image.
-
-    Args:
-        path: Image file.
-    """
+    """Return the path of the caption file of an image."""
     return path.with_suffix(".txt")
 
 
@@ -235,7 +224,7 @@ def plain_decoding(
         check: Called often; may raise an exception to cancel.
     """
     recipe = Recipe(sampling, Drafting(PLAIN))
-    return new_decoding(Job(target, recipe), prompts, numbers, check=check)
+    return Pipeline(target, recipe).decoding(prompts, numbers, check=check)
 
 
 def encode(target: Target, paths: list[Path]) -> Tensor:
@@ -243,10 +232,6 @@ def encode(target: Target, paths: list[Path]) -> Tensor:
 
     Each image is first cropped around its centre, to the aspect ratio of the images that the target generates. Then it
     is resized to the size of these images.
-
-    Args:
-        target: Target whose codec encodes the images.
-        paths: Image files.
 
     Returns:
         [B, T], the T tokens of each of the B images.

@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs
-from ...app.checkpoints import explain_errors
+from ...app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs, given_paths
+from ...app.checkpoints import model_files
+from ...app.defaults import choose_device, complete
 from ...app.images import check_outputs
-from ...app.jobs import rounds
-from ...app.loading import choose_device, complete, given_paths, model_files, open_target
+from ...app.pipeline import Pipeline
 from ...drafters import JACOBI, is_network
 from ...drafters.eagle import EagleDrafter
 from ...drafters.eagle_files import config_fields, load_eagle, new_config
@@ -40,11 +40,12 @@ from ...models.reading.checkpoint import Checkpoint
 from ...models.reading.fields import read_json
 from ...models.reading.paths import resolve
 from ...models.target import Target, suffixed
+from ...policies import PLAIN
 from ...recipe import Recipe
 from ...settings import BUNDLED, Sampling
 from .callbacks import ProgressBars, TrainingCallback
 from .dataset import TrainingImages, caption_file, encode, find_training_images, plain_decoding
-from .estimate import GB, SavedTensorCounter, TrainingEstimate, check_disk, num_bytes, seconds_of_round
+from .estimate import SavedTensorCounter, TrainingEstimate, check_disk, num_bytes, seconds_of_round
 from .features import Features
 from .log import sentence, write_log
 from .run import Run, autocast_dtype, initialise, muon_and_adam
@@ -146,7 +147,7 @@ def plan(
     Sampling.of(given)  # check these values first: they do not depend on the model
     prompts, paths = find_training_images(data, training.batch, given.get("seed", 0), texts)
     model = given.get("model", BUNDLED)
-    recipe = complete(given, device)
+    recipe = complete({**given, "method": PLAIN}, device)
     prompts = [suffixed(prompt, recipe.suffix) for prompt in prompts]
     result = TrainingPlan(data, training, files, recipe, prompts, paths, choose_device(device))
     _check_output(result)
@@ -184,8 +185,8 @@ def _check_output(plan: TrainingPlan) -> None:
     except AdtError as error:
         raise AdtError(f"`output`: '{settings}' is damaged; choose another folder, or delete this one.") from error
     for name, now in plan.settings.items():
-        if name in before and not _is_same(name, before[name], now):  # earlier versions saved fewer options
-            what = "other captions" if name == "captions" else f"{name} {before[name]}, but now it is {now}"
+        if not _is_same(name, before.get(name), now):
+            what = "other captions" if name == "captions" else f"{name} {before.get(name)}, but now it is {now}"
             raise AdtError(
                 f"`output`: '{folder}' was started with {what}; use the same options to resume it, "
                 "or choose another folder."
@@ -246,16 +247,13 @@ def _copy(start: EagleDrafter, drafter: EagleDrafter) -> None:
 def run(plan: TrainingPlan) -> str:
     """Load the models and run a training.
 
-    Args:
-        plan: Checked arguments.
-
     Returns:
         Summary for the user.
 
     Raises:
         AdtError: If a model cannot be loaded, or the disk has too little space.
     """
-    target = open_target(plan.recipe.loading, plan.device)
+    target = Pipeline.of(plan.recipe, plan.device.type).target
     other = _load_network("compare", plan.files.compare, target)
     with closing(ProgressBars()) as bars:
         trainer = train(plan, target, bars)
@@ -308,19 +306,11 @@ def _load_network(name: str, path: str | None, target: Target) -> EagleDrafter |
         return None
     if not is_network(path):
         raise AdtError(f"`{name}`: {path!r} is not an EAGLE drafter; choose the folder of one, or 'bundled'.")
-    with explain_errors(path, "drafter"):
-        return load_eagle(path, target)
+    return load_eagle(path, target)
 
 
 class Trainer:
-    """Training run of a drafter, with its images, its log and its output files.
-
-    Args:
-        target: Target to train a drafter for.
-        images: Training images.
-        plan: Checked arguments.
-        drafter: Drafter to train.
-    """
+    """Training run of a drafter, with its images, its log and its output files."""
 
     def __init__(self, target: Target, images: TrainingImages, plan: TrainingPlan, drafter: EagleDrafter):
         self.target = target
@@ -331,7 +321,7 @@ class Trainer:
         self.sampling = plan.recipe.sampling
         self._warm_up = 0.0 if self.training.start else WARM_UP
         self._config = Checkpoint(resolve(plan.recipe.loading.model, "target")).config
-        self._features = Features(plan.folder / "features", self.training.features_gb * 2**30)
+        self._features = Features(plan.folder / "features", self.training.features_gb * 10**9)
         self._encode = cache(target.encode_prompt)
         half = autocast_dtype(plan.device, self.training.autocast)
         self._autocast = torch.autocast(plan.device.type, half, enabled=half is not None)
@@ -409,7 +399,7 @@ class Trainer:
         parts = training.accumulate + math.ceil(self.plan.data.held_out / training.batch) / self.plan.files.every
         by_steps = math.inf if run.steps is None else (run.steps - run.step) * parts * seconds
         by_time = math.inf if run.minutes is None else 60 * run.minutes - run.elapsed
-        return min(by_steps, by_time), activations.bytes, min(features, int(training.features_gb * GB))
+        return min(by_steps, by_time), activations.bytes, min(features, int(training.features_gb * 10**9))
 
     def decoding(self, numbers: list[int], check: Check | None) -> Decoding:
         """Return a decoding that generates some of the images.
@@ -421,11 +411,7 @@ class Trainer:
         return plain_decoding(self.target, [self.plan.prompts[i] for i in numbers], numbers, self.sampling, check)
 
     def create_images(self, callback: TrainingCallback) -> None:
-        """Generate the missing images, or encode their files if the training data are files.
-
-        Args:
-            callback: Progress callback.
-        """
+        """Generate the missing images, or encode their files if the training data are files."""
         paths = self.plan.paths
         total = len(self.plan.prompts)
 
@@ -435,7 +421,7 @@ class Trainer:
             if paths:
                 return encode(self.target, [paths[i] for i in numbers])
             decoding = self.decoding(numbers, callback.check)
-            for _ in rounds(decoding):
+            for _ in decoding:
                 callback.on_images(done + decoding.done_tokens / decoding.length, total)
             return decoding.codes
 
@@ -552,9 +538,6 @@ class Trainer:
         """Measure the acceptance of a drafter on the held-out images.
 
         The names in the result are the names that :func:`.unroll.acceptance` returns. They are also columns of the log.
-
-        Args:
-            drafter: Drafter to measure.
         """
         held_out = self.plan.data.held_out
         batches = [batch.tolist() for batch in torch.arange(held_out).split(self.training.batch)]

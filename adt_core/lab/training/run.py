@@ -235,11 +235,7 @@ class Run:
         self.step += 1
 
     def save(self, **more) -> None:
-        """Write a checkpoint. The old checkpoint is replaced atomically.
-
-        Args:
-            **more: Additional entries of the checkpoint.
-        """
+        """Write a checkpoint. The old checkpoint is replaced atomically."""
         state = {
             "model": self.model.state_dict(),
             "average": self.average,

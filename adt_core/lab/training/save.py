@@ -20,10 +20,6 @@ def layer_tensors(layer: Layer, prefix: str) -> dict[str, Tensor]:
 
     This package stores fused matrices (q, k and v in one; gate and up in one), in the shape [in, out]. This function
     splits the fused matrices, and transposes each matrix to [out, in].
-
-    Args:
-        layer: Trained layer.
-        prefix: Prefix of the names.
     """
     c = layer.config
     kv = c.num_kv_heads * c.head_dim
@@ -52,11 +48,7 @@ def layer_tensors(layer: Layer, prefix: str) -> dict[str, Tensor]:
 
 
 def drafter_tensors(drafter: EagleDrafter) -> dict[str, Tensor]:
-    """Return a drafter's parameters with the names that the checkpoint `jadohu/anole_drafter` uses.
-
-    Args:
-        drafter: Trained drafter.
-    """
+    """Return a drafter's parameters with the names that the checkpoint `jadohu/anole_drafter` uses."""
     tensors = {"embed_tokens.weight": drafter.embedding, "fc.weight": drafter.fc.T, "fc.bias": drafter.fc_bias}
     return tensors | layer_tensors(drafter.layer, "layers.0")
 

@@ -258,11 +258,6 @@ def acceptance(drafter: EagleDrafter, outputs: TargetOutputs, passes: int) -> di
 
     Every image token that is followed by at least `passes` tokens is a root.
 
-    Args:
-        drafter: Drafter to measure.
-        outputs: Outputs of the target.
-        passes: Number of draft depths to measure.
-
     Returns:
         Means over all roots, by name. "tau" is the number of tokens that a chain of `passes` drafts yields per target
         pass. "depth D of K" is the share of roots at which the target's token is among the K most probable children at

@@ -78,9 +78,6 @@ _MAX_JOINTS = 3  # with more hyphens and underscores, all become spaces, as in w
 def clean(caption: str) -> str:
     """Return a prompt in lower case, without links, file names and Chinese characters.
 
-    Args:
-        caption: The prompt.
-
     Returns:
         The cleaned prompt; "" if nothing remains.
 

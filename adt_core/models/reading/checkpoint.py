@@ -300,9 +300,6 @@ class Checkpoint:
     def embedded(self, name: str) -> dict:
         """Return the JSON object that is stored as a tensor of bytes.
 
-        Args:
-            name: Name of the tensor.
-
         Returns:
             The object; {} if there is no such tensor.
 

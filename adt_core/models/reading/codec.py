@@ -33,11 +33,6 @@ VQ16_NAMES = {
 def check_channels(image_channels: int, widths: Iterable[int], source: ConfigSource) -> None:
     """Check the numbers of channels of a codec.
 
-    Args:
-        image_channels: Number of channels of an image.
-        widths: Number of channels of each level.
-        source: The checkpoint, for error messages.
-
     Raises:
         AdtError: If images do not have 3 channels, or if the channels of a level are too many or not a multiple of
             :data:`..vq.NORM_GROUPS`.
@@ -144,10 +139,5 @@ def coarsest_first(name: str, config: VQConfig) -> str:
 
 
 def vq_entries(codec: VQModel, prefix: str) -> list[Entry]:
-    """Return the entries of a codec in checkpoints where ``up.0`` is the coarsest level.
-
-    Args:
-        codec: The codec.
-        prefix: Prefix of the codec's tensors in the checkpoint.
-    """
+    """Return the entries of a codec in checkpoints where ``up.0`` is the coarsest level."""
     return module_entries(codec, prefix, lambda name: coarsest_first(name, codec.config))

@@ -31,9 +31,6 @@ MOST_LEVELS = 12
 def read_json(file: Path) -> dict:
     """Return the JSON object in a file.
 
-    Args:
-        file: The file.
-
     Raises:
         AdtError: If the file contains no JSON object, or can't be read.
     """

@@ -39,9 +39,6 @@ def is_pickle(file: Path) -> bool:
 
     If the first bytes identify the format, they decide. Otherwise the suffix decides. A safetensors file begins with
     the length of its header (8 bytes). The header follows, and its first character is "{".
-
-    Args:
-        file: The file.
     """
     try:
         with opened(file) as content:
@@ -61,9 +58,6 @@ def dangling_link(path: Path) -> Path | None:
 def refuse_dangling(path: Path) -> None:
     """Raise an error if the path or one of its parents is a symbolic link whose target is missing.
 
-    Args:
-        path: The path.
-
     Raises:
         AdtError: If there is such a link.
     """
@@ -77,9 +71,6 @@ def refuse_damaged(file: Path) -> None:
     """Raise an error if a file is a dangling link, a Git LFS pointer or an incomplete zip file.
 
     If the file can't be opened, the function returns, and the reader of the file raises the error later.
-
-    Args:
-        file: The file.
 
     Raises:
         AdtError: If the file is damaged in one of these ways.

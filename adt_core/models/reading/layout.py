@@ -72,10 +72,6 @@ def with_min_positions(config: DecoderConfig, tokens: int) -> DecoderConfig:
     """Return the shape with enough positions for an image and its prompt.
 
     Some published configurations state fewer positions than the model's own images have tokens.
-
-    Args:
-        config: Shape of the decoder.
-        tokens: Number of tokens of an image.
     """
     if config.max_positions >= tokens + _MIN_PROMPT:
         return config
@@ -164,9 +160,6 @@ def head_order(c: DecoderConfig) -> Tensor | None:
     ``grid_rope``, a pair is two neighbouring elements. In checkpoints of models with ``mrope_section``, only the first
     2 * sum(mrope_section) elements of a head are rotated, and element i forms a pair with element
     i + sum(mrope_section).
-
-    Args:
-        c: Shape of the decoder.
 
     Returns:
         ``order`` [head_dim] int64: element i of a head in this package is element ``order[i]`` of the head in the

@@ -116,9 +116,6 @@ def weight_files(folder: Path) -> list[Path]:
     If the folder contains no safetensors files except codecs, the rules apply to pickles, with the name
     ``pytorch_model`` and the suffix ``.bin``.
 
-    Args:
-        folder: The folder.
-
     Returns:
         The files; [] if there are none.
 

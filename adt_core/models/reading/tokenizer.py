@@ -82,9 +82,6 @@ def has_tokenizer(folder: Path) -> bool:
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Load the tokenizer of a checkpoint folder.
 
-    Args:
-        folder: The folder.
-
     Raises:
         AdtError: If the folder contains no tokenizer, or if the tokenizer has unsupported components.
     """
@@ -112,11 +109,6 @@ def tokenizer_from_json(tokenizer: dict, file: Path) -> Tokenizer:
 
 def encode(tokenizer: Tokenizer, text: str, model: str) -> Encoding:
     """Tokenize a text without adding special tokens.
-
-    Args:
-        tokenizer: The tokenizer.
-        text: The text.
-        model: Name of the model, for error messages.
 
     Raises:
         AdtError: If the tokenizer fails.

@@ -246,5 +246,4 @@ def test_extra_model_paths_key_ar_image_is_read(pack, folders, tmp_path, monkeyp
     known = {**folder_paths.folder_names_and_paths, "ar_image": ([str(tmp_path / "shared")], set())}
     monkeypatch.setattr(folder_paths, "folder_names_and_paths", known)
     assert folders.installed("Janus-Pro-7B") == str(tmp_path / "shared" / "deepseek" / "Janus-Pro-7B")
-    renamed = listed(pack)["renamed"]
-    assert renamed["Janus-Pro-7B"] == renamed["Janus-Pro-7B (not installed)"] == "deepseek/Janus-Pro-7B"
+    assert listed(pack)["installed"]["Janus-Pro-7B"] == "deepseek/Janus-Pro-7B"

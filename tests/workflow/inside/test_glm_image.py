@@ -34,7 +34,7 @@ def first(pack, folder):
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def stage(pack, folder, request):
     """Return the loaded decoder (second stage), and diffusers' pipeline in the same precision."""
-    (decoder,) = pack.run("ADTTreeGLMDecoderLoader", dtype=request.param)
+    (decoder,) = pack.run("ADTTreeGLMImageDecoderLoader", dtype=request.param)
     return decoder, published_pipeline(folder, getattr(torch, request.param))
 
 
@@ -54,7 +54,7 @@ def text(pack, first):
 def decode(pack, first, tokens, text):
     """Return a function that runs the Decode node. It returns the IMAGE."""
     usual = {"model": first[0], "samples": tokens[0], "positive": text(PROMPT)} | NUMBERS
-    return lambda decoder, **inputs: pack.run("ADTTreeGLMDecode", decoder=decoder, **usual | inputs)[0]
+    return lambda decoder, **inputs: pack.run("ADTTreeGLMImageDecode", decoder=decoder, **usual | inputs)[0]
 
 
 def pipeline_images(pipeline, codes, **more):
@@ -110,7 +110,7 @@ def test_source_images_are_read_as_the_pipeline_reads_them(pack, stage, first, t
     np.testing.assert_allclose(made, pipeline_images(pipeline, tokens[1][0], **given), atol=near)
     for wrong in ({"source_images": images[:1], "positive": own}, {"source_images": images}, {"positive": own}):
         message = pack.fails(
-            "ADTTreeGLMDecode", decoder=decoder, model=first[0], **{"positive": text(PROMPT)} | single | wrong
+            "ADTTreeGLMImageDecode", decoder=decoder, model=first[0], **{"positive": text(PROMPT)} | single | wrong
         )
         assert message.startswith("source_images: ") and "VAE Encode" in message
 
@@ -120,7 +120,7 @@ def test_separate_files_give_the_same_pixels(pack, folder, stage, decode, monkey
 
     In this test, the small pipeline's configurations replace them.
     """
-    package, _ = pack.nodes["ADTTreeGLMDecode"].__module__.rsplit(".nodes.", 1)
+    package, _ = pack.nodes["ADTTreeGLMImageDecode"].__module__.rsplit(".nodes.", 1)
     module = importlib.import_module(f"{package}.adt_core.models.glm_pixels")
     files = {"transformer": "diffusion_models", "text_encoder": "text_encoders", "vae": "vae"}
     for (part, place), known in zip(files.items(), ("_TRANSFORMER", "_BYT5", "_VAE")):
@@ -135,9 +135,11 @@ def test_separate_files_give_the_same_pixels(pack, folder, stage, decode, monkey
     )
     chosen = {part: f"glm_{part}.safetensors" for part in files}
     folder_decoder, _ = stage
-    (decoder,) = pack.run("ADTTreeGLMDecoderLoader", **chosen, dtype=str(folder_decoder.pipeline.dtype).split(".")[1])
+    (decoder,) = pack.run(
+        "ADTTreeGLMImageDecoderLoader", **chosen, dtype=str(folder_decoder.pipeline.dtype).split(".")[1]
+    )
     assert torch.equal(decode(decoder), decode(folder_decoder))
-    message = pack.fails("ADTTreeGLMDecoderLoader", transformer=chosen["transformer"])
+    message = pack.fails("ADTTreeGLMImageDecoderLoader", transformer=chosen["transformer"])
     assert message.startswith("text_encoder: ") and "choose a file or folder" in message
 
 
@@ -160,7 +162,7 @@ def test_inputs_that_cannot_be_decoded_are_refused(pack, first, stage, tokens, t
     usual = {"decoder": decoder, "model": first[0], "samples": tokens[0], "positive": text(PROMPT)}
 
     def error(**inputs) -> str:
-        return pack.fails("ADTTreeGLMDecode", **usual | NUMBERS | inputs)
+        return pack.fails("ADTTreeGLMImageDecode", **usual | NUMBERS | inputs)
 
     message = error(samples={"samples": torch.zeros(1, 4, 16, 16)})
     assert message.startswith("samples: this LATENT has the shape [1, 4, 16, 16]") and "ADT-Tree Sampler" in message
@@ -171,10 +173,10 @@ def test_inputs_that_cannot_be_decoded_are_refused(pack, first, stage, tokens, t
 
 def test_missing_library_error_contains_the_install_command(pack, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
-    message = pack.fails("ADTTreeGLMDecoderLoader")
+    message = pack.fails("ADTTreeGLMImageDecoderLoader")
     assert f"run `{pack.package('.adt_core.errors').pip_install('--upgrade diffusers')}`" in message
 
 
 def test_missing_stage_error_explains_the_download(pack):
-    message = pack.fails("ADTTreeGLMDecoderLoader", transformer="gone.safetensors")
+    message = pack.fails("ADTTreeGLMImageDecoderLoader", transformer="gone.safetensors")
     assert message.startswith("transformer: 'GLM-Image' is not installed; set if_missing to 'download' and run again")

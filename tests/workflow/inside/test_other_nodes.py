@@ -25,7 +25,7 @@ def compare(small):
 
 @pytest.mark.parametrize("drafter", ["small", None], ids=["its drafter", "the model's own"])
 def test_compare_shows_no_difference_and_both_times(compare, small, drafter):
-    (a, b, difference), report = compare(speed="Exact ADT-Tree", drafter=small.drafters.get(drafter))
+    (a, b, difference), report = compare(drafting="Exact ADT-Tree", drafter=small.drafters.get(drafter))
     np.testing.assert_array_equal(a, small.expected()["images"][0])
     np.testing.assert_array_equal(a, b)
     assert not difference.any()
@@ -36,7 +36,7 @@ def test_compare_shows_no_difference_and_both_times(compare, small, drafter):
 
 
 def test_compare_shows_the_changes_of_lantern(compare, pack, small):
-    (lantern,) = pack.run("ADTTreeLantern", neighbours=10, delta=0.4)
+    (lantern,) = pack.run("ADTTreeLANTERN", neighbours=10, delta=0.4)
     ways = {"settings_a": {"method": "adt-tree"}, "settings_b": {"method": "eagle2"}}
     (a, b, difference), report = compare(lantern=lantern, drafter=small.drafters["small"], **ways)
     relaxed = {"drafting": ways["settings_a"], "lantern": {"neighbours": 10, "delta": 0.4}}
@@ -55,9 +55,9 @@ def test_map_as_image_and_mask(pack, small, show):
     """
     latent, trace = small.sample(batch_size=2, settings={"method": "adt-tree"})
     (images,) = pack.run("VAEDecode", samples=latent, vae=small.vae)
-    maps, masks = pack.run("ADTTreeMapImage", trace=trace, show=show, opacity=0.6)
+    maps, masks = pack.run("ADTTreeMapToImage", trace=trace, show=show, opacity=0.6)
     bare, covered = (
-        pack.run("ADTTreeMapImage", trace=trace, show=show, opacity=opacity, images=images)[0] for opacity in (0, 1)
+        pack.run("ADTTreeMapToImage", trace=trace, show=show, opacity=opacity, images=images)[0] for opacity in (0, 1)
     )
     torch.testing.assert_close(bare, images)
     assert covered.shape == images.shape and not torch.equal(covered, images)
@@ -99,8 +99,8 @@ def test_prompt_lists(pack, listed):
     assert len(captions) == 10 and captions[1][0] == "103", "0 takes all"
     _, options = pack.ours["ADTTreePrompts"]["input"]["optional"]["file"]
     assert "captions_test2017.json" in options["options"]
-    assert listed(start=8) == captions[8:] and listed() == captions[:8]
-    shuffled = listed(shuffle=5, count=4)
+    assert listed(start_index=8) == captions[8:] and listed() == captions[:8]
+    shuffled = listed(shuffle_seed=5, count=4)
     assert len(set(shuffled)) == 4 and set(shuffled) < set(captions) and shuffled != captions[:4]
     assert listed(filter="RED ", count=0) == [item for item in captions if "red " in item[1].lower()] != []
     assert listed(caption="all", count=1)[0][0] == "7000"
@@ -120,7 +120,7 @@ def test_hidden_files_are_not_listed(pack):
     places = {
         "ADTTreePrompts": ("file", pack.base / "input", "seen.txt"),
         "ADTTreeModelLoader": ("model", pack.base / "models" / "ar_image", "t2i_seen.pt"),
-        "ADTTreeGLMDecoderLoader": ("transformer", pack.base / "models" / "diffusion_models", "seen.safetensors"),
+        "ADTTreeGLMImageDecoderLoader": ("transformer", pack.base / "models" / "diffusion_models", "seen.safetensors"),
     }
     for node, (name, folder, file) in places.items():
         folder.mkdir(parents=True, exist_ok=True)
@@ -196,11 +196,11 @@ def test_omitted_inputs_have_the_schema_default_and_given_ones_count(pack, small
     nothing, own, guided, custom = (latent["samples"] for latent, _ in latents)
     assert torch.equal(nothing, own) and torch.equal(guided, custom) and not torch.equal(own, guided)
     (settings,) = pack.run("ADTTreeSettings")
-    (lantern,) = pack.run("ADTTreeLantern")
+    (lantern,) = pack.run("ADTTreeLANTERN")
     assert pack.run("ADTTreeCompare", **bare, settings_a=settings)
-    assert pack.run("ADTTreeMapImage", trace=latents[0][1]) and pack.run("ADTTreeFigures", trace=latents[0][1])
+    assert pack.run("ADTTreeMapToImage", trace=latents[0][1]) and pack.run("ADTTreeRunStats", trace=latents[0][1])
     *_, results = pack.run("ADTTreeBatchSampler", model=[small.model], prompts=["a cat"], lantern=[lantern])
-    assert pack.run("ADTTreeCollector", results=results)
+    assert pack.run("ADTTreeBatchReport", results=results)
     prompts, *_ = pack.run("ADTTreePrompts", count=1)
     model, clip, _ = pack.run("ADTTreeModelLoader")
     (drafter,) = pack.run("ADTTreeDrafterLoader", model=model)
@@ -220,7 +220,7 @@ def test_duplicates_in_a_list_are_logged(pack, small, caplog):
     pack.run("ADTTreeBatchSampler", prompts=["a cat"] * 3, **inputs)
     assert last_message(caplog).endswith("2 duplicates (same prompt and seed), generated once.")
     caplog.clear()
-    pack.run("ADTTreeBatchSampler", prompts=["a cat"] * 3, seed_of_each=["increment"], **inputs)
+    pack.run("ADTTreeBatchSampler", prompts=["a cat"] * 3, seed_mode=["increment"], **inputs)
     assert not any("duplicate" in message for message in caplog.messages)
 
 

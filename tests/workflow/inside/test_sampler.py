@@ -8,7 +8,7 @@ import pytest
 from reference import draw
 from small import SMALL
 
-from adt_core.app.checkpoints import BUNDLED_SAMPLING
+from adt_core.models.load import BUNDLED_SAMPLING
 
 CAR = "A red car on a street."
 LAST_SEED = 2**64 - 1
@@ -62,22 +62,22 @@ def test_noise_setting_is_independent_of_the_preset(pack, small, preset):
 
 @pytest.mark.parametrize("values", [BOUNDS, {"neighbours": 10, "factor": 5.0}, {"delta": 0.0}])
 def test_lantern_image_equals_the_engines(pack, small, values):
-    rule = "lambda (LANTERN++)" if "factor" in values else "delta (LANTERN)"
-    (lantern,) = pack.run("ADTTreeLantern", **{"rule": rule, "neighbours": 20, "delta": 0.1, **values})
+    rule = "factor (LANTERN++)" if "factor" in values else "delta (LANTERN)"
+    (lantern,) = pack.run("ADTTreeLANTERN", **{"rule": rule, "neighbours": 20, "delta": 0.1, **values})
     adt_tree = {"method": "adt-tree"}
     latent, trace = small.sample(settings=adt_tree, lantern=lantern)
     np.testing.assert_array_equal(latent["samples"], small.expected(drafting=adt_tree, lantern=values)["samples"])
     exact = np.array_equal(latent["samples"], small.expected()["samples"])
     assert exact == (values.get("delta") == 0)
-    text, figures = pack.run("ADTTreeFigures", trace=trace)
+    text, figures = pack.run("ADTTreeRunStats", trace=trace)
     replaced = 100 * json.loads(figures)["substitution_rate"]
     assert f"Relaxed ({replaced:.1f} % of the tokens replaced by LANTERN)" in text, "shown even if none was replaced"
     assert (replaced > 0) is not exact
 
 
 def test_relaxed_uses_lanterns_default_bounds(pack, small):
-    _, trace = small.sample(speed="Relaxed (LANTERN)", drafter=None)
-    figures = json.loads(pack.run("ADTTreeFigures", trace=trace)[1])
+    _, trace = small.sample(drafting="Relaxed (LANTERN)", drafter=None)
+    figures = json.loads(pack.run("ADTTreeRunStats", trace=trace)[1])
     assert figures["lantern"]["delta"] == 0.1 and figures["method"] == "auto"
 
 
@@ -87,8 +87,8 @@ def test_with_lantern_a_seed_gives_the_same_image_after_other_images(pack, small
     monkeypatch.setenv("ADT_TREE_CACHE", str(tmp_path))
     monkeypatch.setattr(small, "model", pack.run("ADTTreeModelLoader", model=SMALL, dtype=dtype)[0])
     (drafter,) = small.run("ADTTreeDrafterLoader", drafter=SMALL)
-    (lantern,) = pack.run("ADTTreeLantern", rule="delta (LANTERN)", neighbours=20, delta=1.0)
-    relaxed = {"speed": "Relaxed (LANTERN)", "lantern": lantern, "drafter": drafter}
+    (lantern,) = pack.run("ADTTreeLANTERN", rule="delta (LANTERN)", neighbours=20, delta=1.0)
+    relaxed = {"drafting": "Relaxed (LANTERN)", "lantern": lantern, "drafter": drafter}
     first = small.vectors(**relaxed)
     for seed in range(6, 11):
         small.sample(seed=seed, drafter=drafter)
@@ -108,11 +108,11 @@ def test_sampler_needs_only_a_model(pack, model, encoded, speed, method):
     """
     text = "A red house."
     own = {"guidance": BUNDLED_SAMPLING.guidance, "temperature": BUNDLED_SAMPLING.temperature}
-    asked = {"model": model, "positive": encoded(text), "batch_size": 1, "seed": LAST_SEED, "speed": speed}
+    asked = {"model": model, "positive": encoded(text), "batch_size": 1, "seed": LAST_SEED, "drafting": speed}
     latent, trace = pack.run("ADTTreeSampler", **asked, guidance=9.0, preset="model default")
     expected = draw(prompt=text, sampling={"seed": LAST_SEED, **own})["samples"]
     np.testing.assert_array_equal(latent["samples"], expected)
-    words, data = pack.run("ADTTreeFigures", trace=trace)
+    words, data = pack.run("ADTTreeRunStats", trace=trace)
     figures = json.loads(data)
     assert figures["method"] == method and figures["seed"] == LAST_SEED
     assert figures["tau"] > 1 or speed != "Exact ADT-Tree"
@@ -120,20 +120,20 @@ def test_sampler_needs_only_a_model(pack, model, encoded, speed, method):
     assert f"{figures['tau']:.2f} tokens per image in each" in words
     assert ("% of the time spent on drafting" in words) is (figures["drafting_seconds"] > 0)
     on_a_gpu = replace(trace, rounds=[replace(entry, drafting=0.0) for entry in trace.rounds])
-    assert "spent on drafting" not in pack.run("ADTTreeFigures", trace=on_a_gpu)[0], "not measured on a GPU"
+    assert "spent on drafting" not in pack.run("ADTTreeRunStats", trace=on_a_gpu)[0], "not measured on a GPU"
 
 
 def test_continuing_an_image_with_its_own_seed_reproduces_it(small):
     complete, _ = small.sample()
     for keep in (0.0, 0.4, 1.0):
-        np.testing.assert_array_equal(small.vectors(latent_image=complete, keep=keep), complete["samples"])
+        np.testing.assert_array_equal(small.vectors(latent_image=complete, keep_top=keep), complete["samples"])
 
 
 @pytest.mark.parametrize("changes", [{"seed": 6}, {"positive": CAR}, {"seed": 6, "keep_left": 0.5}])
 def test_another_seed_or_prompt_changes_only_the_rest(small, changes):
     complete, _ = small.sample()
     changes = {name: small.text(value) if name == "positive" else value for name, value in changes.items()}
-    found = small.vectors(latent_image=complete, keep=0.5, **changes)
+    found = small.vectors(latent_image=complete, keep_top=0.5, **changes)
     before = complete["samples"].numpy()
     half = before.shape[2] // 2
     np.testing.assert_array_equal(found[:, :, :half], before[:, :, :half])
@@ -145,14 +145,14 @@ def test_another_seed_or_prompt_changes_only_the_rest(small, changes):
 def test_batch_size_multiplies_the_batch_of_the_latent(pack, small):
     pair, _ = small.sample(batch_size=2)
     samples = pair["samples"].numpy()
-    four = small.vectors(latent_image=pair, keep=0.25, batch_size=2)
+    four = small.vectors(latent_image=pair, keep_top=0.25, batch_size=2)
     assert four.shape[0] == 4
     np.testing.assert_array_equal(four[:2], samples)  # the same seed and noise reproduce these images
     rows = samples.shape[2] // 4
     np.testing.assert_array_equal(four[2:, :, :rows], samples[:, :, :rows])
     assert not np.array_equal(four[2:], samples)
     (single,) = pack.run("LatentFromBatch", samples=pair, batch_index=1, length=1)
-    found = small.vectors(latent_image=single, keep=0.25)
+    found = small.vectors(latent_image=single, keep_top=0.25)
     np.testing.assert_array_equal(found, samples[1:])  # an image from a batch keeps its noise
 
 
@@ -193,8 +193,10 @@ def test_picture_is_continued_through_vae_encode(pack, loaded, encoded):
     first, _ = pack.run("ADTTreeSampler", positive=encoded("A red house."), seed=3, **asked)
     (image,) = pack.run("VAEDecode", samples=first, vae=vae)
     (latent,) = pack.run("VAEEncode", pixels=image, vae=vae)
-    asked |= {"positive": encoded("A blue sailboat on a lake at sunset."), "latent_image": latent, "keep": 0.5}
-    found = [pack.run("ADTTreeSampler", speed=speed, seed=9, **asked)[0] for speed in ("Exact ADT-Tree", "No drafting")]
+    asked |= {"positive": encoded("A blue sailboat on a lake at sunset."), "latent_image": latent, "keep_top": 0.5}
+    found = [
+        pack.run("ADTTreeSampler", drafting=speed, seed=9, **asked)[0] for speed in ("Exact ADT-Tree", "No drafting")
+    ]
     np.testing.assert_array_equal(found[0]["samples"], found[1]["samples"])
     (continued,) = pack.run("VAEDecode", samples=found[0], vae=vae)
     top, bottom = (255 * (continued - image)[0, rows].abs().mean() for rows in (slice(0, 56), slice(64, 128)))

@@ -13,11 +13,11 @@ import pytest
 from .conftest import ROOT, info_inputs
 
 NODES = {
-    *("ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeImageSize", "ADTTreeSettings", "ADTTreeLantern"),
-    *("ADTTreeSampler", "ADTTreeCompare", "ADTTreeMapImage", "ADTTreeFigures", "ADTTreeBenchmark"),
+    *("ADTTreeModelLoader", "ADTTreeDrafterLoader", "ADTTreeImageSize", "ADTTreeSettings", "ADTTreeLANTERN"),
+    *("ADTTreeSampler", "ADTTreeCompare", "ADTTreeMapToImage", "ADTTreeRunStats", "ADTTreeBenchmark"),
     *("ADTTreeCheck", "ADTTreeTrainDrafter"),
-    *("ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeCollector"),
-    *("ADTTreeGLMDecoderLoader", "ADTTreeGLMDecode"),
+    *("ADTTreePrompts", "ADTTreeBatchSampler", "ADTTreeBatchReport"),
+    *("ADTTreeGLMImageDecoderLoader", "ADTTreeGLMImageDecode"),
 }
 PAGES = ROOT / "js" / "docs"
 LOCALES = [path.name for path in (ROOT / "locales").iterdir()]
@@ -40,6 +40,16 @@ def test_nodes_have_descriptions_and_tooltips(pack, inputs):
         assert all(len(tip or "") > 15 for tip in node["output_tooltips"]), name
 
 
+def test_ids_are_the_names_that_users_see(pack, inputs):
+    """API prompts use ids. "ADT-Tree Map to Image" has the id ADTTreeMapToImage, and all inputs have no second name."""
+    for name, node in pack.ours.items():
+        words = re.findall(r"\w+", node["display_name"])
+        assert name == "".join(word[0].upper() + word[1:] for word in words)
+        for label, (_, options) in inputs[name].items():
+            assert re.fullmatch(r"[a-z]+(_[a-z]+)*", label), (name, label)
+            assert options.get("display_name") in (None, label), (name, label)
+
+
 def test_search_finds_the_nodes_in_both_languages(pack):
     """Users who know other models of this kind search for these terms."""
     found = {name: node["search_aliases"] for name, node in pack.ours.items()}
@@ -47,11 +57,6 @@ def test_search_finds_the_nodes_in_both_languages(pack):
         assert {name for name in NODES if words in found[name]} == {"ADTTreeModelLoader", "ADTTreeSampler"}
     for name in NODES:
         assert any(word.isascii() for word in found[name]) and not all(word.isascii() for word in found[name]), name
-
-
-def test_search_finds_nodes_by_their_former_names(pack):
-    for name, words in {"ADTTreeFigures": "run figures", "ADTTreeCollector": "collector"}.items():
-        assert words in pack.ours[name]["search_aliases"] and words not in pack.ours[name]["display_name"].lower()
 
 
 def test_defaults_of_seeds_and_lists(inputs):
@@ -97,7 +102,7 @@ def test_every_node_has_its_page(pack, inputs, language):
     for name, node in pack.ours.items():
         page = (PAGES / name / f"{language}.md").read_text(encoding="utf-8")
         ins, outs = (re.findall(r"^\| `([^`]+)`", table, re.M) for table in page.split("\n## ")[-2:])
-        seen = sorted(options.get("display_name", label) for label, (_, options) in inputs[name].items())
+        seen = sorted(inputs[name])
         assert sorted(ins) == seen and outs == node["output_name"], name
 
 
@@ -121,9 +126,8 @@ def test_translated_pages_contain_the_tooltips(pack, inputs, language):
         page = (PAGES / name / f"{language}.md").read_text(encoding="utf-8")
         assert page.startswith(f"# {words['display_name']}\n")
         for label, entry in words["inputs"].items():
-            shown = inputs[name][label][1].get("display_name", label)
-            title = "" if entry["name"] == shown else f" {entry['name']}"
-            assert f"| `{shown}`{title} | {entry['tooltip']} |\n" in page, (name, label)
+            title = "" if entry["name"] == label else f" {entry['name']}"
+            assert f"| `{label}`{title} | {entry['tooltip']} |\n" in page, (name, label)
 
 
 def test_tooltips_are_short(pack, inputs):

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from adt_core.app.checkpoints import find_published
+from adt_core.models.load import find_published
 
 LONG = "a red house " * 500
 NUMBERS = {"seed": 0, "guidance": 3.0, "temperature": 1.0}
@@ -74,15 +74,15 @@ def test_stock_nodes_that_need_other_models(pack, loaded):
 
 
 def test_incompatible_inputs(pack, model, sampler_error):
-    (lantern,) = pack.run("ADTTreeLantern")
-    assert sampler_error(speed="Exact ADT-Tree", lantern=lantern).startswith("drafting: 'Exact ADT-Tree' is exact")
+    (lantern,) = pack.run("ADTTreeLANTERN")
+    assert sampler_error(drafting="Exact ADT-Tree", lantern=lantern).startswith("drafting: 'Exact ADT-Tree' is exact")
     other = pack.run("ADTTreeModelLoader", model="bundled", dtype="bfloat16")[0]
     (drafter,) = pack.run("ADTTreeDrafterLoader", model=other)
     message = sampler_error(drafter=drafter)
     assert "drafter" in message and "another model" in message
     (jacobi,) = pack.run("ADTTreeDrafterLoader", model=model, drafter="jacobi")
     asked = {"model": model, "drafter": jacobi, "prompts": "a cat", "count": 1, "methods": "jacobi,adt-tree"}
-    assert "'adt-tree' needs a drafter network" in pack.fails("ADTTreeBenchmark", **asked, **NUMBERS)
+    assert "'adt-tree', which needs a drafter network" in pack.fails("ADTTreeBenchmark", **asked, **NUMBERS)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_sizes_and_batches_that_do_not_fit(pack, model, encoded):
         "size is 256x128, which bundled does not support: its images always have 16 x 16 tokens; try 128x128" in message
     )
     _, trace = pack.run("ADTTreeSampler", model=model, positive=encoded("a cat"), batch_size=1)
-    message = pack.fails("ADTTreeMapImage", trace=trace, show="depth", opacity=0.5, images=torch.zeros(3, 64, 64, 3))
+    message = pack.fails("ADTTreeMapToImage", trace=trace, show="depth", opacity=0.5, images=torch.zeros(3, 64, 64, 3))
     assert message.startswith("images: 3 were given, but the trace is of 1")
 
 
@@ -122,7 +122,7 @@ def test_sizes_and_batches_that_do_not_fit(pack, model, encoded):
     "inputs, words",
     [
         ({"text": "a cat", "filter": "no such thing"}, "filter: none of the 1 prompts"),
-        ({"text": "a cat", "start": 10}, "start is 10"),
+        ({"text": "a cat", "start_index": 10}, "start_index is 10"),
     ],
 )
 def test_list_without_remaining_prompts(pack, inputs, words):
@@ -145,13 +145,11 @@ def test_lists_that_do_not_fit_a_batch(pack, model, lists, words):
     assert words in pack.fails("ADTTreeBatchSampler", model=[model], **lists)
 
 
-@pytest.mark.parametrize("mark", ["", " (not installed)"])
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_missing_published_model_error_explains_the_download(pack, name, mark):
-    """The value is the name from a template, or the name with the mark that older versions appended."""
+def test_missing_published_model_error_explains_the_download(pack, name):
     row = find_published(name)
-    assert pack.refused("ADTTreeModelLoader", model=name + mark) == [], "the node's error is more detailed"
-    message = pack.fails("ADTTreeModelLoader", model=name + mark)
+    assert pack.refused("ADTTreeModelLoader", model=name) == [], "the node's error is more detailed"
+    message = pack.fails("ADTTreeModelLoader", model=name)
     home = pack.base / "models" / "ar_image"
     assert message == (
         f"model: '{row.name}' is not installed; set if_missing to 'download' and run again, or "
@@ -168,7 +166,7 @@ def test_unknown_model_error_lists_ten_models(pack, monkeypatch):
     *first, last = named.split(", ")
     assert first[0] == "bundled" and len(first) == 9 and " and " in last
     folders = pack.package(".nodes.folders")
-    assert [*first, last.split(" and ")[0]] == [folders.plain(name) for name in folders.offered()][:10]
+    assert [*first, last.split(" and ")[0]] == folders.offered()[:10]
     assert pack.fails("ADTTreeModelLoader", model="no-such-model", dtype="auto").endswith(message.partition(": ")[2])
     monkeypatch.setattr(folders, "offered", lambda: ["bundled", "other"])
     assert "another: bundled, other." in pack.refused("ADTTreeModelLoader", model="no-such-model")[0]
@@ -206,8 +204,8 @@ def test_models_and_images_larger_than_the_gpu(pack, gpu):
     gpu(2**30 // 20)
     model, clip, _ = pack.run("ADTTreeModelLoader", dtype="float32")
     positive = pack.run("CLIPTextEncode", clip=clip, text="a cat")[0]
-    asked = {"positive": positive, "speed": "No drafting"}
-    sentence = "bundled needs 0.1 GB with its working memory, and meta has 0.0 GB; choose {}a smaller model."
+    asked = {"positive": positive, "drafting": "No drafting"}
+    sentence = "bundled needs 0.1 GiB with its working memory, and meta has 0.0 GiB; choose {}a smaller model."
     for size in (1, 64):
         message = pack.fails("ADTTreeSampler", model=model, batch_size=size, **asked)
         assert message == sentence.format("'int8 weights' or 'int4 weights' in the Model Loader, or ")
