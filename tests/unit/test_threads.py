@@ -116,7 +116,7 @@ def test_two_busy_threads_of_a_core_count_as_two_cores(runtime, monkeypatch, log
     assert available_cores() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("pause, waits", [(0.0, True), (2.0, False), (60.0, True)])
+@pytest.mark.parametrize("pause, waits", [(0.0, True), (0.5, False), (60.0, True)])
 def test_the_use_of_the_cpu_is_measured_since_the_last_decoding(runtime, monkeypatch, pause, waits):
     """Without a recent measurement, the first decoding waits for a short one."""
     now = [0.0]

@@ -23,7 +23,7 @@ CALM_LOOKS = 3
 """Number of successive looks with more idle cores after which a decoding uses more threads."""
 NEEDED = 0.8
 """Share of a core that must be available for a thread. All threads wait for a thread that shares its core."""
-RECENT_SECONDS = 10.0
+RECENT_SECONDS = 1.0
 """Maximum time over which the use of the CPU is measured. After a longer break, other programs may have started."""
 
 
