@@ -31,8 +31,9 @@ def forwards(network, check=None, tokens=5):
 
     def run(ids, step):
         features = torch.randn(*ids.shape, network.config.hidden_size, generator=generator).to(like)
-        extra = () if hasattr(network, "head") else (features,)
-        return network(ids, *extra, step=step, cache=cache, rope=rope, **more)
+        if hasattr(network, "head"):
+            return network(ids, step, cache, rope, **more)
+        return network(ids, features, LayerContext.of(step, rope, network.config), cache)
 
     cache = KVCache(network.config, 2, 16, like)
     rope = rope_tables(network.config, like)
