@@ -16,8 +16,6 @@ from .comfy_runtime import Progress
 from .drafting import AUTO, choose_drafting, drafting_input
 from .latent import read_latent
 from .live_map import LiveMap, finished
-from .log_errors import decorating
-from .map_marks import expect
 from .sampling import (
     choose_preset,
     choose_sampling,
@@ -34,7 +32,6 @@ from .sampling import (
     sampling_inputs,
     tell_remarks,
 )
-from .saved_map import parts_of
 from .schema import IMAGE_TOKENS, Tooltips, schema
 from .sockets import (
     DrafterSocket,
@@ -177,16 +174,8 @@ class ADTTreeSampler(io.ComfyNode):
             shown = _decode(decoding, model, cls.hidden)
             decoding.learn_costs()
             vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
-        _expect_marks(vectors, cls.hidden)
         tell_remarks(decoding, model, positive, texts.note, ignored(model, preset, **sampling))
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
-
-
-def _expect_marks(vectors: torch.Tensor, hidden: io.Hidden) -> None:
-    """Register the node's saved acceptance maps, so that VAE Decode adds marks to the maps; see `marks`."""
-    with decorating("the marks of the images"):
-        for saved in parts_of(hidden):
-            expect(vectors, saved)
 
 
 def _share(name: str, default: float, **more: str) -> io.Input:

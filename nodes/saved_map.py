@@ -186,12 +186,6 @@ def attach(hidden: Any, parts: list[dict]) -> None:
             _finished.popitem(last=False)
 
 
-def parts_of(hidden: Any) -> list[dict]:
-    """Return the maps that `attach` has stored for a node. Keys that the caller adds to them are also saved."""
-    entry = _entry(_maps(workflow_of(hidden)), hidden.unique_id)
-    return entry["parts"] if entry is not None else []
-
-
 def without_maps(extra: dict) -> dict:
     """Return a copy of `extra_pnginfo` without maps, for images to which no map of the workflow belongs."""
     workflow = _entry(extra, "workflow")
