@@ -343,7 +343,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _build_parser() -> argparse.ArgumentParser:
     text = "Generate the same images faster with visual autoregressive models: lossless tree speculation (ADT-Tree)."
-    parser = _Parser(prog="python adt.py", description=text)
+    is_script = Path(sys.argv[0]).stem == "adt-tree"
+    parser = _Parser(prog="adt-tree" if is_script else "python adt.py", description=text)
     parser.add_argument("--version", action="version", version=f"ADT-Tree {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command, groups in COMMANDS.items():

@@ -40,9 +40,8 @@ import numpy as np
 import torch
 
 from adt_core import Drafting, Sampling, cache_folder, load_drafter, load_target
-from adt_core.app.jobs import decode, new_decoding
-from adt_core.app.loading import choose_device
-from adt_core.engine.job import Job
+from adt_core.app.defaults import choose_device
+from adt_core.app.pipeline import Pipeline
 from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
 from adt_core.recipe import Recipe
@@ -98,10 +97,10 @@ def _serve(connection: Connection, method: str, dtype: str, lantern: bool, sampl
     target = load_target("bundled", choose_device("auto"), getattr(torch, dtype))
     drafter = None if is_plain else load_drafter(drafter_name, target)
     recipe = Recipe(sampling, drafting, RECIPE.lantern if lantern and not is_plain else None)
-    job = Job(target, recipe, drafter)
+    pipeline = Pipeline(target, recipe, drafter)
     connection.send(None)
     while (batch := connection.recv()) is not None:
-        decoding = decode(new_decoding(job, *batch))
+        decoding = pipeline.decoding(*batch).run()
         hashes = [hashlib.sha256(codes.numpy().tobytes()).hexdigest() for codes in decoding.codes]
         connection.send((decoding.trace.report()["seconds"], hashes))
 

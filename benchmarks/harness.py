@@ -14,9 +14,9 @@ import numpy as np
 from PIL import Image
 
 from adt_core import Lantern, Sampling, Target, load_drafter, load_target
-from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.lab.benchmark import PRESETS, RELAXED, Benchmark, Preset, measure
 from adt_core.lab.quality import ImageMetric, Scores
+from adt_core.models.load import BUNDLED_SAMPLING
 from adt_core.recipe import Recipe
 from model_making.data import example
 from model_making.scoring import analyse_image, scene_spec, score_prompt
@@ -94,6 +94,6 @@ def compared(
     """
     benchmark = comparison(presets, prompts, recipe)
     benchmark = replace(benchmark, metrics={SCENES: scene_metric()} if judged else {})
-    jobs = benchmark.jobs(bundled(), load_drafter("bundled", bundled()))
+    pipelines = benchmark.pipelines(bundled(), load_drafter("bundled", bundled()))
     with tempfile.TemporaryDirectory() as folder:
-        return list(measure(benchmark, jobs, Path(folder)))
+        return list(measure(benchmark, pipelines, Path(folder)))

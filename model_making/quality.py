@@ -28,10 +28,9 @@ import torch
 from PIL import Image
 
 from adt_core import Drafting, Sampling, load_drafter, load_target
-from adt_core.app.checkpoints import BUNDLED_SAMPLING
 from adt_core.app.images import to_uint8
-from adt_core.app.jobs import decode, new_decoding
-from adt_core.engine.job import Job
+from adt_core.app.pipeline import Pipeline
+from adt_core.models.load import BUNDLED_SAMPLING
 from adt_core.policies import PLAIN
 from adt_core.recipe import Recipe
 
@@ -47,24 +46,24 @@ MIN_COMPLETE_IMAGES = 7
 THRESHOLDS = {"captions": 0.96, "ordinary prompts": 0.93, "kind and colour": 0.85, "not twice": 0.90}
 
 
-def generate(job: Job, prompts: list[str], seeds: Sequence[int] | None = None) -> np.ndarray:
+def generate(pipeline: Pipeline, prompts: list[str], seeds: Sequence[int] | None = None) -> np.ndarray:
     """Generate an image for each prompt.
 
     Args:
-        job: Models and settings.
+        pipeline: Models and settings.
         prompts: The prompts.
-        seeds: Seed of each image. By default, all images of batch i have the job's seed + i * BATCH.
+        seeds: Seed of each image. By default, all images of batch i have the pipeline's seed + i * BATCH.
 
     Returns:
         [n, H, W, 3] uint8.
     """
-    first_seed = job.recipe.sampling.seed
+    first_seed = pipeline.recipe.sampling.seed
     all_seeds = list(seeds or (first_seed + number // BATCH * BATCH for number in range(len(prompts))))
     images = []
     for part in (slice(start, start + BATCH) for start in range(0, len(prompts), BATCH)):
-        decoding = decode(new_decoding(job, prompts[part], seeds=all_seeds[part]))
+        decoding = pipeline.decoding(prompts[part], seeds=all_seeds[part]).run()
         with torch.inference_mode():
-            images += map(to_uint8, job.pixels(decoding.grid_codes()))
+            images += map(to_uint8, pipeline.target.pixels(decoding.grid_codes()))
     return np.stack(images)
 
 
@@ -126,7 +125,7 @@ def report_prompts(prompts: list[PromptSpec], scores: list[PromptScore], list_mi
             print(f"  {prompt.text!r} lacks {', '.join(missing)}")
 
 
-def report_templates(job: Job) -> list[str]:
+def report_templates(pipeline: Pipeline) -> list[str]:
     """Print the number of images that show all named attributes, for each template prompt.
 
     Returns:
@@ -135,7 +134,7 @@ def report_templates(job: Job) -> list[str]:
     counts = []
     print("templates and blueprints, images with all named attributes")
     for prompt in TEMPLATES:
-        images = generate(job, [prompt.text] * BATCH, range(1, BATCH + 1))
+        images = generate(pipeline, [prompt.text] * BATCH, range(1, BATCH + 1))
         count = sum(all(score_prompt(analyse_image(image), prompt).named.values()) for image in images)
         print(f"  {count} of {BATCH}  {prompt.text}")
         counts.append(count)
@@ -179,22 +178,22 @@ def _parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _make_job(args: argparse.Namespace) -> Job:
+def _make_pipeline(args: argparse.Namespace) -> Pipeline:
     target = load_target(args.target)
     drafter = None if args.plain else load_drafter("bundled", target)
     sampling = Sampling(args.seed, args.temperature, args.top_k, args.top_p, args.guidance)
-    return Job(target, Recipe(sampling, Drafting("adt-tree" if drafter else PLAIN)), drafter)
+    return Pipeline(target, Recipe(sampling, Drafting("adt-tree" if drafter else PLAIN)), drafter)
 
 
 def main() -> None:
     """Print the reports; exit with an error if a threshold is missed."""
     args = _parse_args()
-    job = _make_job(args)
+    pipeline = _make_pipeline(args)
     held_out = [example(HELD_OUT_SEED, i) for i in range(args.count)]
     prompts = select_prompts(args.prompts) * args.seeds
     texts = [caption for _, caption, _ in held_out] + [prompt.text for prompt in prompts]
     begin = time.perf_counter()
-    images = generate(job, texts)
+    images = generate(pipeline, texts)
     print(f"{len(images)} images, {(time.perf_counter() - begin) / len(images):.2f} s each")
     caption_images = images[: args.count]
     prompt_images = images[args.count :]
@@ -213,7 +212,7 @@ def main() -> None:
             "not twice": [present for score in captions + ordinary for present in score.not_repeated],
         }
     )
-    missed += report_templates(job) if args.templates else []
+    missed += report_templates(pipeline) if args.templates else []
     if missed:
         sys.exit("missed: " + ", ".join(missed))
 

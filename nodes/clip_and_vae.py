@@ -17,7 +17,7 @@ from comfy.model_patcher import ModelPatcher
 from PIL import Image
 from torch import Tensor
 
-from ..adt_core.errors import AdtError, PromptTooLongError
+from ..adt_core import AdtError, PromptTooLongError
 from .comfy_runtime import check_cancelled, loaded, tell
 from .sockets import LoadedModel
 

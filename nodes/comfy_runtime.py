@@ -18,8 +18,9 @@ from comfy.model_patcher import ModelPatcher
 from PIL import Image
 from server import PromptServer
 
+from ..adt_core import AdtError
 from ..adt_core.engine.pool import held_bytes, release
-from ..adt_core.errors import AdtError, is_out_of_memory, one_line
+from ..adt_core.errors import is_out_of_memory, one_line
 from ..adt_core.memory_limit import memory_limit
 from ..adt_core.messages import parts_of
 from .log_errors import decorating

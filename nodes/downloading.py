@@ -12,13 +12,13 @@ import comfy.model_management as mm
 from comfy.cli_args import args
 from server import PromptServer
 
-from ..adt_core.app.checkpoints import find_published
+from ..adt_core import AdtError
 from ..adt_core.app.download import DownloadPart, DownloadProgress, download, find_parts, terms
 from ..adt_core.app.inspect import inspect
 from ..adt_core.environment import variable
-from ..adt_core.errors import AdtError
 from ..adt_core.messages import join, message
 from ..adt_core.models.downloads import Published
+from ..adt_core.models.load import find_published
 from ..adt_core.models.reading.paths import STAGE, home_of, name_of
 from . import folders
 from .comfy_runtime import Progress, check_cancelled, tell

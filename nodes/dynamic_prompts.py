@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..adt_core import AdtError
 from ..adt_core.app.prompts import PromptEntry
-from ..adt_core.errors import AdtError, Check, shown
+from ..adt_core.errors import Check, shown
 
 RANDOM = "random"
 ALL = "all combinations"

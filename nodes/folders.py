@@ -11,13 +11,14 @@ from pathlib import Path
 
 import folder_paths
 
-from ..adt_core.app.checkpoints import find_published, is_target_config, is_target_file, published
-from ..adt_core.app.loading import default_drafter
+from ..adt_core import AdtError
+from ..adt_core.app.checkpoints import default_drafter, is_target_config, is_target_file
 from ..adt_core.drafters import DRAFTERS
-from ..adt_core.errors import AdtError, shown
+from ..adt_core.errors import shown
 from ..adt_core.files import is_device, is_hidden, is_writable, parse_json, read_text
 from ..adt_core.models.downloads import Published
 from ..adt_core.models.glm_pixels import KIND
+from ..adt_core.models.load import find_published, published
 from ..adt_core.models.reading.paths import BUNDLED, STAGE, name_of
 from .extra_paths import default_folders
 

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
+from ..adt_core import AdtError, Target
 from ..adt_core.app.continuation import prefix_length
-from ..adt_core.errors import AdtError
-from ..adt_core.models.target import Target
 from .comfy_runtime import loaded
 from .sockets import LoadedModel
 

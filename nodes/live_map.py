@@ -21,7 +21,7 @@ import folder_paths
 from PIL import Image
 from server import PromptServer
 
-from ..adt_core.trace import Round, Trace
+from ..adt_core import Round, Trace
 from .comfy_runtime import prompt_id, watched
 from .log_errors import decorating
 from .saved_map import MAX_SAVED, attach, pack, shortened, workflow_of

@@ -4,9 +4,8 @@ import comfy.model_management as mm
 import torch
 from comfy_api.v0_0_2 import io
 
-from ..adt_core.app.checkpoints import load_target
+from ..adt_core import AdtError, load_target
 from ..adt_core.app.inspect import inspect
-from ..adt_core.errors import AdtError
 from ..adt_core.messages import message
 from ..adt_core.models.load import FAMILIES
 from ..adt_core.settings import BUNDLED

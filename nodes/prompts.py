@@ -8,6 +8,7 @@ from pathlib import Path, PureWindowsPath
 import folder_paths
 from comfy_api.v0_0_2 import io
 
+from ..adt_core import AdtError
 from ..adt_core.app.prompts import (
     BUNDLED_CAPTIONS,
     CAPTIONS,
@@ -20,7 +21,6 @@ from ..adt_core.app.prompts import (
     read_all,
     select,
 )
-from ..adt_core.errors import AdtError
 from ..adt_core.files import is_hidden
 from .comfy_runtime import check_cancelled, refusal, tell
 from .dynamic_prompts import CHOICE_MODES, RANDOM, expand_prompts

@@ -3,35 +3,20 @@
 The output LATENT holds the codebook vectors of the images. VAE Decode decodes these vectors to pixels.
 """
 
+from contextlib import closing
+
 import comfy.model_management as mm
 import torch
 from comfy_api.v0_0_2 import io
 
+from ..adt_core import Decoding, Lantern
 from ..adt_core.app.continuation import DEFAULT_KEEP
-from ..adt_core.app.jobs import drawing
 from ..adt_core.app.truncation import RAISE
-from ..adt_core.engine.decoding import Decoding
-from ..adt_core.settings import Lantern
 from .comfy_runtime import Progress
-from .drafting import AUTO, choose_drafting, drafting_input
+from .drafting import AUTO, drafting_input
 from .latent import read_latent
 from .live_map import LiveMap, finished
-from .sampling import (
-    choose_preset,
-    choose_sampling,
-    choose_suffix,
-    ignored,
-    invalid_prompts_input,
-    loaded_for,
-    make_decoding,
-    make_job,
-    noise_input,
-    preset_input,
-    preview,
-    read_texts,
-    sampling_inputs,
-    tell_remarks,
-)
+from .sampling import invalid_prompts_input, noise_input, prepare, preset_input, preview, sampling_inputs
 from .schema import IMAGE_TOKENS, Tooltips, schema
 from .sockets import (
     DrafterSocket,
@@ -160,21 +145,27 @@ class ADTTreeSampler(io.ComfyNode):
         invalid_prompts: str = RAISE,
         **sampling,
     ) -> io.NodeOutput:
-        preset = choose_preset(preset, **sampling)
-        numbers = choose_sampling(model, preset, **sampling)
-        draft = choose_drafting(model, drafter, settings, lantern, drafting, numbers)
-        texts = read_texts(model, positive, negative, preset, invalid_prompts)
-        job = make_job(model, draft, numbers, texts.negative, choose_suffix(model, preset), texts.target)
+        run = prepare(
+            model,
+            positive,
+            negative,
+            drafter=drafter,
+            settings=settings,
+            lantern=lantern,
+            drafting=drafting,
+            preset=preset,
+            invalid_prompts=invalid_prompts,
+            **sampling,
+        )
         prefix = None
         indices = list(range(batch_size))
         if latent_image is not None:
-            prefix, indices = read_latent(latent_image, model, job.target, keep_top, keep_left, batch_size)
-        decoding = make_decoding(model, job, [texts.text] * len(indices), indices, prefix)
-        with loaded_for([decoding], model, draft.loaded):
-            shown = _decode(decoding, model, cls.hidden)
-            decoding.learn_costs()
+            prefix, indices = read_latent(latent_image, model, run.pipeline.target, keep_top, keep_left, batch_size)
+        decoding = run.decoding([run.prompt] * len(indices), indices, prefix)
+        with run.loaded(decoding):
+            shown = _decode(decoding, cls.hidden)
             vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
-        tell_remarks(decoding, model, positive, texts.note, ignored(model, preset, **sampling))
+        run.tell_remarks(decoding)
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
 
 
@@ -183,14 +174,14 @@ def _share(name: str, default: float, **more: str) -> io.Input:
     return io.Float.Input(name, default=default, min=0.0, max=1.0, step=0.01, optional=True, **more)
 
 
-def _decode(decoding: Decoding, model: LoadedModel, hidden: io.Hidden) -> dict | None:
+def _decode(decoding: Decoding, hidden: io.Hidden) -> dict | None:
     """Decode to the end, with progress and the live map, and return the node's `ui` output."""
-    live_map = LiveMap(decoding.trace, model.target.name, hidden)
-    progress = Progress(decoding.total_tokens, hidden.unique_id, lambda: preview(model.target, decoding))
-    with drawing(decoding) as running:
-        for _ in running:
+    live_map = LiveMap(decoding.trace, decoding.target.name, hidden)
+    progress = Progress(decoding.total_tokens, hidden.unique_id, lambda: preview(decoding))
+    with closing(iter(decoding)) as rounds:
+        for _ in rounds:
             live_map.update()
             progress.update(decoding.done_tokens)  # without a line of text, because the map shows the progress as text
     last = progress.last
-    picture = lambda image: last if image == 0 and last else preview(model.target, decoding, image)  # noqa: E731
+    picture = lambda image: last if image == 0 and last else preview(decoding, image)  # noqa: E731
     return finished([live_map], hidden, picture)

@@ -18,7 +18,8 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
-from ..adt_core.trace import ImageRound, Round
+from ..adt_core import Round
+from ..adt_core.trace import ImageRound
 
 KEY = "adt_tree_maps"
 PROPERTY = "adt_tree_map"

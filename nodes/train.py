@@ -14,22 +14,23 @@ import torch
 from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
+from ..adt_core import AdtError, Sampling
 from ..adt_core.app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs
 from ..adt_core.app.prompts import non_blank
-from ..adt_core.errors import AdtError
 from ..adt_core.lab.training import drafter as training
 from ..adt_core.lab.training.callbacks import TrainingCallback
 from ..adt_core.lab.training.estimate import TrainingEstimate
 from ..adt_core.lab.training.log import curve
 from ..adt_core.lab.training.run import Run
 from ..adt_core.messages import join, message
-from ..adt_core.settings import Option, Sampling
+from ..adt_core.policies import PLAIN
+from ..adt_core.settings import Option
 from . import folders
 from .batch import one
 from .comfy_runtime import Progress, check_cancelled, loaded, refusal, tell
 from .drafting import check_same_model, open_drafter
 from .prompts import check, fingerprint, read
-from .sampling import choose_preset, choose_sampling, choose_suffix, ignored, preset_input, sampling_inputs
+from .sampling import prepare, preset_input, sampling_inputs
 from .schema import Tooltips, schema, widget
 from .sockets import DrafterSocket, LoadedDrafter, LoadedModel, ModelSocket, checked
 
@@ -251,11 +252,11 @@ def _run(plan: training.TrainingPlan, model: LoadedModel, node_id: str) -> tuple
 
 def _given(model: LoadedModel, preset: str | None, **sampling) -> dict[str, Any]:
     """Return the settings with which the training images are generated, by the field names of a `Recipe`."""
-    preset = choose_preset(preset, **sampling)
-    if note := ignored(model, preset, **sampling):
+    run = prepare(model, settings={"method": PLAIN}, preset=preset, **sampling)
+    if note := join(run.notes):
         tell(note)
-    numbers = choose_sampling(model, preset, **sampling).flat()
-    return {"model": model.path, **model.target.loaded, **numbers, "suffix": choose_suffix(model, preset)}
+    recipe = run.pipeline.recipe
+    return {"model": model.path, **model.target.loaded, **recipe.sampling.flat(), "suffix": recipe.suffix}
 
 
 def _check(name: str | None = None, prompts: str = "") -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors.torch import load, save
 
-from adt_core.app.checkpoints import published
+from adt_core.models.load import published
 from tests.hub import Hub, content_of
 from tests.layouts.janus import write_janus
 from tests.layouts.llamagen import write_drafter, write_hugging_face

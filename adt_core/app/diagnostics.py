@@ -22,13 +22,13 @@ from ..drafters import Drafter, default_options, without_window
 from ..drafters.jacobi import JacobiDrafter
 from ..engine.decoding import Decoding
 from ..engine.device.products import product_report
-from ..engine.job import Job
 from ..engine.request import Request
 from ..errors import Check
 from ..messages import message
 from ..models.target import EncodedPrompt, Target
 from ..policies import PLAIN, CostProfile, Drafting
 from .op_counter import OpCounter
+from .pipeline import Pipeline
 
 PROMPTS = (
     "a photo of a cat",
@@ -50,20 +50,20 @@ class DiagnosticSetup:
     """A loaded model and the settings to measure it with.
 
     Attributes:
-        job: Recipe, target and drafter.
+        pipeline: Recipe, target and drafter.
         rows: The `PROMPTS`, encoded by the target.
         check: Cancellation callback. It raises an exception to stop.
         progress: Progress callback. Its arguments are the completed share of all measurements (0 to 1) and a text.
     """
 
-    job: Job
+    pipeline: Pipeline
     rows: Sequence[EncodedPrompt]
     check: Check | None = None
     progress: Callable[[float, str], None] | None = None
 
     @property
     def target(self) -> Target:
-        return self.job.target
+        return self.pipeline.target
 
     @property
     def device(self) -> torch.device:
@@ -76,14 +76,14 @@ class DiagnosticSetup:
 
     @property
     def _drafter(self) -> Drafter:
-        assert self.job.drafter is not None
-        return self.job.drafter
+        assert self.pipeline.drafter is not None
+        return self.pipeline.drafter
 
-    def methods(self) -> dict[str, Job]:
-        """Return a job for each method to measure, by the name of the method. Plain decoding is first."""
+    def methods(self) -> dict[str, Pipeline]:
+        """Return a pipeline for each method to measure, by the name of the method. Plain decoding is first."""
 
-        def with_drafter(drafter: Drafter, method: str, **options: Any) -> Job:
-            defaults = default_options(drafter, self.device.type, self.job.recipe.sampling.guided)
+        def with_drafter(drafter: Drafter, method: str, **options: Any) -> Pipeline:
+            defaults = default_options(drafter, self.device.type, self.pipeline.recipe.sampling.guided)
             return self._with(Drafting.of({**defaults, **options, "method": method}), drafter)
 
         methods = {PLAIN: self._with(Drafting(PLAIN), None), "auto": with_drafter(self._drafter, "auto")}
@@ -91,17 +91,19 @@ class DiagnosticSetup:
             methods["adt-tree"] = with_drafter(self.network, "adt-tree")
         return {**methods, "jacobi, a chain": with_drafter(JacobiDrafter(), "eagle2", depth=16, width=1, drafts=16)}
 
-    def _with(self, drafting: Drafting, drafter: Drafter | None) -> Job:
-        return replace(self.job, recipe=replace(self.job.recipe, drafting=drafting, lantern=None), drafter=drafter)
+    def _with(self, drafting: Drafting, drafter: Drafter | None) -> Pipeline:
+        recipe = replace(self.pipeline.recipe, drafting=drafting, lantern=None)
+        return replace(self.pipeline, recipe=recipe, drafter=drafter)
 
-    def decoding(self, job: Job, images: int = 1) -> Decoding:
+    def decoding(self, pipeline: Pipeline, images: int = 1) -> Decoding:
         """Return a decoding of the first prompts of `PROMPTS`.
 
         Args:
-            job: Job of a method.
+            pipeline: Pipeline of a method.
             images: Number of prompts, with one image per prompt.
         """
-        return Decoding.of(Request.of_rows(job, self.rows[:images], check=self.check))
+        rows = self.rows[:images]
+        return Decoding(Request.of(self.target, pipeline.recipe, rows, pipeline.drafter, check=self.check))
 
     def memory_required(self, device: torch.device | None = None) -> int:
         """Return the memory in bytes that the measurements need in addition to the weights.
@@ -210,7 +212,7 @@ class Diagnostics:
         if self.subject.progress is not None:
             self.subject.progress((number + (images > 1) / 2 + share / 2) / count, line)
 
-    def _run(self, method: Job, images: int, report: Callable[[int, float], None]) -> MethodMeasurement:
+    def _run(self, method: Pipeline, images: int, report: Callable[[int, float], None]) -> MethodMeasurement:
         """Measure a method.
 
         The method runs twice. Normally the second run is measured, because the first run initialises libraries. If the
@@ -232,7 +234,6 @@ class Diagnostics:
                         with OpCounter() as counter:
                             next(rounds, None)
                         is_counted = not decoding.trace.rounds[-1].prepared
-            decoding.learn_costs()
             if is_slow:
                 break
         self.exact = decoding.exact

@@ -13,22 +13,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..drafters import JACOBI
 from ..engine import graphs
 from ..engine.device.memory import free_bytes
 from ..engine.device.products import ProductReport
-from ..engine.job import Job
 from ..kernels import choice
 from ..memory_limit import memory_limit
 from ..models.batch_invariance import HALF, near_window
 from ..models.cpu import ALL_ROWS, max_mkl_rows
+from ..models.load import find_published
 from ..models.torch_private import reduced_precision_settings
 from ..policies import PLAIN
 from ..policies.auto import SIZES
 from ..version import VERSION
-from .checkpoints import find_published, load_drafter
+from .defaults import complete
 from .diagnostics import PROMPTS, Diagnostics, DiagnosticSetup
-from .loading import choose_device, complete, open_target
+from .pipeline import Pipeline
 
 
 def run(given: Mapping[str, Any], device: str) -> str:
@@ -41,10 +40,8 @@ def run(given: Mapping[str, Any], device: str) -> str:
     Raises:
         AdtError: If the model or its drafter cannot be loaded.
     """
-    recipe = complete(given, device)
-    target = open_target(recipe.loading, choose_device(device))
-    job = Job(target, recipe, load_drafter(recipe.drafter or JACOBI, target))
-    return diagnose(DiagnosticSetup(job, job.encode(PROMPTS)))
+    pipeline = Pipeline.of(complete(given, device), device)
+    return diagnose(DiagnosticSetup(pipeline, pipeline.encode(PROMPTS)))
 
 
 def diagnose(subject: DiagnosticSetup) -> str:

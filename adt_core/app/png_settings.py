@@ -15,8 +15,8 @@ from ..recipe import BUNDLED, Recipe
 from ..rules.upstream import noise_device
 from ..settings import UPSTREAM
 from .args import InputArgs
+from .defaults import choose_device
 from .images import read_settings
-from .loading import choose_device
 
 PATHS = "model", "drafter"
 """Settings whose values are paths."""

@@ -13,7 +13,7 @@ from ..errors import AdtError, shown
 from .images import read_settings
 
 SETTINGS_KEY = "settings_key"
-"""Name of the digest of all settings that determine an image, except prompt and seed (`batch_folder.job_key`)."""
+"""Name of the digest of all settings that determine an image, except prompt and seed (`batch_folder.settings_key`)."""
 CAPTION = "caption"
 """Name of the complete prompt, in the PNG of an image whose prompt was truncated."""
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
-from ..files import LARGEST_LIST, parse_json, read_text
 from ..messages import Message, join, message
 from ..models.target import Target, Words
 
-_WORDS = Path(__file__).parents[1] / "bundled" / "words.json"
 _MAX_PROMPTS = 3
 """Maximum number of prompts that a warning quotes."""
 _MAX_PROMPT_LENGTH = 40
@@ -28,11 +25,6 @@ _TOLERANCE = 0.8
 
 Two counts are treated as equal if the smaller count divided by the larger count is at least `_TOLERANCE`. Sizes are
 rounded to complete grid cells, so images with different aspect ratios have slightly different counts."""
-
-
-def bundled_vocabulary() -> Words:
-    """Return the words in the training captions of the bundled model."""
-    return Words(**{kind: frozenset(words) for kind, words in parse_json(read_text(_WORDS, LARGEST_LIST)).items()})
 
 
 def domain_warning(target: Target, prompts: Sequence[str]) -> str:

@@ -17,10 +17,11 @@ from time import perf_counter
 from typing import Any
 
 from ..app import continuation, workers
-from ..app.args import WEBDATASET, GenerateArgs
+from ..app.args import WEBDATASET, GenerateArgs, given_paths
+from ..app.checkpoints import model_files
+from ..app.defaults import choose_device, complete
 from ..app.images import check_outputs
-from ..app.jobs import PART_FACTOR, split
-from ..app.loading import choose_device, complete, given_paths, model_files
+from ..app.pipeline import PART_FACTOR, split
 from ..app.prompts import PromptEntry, blank_note, non_blank, read_all
 from ..app.truncation import RAISE
 from ..drafters import JACOBI

@@ -16,7 +16,8 @@ class ImageIdentity(NamedTuple):
     """Properties of an image by which a run recognises it.
 
     Attributes:
-        key: Digest of all settings that determine the images of the run, apart from prompts (`batch_folder.job_key`).
+        key: Digest of all settings that determine the images of the run, apart from prompts
+            (`batch_folder.settings_key`).
         seed: Seed of the run.
         size: Width and height in pixels.
         settings: Settings of the recipe, to explain a different digest.

@@ -45,7 +45,7 @@ class Conditions:
         check_device(decoder.weights, decoder.embedding.device)
         check_memory(self._request, batch_size)
         with limit_threads(self._request.threads):
-            pack(self._request.job.networks)
+            pack(self._request.networks)
             try:
                 self._check_operations()
             except KernelError as error:

@@ -47,7 +47,7 @@ def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
         lengths,
         kernels,
         target.decoder.fallback,
-        request.recipe.memory_key(),
+        request.loaded.memory_key(),
         drafter and drafter.kind,
         addresses,
     )

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import AdtError
+from ..errors import AdtError, Check
 from ..settings import Sampling
 from .layers import Decoder
 from .rotary import MropePositions, Rope, rope_tables
@@ -394,6 +394,10 @@ class Target:
     def small(self, codes: Tensor) -> Tensor:
         """Return the codes of the small image [B, rows, columns], given all tokens [B, length]."""
         return codes[:, : math.prod(self.lead)].view(len(codes), *self.lead)
+
+    def pixels(self, codes: Tensor, check: Check | None = None) -> Tensor:
+        """Decode codes [B, rows, columns] to pixels [B, 3, height, width] in [-1, 1], on the codec's device."""
+        return self.codec.decode(codes.to(self.codec.codebook.device), check=check)
 
     def beginning(self, cells: Tensor, count: int, small: Tensor | None = None) -> Tensor:
         """Return the first codes of an existing image, in the order of generation, to continue the image from there.

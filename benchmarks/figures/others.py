@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from adt_core import Decoding, Drafting, Target, load_drafter, load_target
-from adt_core.app.jobs import decode, new_decoding, warm_up
-from adt_core.engine.job import Job
+from adt_core.app.pipeline import Pipeline
 from adt_core.policies import PLAIN
 from adt_core.recipe import Recipe
 
@@ -47,26 +46,26 @@ HALF = {
 MODES = {"on": True, "off": False}
 
 
-def _decode_one(job: Job, prompt: str) -> Decoding:
-    return decode(new_decoding(job, [prompt]))
+def _decode_one(pipeline: Pipeline, prompt: str) -> Decoding:
+    return pipeline.decoding([prompt]).run()
 
 
-def _half_job(target: Target, drafter: str, drafting: Drafting) -> Job:
-    return Job(target, Recipe(SAMPLING, drafting), load_drafter(drafter, target))
+def _half_pipeline(target: Target, drafter: str, drafting: Drafting) -> Pipeline:
+    return Pipeline(target, Recipe(SAMPLING, drafting), load_drafter(drafter, target))
 
 
 def measure_half(count: int) -> list[dict]:
     """Measure plain decoding and other methods in bfloat16, with the batch-invariant mode on and off."""
     prompts = captions(3600, count)
-    jobs = {}
+    pipelines = {}
     for mode, exact in MODES.items():
         target = load_target(dtype=torch.bfloat16, exact=exact)
-        jobs |= {(name, mode): _half_job(target, *options) for name, options in HALF.items()}
-    for job in jobs.values():
-        warm_up(new_decoding(job, prompts[:1]))
-    runs = {(name, mode): partial(_decode_one, jobs[name, mode]) for name, mode in product(HALF, MODES)}
+        pipelines |= {(name, mode): _half_pipeline(target, *options) for name, options in HALF.items()}
+    for pipeline in pipelines.values():
+        pipeline.decoding(prompts[:1]).warm_up()
+    runs = {(name, mode): partial(_decode_one, pipelines[name, mode]) for name, mode in product(HALF, MODES)}
     results = list(interleave(runs, prompts))
-    seconds = {key: np.array([result[key].trace.report()["seconds"] for result in results]) for key in jobs}
+    seconds = {key: np.array([result[key].trace.report()["seconds"] for result in results]) for key in pipelines}
     lines = []
     for name, mode in product(HALF, MODES):
         line = {"method": name, "exact": mode, "seconds": float(np.median(seconds[name, mode]))}

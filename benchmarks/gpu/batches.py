@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from adt_core import AdtError, Decoding
-from adt_core.app.jobs import decode, new_decoding
-from adt_core.engine.job import Job
+from adt_core.app.pipeline import Pipeline
 from adt_core.policies import PLAIN
 
 from ..harness import captions
@@ -25,7 +24,7 @@ from .models import (
     BOTH,
     TITLES,
     WINDOW,
-    job_of,
+    pipeline_of,
     trained,
 )
 
@@ -48,20 +47,22 @@ def check_batch_size(decoding: Decoding, size: int) -> None:
         raise AdtError(f"memory ran out; the engine reduced the batch size from {size} to {decoding.at_once}")
 
 
-def decode_batch(job: Job, size: int) -> tuple[float, float]:
+def decode_batch(pipeline: Pipeline, size: int) -> tuple[float, float]:
     """Decode a batch of held-out captions. Return the seconds, and the mean tokens per round and image."""
-    decoding = new_decoding(job, captions(FIRST_CAPTION, size), list(range(size)))
-    seconds = seconds_of(lambda: decode(decoding))
+    decoding = pipeline.decoding(captions(FIRST_CAPTION, size), list(range(size)))
+    seconds = seconds_of(lambda: decoding.run())
     check_batch_size(decoding, size)
     return seconds, decoding.trace.report()["tau"]
 
 
 def _bundled(size: int, rehearse: bool) -> Iterator[dict]:
     target, network = trained(_dtype(), rehearse)
-    jobs = {method: job_of(target, network, method) for method in METHODS}
-    for job in jobs.values():
-        decode_batch(job, size)  # warm-up
-    calls = {method: lambda job=job: decode_batch(job, size)[0] for method, job in jobs.items()}
+    pipelines = {method: pipeline_of(target, network, method) for method in METHODS}
+    for pipeline in pipelines.values():
+        decode_batch(pipeline, size)  # warm-up
+    calls = {
+        method: lambda pipeline=pipeline: decode_batch(pipeline, size)[0] for method, pipeline in pipelines.items()
+    }
     repeats = 5 if size == 1 else 3
     times, failed = measure_interleaved(calls, 1 if rehearse else repeats)
     for method, seconds in times.items():

@@ -22,7 +22,6 @@ from unittest import mock
 
 import torch
 
-from adt_core.app.jobs import new_decoding
 from adt_core.engine import pool
 from adt_core.models import batch_invariance
 from adt_core.policies import PLAIN
@@ -36,7 +35,7 @@ from .models import (
     WINDOW,
     decode_rounds,
     forwards_of,
-    job_of,
+    pipeline_of,
     random_network,
     random_target,
     shape_of,
@@ -84,12 +83,11 @@ def _edges(tile: int, rehearse: bool) -> Iterator[dict]:
 def _images(weights: str | None, rehearse: bool) -> Iterator[dict]:
     shape = shape_of(SEVEN_B, rehearse)
     target = random_target(SEVEN_B, shape, torch.bfloat16, weights)
-    job = job_of(target, random_network(target), "auto", guidance=shape.guidance)
+    pipeline = pipeline_of(target, random_network(target), "auto", guidance=shape.guidance)
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {"ADT_TREE_CACHE": folder}):
         for number in (1, 2, 3):
-            decoding = new_decoding(job, [PROMPTS[0]])
+            decoding = pipeline.decoding([PROMPTS[0]])
             seconds = seconds_of(partial(decode_rounds, decoding))
-            measuring = seconds_of(decoding.learn_costs)
             captures = [round.seconds for round in decoding.trace.rounds if round.prepared]
             captured_bytes = sum(slots.graphs.num_bytes for slots in pool.pooled(target.decoder))
             yield {
@@ -97,7 +95,6 @@ def _images(weights: str | None, rehearse: bool) -> Iterator[dict]:
                 "weights": weights or "bf16",
                 "image": number,
                 "seconds": seconds,
-                "then measuring, s": measuring,
                 "captures": len(captures),
                 "seconds of captures": sum(captures),
                 "MiB of captures": captured_bytes / 2**20,
@@ -114,15 +111,15 @@ def _company(method: str, rehearse: bool) -> Iterator[dict]:
     """
     target = with_quarter_grid(random_target(SEVEN_B, shape_of(SEVEN_B, rehearse), torch.bfloat16))
     network = random_network(target)
-    plain, drafted = (job_of(target, network, name) for name in (PLAIN, method))
-    expected = torch.cat([decode_rounds(new_decoding(plain, [prompt])) for prompt in PROMPTS])
+    plain, drafted = (pipeline_of(target, network, name) for name in (PLAIN, method))
+    expected = torch.cat([decode_rounds(plain.decoding([prompt])) for prompt in PROMPTS])
     half = target.cells(expected).flatten(1)[:, : target.grid[0] * target.grid[1] // 2]
     with mock.patch.object(pool, "MAX_POOLED", 1):
         cases = {
-            "alone": (decode_rounds(new_decoding(drafted, PROMPTS[:1])), expected[:1]),
-            "four at once": (decode_rounds(new_decoding(drafted, PROMPTS)), expected),
-            "alone again, after the other plan": (decode_rounds(new_decoding(drafted, PROMPTS[:1])), expected[:1]),
-            "continued": (decode_rounds(new_decoding(drafted, PROMPTS[:1], prefix=half[:1])), expected[:1]),
+            "alone": (decode_rounds(drafted.decoding(PROMPTS[:1])), expected[:1]),
+            "four at once": (decode_rounds(drafted.decoding(PROMPTS)), expected),
+            "alone again, after the other plan": (decode_rounds(drafted.decoding(PROMPTS[:1])), expected[:1]),
+            "continued": (decode_rounds(drafted.decoding(PROMPTS[:1], prefix=half[:1])), expected[:1]),
         }
     for what, (codes, reference) in cases.items():
         equal = int((codes == reference).all(1).sum())

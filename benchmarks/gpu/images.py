@@ -25,9 +25,8 @@ from typing import NamedTuple
 import torch
 
 from adt_core import Target
-from adt_core.app.jobs import new_decoding
+from adt_core.app.pipeline import Pipeline
 from adt_core.drafters import Drafter
-from adt_core.engine.job import Job
 from adt_core.policies import PLAIN
 
 from ..harness import captions
@@ -43,12 +42,12 @@ from .models import (
     ModelShape,
     Stream,
     decode_rounds,
-    job_of,
+    pipeline_of,
     random_network,
     random_target,
     shape_of,
     trained,
-    tree_job,
+    tree_pipeline,
     with_quarter_grid,
 )
 from .other_engines import Step, transformers_model, transformers_step
@@ -93,8 +92,8 @@ def traces(rehearse: bool) -> tuple[TreeCase, ...]:
     dtype = torch.bfloat16 if the_device().type == "cuda" else torch.float32
     found = []
     for method in (PLAIN, ADT_TREE, WINDOW, BOTH):
-        decoding = new_decoding(
-            job_of(*trained(dtype, rehearse), method), captions(FIRST_CAPTION, 1 if rehearse else 4)
+        decoding = pipeline_of(*trained(dtype, rehearse), method).decoding(
+            captions(FIRST_CAPTION, 1 if rehearse else 4)
         )
         decode_rounds(decoding)
         report = decoding.trace.report()
@@ -105,11 +104,11 @@ def traces(rehearse: bool) -> tuple[TreeCase, ...]:
     return tuple(found)
 
 
-def _job(trace: TreeCase, target: Target, network: Drafter, guidance: float) -> Job:
-    """Return a job whose rounds draft the trees of a `TreeCase`."""
+def _pipeline(trace: TreeCase, target: Target, network: Drafter, guidance: float) -> Pipeline:
+    """Return a pipeline whose rounds draft the trees of a `TreeCase`."""
     if trace.tree is not None:
-        return tree_job(target, network, *trace.tree, guidance=guidance)
-    return job_of(target, network, trace.method, guidance=guidance)
+        return tree_pipeline(target, network, *trace.tree, guidance=guidance)
+    return pipeline_of(target, network, trace.method, guidance=guidance)
 
 
 def _row(shape: str, engine: str, trace: TreeCase, seconds: list[float], prefill: float, length: int) -> dict:
@@ -127,10 +126,10 @@ def _row(shape: str, engine: str, trace: TreeCase, seconds: list[float], prefill
     }
 
 
-def _prefill_seconds(job: Job) -> float:
+def _prefill_seconds(pipeline: Pipeline) -> float:
     """Return the seconds for reading a prompt and generating the noise of an image, after a warm-up."""
     for _ in range(2):
-        decoding = new_decoding(job, ["A picture."])
+        decoding = pipeline.decoding(["A picture."])
         decode_rounds(decoding, 1)
     return decoding.trace.prefill_seconds
 
@@ -164,8 +163,8 @@ def _measure(name: str, rehearse: bool) -> Iterator[dict]:
     length = target.length
     short = with_quarter_grid(target) if length > LONGEST else target
     chosen = [*traces(rehearse), *(PAPER if name == SEVEN_B else ())]
-    jobs = {f"{trace.title}, {trace.source}": _job(trace, short, network, shape.guidance) for trace in chosen}
-    streams = {key: Stream(job, modes()[0], warm_up=warm_up) for key, job in jobs.items()}
+    pipelines = {f"{trace.title}, {trace.source}": _pipeline(trace, short, network, shape.guidance) for trace in chosen}
+    streams = {key: Stream(pipeline, modes()[0], warm_up=warm_up) for key, pipeline in pipelines.items()}
     others, failed = _other_engines(shape, short.length)
     timers: dict[str, Callable[[], float]] = {key: stream.seconds for key, stream in streams.items()}
     timers |= {key: partial(seconds_of, other.step) for key, other in others.items()}
@@ -173,9 +172,9 @@ def _measure(name: str, rehearse: bool) -> Iterator[dict]:
     for stream in streams.values():
         stream.close()
     rows = []
-    for (key, job), trace in zip(jobs.items(), chosen):
+    for (key, pipeline), trace in zip(pipelines.items(), chosen):
         if key in times:
-            rows.append(_row(name, OURS, trace, times[key], _prefill_seconds(job), length))
+            rows.append(_row(name, OURS, trace, times[key], _prefill_seconds(pipeline), length))
     plain = TreeCase(TITLES[PLAIN], PLAIN, "1 by definition", 1.0)
     rows += [_row(name, key, plain, times[key], others[key].prefill, length) for key in others if key in times]
     yield from with_speedups(rows)

@@ -29,8 +29,8 @@ from functools import partial
 import torch
 
 from adt_core import Target
+from adt_core.app.pipeline import Pipeline
 from adt_core.drafters import Drafter
-from adt_core.engine.job import Job
 from adt_core.policies import PLAIN
 
 from . import device
@@ -43,11 +43,11 @@ from .models import (
     WINDOW,
     Stream,
     forwards_of,
-    job_of,
+    pipeline_of,
     random_network,
     random_target,
     shape_of,
-    tree_job,
+    tree_pipeline,
     weight_bytes,
     with_quarter_grid,
 )
@@ -71,12 +71,14 @@ PLAIN_ROUND = f"{ROUND}plain"
 TREES = [f"{ROUND}tree of depth {depth}" for depth in DEPTHS]
 
 
-def _jobs(target: Target, network: Drafter, guidance: float) -> dict[str, Job]:
-    """Return the jobs whose rounds are timed, by the name of the piece."""
+def _pipelines(target: Target, network: Drafter, guidance: float) -> dict[str, Pipeline]:
+    """Return the pipelines whose rounds are timed, by the name of the piece."""
     methods = (PLAIN, ADT_TREE, WINDOW, BOTH)
-    jobs = {f"{ROUND}{TITLES[method]}": job_of(target, network, method, guidance=guidance) for method in methods}
-    trees = [tree_job(target, network, depth, WIDTH, DRAFTS, guidance=guidance) for depth in DEPTHS]
-    return jobs | dict(zip(TREES, trees))
+    pipelines = {
+        f"{ROUND}{TITLES[method]}": pipeline_of(target, network, method, guidance=guidance) for method in methods
+    }
+    trees = [tree_pipeline(target, network, depth, WIDTH, DRAFTS, guidance=guidance) for depth in DEPTHS]
+    return pipelines | dict(zip(TREES, trees))
 
 
 class Pieces:
@@ -101,8 +103,8 @@ class Pieces:
         short = with_quarter_grid(target) if target.length > LONGEST else target
         forwards = forwards_of(short, NODES)
         for mode in device.modes():
-            for piece, job in _jobs(short, network, guidance).items():
-                self._add(self.streams, (piece, mode), partial(Stream, job, mode, warm_up=warm_up))
+            for piece, pipeline in _pipelines(short, network, guidance).items():
+                self._add(self.streams, (piece, mode), partial(Stream, pipeline, mode, warm_up=warm_up))
             for nodes, call in forwards.items():
                 call()  # warm-up
                 make = partial(device.capture, call) if mode == CAPTURED else partial(lambda call: call, call)

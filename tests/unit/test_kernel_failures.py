@@ -10,14 +10,14 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from adt_core import AdtError, Decoding, Drafting, load_drafter, load_target
+from adt_core import AdtError, Drafting, load_drafter, load_target
 from adt_core.engine import pool
 from adt_core.engine.request import Request
 from adt_core.kernels import choice, gate, verdicts
 from adt_core.lab.benchmark import drafters_by_name
 from adt_core.policies import PLAIN
 from adt_core.runtime import get_runtime, new_runtime
-from tests.drafted import run, write_drafter
+from tests.drafted import new_decoding, run, write_drafter
 from tests.tape import Tape
 from tests.tiny import write_tiny_checkpoint
 
@@ -199,7 +199,7 @@ def test_later_processes_capture_no_kernels_with_an_allocator_that_ends_captures
 
 def test_a_decoding_starts_again_if_another_decoding_has_switched_the_kernels_off(expected, target, drafters, gpu):
     rows = [target.encode_prompt(prompt) for prompt in PROMPTS]
-    decoding = Decoding(target, rows, drafting=Drafting("eagle2"), drafter=drafters["network"])
+    decoding = new_decoding(target, rows, drafting=Drafting("eagle2"), drafter=drafters["network"])
     for round in decoding:
         if round.index == 5:
             choice.switch_off("another decoding failed")

@@ -8,11 +8,11 @@ import psutil
 import pytest
 
 from adt_core import Drafting, load_drafter, load_target
-from adt_core.engine.decoding import Decoding
 from adt_core.engine.device import memory
 from adt_core.errors import AdtError
 from adt_core.memory_limit import MemoryLimit, memory_limit
 from adt_core.settings import BUNDLED
+from tests.drafted import new_decoding
 
 MACHINE = 64 * 2**30
 MIB = 2**20
@@ -85,6 +85,7 @@ import resource
 resource.setrlimit(resource.{kind}, (600 * 2**20,) * 2)
 from adt_core.memory_limit import memory_limit
 import psutil
+from tests.drafted import new_decoding
 limit = memory_limit()
 free = limit.bytes - psutil.Process().memory_info().rss
 bytearray(free - 30 * 2**20)
@@ -104,7 +105,7 @@ def test_images_that_exceed_the_limit_are_refused(monkeypatch, images, limit, fi
     target = load_target()
     drafter = load_drafter(BUNDLED, target)
     monkeypatch.setattr(memory, "memory_limit", lambda: MemoryLimit(limit * MIB, "this container"))
-    decoding = Decoding(
+    decoding = new_decoding(
         target, [target.encode_prompt("a red house")] * images, drafter=drafter, drafting=Drafting("adt-tree")
     )
     if fits:

@@ -113,10 +113,10 @@ def test_errors_name_the_input_and_what_is_valid(pipe, call, message, monkeypatc
 
 
 def test_the_bundled_model_has_its_published_settings():
-    job = Pipeline.load("bundled", device="cpu").job()
-    assert (job.recipe.sampling.temperature, job.recipe.sampling.guidance) == (0.6, 2.0)
-    assert job.recipe.drafting.method == "auto" and job.drafter is not None
-    assert job.target.decoder.dtype == torch.float32
+    pipeline = Pipeline.load("bundled", device="cpu")
+    assert (pipeline.recipe.sampling.temperature, pipeline.recipe.sampling.guidance) == (0.6, 2.0)
+    assert pipeline.recipe.drafting.method == "auto" and pipeline.drafter is not None
+    assert pipeline.target.decoder.dtype == torch.float32
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "programs").glob("*.py")), ids=lambda path: path.stem)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from adt_core import AdtError, Drafting, Sampling
-from adt_core.app.loading import complete
+from adt_core.app.defaults import complete
 from adt_core.drafters import drafter_defaults
 from adt_core.models.batch_invariance import NEAR_WINDOW, TILE
 from adt_core.policies import NO_DRAFTS, PLAIN, POLICIES, ActiveImage, Context, DraftMode, Policy, Shape, options

@@ -10,13 +10,12 @@ from PIL.PngImagePlugin import PngInfo
 
 from adt_core import Sampling, cli, load_target
 from adt_core.app.args import BenchmarkArgs, TrainingArgs, TrainingDataArgs, TrainingOutputArgs, WorkerArgs
-from adt_core.app.checkpoints import published_sampling
 from adt_core.app.images import read_settings
-from adt_core.app.jobs import decode, new_decoding
-from adt_core.engine.job import Job
+from adt_core.app.pipeline import Pipeline
 from adt_core.lab import benchmark
 from adt_core.lab.training import drafter
 from adt_core.models import load
+from adt_core.models.load import published_sampling
 from adt_core.models.target import PublishedSampling, suffixed
 from adt_core.policies import PLAIN, Drafting
 from adt_core.recipe import Recipe
@@ -116,7 +115,7 @@ def test_negative_prompts_get_no_suffix(emu3):
 
     def codes(prompt, **words):
         recipe = Recipe(Sampling(seed=3, guidance=3.0), Drafting(PLAIN), **words)
-        return decode(new_decoding(Job(target, recipe), [prompt])).codes.tolist()
+        return Pipeline(target, recipe).decoding([prompt]).run().codes.tolist()
 
     made = codes("a cat", negative="fog", suffix=SUFFIX)
     assert made == codes(f"a cat{SUFFIX}", negative="fog") != codes(f"a cat{SUFFIX}", negative=f"fog{SUFFIX}")

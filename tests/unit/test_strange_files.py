@@ -21,9 +21,8 @@ from adt_core.app.batch_folder import BatchFolder, batch_folder
 from adt_core.app.checkpoints import checkpoint_files
 from adt_core.app.continuation import open_rgb
 from adt_core.app.images import FORMATS, MAX_IMAGE_MIB, read_pixels, read_settings
-from adt_core.app.jobs import decode, new_decoding
+from adt_core.app.pipeline import Pipeline
 from adt_core.engine.device import profiles
-from adt_core.engine.job import Job
 from adt_core.errors import AdtError
 from adt_core.files import add_line, inside, is_regular, opened, read_text, write_in
 from adt_core.lab import quality
@@ -143,12 +142,12 @@ def test_a_junction_counts_as_a_link(pack_folder, monkeypatch):
 @pytest.fixture
 def batch(models, pack_folder):
     target, _ = models
-    return BatchFolder(Job(target, Recipe(Sampling(seed=3), Drafting("autoregressive"))), pack_folder)
+    return BatchFolder(Pipeline(target, Recipe(Sampling(seed=3), Drafting("autoregressive"))), pack_folder)
 
 
 def generate(batch: BatchFolder, prompt: str):
-    decoding = new_decoding(batch.job, [prompt])
-    decode(decoding)
+    decoding = batch.pipeline.decoding([prompt])
+    decoding.run()
     return batch.save(decoding, 0, prompt)
 
 
@@ -160,20 +159,20 @@ def test_a_link_in_a_batch_folder_receives_no_image(batch, pack_folder, secret, 
         secret.unlink()
     for link in (name, "x-" + name):
         (pack_folder / link).symlink_to(secret)
-    batch = BatchFolder(batch.job, pack_folder)
+    batch = BatchFolder(batch.pipeline, pack_folder)
     assert batch.find("a cat") is None
     made = generate(batch, "a cat")
     assert made.path == pack_folder / name and not made.path.is_symlink() and is_regular(made.path)
     assert not secret.exists() if dangling else secret.read_bytes() == SECRET
-    assert BatchFolder(batch.job, pack_folder).find("a cat").path == made.path
+    assert BatchFolder(batch.pipeline, pack_folder).find("a cat").path == made.path
 
 
 @pytest.mark.parametrize("name", ["", "cats"])
 def test_the_folder_of_a_batch_must_not_be_a_link(batch, pack_folder, secret, name):
-    folder = batch_folder(pack_folder, batch.job, name)
+    folder = batch_folder(pack_folder, batch.pipeline, name)
     folder.symlink_to(secret.parent)
     with pytest.raises(AdtError, match=f"'{folder}' is a link, and files below"):
-        batch_folder(pack_folder, batch.job, name)
+        batch_folder(pack_folder, batch.pipeline, name)
 
 
 def test_costs_are_not_written_to_a_link_or_read_from_a_pipe(pack_folder, secret, monkeypatch):

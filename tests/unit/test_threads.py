@@ -9,13 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adt_core import Decoding, Drafting, Sampling, load_drafter, load_target
+from adt_core import Drafting, Sampling, load_drafter, load_target
 from adt_core.engine import decoding as decodings
 from adt_core.engine import request as requests
 from adt_core.engine.device import threads as threads_module
 from adt_core.engine.device.products import product_report
 from adt_core.engine.device.threads import CpuSample, available_cores, choose_threads
 from adt_core.policies import PLAIN
+from tests.drafted import new_decoding
 
 
 @pytest.fixture(params=[1, 3])
@@ -36,7 +37,7 @@ def test_a_small_model_runs_on_one_thread_and_a_large_one_on_all(models, threads
     if not small:
         monkeypatch.setattr(requests, "MAX_ONE_THREAD_PARAMETERS", 0)
     target, drafter = models
-    decoding = Decoding(target, [target.encode_prompt("a cat")], drafting=Drafting(method), drafter=drafter)
+    decoding = new_decoding(target, [target.encode_prompt("a cat")], drafting=Drafting(method), drafter=drafter)
     for _ in decoding:
         assert torch.get_num_threads() == threads, "the setting was not restored between rounds"
     own = 1 if small else threads
@@ -51,7 +52,7 @@ def test_threads_are_restored_when_a_round_fails(models, threads, monkeypatch):
     monkeypatch.setattr(decodings, "run_round", fail)
     target, _ = models
     with pytest.raises(ValueError, match="no"):
-        list(Decoding(target, [target.encode_prompt("a cat")], drafting=Drafting(PLAIN)))
+        list(new_decoding(target, [target.encode_prompt("a cat")], drafting=Drafting(PLAIN)))
     assert torch.get_num_threads() == threads
 
 
@@ -109,7 +110,7 @@ def test_more_threads_give_the_same_tokens(tiny, runtime, four_threads, monkeypa
         for drafting in (Drafting(PLAIN), Drafting("auto")):
             sampling = Sampling(guidance=guidance)
             rows = [target.encode_prompt("a cat")]
-            decoding = Decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter)
+            decoding = new_decoding(target, rows, sampling=sampling, drafting=drafting, drafter=drafter)
             for _ in decoding:
                 pass
             most = product_report(decoding.request).threads

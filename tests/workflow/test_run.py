@@ -14,7 +14,7 @@ from PIL import Image
 from reference import draw
 from small import SMALL, TINY
 
-from adt_core.app.checkpoints import BUNDLED_SAMPLING
+from adt_core.models.load import BUNDLED_SAMPLING
 
 UNKNOWN = "This small model knows houses, boats, balloons, mugs and the like, and drew something else for "
 

@@ -126,10 +126,10 @@ def profile_name(request: Request, threads: int) -> str:
     cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: {threads}"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     model = f"{request.target.name} {config.num_layers}x{config.hidden_size}, {request.target.length} tokens"
-    network = request.job.drafter.network if request.job.drafter is not None else None
+    network = request.drafter.network if request.drafter is not None else None
     size = sum(part.numel() for part in network.parameters()) if network is not None else 0
     modes = "+".join(mode.name for mode in request.modes)
-    numbers, drawn = request.recipe.cost_key()
+    numbers, drawn = request.loaded.cost_key()
     rows = f"{request.groups} rows, {drawn}"
     if decoder.tile:
         numbers += f", tiles of {decoder.tile}"

@@ -36,7 +36,6 @@ from ...runtime import get_runtime
 from ...untrusted import SWITCH, row, whole_number
 from ...version import VERSION
 from ..forward import forward
-from ..job import Job
 from ..queue import ImageQueue
 from ..request import PROMPT_MULTIPLE, Request
 from . import profiles
@@ -301,10 +300,9 @@ class _Trial:
         cells = torch.randint(target.num_codes, (1, target.num_cells), generator=generator)
         tokens = target.tokens(cells)
         drafting = Drafting("eagle2", depth=PATH_DRAFTS, width=2, drafts=2 * PATH_DRAFTS)
-        recipe = replace(request.job.recipe, drafting=drafting, lantern=None)
-        job = Job(target, recipe, JacobiDrafter())
+        recipe = replace(request.recipe, drafting=drafting, lantern=None)
         prefix = tokens[:, :before].expand(images, -1)
-        self._request = replace(request, job=job, prompts=prompts, keys=[(0, 0)] * images, prefix=prefix)
+        self._request = Request(target, recipe, prompts, [(0, 0)] * images, prefix, JacobiDrafter(), request.check)
         self._depth = min(self._request.largest.depth, target.length - 2 - before)
         self._compared = [depth for depth in COMPARED_DEPTHS if depth <= self._depth]
         queue = ImageQueue(self._request, lambda: False, lambda *_: None)

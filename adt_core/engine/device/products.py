@@ -65,7 +65,7 @@ def product_report(request: Request) -> ProductReport:
     if decoder.embedding.device.type != "cpu" or decoder.dtype != torch.float32 or decoder.weights is not None:
         return ProductReport(False, least)
     counts = least, *range(least + 1, min(MAX_THREADS, torch.get_num_threads()) + 1)
-    reports = [_network_report(network, request, counts) for network in request.job.networks]
+    reports = [_network_report(network, request, counts) for network in request.networks]
     return ProductReport(reports[0].rows, min(report.threads for report in reports))
 
 

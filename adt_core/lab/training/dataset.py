@@ -17,10 +17,9 @@ from torch import Tensor
 
 from ...app.args import TrainingDataArgs
 from ...app.continuation import open_rgb, to_pixels
-from ...app.jobs import new_decoding
+from ...app.pipeline import Pipeline
 from ...app.prompts import read_prompts, sample
 from ...engine.decoding import Decoding
-from ...engine.job import Job
 from ...errors import AdtError, Check
 from ...files import foreign_text, is_regular, list_visible, opened, read_text, reason, refuse_links, write_in
 from ...models.target import Target
@@ -225,7 +224,7 @@ def plain_decoding(
         check: Called often; may raise an exception to cancel.
     """
     recipe = Recipe(sampling, Drafting(PLAIN))
-    return new_decoding(Job(target, recipe), prompts, numbers, check=check)
+    return Pipeline(target, recipe).decoding(prompts, numbers, check=check)
 
 
 def encode(target: Target, paths: list[Path]) -> Tensor:

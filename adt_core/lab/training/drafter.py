@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs
-from ...app.checkpoints import explain_errors
+from ...app.args import TrainingArgs, TrainingDataArgs, TrainingOutputArgs, given_paths
+from ...app.checkpoints import model_files
+from ...app.defaults import choose_device, complete
 from ...app.images import check_outputs
-from ...app.jobs import rounds
-from ...app.loading import choose_device, complete, given_paths, model_files, open_target
+from ...app.pipeline import Pipeline
 from ...drafters import JACOBI, is_network
 from ...drafters.eagle import EagleDrafter
 from ...drafters.eagle_files import config_fields, load_eagle, new_config
@@ -40,6 +40,7 @@ from ...models.reading.checkpoint import Checkpoint
 from ...models.reading.fields import read_json
 from ...models.reading.paths import resolve
 from ...models.target import Target, suffixed
+from ...policies import PLAIN
 from ...recipe import Recipe
 from ...settings import BUNDLED, Sampling
 from .callbacks import ProgressBars, TrainingCallback
@@ -146,7 +147,7 @@ def plan(
     Sampling.of(given)  # check these values first: they do not depend on the model
     prompts, paths = find_training_images(data, training.batch, given.get("seed", 0), texts)
     model = given.get("model", BUNDLED)
-    recipe = complete(given, device)
+    recipe = complete({**given, "method": PLAIN}, device)
     prompts = [suffixed(prompt, recipe.suffix) for prompt in prompts]
     result = TrainingPlan(data, training, files, recipe, prompts, paths, choose_device(device))
     _check_output(result)
@@ -252,7 +253,7 @@ def run(plan: TrainingPlan) -> str:
     Raises:
         AdtError: If a model cannot be loaded, or the disk has too little space.
     """
-    target = open_target(plan.recipe.loading, plan.device)
+    target = Pipeline.of(plan.recipe, plan.device.type).target
     other = _load_network("compare", plan.files.compare, target)
     with closing(ProgressBars()) as bars:
         trainer = train(plan, target, bars)
@@ -305,8 +306,7 @@ def _load_network(name: str, path: str | None, target: Target) -> EagleDrafter |
         return None
     if not is_network(path):
         raise AdtError(f"`{name}`: {path!r} is not an EAGLE drafter; choose the folder of one, or 'bundled'.")
-    with explain_errors(path, "drafter"):
-        return load_eagle(path, target)
+    return load_eagle(path, target)
 
 
 class Trainer:
@@ -421,7 +421,7 @@ class Trainer:
             if paths:
                 return encode(self.target, [paths[i] for i in numbers])
             decoding = self.decoding(numbers, callback.check)
-            for _ in rounds(decoding):
+            for _ in decoding:
                 callback.on_images(done + decoding.done_tokens / decoding.length, total)
             return decoding.codes
 

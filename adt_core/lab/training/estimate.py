@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...app.jobs import rounds
 from ...engine.decoding import Decoding
 from ...errors import AdtError
 from ...messages import Message, message
@@ -67,7 +66,7 @@ def seconds_of_round(decoding: Decoding) -> float:
     Args:
         decoding: Decoding that has not begun.
     """
-    with closing(rounds(decoding)) as running:
+    with closing(iter(decoding)) as running:
         for _ in islice(running, WARM_UP_ROUNDS):
             pass
         began = time.monotonic()

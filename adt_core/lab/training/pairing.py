@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...app.args import CheckDrafterArgs
-from ...app.checkpoints import explain_errors
+from ...app.args import CheckDrafterArgs, given_paths
+from ...app.defaults import choose_device, complete
 from ...app.images import check_outputs
-from ...app.jobs import decode
-from ...app.loading import choose_device, complete, given_paths, open_target
+from ...app.pipeline import Pipeline
 from ...app.prompts import BUNDLED_CAPTIONS, read_prompts, sample
 from ...drafters import JACOBI, is_network
 from ...drafters.eagle import EagleDrafter, Pairing
@@ -32,6 +31,7 @@ from ...errors import AdtError
 from ...files import to_json, write_in
 from ...models.reading.paths import resolve
 from ...models.target import Target, suffixed
+from ...policies import PLAIN
 from ...recipe import Recipe
 from ...settings import BUNDLED, Sampling
 from .dataset import plain_decoding
@@ -65,7 +65,7 @@ def plan(args: CheckDrafterArgs, given: Mapping[str, Any], device: str) -> Pairi
     Raises:
         AdtError: If an argument is invalid, or the drafter is not a network.
     """
-    recipe = complete(given, device)
+    recipe = complete({**given, "method": PLAIN}, device)
     drafter = recipe.drafter or JACOBI
     if not is_network(drafter):
         raise AdtError(f"`drafter`: {drafter!r} is not a drafter network; choose the folder of one.")
@@ -87,11 +87,9 @@ def run(plan: PairingPlan) -> str:
     """
     recipe = plan.recipe
     file = plan.file
-    target = open_target(recipe.loading, plan.device)
+    target = Pipeline.of(recipe, plan.device.type).target
     prompts = [suffixed(prompt, recipe.suffix) for prompt in plan.prompts]
-    path = recipe.drafter or BUNDLED
-    with explain_errors(path, "drafter"):
-        drafter = load_eagle(path, target)
+    drafter = load_eagle(recipe.drafter or BUNDLED, target)
     shares = measure(target, drafter, prompts, recipe.sampling)
     best = max(shares, key=lambda pairing: shares[pairing][0])
     children = ", ".join(map(str, CHILDREN))
@@ -124,7 +122,7 @@ def measure(
         of positions at which the target's token is among the drafter's K most probable children.
     """
     numbers = list(range(len(prompts)))
-    codes = decode(plain_decoding(target, prompts, numbers, sampling)).codes
+    codes = plain_decoding(target, prompts, numbers, sampling).run().codes
     outputs = read(target, [target.encode_prompt(prompt) for prompt in prompts], codes, numbers, sampling, None)
     drafter = drafter.to(outputs.features.dtype)
     shares = {}

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from adt_core.app.checkpoints import find_published
+from adt_core.models.load import find_published
 
 LONG = "a red house " * 500
 NUMBERS = {"seed": 0, "guidance": 3.0, "temperature": 1.0}
