@@ -145,18 +145,8 @@ class ADTTreeSampler(io.ComfyNode):
         invalid_prompts: str = RAISE,
         **sampling,
     ) -> io.NodeOutput:
-        run = prepare(
-            model,
-            positive,
-            negative,
-            drafter=drafter,
-            settings=settings,
-            lantern=lantern,
-            drafting=drafting,
-            preset=preset,
-            invalid_prompts=invalid_prompts,
-            **sampling,
-        )
+        given = sampling | {"drafting": drafting, "preset": preset, "invalid_prompts": invalid_prompts}
+        run = prepare(model, positive, negative, drafter=drafter, settings=settings, lantern=lantern, **given)
         prefix = None
         indices = list(range(batch_size))
         if latent_image is not None:
