@@ -83,7 +83,6 @@ def encode(model: LoadedModel, text: str) -> Any:
 
     Args:
         model: Model whose tokenizer and text encoder, if it has one, are used.
-        text: The prompt.
 
     Raises:
         AdtError: If the text is empty or too long.

@@ -21,7 +21,6 @@ def batched_mask(mask: Tensor, kv_heads: int) -> Tensor:
 
     Args:
         mask: [R, 1, m, end] mask that is added to the scores.
-        kv_heads: Number of key heads.
 
     Returns:
         [R * kv_heads, m, end] mask for :func:`batched_attention`; `mask` if torch's fused kernel must be used.
