@@ -82,7 +82,6 @@ def prompts_of(kind: str, count: int) -> list[str]:
 
     Args:
         kind: "grammar" or "ordinary".
-        count: Number of prompts.
     """
     if kind == "grammar":
         return captions(FIRST_CAPTION, count)
@@ -117,7 +116,6 @@ class MethodWorker:
         method: Name of the method in `METHODS`.
         dtype: Name of the model's torch dtype, such as "float32".
         lantern: Whether to use relaxed acceptance (LANTERN). Plain decoding ignores it.
-        sampling: Settings of sampling.
     """
 
     def __init__(self, method: str, dtype: str, lantern: bool, sampling: Sampling):
@@ -183,7 +181,6 @@ def measure(methods: dict[str, MethodWorker], kind: str, batch_size: int, images
 
     Args:
         methods: Process of each method. Plain decoding is first.
-        kind: Name of the set of prompts.
         batch_size: Number of images per batch.
         images: Number of images. It is rounded up to complete batches.
         repeats: Number of times that every batch is decoded.
