@@ -267,8 +267,6 @@ def _add(group: argparse._ActionsContainer, name: str, setting: Option, has_draf
     """Add an option for a setting to a group of options. If the user does not give the option, its value is None.
 
     Args:
-        group: Group of options in the parser.
-        name: Name of the setting.
         setting: Declaration of the setting: type, bounds and help text.
         has_drafter_defaults: Whether the default may depend on the drafter and the device.
     """

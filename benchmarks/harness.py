@@ -69,7 +69,6 @@ def comparison(presets: dict[str, Preset], prompts: list[str], recipe: Recipe = 
 
     Args:
         presets: Methods by name. If a name ends in ``+lantern``, the method uses the recipe's LANTERN settings.
-        prompts: Prompts. Each prompt gets one image.
         recipe: Settings that all methods share.
     """
     known = PRESETS | {name: preset for name, preset in presets.items() if not name.endswith(RELAXED)}
@@ -83,7 +82,6 @@ def compared(
 
     Args:
         presets: Methods by name, as in :func:`comparison`.
-        prompts: Prompts. Each prompt gets one image.
         recipe: Settings that all methods share.
         judged: Whether to apply :func:`scene_metric`. The prompts must then be captions of
             adt_core/bundled/captions.json.

@@ -178,7 +178,6 @@ class Cell:
 
         Args:
             codes: Codes [B, T] of B images with T tokens.
-            trace: Trace of the decoding.
             expected: Codes [B, T] of plain decoding.
             gaps: Gaps [B, T] of plain decoding, from `plain_run`.
         """

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from ..adt_core import AdtError, PromptTooLongError
 from .comfy_runtime import check_cancelled, loaded, tell
-from .log_errors import decorating
-from .map_marks import note
 from .sockets import LoadedModel
 
 _PROMPT = "adt_tree_prompt"
@@ -85,7 +83,6 @@ def encode(model: LoadedModel, text: str) -> Any:
 
     Args:
         model: Model whose tokenizer and text encoder, if it has one, are used.
-        text: The prompt.
 
     Raises:
         AdtError: If the text is empty or too long.
@@ -195,8 +192,6 @@ class ImageTokenizer(_Stock):
             for vectors in samples.split(1):  # one at a time, so memory and rounding do not depend on the batch
                 pixels = codec.decode(codec.nearest(vectors.to(device, torch.float32)), check=check_cancelled)
                 images.append(to_image(pixels).to(mm.intermediate_device()))
-                with decorating("the mark of an image"):
-                    note(vectors, images[-1])
             if codec.note:
                 tell(codec.note)
         return torch.cat(images)

@@ -102,9 +102,8 @@ class ADTTreeCompare(io.ComfyNode):
         invalid_prompts: str = RAISE,
         **sampling,
     ) -> io.NodeOutput:
-        run = prepare(
-            model, positive, negative, drafter, settings_a, lantern, drafting, preset, invalid_prompts, **sampling
-        )
+        given = sampling | {"drafting": drafting, "preset": preset, "invalid_prompts": invalid_prompts}
+        run = prepare(model, positive, negative, drafter=drafter, settings=settings_a, lantern=lantern, **given)
         sampled = run.pipeline.recipe.sampling
         other = run.drafted(choose_drafting(model, drafter, settings_b or {"method": PLAIN}, sampling=sampled))
         both, trial = ([run.decoding(), other.decoding()] for _ in range(2))

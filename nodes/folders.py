@@ -190,7 +190,6 @@ def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
 
     Args:
         choices: Name -> path of the available choices.
-        name: Value of the input.
         what: Id of the input, for error messages.
         key: Key of the model folders, for error messages.
 
@@ -249,7 +248,6 @@ def _choices(roots: list[str], wanted: Callable[[str], bool], *names: str) -> di
     """Return name -> path of all choices of an input.
 
     Args:
-        roots: Folders to search for checkpoints.
         wanted: Function that gets the path of a checkpoint and returns whether to list the checkpoint.
         *names: Choices without files, which are listed first. Their path is the name.
     """
@@ -301,7 +299,6 @@ def _listing(folder: str, mtime: int) -> tuple[bool, tuple[str, ...], tuple[str,
     """List a folder.
 
     Args:
-        folder: Path of the folder.
         mtime: Modification time of the folder. It is a part of the cache key, so a changed folder is read again.
 
     Returns:

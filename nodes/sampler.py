@@ -16,10 +16,7 @@ from .comfy_runtime import Progress
 from .drafting import AUTO, drafting_input
 from .latent import read_latent
 from .live_map import LiveMap, finished
-from .log_errors import decorating
-from .map_marks import expect
 from .sampling import invalid_prompts_input, noise_input, prepare, preset_input, preview, sampling_inputs
-from .saved_map import parts_of
 from .schema import IMAGE_TOKENS, Tooltips, schema
 from .sockets import (
     DrafterSocket,
@@ -130,9 +127,8 @@ class ADTTreeSampler(io.ComfyNode):
         invalid_prompts: str = RAISE,
         **sampling,
     ) -> io.NodeOutput:
-        run = prepare(
-            model, positive, negative, drafter, settings, lantern, drafting, preset, invalid_prompts, **sampling
-        )
+        given = sampling | {"drafting": drafting, "preset": preset, "invalid_prompts": invalid_prompts}
+        run = prepare(model, positive, negative, drafter=drafter, settings=settings, lantern=lantern, **given)
         prefix = None
         indices = list(range(batch_size))
         if latent_image is not None:
@@ -141,16 +137,8 @@ class ADTTreeSampler(io.ComfyNode):
         with run.loaded(decoding):
             shown = _decode(decoding, cls.hidden)
             vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
-        _expect_marks(vectors, cls.hidden)
         run.tell_remarks(decoding)
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
-
-
-def _expect_marks(vectors: torch.Tensor, hidden: io.Hidden) -> None:
-    """Register the node's saved acceptance maps, so that VAE Decode adds marks to the maps; see `marks`."""
-    with decorating("the marks of the images"):
-        for saved in parts_of(hidden):
-            expect(vectors, saved)
 
 
 def _share(name: str, default: float, **more: str) -> io.Input:

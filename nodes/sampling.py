@@ -145,7 +145,6 @@ def prepare(
     """Return the run that the inputs of a node describe.
 
     Args:
-        model: Model that generates the images.
         positive: CONDITIONING of the prompt, with its source images; None for a node that reads prompts itself.
         negative: CONDITIONING or text of the negative prompt.
         drafter: Connected drafter (default: one that fits the model).
@@ -212,7 +211,6 @@ def _fitted(check: Callable[[str], str], text: str, way: str, name: str) -> tupl
 
     Args:
         check: Function that raises an error if a prompt is invalid for the model.
-        text: The prompt.
         way: `RAISE` or `TRUNCATE`.
         name: Name of the prompt in messages, `_PROMPT` or `_NEGATIVE_PROMPT`.
 

@@ -63,10 +63,6 @@ def schema(node_id: str, display_name: str, *, tooltips: Tooltips, inputs: list,
 
     Args:
         node_id: Id of the node, which is also the name of its help folder.
-        display_name: Title of the node.
-        tooltips: Tooltips of inputs and outputs.
-        inputs: Inputs of the node.
-        outputs: Outputs of the node.
         **more: Further arguments of `io.Schema`.
 
     Raises:
@@ -86,8 +82,6 @@ def widget(name: str, option: Option, **more: Any) -> io.Input:
     """Return the input for a setting: a combo if it has choices, otherwise a number with its bounds.
 
     Args:
-        name: Id of the input.
-        option: The setting.
         **more: Further arguments of the input, which override the arguments from `option`.
     """
     if option.choices:

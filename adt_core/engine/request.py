@@ -93,9 +93,7 @@ class Request:
         """Make a request with one prompt per image.
 
         Args:
-            target: Model that generates the images.
             recipe: Settings of the images. Its texts and its prefix are not used.
-            prompts: Encoded prompt of each image.
             drafter: Drafter. Every method except plain decoding needs one.
             negatives: Encoded negative prompt of each image, for guidance (default: the model's prompt without text).
             image_indices: Index of each image among the images of its prompt (default: 0).

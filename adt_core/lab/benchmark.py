@@ -240,7 +240,6 @@ class BenchmarkWorker:
     """Worker with loaded models. A call decodes one prompt by all methods.
 
     Args:
-        benchmark: Prompts and methods.
         pipelines: Result of `Benchmark.pipelines`.
         check: Cancellation callback; it may raise an exception.
 
@@ -287,7 +286,6 @@ def load(benchmark: Benchmark, device: str) -> BenchmarkWorker:
     """Load the models of a benchmark.
 
     Args:
-        benchmark: Prompts and methods.
         device: "auto", "cpu" or "cuda".
 
     Raises:
@@ -304,9 +302,7 @@ def measure(
     """Measure the missing prompts in this process.
 
     Args:
-        benchmark: Prompts and methods.
         pipelines: Result of `Benchmark.pipelines`.
-        folder: Folder of the benchmark.
         check: Cancellation callback; it may raise an exception.
 
     Yields:
@@ -329,9 +325,7 @@ def collect(
     """Measure the missing prompts, and write their images and records.
 
     Args:
-        benchmark: Prompts and methods.
         settings: Result of `Benchmark.settings`.
-        folder: Folder of the benchmark.
         mapped: Function that measures prompts. Its argument is a list of indices of prompts. It returns a pair
             (index, results) for each of these prompts, in any order.
 
@@ -381,8 +375,6 @@ def plan(args: BenchmarkArgs, parallel: WorkerArgs, given: Mapping[str, Any], de
     """Check the arguments before a model is loaded.
 
     Args:
-        args: Prompts and methods.
-        parallel: Worker processes.
         given: Settings of the recipe, by option name.
         device: "auto", "cpu" or "cuda".
 
@@ -405,9 +397,7 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
     """Run a benchmark and write its report.
 
     Args:
-        args: Prompts and methods.
         scores: Paths of the weights for quality metrics.
-        parallel: Worker processes.
         given: Settings of the recipe, by option name.
         device: "auto", "cpu" or "cuda".
 

@@ -44,8 +44,6 @@ def generate(model: ChameleonForConditionalGeneration, target: Target, prompt: s
     Args:
         model: The bundled model as :func:`chameleon` loads it.
         target: The same model in this engine, which encodes the prompt.
-        prompt: Text of the prompt.
-        sampling: Seed, guidance and temperature.
 
     Returns:
         Codes [T] of the T tokens of the image.

@@ -149,9 +149,6 @@ def random_target(name: str, shape: ModelShape, dtype: torch.dtype, weights: str
     """Create a target with random weights on the device. Its codec is smaller than the codec of the published model.
 
     Args:
-        name: Name of the target.
-        shape: Shape of the decoder.
-        dtype: Data type of the weights.
         weights: Quantisation of the matrices, "int8", "fp8" or "int4". None does not quantise.
     """
     where = device.the_device()
@@ -216,7 +213,6 @@ def pipeline_of(target: Target, network: Drafter | None, method: str, **options:
     """Return a pipeline with a method of `TITLES`.
 
     Args:
-        target: Target model.
         network: Drafter network. None is enough for methods without a network.
         method: Key of `TITLES`.
         **options: Arguments of `Sampling`.
@@ -269,9 +265,7 @@ class Stream:
     The rounds start in the middle of an image. At the end of the image, they start again in the middle of a new image.
 
     Args:
-        pipeline: Models and method.
         mode: Launch mode, `device.EAGER` or `device.CAPTURED`.
-        images: Batch size.
         warm_up: Number of untimed rounds after each start.
 
     Attributes:

@@ -219,8 +219,6 @@ def plain_codes(target: Target, request: Request, codes: Tensor) -> Tensor:
     """Return the codes [B, tokens] of a request's images with plain decoding.
 
     Args:
-        target: Model of the request.
-        request: The request.
         codes: [B, tokens] codes of the run with drafts. If the request continues an image, the given tokens are copied
             from these codes.
     """
