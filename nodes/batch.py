@@ -59,12 +59,6 @@ _SHOWN_EVERY, _SHOWN = 1.0, 64
 images, and `_SHOWN` is the maximum number of images that an update shows."""
 
 
-def _invalid_prompts_input() -> io.Combo.Input:
-    """Return the input for prompts that are empty or too long."""
-    modes = list(INVALID_MODES)
-    return io.Combo.Input("invalid_prompts", options=modes, default=RAISE, optional=True)
-
-
 class BatchItem(NamedTuple):
     """Image to generate.
 
@@ -166,7 +160,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
                 io.Int.Input("seeds", optional=True, force_input=True, min=NO_SEED, max=2**64 - 1),
                 drafting_input(),
                 preset_input(),
-                _invalid_prompts_input(),
+                io.Combo.Input("invalid_prompts", options=list(INVALID_MODES), default=RAISE, optional=True),
                 io.String.Input("folder", default="", optional=True),
                 noise_input(),
             ],

@@ -79,11 +79,8 @@ def installed_names() -> dict[str, str]:
 def installed(name: str) -> str | None:
     """Return the path of a model by its name in the list or in a workflow template, or None if it is not installed."""
     paths = models()
-    return paths.get(name) or next((path for path in paths.values() if _same(name_of(Path(path)), name)), None)
-
-
-def _same(name: str, other: str) -> bool:
-    return name.lower() == other.lower()
+    wanted = name.lower()
+    return paths.get(name) or next((path for path in paths.values() if name_of(Path(path)).lower() == wanted), None)
 
 
 def is_own(path: str) -> bool:
@@ -193,8 +190,6 @@ def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
 
     Args:
         choices: Name -> path of the available choices.
-        what: Id of the input, for error messages.
-        key: Key of the model folders, for error messages.
 
     Raises:
         AdtError: If `choices` does not have the name.
