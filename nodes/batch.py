@@ -240,16 +240,7 @@ def _prepared(
     preset: str | None = None,
     **sampling,
 ) -> Run:
-    run = prepare(
-        model,
-        negative=negative,
-        drafter=drafter,
-        settings=settings,
-        lantern=lantern,
-        drafting=drafting,
-        preset=preset,
-        **sampling,
-    )
+    run = prepare(model, None, negative, drafter, settings, lantern, drafting, preset, **sampling)
     try:
         run.pipeline.check([])
     except AdtError as error:

@@ -7,7 +7,7 @@ import folder_paths
 from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
-from ..adt_core import Lantern, Pipeline, Sampling
+from ..adt_core import Lantern, Pipeline, Recipe, Sampling
 from ..adt_core.app.batch_folder import named_folder
 from ..adt_core.app.continuation import open_rgb
 from ..adt_core.app.images import digest
@@ -17,7 +17,6 @@ from ..adt_core.lab import report
 from ..adt_core.messages import join, message
 from ..adt_core.models.load import BUNDLED_SAMPLING
 from ..adt_core.policies import PLAIN
-from ..adt_core.recipe import Recipe
 from ..adt_core.settings import MAX_SEED
 from .clip_and_vae import encode
 from .comfy_runtime import Progress, check_cancelled, refusal, tell

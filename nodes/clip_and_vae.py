@@ -130,7 +130,9 @@ def read_prompt(conditioning: list, name: str) -> Prompt:
     Raises:
         AdtError: If another CLIP made it, or a node combined or changed it.
     """
-    if not _are_pairs(conditioning) or not isinstance(conditioning[0][1].get(_PROMPT), Prompt):
+    pairs = conditioning if isinstance(conditioning, list) else []
+    are_pairs = all(isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], dict) for pair in pairs)
+    if not pairs or not are_pairs or not isinstance(pairs[0][1].get(_PROMPT), Prompt):
         raise AdtError(f"{name}: this CONDITIONING was made for another kind of model; {_CONNECT_CLIP}")
     if len(conditioning) > 1:
         raise AdtError(
@@ -148,13 +150,6 @@ def read_prompt(conditioning: list, name: str) -> Prompt:
 def read_sources(conditioning: list) -> list[dict]:
     """Return the LATENTs of source images that ReferenceLatent nodes have added to a CONDITIONING of this pack."""
     return [{"samples": samples} for samples in conditioning[0][1].get(_SOURCES, ())]
-
-
-def _are_pairs(conditioning: Any) -> bool:
-    """Return whether the value is a non-empty list of (tensor, dict) pairs, as a CONDITIONING is."""
-    if not isinstance(conditioning, list) or not conditioning:
-        return False
-    return all(isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], dict) for pair in conditioning)
 
 
 class ImageTokenizer(_Stock):

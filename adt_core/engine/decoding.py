@@ -213,7 +213,9 @@ class Decoding:
         """Run the next round and return it; None when all images are finished. Retry if memory or a kernel fails."""
         while True:
             try:
-                with limit_threads(self._conditions.threads):
+                threads = self._conditions.threads
+                threads.update()
+                with limit_threads(threads.count):
                     slots = queue.refill()
                     if slots is not None and self.request.check is not None:
                         self.request.check()
@@ -274,7 +276,9 @@ class Decoding:
         seconds = time.perf_counter() - began
         prepared = slots.graphs.attempts > attempts
         round = Round(len(self.trace.rounds), seconds, outcome.drafting, outcome.forwards, records, prepared)
-        self._costs.record(shapes, round, self._costs.clock() - cost_began)
+        threads = self._conditions.threads
+        if threads.count == threads.first:
+            self._costs.record(shapes, round, self._costs.clock() - cost_began)
         if is_drafting:
             self._policy.on_verified(round)
             if not self._policy.is_drafting:

@@ -107,7 +107,12 @@ class Request:
         if not prompts:
             raise AdtError("`batch_size` is 0; it must be 1 or more.")
         images = len(prompts)
-        rows = _with_negatives(prompts, negatives, target) if recipe.sampling.guidance != 1 else prompts
+        if negatives is not None and len(negatives) != images:
+            given = f"{len(negatives)} negative prompts were given for {images} prompts"
+            raise AdtError(f"{given}; give one for each, or none.")
+        rows = [*prompts]
+        if recipe.sampling.guided:
+            rows += map(target.unconditional, prompts) if negatives is None else negatives
         indices = image_indices if image_indices is not None else [0] * images
         keys = list(zip(seeds if seeds is not None else [recipe.sampling.seed] * images, indices, strict=True))
         return cls(target, recipe, rows, keys, _prefix_tokens(prefix, images, target), drafter, check)
@@ -283,21 +288,6 @@ class Request:
             "device": str(self.target.decoder.embedding.device),
             "format": FORMAT,
         }
-
-
-def _with_negatives(
-    prompts: Sequence[EncodedPrompt], negatives: Sequence[EncodedPrompt] | None, target: Target
-) -> Sequence[EncodedPrompt]:
-    """Return the prompts of all images, followed by their negative prompts.
-
-    Without `negatives`, the unconditional prompt of the target is the negative prompt.
-    """
-    if negatives is None:
-        return [*prompts, *map(target.unconditional, prompts)]
-    if len(negatives) != len(prompts):
-        given = f"{len(negatives)} negative prompts were given for {len(prompts)} prompts"
-        raise AdtError(f"{given}; give one for each, or none.")
-    return [*prompts, *negatives]
 
 
 def _prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor:

@@ -159,7 +159,7 @@ class Rotation(NamedTuple):
             [N, query, key and value heads, d]. This is ``qkv`` itself, unless gradients are enabled.
         """
         heads = qk.shape[1]
-        place = qkv[:, :heads]
+        place = qkv.as_strided(qk.shape, qkv.stride())  # `qkv[:, :heads]`, which is two operations
         if self.matrices is not None:
             tile = len(self.matrices[0])
             for part, rotated, matrices in zip(qk.split(tile), place.split(tile), self.matrices):

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -53,12 +54,12 @@ class Acceptance:
     last: Tensor
     next_root: Tensor
 
-    @property
+    @cached_property
     def path(self) -> Tensor:
         """Indices of the nodes on the path, beginning with the root, [B, D + 1]."""
         return self.nodes[:, :-1]
 
-    @property
+    @cached_property
     def drafts(self) -> Tensor:
         """Indices of the nodes on the path after the root, [B, D + 1]. At least the last one is an arbitrary node."""
         return self.nodes[:, 1:]

@@ -368,6 +368,8 @@ def test_with_relaxed_acceptance_learned_costs_do_not_change_the_image(tiny, cac
 
 def test_rounds_that_were_cut_or_captured_or_have_fewer_images_are_left_out(models, cache):
     done = run(*models, ("a cat",), drafting=Drafting("auto"))
+    for path in cache.iterdir():
+        path.unlink()
     round = done.trace.rounds[0]
     cut = replace(round.images[0], depth_asked=2, accepted=2)
     complete = replace(cut, depth_asked=8)

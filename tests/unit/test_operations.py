@@ -23,7 +23,7 @@ MARGIN = 1.03
 
 @pytest.mark.parametrize(
     "preset, drafter, most",
-    [("autoregressive", None, 970), ("jacobi-chain", "jacobi", 1430), ("merged", "bundled+jacobi", 2565)],
+    [("autoregressive", None, 850), ("jacobi-chain", "jacobi", 1255), ("merged", "bundled+jacobi", 2190)],
     ids=["plain", "chain", "network and window"],
 )
 def test_operations_of_a_round(preset, drafter, most):

@@ -39,6 +39,7 @@ from torch import Tensor
 from ...drafters import eagle
 from ...drafters.eagle import EagleDrafter, Pairing, paired_ids
 from ...models.cache import KVCache
+from ...models.layers import LayerContext
 from ...models.rotary import rope_tables
 from ...models.rows import AttentionMetadata, BatchRows, Roots
 from ...models.target import EncodedPrompt, Target, grammar_at, guidance_at
@@ -181,7 +182,8 @@ def unroll(drafter: EagleDrafter, outputs: TargetOutputs, roots: Tensor, passes:
     cache = KVCache(drafter.config, rows.count, n, drafter.embedding).data[0]
 
     def call(ids: Tensor, features: Tensor, step: AttentionMetadata) -> Tensor:
-        return drafter(ids, features, step, SimpleNamespace(data=[cache]), rope)
+        context = LayerContext.of(step, rope, drafter.config)
+        return drafter(ids, features, context, SimpleNamespace(data=[cache]))
 
     all_out = call(outputs.ids, outputs.features[:, :n], AttentionMetadata(positions, slice(0, n), mask))
     at = outputs.first + roots
