@@ -147,7 +147,6 @@ def plan(
     recipe = complete({**given, "method": PLAIN}, device)
     prompts = [suffixed(prompt, recipe.suffix) for prompt in prompts]
     result = TrainingPlan(data, training, files, recipe, prompts, paths, choose_device(device))
-    _check_output(result)
     inputs = [
         *model_files(model, files.compare or JACOBI, "compare"),
         *model_files(model, training.start or JACOBI, "start"),
@@ -155,6 +154,7 @@ def plan(
     ]
     inputs += [("images", file) for path in paths or () for file in (path, caption_file(path))]
     check_outputs([("output", files.output / name) for name in FILES], inputs)
+    _check_output(result)
     return result
 
 
@@ -286,7 +286,6 @@ def _load_network(name: str, path: str | None, target: Target) -> EagleDrafter |
     """Load the drafter network that an option names.
 
     Args:
-        name: Name of the option, for error messages.
         path: Value of the option, or None.
 
     Returns:
