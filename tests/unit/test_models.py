@@ -49,7 +49,7 @@ def test_a_new_family_is_one_row(monkeypatch):
     assert not checkpoints.is_target_config({"new": 1})
     for module in (load, checkpoints):
         monkeypatch.setattr(module, "FAMILIES", [*load.FAMILIES, new])
-    assert checkpoints.is_target_config({"new": 1}) and checkpoints.published()[-1] == row
+    assert checkpoints.is_target_config({"new": 1}) and load.published()[-1] == row
     assert model_tables.models_table().endswith(
         "| `New-1B` | `somebody/New-1B` | 2 GB | MIT | 256 | 2.0 GiB / 1.0 GiB / 0.7 GiB |"
     )

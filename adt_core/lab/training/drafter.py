@@ -147,6 +147,7 @@ def plan(
     recipe = complete({**given, "method": PLAIN}, device)
     prompts = [suffixed(prompt, recipe.suffix) for prompt in prompts]
     result = TrainingPlan(data, training, files, recipe, prompts, paths, choose_device(device))
+    _check_output(result)
     inputs = [
         *model_files(model, files.compare or JACOBI, "compare"),
         *model_files(model, training.start or JACOBI, "start"),
@@ -154,7 +155,6 @@ def plan(
     ]
     inputs += [("images", file) for path in paths or () for file in (path, caption_file(path))]
     check_outputs([("output", files.output / name) for name in FILES], inputs)
-    _check_output(result)
     return result
 
 
