@@ -177,7 +177,6 @@ def measure(methods: dict[str, MethodWorker], kind: str, batch_size: int, images
         methods: Process of each method. Plain decoding is first.
         batch_size: Number of images per batch.
         images: Number of images. It is rounded up to complete batches.
-        repeats: Number of times that every batch is decoded.
 
     Returns:
         A result for every method except plain decoding.

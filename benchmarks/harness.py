@@ -47,7 +47,6 @@ def scene_metric(first: int = BUNDLED, count: int = BUNDLED_COUNT) -> ImageMetri
 
     Args:
         first: Number of the first held-out caption that the metric accepts as a prompt.
-        count: Number of captions that the metric accepts.
     """
     scenes = {caption: scene for _, caption, scene in (example(HELD_OUT_SEED, i) for i in range(first, first + count))}
 

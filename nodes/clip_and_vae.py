@@ -230,7 +230,6 @@ def cropped(image: Tensor, side: int, name: str) -> Tensor:
     Args:
         image: IMAGE [B, H, W, 3 or 4].
         side: Side of a token in pixels.
-        name: Id of the input, for error messages.
 
     Returns:
         IMAGE [B, h, w, 3].

@@ -43,7 +43,6 @@ def refusal(make: Callable, **values) -> bool | str:
     a message from `validate_inputs`, ComfyUI marks all inputs in the signature of `validate_inputs`.
 
     Args:
-        make: Function that raises AdtError for invalid values.
         **values: Arguments of `make`. None means that the input is linked or missing, and is not passed to `make`. If
             `make` requires such an argument, the result is True.
     """
@@ -144,7 +143,6 @@ def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.M
     The result is based on ComfyUI's plain ModelPatcher. The newer, dynamic patcher requires layers of `comfy.ops`.
 
     Args:
-        title: Name of the weights in error messages.
         remedy: Advice in the error message if memory is too small, in the imperative.
         decoder: Decoder of the target, which owns the engine's caches that depend on these weights. Default: `module`.
     """

@@ -43,7 +43,6 @@ def summary(rows: Sequence[dict], left_out: int = 0) -> dict:
 
     Args:
         rows: One row per prompt that has an image, with `id`, `prompt`, `file` and the statistics of the image.
-        left_out: Number of prompts for which no image was generated.
 
     Returns:
         `images` is the number of rows. `distinct_images` is the number of files, because several rows can have the same

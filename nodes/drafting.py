@@ -58,7 +58,6 @@ def choose_drafting(
 
     Args:
         settings: Options by name, from the Settings node.
-        lantern: Relaxed acceptance from a connected LANTERN node, if any.
         drafting: Value of the input `drafting`. A method that this value determines overrides the method of `settings`.
         sampling: Sampling parameters. The default number of drafts depends on the guidance.
 

@@ -190,8 +190,6 @@ def resolve(choices: dict[str, str], name: str, what: str, key: str) -> str:
 
     Args:
         choices: Name -> path of the available choices.
-        what: Id of the input, for error messages.
-        key: Key of the model folders, for error messages.
 
     Raises:
         AdtError: If `choices` does not have the name.

@@ -180,7 +180,6 @@ def read(text: str, name: str, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
     Args:
         text: One prompt per line, or the name of a prompt file in ComfyUI's input folder. If empty, the bundled
             captions are read.
-        name: Id of the input, for error messages.
         caption: Which captions of an MS-COCO image to use, one of `CAPTIONS`.
 
     Returns:

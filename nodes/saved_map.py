@@ -79,7 +79,8 @@ def shortened(rounds: list[Round], most: int = MAX_SAVED) -> str:
             return data
     while len(data) > most and images:
         images = min(images - 1, images * most // len(data))  # each image needs about the same number of characters
-        data = pack([replace(entry, images=_before(images, entry.images)) for entry in rounds])
+        rounds = [replace(entry, images=tuple(one for one in entry.images if one.image < images)) for entry in rounds]
+        data = pack(rounds)
     return data
 
 
@@ -91,10 +92,6 @@ def _with_average_times(rounds: list[Round]) -> list[Round]:
     seconds = mean(entry.seconds for entry in rounds)
     drafting = mean(entry.drafting for entry in rounds)
     return [replace(entry, seconds=seconds, drafting=drafting) for entry in rounds]
-
-
-def _before(image: int, records: tuple[ImageRound, ...]) -> tuple[ImageRound, ...]:
-    return tuple(record for record in records if record.image < image)
 
 
 def _levels(record: ImageRound) -> tuple[int, ...]:

@@ -189,7 +189,6 @@ def named_folder(root: Path, unique: str, name: str, usual: str) -> Path:
     """Return the path `root`/NAME-UNIQUE, for example `root`/janus-1b-3f2a90c4d1e7.
 
     Args:
-        unique: Digest of the settings. This is UNIQUE.
         name: NAME that the user has chosen, or "".
         usual: NAME to use if `name` is "".
 

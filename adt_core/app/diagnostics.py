@@ -204,7 +204,6 @@ class Diagnostics:
         Args:
             number: Index of the method, from 0.
             count: Number of methods. Each method has two runs: one image, then a batch.
-            images: Number of images in the current run.
             share: Completed share of the current run, 0 to 1.
         """
         if self.subject.progress is not None:

@@ -152,7 +152,6 @@ def _request(url: str, headers: dict[str, str], what: str, repository: str, chec
 
     Args:
         headers: Headers to send in addition to the user's token.
-        what: Repository or file to name in error messages.
         repository: "owner/name".
     """
     from huggingface_hub import constants

@@ -169,7 +169,6 @@ def select(
     Args:
         filter: Text that a selected prompt must contain. The case of letters is ignored.
         shuffle_seed: Seed of the random order. 0 keeps the order of the list.
-        start_index: Number of prompts to skip at the beginning.
         count: Maximum number of prompts to return. 0 and None return all.
 
     Raises:
@@ -287,7 +286,6 @@ def _entry(value: Any, where: str, number: int) -> PromptEntry:
 
     Args:
         value: The value. In an object, names of keys may be in upper or lower case.
-        where: Place of the value in the file, for error messages.
         number: Id of a prompt without an id.
 
     Raises:
@@ -353,7 +351,6 @@ def _seed(value: Any, where: str) -> int | None:
     Args:
         value: A whole number, or text of a whole number, such as "42.0", "1.2E+5" or "1,234": spreadsheet programs and
             pandas write seeds like this. None and "" mean that there is no seed.
-        where: Place of the value in the file, for error messages.
 
     Raises:
         ValueError: If the value is anything else.

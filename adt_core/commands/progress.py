@@ -24,7 +24,6 @@ class RunProgress:
         """Start the clock.
 
         Args:
-            tokens_per_image: Number of tokens to decode for each image.
             is_list: Whether to show the number of images and their rate, as for a list of prompts.
         """
         self.done = 0

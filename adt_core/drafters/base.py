@@ -290,8 +290,6 @@ class Drafter:
         """Return the bytes of the large parts of a proposer's state: its KV cache and its tables of features.
 
         Args:
-            rows: Number of rows of the transformer's batch.
-            cache_length: Number of positions of the KV cache.
             itemsize: Bytes of one number in the model's dtype.
         """
         return 0

@@ -121,7 +121,6 @@ class Calibration:
         from the wrong token.
 
         Args:
-            forecast: Predictions for the positions of the spine.
             is_decided: [B, n] bool, whether each of the first n codes after the root is decided.
         """
         if forecast is None:

@@ -217,7 +217,6 @@ def keep_out_of_captures(device: torch.device, reason: str) -> None:
     than kernels.
 
     Args:
-        device: Device on which the capture of a kernel failed.
         reason: Message of the :class:`KernelError`.
     """
     save_verdict(device, Verdict(CAPTURES, torch.cuda.get_allocator_backend(), False, reason))

@@ -75,7 +75,6 @@ def choose(
 
     Args:
         hps: Folder of HPSv2.
-        aesthetic: File with the weights of LAION's aesthetic predictor.
         count: Number of images per method.
 
     Raises:
@@ -109,8 +108,6 @@ def clip_metric(
     HPSv2, it is the score of HPSv2 (arXiv 2306.09341). Prompts are truncated to the model's maximum length.
 
     Args:
-        folder: Folder of a CLIP model in transformers' layout.
-        option: Name of the setting for error messages.
         aesthetic: File with the weights of LAION's aesthetic predictor; None for no column "aesthetic".
 
     Raises:

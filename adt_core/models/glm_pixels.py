@@ -121,7 +121,6 @@ def load(
     """Load a GlmImagePipeline without the first stage.
 
     Args:
-        transformer: Folder or weights file of the transformer.
         text_encoder: Folder or weights file of ByT5; by default the folder ``text_encoder`` next to ``transformer``.
         vae: Folder or weights file of the VAE; by default the folder ``vae`` next to ``transformer``.
         dtype: Dtype of all parts. float16 is not possible, because the activations of T5 exceed its range.

@@ -44,7 +44,6 @@ def check_length(ids: list[int], most: int, name: str) -> None:
 
     Args:
         most: Maximum number of tokens.
-        name: Name of the model, for error messages.
 
     Raises:
         PromptTooLongError: If the prompt has more than ``most`` tokens.

@@ -69,14 +69,13 @@ def origin() -> dict[str, str]:
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=7"], cwd=ROOT, capture_output=True, text=True
     )
-    names = re.findall(r"^model name\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    cpuinfo = Path("/proc/cpuinfo")
+    names = re.findall(
+        r"^model name\s*: (.*)$", cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else "", re.MULTILINE
+    )
     processor = names[0] if names else platform.processor() or platform.machine()
     machine = f"{processor}, {os.cpu_count()} cores ({torch.get_num_threads()} used), torch {torch.__version__}"
     return {"commit": described.stdout.strip() or "unknown", "machine": machine, "day": date.today().isoformat()}
-
-
-def _read(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8") if os.path.exists(path) else ""
 
 
 def render(figures: dict[str, dict]) -> dict[str, str]:

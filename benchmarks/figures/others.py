@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from adt_core import Decoding, Drafting, Pipeline, Recipe, Target, load_drafter, load_target
+from adt_core import Decoding, Pipeline, Recipe, load_drafter, load_target
 from adt_core.policies import PLAIN
 
 from ..auto import METHODS, cells, measure, workers
@@ -48,17 +48,14 @@ def _decode_one(pipeline: Pipeline, prompt: str) -> Decoding:
     return pipeline.decoding([prompt]).run()
 
 
-def _half_pipeline(target: Target, drafter: str, drafting: Drafting) -> Pipeline:
-    return Pipeline(target, Recipe(SAMPLING, drafting), load_drafter(drafter, target))
-
-
 def measure_half(count: int) -> list[dict]:
     """Measure plain decoding and other methods in bfloat16, with the batch-invariant mode on and off."""
     prompts = captions(3600, count)
     pipelines = {}
     for mode, exact in MODES.items():
         target = load_target(dtype=torch.bfloat16, exact=exact)
-        pipelines |= {(name, mode): _half_pipeline(target, *options) for name, options in HALF.items()}
+        for name, (drafter, drafting) in HALF.items():
+            pipelines[name, mode] = Pipeline(target, Recipe(SAMPLING, drafting), load_drafter(drafter, target))
     for pipeline in pipelines.values():
         pipeline.decoding(prompts[:1]).warm_up()
     runs = {(name, mode): partial(_decode_one, pipelines[name, mode]) for name, mode in product(HALF, MODES)}

@@ -82,7 +82,6 @@ def run_worker(
     """Run a worker process with a time limit.
 
     Args:
-        file: File to which the worker appends its results.
         log: File for the standard output and standard error of the worker.
         silence: Maximum time in seconds without growth of `file`.
         on_output: Function to call whenever `file` has grown.

@@ -99,7 +99,6 @@ def reference(tensors, features, hidden, codes, side=16):
         features: Features of the caption [120, d].
         hidden: Number of padding tokens. Padding tokens attend only to each other.
         codes: [n] image codes after the caption.
-        side: Number of rows and of columns of the grid.
 
     Returns:
         Final features [120 + n, h], and logits [120 + n, codes].

@@ -41,7 +41,6 @@ class DecodedBatch(Reader):
 
     Args:
         near: Number of near keys; None if all keys are near.
-        decided: Number of decided tokens of each image.
         tokens: [B, n] codes of each image.
     """
 
@@ -108,11 +107,7 @@ def check_nodes(batch, decided, trees, codes, checked):
     """Check that features of nodes are bitwise equal to features in plain decoding.
 
     Args:
-        batch: Batch with the decided tokens of two images.
-        decided: Number of decided tokens of each image.
-        trees: Parents and depths of each image's nodes.
         codes: [2, n] codes of the nodes.
-        checked: Pairs of an image and a node to check.
     """
     before = batch.cache.data.clone()
     parents, depths = (torch.tensor([tree[i] for tree in trees]) for i in range(2))

@@ -123,7 +123,6 @@ def decoding(model: CostModel, number: int = 0, speed: float = 1.0, machine: str
     Args:
         model: Cost model before the decoding.
         number: Seed of the image, and of the random errors of the measured times.
-        speed: Factor on the time of every round.
         machine: Name of the machine in `MACHINES`.
     """
     drawn = random.Random(number)

@@ -20,30 +20,12 @@ from adt_core.lab.benchmark import drafters_by_name
 from adt_core.policies.auto import Auto
 from adt_core.runtime import get_runtime
 from adt_core.settings import Lantern
-from tests.drafted import METHODS, costs, new_decoding, run, write_drafter
+from tests.drafted import METHODS, costs, new_decoding, run
 from tests.tape import Tape, counted
-from tests.tiny import write_tiny_checkpoint
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
 PROMPTS = ("a cat", "three small dogs", "fog")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Return the folders of a target and of its drafter."""
-    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("target"), resolution=64, max_positions=300)
-    return folder, write_drafter(tmp_path_factory.mktemp("drafter"), load_target(folder))
-
-
-@pytest.fixture(scope="module")
-def target(folders):
-    return load_target(folders[0], dtype=torch.float64)
-
-
-@pytest.fixture(scope="module")
-def drafters(folders, target):
-    return drafters_by_name(load_drafter(folders[1], target))
 
 
 @pytest.fixture

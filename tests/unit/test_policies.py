@@ -99,24 +99,15 @@ def test_a_round_without_drafts_changes_nothing():
     assert size(p, 1) == shape
 
 
-def test_vertical_adjacency_uses_the_cell_above():
-    p = adt_tree(init="vertical")
-    size(p, 0)
-    add_round(p, 0, accepted=4, depth=4)  # cells 1 to 5 get deeper trees
-    for position in (5, 6, 7, 8):
-        size(p, position)
-        add_round(p, position, accepted=0, depth=4)
-    assert size(p, 10) == (5, 2)  # cell 10 is below cell 2
-
-
-def test_both_is_the_mean_of_left_and_above():
-    p = adt_tree(init="both", depth_step=2)
+@pytest.mark.parametrize("init, expected", [("vertical", (6, 2)), ("both", (4, 4))])
+def test_vertical_uses_the_cell_above_and_both_the_mean_of_left_and_above(init, expected):
+    p = adt_tree(init=init, depth_step=2)
     size(p, 0)
     add_round(p, 0, accepted=4, depth=4)  # cells 1 to 5 get the shape (6, 2)
     for position in (5, 6, 7, 8):
         size(p, position)
         add_round(p, position, accepted=0, depth=4)  # cell 6 gets (4, 3), and each later cell one level less
-    assert size(p, 9) == (4, 4)  # mean of the left cell's (1, 5) and the upper cell's (6, 2), rounded up
+    assert size(p, 9) == expected  # the left cell has (1, 5), the upper cell (6, 2); the mean is rounded up
 
 
 def test_predicted_depth_is_the_expected_number_of_accepted_drafts_divided_by_beta():

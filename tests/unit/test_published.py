@@ -1,12 +1,10 @@
 """Tests that the command line uses the sampling settings of a model's authors as defaults."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 from adt_core import Pipeline, Recipe, Sampling, cli, load_target
 from adt_core.app.args import BenchmarkArgs, TrainingArgs, TrainingDataArgs, TrainingOutputArgs, WorkerArgs
@@ -92,15 +90,6 @@ def test_the_suffix_is_appended_and_saved(emu3, generate, tmp_path):
     _, again = generate("--from-png", usual[3].rename(tmp_path / "kept.png"), model=emu3, output="b.png")
     with Image.open(tmp_path / "kept.png") as one, Image.open(again) as two:
         assert one.tobytes() == two.tobytes()
-
-
-def test_old_pngs_have_no_suffix(emu3, generate, tmp_path):
-    saved, path = generate("--size", "32x32", "--suffix", "", model=emu3)
-    with Image.open(path) as image:
-        info = PngInfo()
-        info.add_text("adt_tree", json.dumps({name: value for name, value in saved.items() if name != "suffix"}))
-        image.save(tmp_path / "old.png", pnginfo=info)
-    assert generate("--from-png", tmp_path / "old.png", model=emu3, output="b.png")[0]["suffix"] == ""
 
 
 def test_blank_prompts_get_no_suffix():

@@ -205,7 +205,6 @@ class Comfy:
     """ComfyUI server with this pack. Use it as a context manager, which starts and stops the server.
 
     Args:
-        base: Empty folder for models, inputs, outputs and settings.
         packs: Name -> folder of each pack to link into ``custom_nodes``.
     """
 

@@ -286,7 +286,6 @@ def _load_network(name: str, path: str | None, target: Target) -> EagleDrafter |
     """Load the drafter network that an option names.
 
     Args:
-        name: Name of the option, for error messages.
         path: Value of the option, or None.
 
     Returns:

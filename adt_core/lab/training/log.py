@@ -21,7 +21,6 @@ def sentence(row: dict, passes: int) -> str:
 
     Args:
         row: Result of :func:`.unroll.acceptance`.
-        passes: Number of draft depths that were measured.
     """
     depths = (
         " / ".join(f"{row[f'depth {depth} of {count}']:.3f}" for count in CHILDREN) + f" at depth {depth}"
@@ -38,7 +37,6 @@ def write_log(folder: Path, rows: list[dict], passes: int) -> None:
 
     Args:
         rows: One row for each measurement: step, seconds, mean loss and acceptance, by column name.
-        passes: Number of draft depths that were measured.
     """
     text = io.StringIO()
     table = csv.DictWriter(text, rows[0])

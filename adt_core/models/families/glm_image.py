@@ -169,7 +169,6 @@ class GlmImageCodec(Codec):
 
         Args:
             config: Fields of the ``config.json``.
-            checkpoint: The files that contain the vision encoder.
 
         Raises:
             AdtError: If a field is missing or has an unsupported value.

@@ -43,7 +43,6 @@ def json_object(read: Callable[[], str | bytes], place: str) -> dict:
 
     Args:
         read: Function that returns the text. It may raise OSError or ValueError.
-        place: Where the text is stored, for error messages.
 
     Raises:
         AdtError: If ``read`` fails, or if the text is not a JSON object.

@@ -260,7 +260,6 @@ def image_tokens(vocabulary: dict[str, int], begin: str, end: str, model: str) -
         vocabulary: Token ids by name.
         begin: Part of the name before the code.
         end: Part of the name after the code.
-        model: Name of the family, for error messages.
 
     Raises:
         AdtError: If a code is missing.
