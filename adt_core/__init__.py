@@ -10,7 +10,8 @@ The names of the public API are imported on first use, so that `import adt_core`
   `EncodedPrompt`. `load_drafter` returns a drafter for a target.
 - `Pipeline.decoding` returns a `Decoding`. Iterating over it yields one `Round` per forward pass of the target, and its
   `Trace` records all rounds.
-- `Sampling`, `Drafting` and `Lantern` (relaxed acceptance of drafts) are groups of settings.
+- `Recipe` contains all settings of an image, in the groups `Sampling`, `Drafting`, `Lantern` (relaxed acceptance of
+  drafts) and `Loading`.
 - `AdtError` is raised for invalid inputs, and `PromptTooLongError` for a prompt with too many tokens.
 """
 
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
         Drafting,
         EncodedPrompt,
         Lantern,
+        Loading,
         Pipeline,
         PromptTooLongError,
+        Recipe,
         Round,
         Sampling,
         Target,
@@ -40,6 +43,8 @@ __all__ = [
     "Sampling",
     "Drafting",
     "Lantern",
+    "Loading",
+    "Recipe",
     "Decoding",
     "Trace",
     "Round",

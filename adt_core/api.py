@@ -9,5 +9,6 @@ from .errors import AdtError, PromptTooLongError
 from .models.load import load_target
 from .models.target import EncodedPrompt, Target
 from .policies import Drafting
+from .recipe import Loading, Recipe
 from .settings import Lantern, Sampling
 from .trace import Round, Trace

@@ -109,7 +109,6 @@ def message(key: str, **parameters: str | int) -> Message:
 
     Args:
         key: Key in `TEMPLATES`.
-        **parameters: Values of the template's parameters.
     """
     return Message([Part(TEMPLATES[key].format(**parameters), key, parameters)])
 
@@ -123,7 +122,6 @@ def join(texts: Iterable[str], separator: str = TEMPLATES["space"]) -> Message:
     """Join messages and plain strings to one message. Empty texts are left out.
 
     Args:
-        texts: Messages or plain strings.
         separator: Text between two of the texts.
     """
     between = Part(separator, "space" if separator == TEMPLATES["space"] else None)

@@ -196,7 +196,6 @@ class Recipe(Settings):
         folders, include a new setting only if its value differs from the default.
 
         Args:
-            weights: Fingerprints of the target's weights.
             grid: Number of rows and columns of tokens.
             network: Fingerprint of the drafter's weights; None if the drafter has no weights.
         """

@@ -66,7 +66,6 @@ class Painter:
         """Decode an image with the published sampling settings.
 
         Args:
-            caption: Prompt.
             prefix: [1, P], codes of the first P cells of the image, which are not generated.
             **options: Options of a recipe, such as the seed.
         """
@@ -112,10 +111,8 @@ def unfinished(image: Image.Image, cells: list[list[int]], size: int, rows: int,
     """Return an image as it looks before it is finished: with its acceptance map on top, and with missing rows in dark.
 
     Args:
-        image: Image of the bundled model.
         cells: Acceptance map: for each token of each row, the number of tokens that its pass accepted.
         size: Width and height of the result in pixels.
-        rows: Number of finished rows.
         opacity: Opacity of the map, from 0 to 1.
     """
     side = size / len(cells)
@@ -140,7 +137,6 @@ def draw_tree(draw: ImageDraw.ImageDraw, x: float, y: float, unit: float) -> Non
     """Draw the draft tree. Accepted drafts have a bright color.
 
     Args:
-        draw: Image to draw on.
         x: Position of the root in pixels, from the left.
         y: Position of the root in pixels, from the top.
         unit: Pixels per unit of the positions in TREE.

@@ -44,12 +44,9 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from adt_core import Drafting, Sampling, cache_folder, load_drafter, load_target
-from adt_core.app.defaults import choose_device
-from adt_core.app.pipeline import Pipeline
+from adt_core import Drafting, Loading, Pipeline, Recipe, Sampling, cache_folder
 from adt_core.lab.benchmark import PRESETS
 from adt_core.policies import PLAIN
-from adt_core.recipe import Recipe
 from model_making.prompts import PROMPTS
 
 from .harness import RECIPE, SAMPLING, captions
@@ -82,7 +79,6 @@ def prompts_of(kind: str, count: int) -> list[str]:
 
     Args:
         kind: "grammar" or "ordinary".
-        count: Number of prompts.
     """
     if kind == "grammar":
         return captions(FIRST_CAPTION, count)
@@ -98,11 +94,8 @@ def _serve(connection: Connection, method: str, dtype: str, lantern: bool, sampl
     each image's tokens. None ends the process.
     """
     drafter_name, drafting = METHODS[method]
-    is_plain = method == PLAIN
-    target = load_target("bundled", choose_device("auto"), getattr(torch, dtype))
-    drafter = None if is_plain else load_drafter(drafter_name, target)
-    recipe = Recipe(sampling, drafting, RECIPE.lantern if lantern and not is_plain else None)
-    pipeline = Pipeline(target, recipe, drafter)
+    relaxation = RECIPE.lantern if lantern and method != PLAIN else None
+    pipeline = Pipeline.of(Recipe(sampling, drafting, relaxation, Loading(dtype=dtype), drafter=drafter_name), "auto")
     connection.send(None)
     while (batch := connection.recv()) is not None:
         decoding = pipeline.decoding(*batch).run()
@@ -117,7 +110,6 @@ class MethodWorker:
         method: Name of the method in `METHODS`.
         dtype: Name of the model's torch dtype, such as "float32".
         lantern: Whether to use relaxed acceptance (LANTERN). Plain decoding ignores it.
-        sampling: Settings of sampling.
     """
 
     def __init__(self, method: str, dtype: str, lantern: bool, sampling: Sampling):
@@ -183,7 +175,6 @@ def measure(methods: dict[str, MethodWorker], kind: str, batch_size: int, images
 
     Args:
         methods: Process of each method. Plain decoding is first.
-        kind: Name of the set of prompts.
         batch_size: Number of images per batch.
         images: Number of images. It is rounded up to complete batches.
         repeats: Number of times that every batch is decoded.

@@ -26,11 +26,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from adt_core import Drafting, Sampling, Target, Trace, load_drafter, load_target
-from adt_core.app.pipeline import Pipeline
+from adt_core import Drafting, Pipeline, Recipe, Sampling, Target, Trace, load_drafter, load_target
 from adt_core.drafters import with_window
 from adt_core.policies import PLAIN, CostProfile
-from adt_core.recipe import Recipe
 from adt_core.rules.sampling import noise_table, process_logits
 
 from .harness import captions
@@ -180,7 +178,6 @@ class Cell:
 
         Args:
             codes: Codes [B, T] of B images with T tokens.
-            trace: Trace of the decoding.
             expected: Codes [B, T] of plain decoding.
             gaps: Gaps [B, T] of plain decoding, from `plain_run`.
         """

@@ -27,12 +27,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from adt_core import Drafting, Sampling, load_drafter, load_target
+from adt_core import Drafting, Pipeline, Recipe, Sampling, load_drafter, load_target
 from adt_core.app.images import to_uint8
-from adt_core.app.pipeline import Pipeline
 from adt_core.models.load import BUNDLED_SAMPLING
 from adt_core.policies import PLAIN
-from adt_core.recipe import Recipe
 
 from .data import example
 from .prompts import PROMPTS, TEMPLATES, PromptSpec
@@ -50,8 +48,6 @@ def generate(pipeline: Pipeline, prompts: list[str], seeds: Sequence[int] | None
     """Generate an image for each prompt.
 
     Args:
-        pipeline: Models and settings.
-        prompts: The prompts.
         seeds: Seed of each image. By default, all images of batch i have the pipeline's seed + i * BATCH.
 
     Returns:
@@ -72,7 +68,6 @@ def contact_sheet(images: np.ndarray, columns: int = 8, gap: int = 4) -> Image.I
 
     Args:
         images: [n, H, W, 3] uint8.
-        columns: Number of columns.
         gap: Distance between images, in pixels.
     """
     n, height, width, _ = images.shape
@@ -92,7 +87,6 @@ def print_rates(title: str, results: Iterable[tuple[str, bool]]) -> None:
     """Print one line per name: number of successes, number of results, and share of successes.
 
     Args:
-        title: Heading of the list.
         results: Pairs (name, success). A success means that the image shows the attribute.
     """
     by_name: dict[str, list[bool]] = defaultdict(list)
@@ -112,8 +106,6 @@ def report_prompts(prompts: list[PromptSpec], scores: list[PromptScore], list_mi
     """Print the results of the evaluation prompts by group and by kind of attribute.
 
     Args:
-        prompts: Prompt of each image.
-        scores: Score of each image.
         list_missing: Whether to print the missing attributes of each image.
     """
     by_group = ((prompt.group, present) for prompt, score in zip(prompts, scores) for present in score.named.values())

@@ -59,12 +59,6 @@ _SHOWN_EVERY, _SHOWN = 1.0, 64
 images, and `_SHOWN` is the maximum number of images that an update shows."""
 
 
-def _invalid_prompts_input() -> io.Combo.Input:
-    """Return the input for prompts that are empty or too long."""
-    modes = list(INVALID_MODES)
-    return io.Combo.Input("invalid_prompts", options=modes, default=RAISE, optional=True)
-
-
 class BatchItem(NamedTuple):
     """Image to generate.
 
@@ -100,30 +94,15 @@ _BATCH_SAMPLER_TOOLTIPS = Tooltips(
         "the same seed gives one image.",
         "seed": "Sets the noise of every image, unless seed_mode or seeds sets another seed. Queue again with another "
         "seed for other images of the same prompts.",
-        "guidance": "How strongly the image follows the prompt (classifier-free guidance, CFG). 1 switches guidance "
-        "off.",
-        "temperature": "Randomness of sampling. 1 samples as the model was trained, lower values are more "
-        "conservative, 0 always picks the most likely token.",
-        "top_k": "Sample from the k most likely tokens only. 0 keeps all tokens.",
-        "top_p": "Sample only from the most likely tokens whose probabilities add up to this value. 1 keeps all "
-        "tokens.",
         "negative": "Usually left empty. A text here pushes all images away from its content.",
         "batch_size": "Number of images that are generated at the same time. Larger is faster and uses more memory. "
         "It does not change the images. Cancelling loses only unfinished images.",
         "ids": "One id per prompt, for file names and the report. If not connected, prompts are numbered.",
-        "drafter": "Drafts tokens ahead of the model. If not connected, the node uses the first installed drafter "
-        "that fits the model, or the Jacobi window, which needs no files.",
-        "settings": "Options for drafting, from an ADT-Tree Settings node. If not connected, drafting decides.",
         "lantern": "Relaxed acceptance, which changes the images. The result also depends on the drafter and the "
         "settings. If not connected, drafting decides.",
         "seed_mode": "same: all prompts use seed. increment: the first prompt uses seed, the second seed + 1 and so "
         "on, so that equal prompts give different images.",
         "seeds": "One seed per prompt, from ADT-Tree Prompts. For a value of −1, seed and seed_mode decide.",
-        "drafting": "How tokens are drafted. Auto picks the fastest method for this device, Exact ADT-Tree follows "
-        "the paper; both give the exact image of the seed. Relaxed (LANTERN) changes the image slightly. No drafting "
-        "is the baseline.",
-        "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
-        "custom uses the values that you set here.",
         "invalid_prompts": "Prompts that are empty or too long for the model. error: stop before the first image and "
         "name the prompt. truncate: use as many words as fit; skip empty prompts. skip: leave them out. The report "
         "lists them.",
@@ -166,7 +145,7 @@ class ADTTreeBatchSampler(io.ComfyNode):
                 io.Int.Input("seeds", optional=True, force_input=True, min=NO_SEED, max=2**64 - 1),
                 drafting_input(),
                 preset_input(),
-                _invalid_prompts_input(),
+                io.Combo.Input("invalid_prompts", options=list(INVALID_MODES), default=RAISE, optional=True),
                 io.String.Input("folder", default="", optional=True),
                 noise_input(),
             ],
@@ -246,16 +225,7 @@ def _prepared(
     preset: str | None = None,
     **sampling,
 ) -> Run:
-    run = prepare(
-        model,
-        negative=negative,
-        drafter=drafter,
-        settings=settings,
-        lantern=lantern,
-        drafting=drafting,
-        preset=preset,
-        **sampling,
-    )
+    run = prepare(model, None, negative, drafter, settings, lantern, drafting, preset, **sampling)
     try:
         run.pipeline.check([])
     except AdtError as error:
@@ -426,16 +396,11 @@ def news(items: list[BatchItem], left_out: list[LeftOut]) -> str:
         for some, what in kinds
         if some
     ]
-    return join([*lines, _duplicates(items)])
-
-
-def _duplicates(items: list[BatchItem]) -> str:
-    """Return a sentence on items that have the same prompt and seed as another item, or "" if there are none.
-
-    The node generates only one image for all items with the same prompt and seed.
-    """
-    count = len(items) - len({(item.prompt, item.seed) for item in items})
-    return message("batch.duplicates" if count > 1 else "batch.duplicate", count=count) if count else ""
+    # The node generates only one image for all items with the same prompt and seed.
+    duplicates = len(items) - len({item[:2] for item in items})
+    if duplicates:
+        lines.append(message("batch.duplicates" if duplicates > 1 else "batch.duplicate", count=duplicates))
+    return join(lines)
 
 
 def _check_lengths(prompts: list, **lists: list) -> None:

@@ -7,7 +7,7 @@ import folder_paths
 from comfy_api.v0_0_2 import io, ui
 from PIL import Image
 
-from ..adt_core import Lantern, Pipeline, Sampling
+from ..adt_core import Lantern, Pipeline, Recipe, Sampling
 from ..adt_core.app.batch_folder import named_folder
 from ..adt_core.app.continuation import open_rgb
 from ..adt_core.app.images import digest
@@ -17,7 +17,6 @@ from ..adt_core.lab import report
 from ..adt_core.messages import join, message
 from ..adt_core.models.load import BUNDLED_SAMPLING
 from ..adt_core.policies import PLAIN
-from ..adt_core.recipe import Recipe
 from ..adt_core.settings import MAX_SEED
 from .clip_and_vae import encode
 from .comfy_runtime import Progress, check_cancelled, refusal, tell
@@ -36,10 +35,6 @@ _BENCHMARK_TOOLTIPS = Tooltips(
         "MS-COCO captions (.json) or .jsonl. If empty, captions that are included in the pack.",
         "count": "Maximum number of prompts to use. The selection does not depend on the seed.",
         "seed": "Sets the noise of all images.",
-        "guidance": "How strongly the image follows the prompt (classifier-free guidance, CFG). 1 switches guidance "
-        "off.",
-        "temperature": "Randomness of sampling. 1 samples as the model was trained, lower values are more "
-        "conservative, 0 always picks the most likely token.",
         "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
         "custom uses the guidance and temperature that you set here.",
         "drafter": "For methods that need a drafter network; jacobi methods don't. If not connected, the first "
@@ -110,7 +105,7 @@ class ADTTreeBenchmark(io.ComfyNode):
     ) -> io.NodeOutput:
         run = prepare(model, drafter=drafter, lantern=lantern or Lantern(), preset=preset, **sampling)
         plan = _plan(prompts, methods, count, run.pipeline.recipe)
-        pipelines = plan.pipelines(model.target, run.pipeline.drafter)
+        pipelines = plan.pipelines(run.pipeline)
         longest = max(plan.prompts, key=lambda prompt: len(encode(model, prompt)))
         device = model.patcher.load_device
         room = max(pipeline.decoding([longest]).memory_required(device) for pipeline in pipelines.values())

@@ -4,8 +4,8 @@ import time
 
 from comfy_api.v0_0_2 import io, ui
 
-from ..adt_core.app.diagnostics import PROMPTS, DiagnosticSetup
 from ..adt_core.app.doctor import diagnose
+from ..adt_core.app.doctor import prepare as prepare_diagnosis
 from ..adt_core.messages import message
 from .clip_and_vae import text_encoder
 from .comfy_runtime import Progress, check_cancelled
@@ -53,11 +53,10 @@ class ADTTreeCheck(io.ComfyNode):
     @checked
     def execute(cls, model: LoadedModel, drafter: LoadedDrafter | None = None) -> io.NodeOutput:
         run = prepare(model, drafter=drafter)
-        with text_encoder(model):
-            rows = run.pipeline.encode(PROMPTS)
         bar = Progress(_PARTS, cls.hidden.unique_id, None)
         progress = lambda share, line: bar.update(int(share * _PARTS), line)  # noqa: E731
-        subject = DiagnosticSetup(run.pipeline, rows, check_cancelled, progress)
+        with text_encoder(model):
+            subject = prepare_diagnosis(run.pipeline, check_cancelled, progress)
         with run.loaded(memory_required=subject.memory_required(model.patcher.load_device)):
             page = diagnose(subject)
         bar.update(_PARTS)

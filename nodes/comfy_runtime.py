@@ -90,7 +90,6 @@ def show_images(node_id: str, saved: Sequence[Mapping[str, Any]]) -> None:
     A node that calls this function must not send previews. A preview would hide these images, even after the run.
 
     Args:
-        node_id: Id of the node.
         saved: Parameters of the `/view` address of each image.
     """
     tab = watched()
@@ -145,7 +144,6 @@ def manage(module: torch.nn.Module, title: str, remedy: str, decoder: torch.nn.M
     The result is based on ComfyUI's plain ModelPatcher. The newer, dynamic patcher requires layers of `comfy.ops`.
 
     Args:
-        module: Module with the weights.
         title: Name of the weights in error messages.
         remedy: Advice in the error message if memory is too small, in the imperative.
         decoder: Decoder of the target, which owns the engine's caches that depend on these weights. Default: `module`.
@@ -160,8 +158,6 @@ def tell(text: str, level: int = logging.WARNING, is_lasting: bool = True) -> No
     """Show a line of text under the running node and in the log, without line breaks.
 
     Args:
-        text: Message or plain text.
-        level: Level in the log.
         is_lasting: Whether the page shows the line after the run.
     """
     logging.log(level, "ADT-Tree: %s", one_line(text))
@@ -267,7 +263,6 @@ class Progress:
 
     Args:
         total: Value of the argument `done` of `update` at the end of the run.
-        node_id: Id of the node.
         preview: Function that makes a preview, or returns None if there is nothing to show yet. None for a node without
             previews.
     """
@@ -291,7 +286,6 @@ class Progress:
 
         Args:
             done: Finished part of `total`, in the same unit.
-            text: Message or plain text.
 
         Raises:
             InterruptProcessingException: If the user has cancelled the run.
@@ -328,7 +322,6 @@ class Progress:
         """Show a line of text under the node, in the tab that queued the prompt.
 
         Args:
-            text: Message or plain text.
             is_lasting: Whether the page shows the line after the run.
         """
         _show_line(self._node_id, text, is_lasting)

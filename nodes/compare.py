@@ -31,27 +31,15 @@ from .sockets import (
 _COMPARE_TOOLTIPS = Tooltips(
     inputs={
         "model": "The model that generates both images.",
-        "positive": "The prompt, from a CLIP Text Encode node that uses this model's CLIP.",
         "seed": "Sets the noise of both images.",
-        "guidance": "How strongly the image follows the prompt (classifier-free guidance, CFG). 1 switches guidance "
-        "off.",
-        "temperature": "Randomness of sampling. 1 samples as the model was trained, lower values are more "
-        "conservative, 0 always picks the most likely token.",
-        "top_k": "Sample from the k most likely tokens only. 0 keeps all tokens.",
-        "top_p": "Sample only from the most likely tokens whose probabilities add up to this value. 1 keeps all "
-        "tokens.",
         "negative": "Usually left empty. A text here pushes both images away from its content.",
         "drafter": "Drafts tokens for both images. If not connected, the node uses the first installed drafter that "
         "fits the model, or the Jacobi window, which needs no files.",
         "settings_a": "Options for drafting A. If not connected, drafting decides.",
         "settings_b": "Options for drafting B. If not connected, B uses plain decoding: one token per model pass.",
         "lantern": "Relaxed acceptance for A only. A's image then differs from B's.",
-        "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
-        "custom uses the values that you set here.",
         "drafting": "How A is drafted, as in the ADT-Tree Sampler. Auto is the fastest exact method on this device; "
         "Relaxed (LANTERN) changes the image slightly.",
-        "invalid_prompts": "A prompt that is too long for the model. error: stop with an error that names the limit "
-        "in tokens. truncate: use as many words as fit; a message below the node gives their number.",
     },
     outputs={
         "image_a": "The image that A generates.",
@@ -114,18 +102,8 @@ class ADTTreeCompare(io.ComfyNode):
         invalid_prompts: str = RAISE,
         **sampling,
     ) -> io.NodeOutput:
-        run = prepare(
-            model,
-            positive,
-            negative,
-            drafter=drafter,
-            settings=settings_a,
-            lantern=lantern,
-            drafting=drafting,
-            preset=preset,
-            invalid_prompts=invalid_prompts,
-            **sampling,
-        )
+        given = sampling | {"drafting": drafting, "preset": preset, "invalid_prompts": invalid_prompts}
+        run = prepare(model, positive, negative, drafter=drafter, settings=settings_a, lantern=lantern, **given)
         sampled = run.pipeline.recipe.sampling
         other = run.drafted(choose_drafting(model, drafter, settings_b or {"method": PLAIN}, sampling=sampled))
         both, trial = ([run.decoding(), other.decoding()] for _ in range(2))

@@ -57,8 +57,6 @@ def choose_drafting(
     """Combine the connected inputs with defaults for the model and the device.
 
     Args:
-        model: Model that generates the images.
-        drafter: Connected drafter, if any.
         settings: Options by name, from the Settings node.
         lantern: Relaxed acceptance from a connected LANTERN node, if any.
         drafting: Value of the input `drafting`. A method that this value determines overrides the method of `settings`.
@@ -129,7 +127,6 @@ def open_drafter(model: LoadedModel, path: str, window: bool = False) -> LoadedD
     """Load a drafter for a model.
 
     Args:
-        model: Model that the drafter drafts for.
         path: Path of a network, or name of a drafter without files.
         window: Whether to add the Jacobi window to the network. The window drafts with guesses from the target's own
             earlier passes.

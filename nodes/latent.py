@@ -22,8 +22,6 @@ def read_latent(
     `batch_index` [3] and 2 copies, the noise indices are [3, 7].
 
     Args:
-        latent: LATENT of B images.
-        model: Model whose codec made the LATENT.
         target: Target model that generates the new images. Its prompts include the source images.
         keep: Share of the rows to keep, 0 to 1.
         keep_left: In the first row below the kept rows, the share of tokens to keep, from the left, 0 to 1.

@@ -43,7 +43,6 @@ class LiveMap:
         model: Name of the model. The browser compares the speed of runs of the same model only.
         hidden: Hidden inputs `unique_id`, `prompt` and `extra_pnginfo` of the node.
         part: Index of this run among the runs that the node makes side by side.
-        parts: Number of these runs.
     """
 
     _INTERVAL = 0.1
@@ -144,7 +143,6 @@ def finished(maps: Sequence[LiveMap], hidden: Any, *pictures: Callable[[int], Im
 
     Args:
         maps: Live maps, one per run.
-        hidden: Hidden inputs of the node.
         *pictures: One function per run. It gets the index of an image and returns the decoded image.
     """
     with decorating("the map"):

@@ -30,7 +30,6 @@ def auto_dtype(path: str, weights: str | None = None) -> torch.dtype:
     only if the card supports it, the weights are not quantised, and the model does not fit into memory in float32.
 
     Args:
-        path: Path of the model.
         weights: "int8", "fp8" or "int4" if the weight matrices are quantised, otherwise None.
     """
     device = mm.get_torch_device()

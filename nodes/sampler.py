@@ -16,10 +16,7 @@ from .comfy_runtime import Progress
 from .drafting import AUTO, drafting_input
 from .latent import read_latent
 from .live_map import LiveMap, finished
-from .log_errors import decorating
-from .map_marks import expect
 from .sampling import invalid_prompts_input, noise_input, prepare, preset_input, preview, sampling_inputs
-from .saved_map import parts_of
 from .schema import IMAGE_TOKENS, Tooltips, schema
 from .sockets import (
     DrafterSocket,
@@ -54,22 +51,11 @@ SEARCHED = (
 _SAMPLER_TOOLTIPS = Tooltips(
     inputs={
         "model": "The model that generates the image.",
-        "positive": "The prompt, from a CLIP Text Encode node that uses this model's CLIP.",
         "seed": "Sets the noise. The same seed and prompt give the same image.",
-        "guidance": "How strongly the image follows the prompt (classifier-free guidance, CFG). 1 switches guidance "
-        "off.",
-        "temperature": "Randomness of sampling. 1 samples as the model was trained, lower values are more "
-        "conservative, 0 always picks the most likely token.",
-        "top_k": "Sample from the k most likely tokens only. 0 keeps all tokens.",
-        "top_p": "Sample only from the most likely tokens whose probabilities add up to this value. 1 keeps all "
-        "tokens.",
         "batch_size": "Number of images of this prompt. Each has its own noise, and the first image is the same for "
         "every batch size.",
         "negative": "Usually left empty. A text here pushes the image away from its content. If empty, guidance "
         "compares the prompt with no text (Emu3: with its published negative prompt).",
-        "drafter": "Drafts tokens ahead of the model. If not connected, the node uses the first installed drafter "
-        "that fits the model, or the Jacobi window, which needs no files.",
-        "settings": "Options for drafting, from an ADT-Tree Settings node. If not connected, drafting decides.",
         "lantern": "Relaxed acceptance, which changes the image. If not connected, drafting decides.",
         "latent_image": "An image to start from, from VAE Encode with this model's VAE or another ADT-Tree Sampler. "
         "keep_top sets how much of it stays. It must have the model's size; each of its images is generated "
@@ -77,15 +63,8 @@ _SAMPLER_TOOLTIPS = Tooltips(
         "keep_top": "With latent_image: share of its rows to keep, from the top. The rest is generated again. 0 keeps "
         "nothing but the batch.",
         "keep_left": "With latent_image: share of the first row below keep_top that is kept as well, from the left.",
-        "drafting": "How tokens are drafted. Auto picks the fastest method for this device, Exact ADT-Tree follows "
-        "the paper; both give the exact image of the seed. Relaxed (LANTERN) changes the image slightly. No drafting "
-        "is the baseline.",
-        "preset": "model default uses the guidance, temperature, top_k and top_p that are published with the model. "
-        "custom uses the values that you set here.",
         "noise": "ADT-Tree gives the same image on every device. original script gives the image that the model "
         "authors' script generates for this seed, in float32 on the same device. docs/models.md lists the scripts.",
-        "invalid_prompts": "A prompt that is too long for the model. error: stop with an error that names the limit "
-        "in tokens. truncate: use as many words as fit; a message below the node gives their number.",
     },
     outputs={
         "LATENT": "The images as codebook vectors. Connect it to VAE Decode with this model's VAE.",
@@ -148,18 +127,8 @@ class ADTTreeSampler(io.ComfyNode):
         invalid_prompts: str = RAISE,
         **sampling,
     ) -> io.NodeOutput:
-        run = prepare(
-            model,
-            positive,
-            negative,
-            drafter=drafter,
-            settings=settings,
-            lantern=lantern,
-            drafting=drafting,
-            preset=preset,
-            invalid_prompts=invalid_prompts,
-            **sampling,
-        )
+        given = sampling | {"drafting": drafting, "preset": preset, "invalid_prompts": invalid_prompts}
+        run = prepare(model, positive, negative, drafter=drafter, settings=settings, lantern=lantern, **given)
         prefix = None
         indices = list(range(batch_size))
         if latent_image is not None:
@@ -168,16 +137,8 @@ class ADTTreeSampler(io.ComfyNode):
         with run.loaded(decoding):
             shown = _decode(decoding, cls.hidden)
             vectors = model.target.codec.lookup(decoding.grid_codes()).to(mm.intermediate_device(), torch.float32)
-        _expect_marks(vectors, cls.hidden)
         run.tell_remarks(decoding)
         return io.NodeOutput({"samples": vectors}, decoding.trace, ui=shown)
-
-
-def _expect_marks(vectors: torch.Tensor, hidden: io.Hidden) -> None:
-    """Register the node's saved acceptance maps, so that VAE Decode adds marks to the maps; see `marks`."""
-    with decorating("the marks of the images"):
-        for saved in parts_of(hidden):
-            expect(vectors, saved)
 
 
 def _share(name: str, default: float, **more: str) -> io.Input:

@@ -13,13 +13,13 @@ from comfy_api.v0_0_2 import io
 from PIL import Image
 from torch import Tensor
 
-from ..adt_core import AdtError, Decoding, Lantern, Pipeline, PromptTooLongError, Sampling
+from ..adt_core import AdtError, Decoding, Lantern, Loading, Pipeline, PromptTooLongError, Recipe, Sampling
 from ..adt_core.app.training_domain import domain_warning
 from ..adt_core.app.truncation import RAISE, TRUNCATE, fit_prompt
 from ..adt_core.errors import shown
 from ..adt_core.messages import join, message, parts_of
 from ..adt_core.models.load import BUNDLED_SAMPLING
-from ..adt_core.recipe import Loading, Recipe
+from ..adt_core.models.target import PublishedSampling
 from ..adt_core.settings import UPSTREAM
 from .clip_and_vae import read_prompt, read_sources, text_encoder, to_image, to_picture
 from .comfy_runtime import check_cancelled, loaded, tell
@@ -134,7 +134,6 @@ def prepare(
     model: LoadedModel,
     positive: list | None = None,
     negative: list | str | None = None,
-    *,
     drafter: LoadedDrafter | None = None,
     settings: Mapping[str, Any] | None = None,
     lantern: Lantern | None = None,
@@ -146,7 +145,6 @@ def prepare(
     """Return the run that the inputs of a node describe.
 
     Args:
-        model: Model that generates the images.
         positive: CONDITIONING of the prompt, with its source images; None for a node that reads prompts itself.
         negative: CONDITIONING or text of the negative prompt.
         drafter: Connected drafter (default: one that fits the model).
@@ -175,20 +173,17 @@ def prepare(
         negative=negative if isinstance(negative, str) else "",
         suffix=published.suffix if preset == OWN else "",
     )
-    run = Run(model, Pipeline(model.target, recipe), notes=(_ignored(model, preset, sampling),))
+    run = Run(model, Pipeline(model.target, recipe), notes=(_ignored(published, sampling) if preset == OWN else "",))
     run = run.drafted(choose_drafting(model, drafter, settings, lantern, drafting, recipe.sampling))
     return _with_texts(run, positive, negative, invalid_prompts) if positive is not None else run
 
 
-def _ignored(model: LoadedModel, preset: str, given: Mapping[str, Any]) -> str:
-    """Return a sentence that lists the given sampling parameters that the preset overrides, or "".
+def _ignored(published: PublishedSampling, given: Mapping[str, Any]) -> str:
+    """Return a sentence that lists the given sampling parameters that the preset `OWN` overrides, or "".
 
     The sentence does not list default values: for an input that the preset disables, the page sends the default, which
     the user has not set.
     """
-    if preset == CUSTOM:
-        return ""
-    published = model.target.published
     used = {name: (getattr(BUNDLED_SAMPLING, name), getattr(published, name)) for name in NUMBERS}
     lost = [f"{name} {shown(given[name])}" for name in NUMBERS if name in given and given[name] not in used[name]]
     return message("preset.ignored", preset=OWN, values=", ".join(lost), custom=CUSTOM) if lost else ""
@@ -216,7 +211,6 @@ def _fitted(check: Callable[[str], str], text: str, way: str, name: str) -> tupl
 
     Args:
         check: Function that raises an error if a prompt is invalid for the model.
-        text: The prompt.
         way: `RAISE` or `TRUNCATE`.
         name: Name of the prompt in messages, `_PROMPT` or `_NEGATIVE_PROMPT`.
 

@@ -68,7 +68,6 @@ def shortened(rounds: list[Round], most: int = MAX_SAVED) -> str:
     of single rounds (each round gets the average time), then the last images.
 
     Args:
-        rounds: The rounds.
         most: Maximum number of characters.
     """
     images = 1 + max((record.image for entry in rounds for record in entry.images), default=-1)
@@ -135,7 +134,6 @@ def digest(prompt: dict, node: str, known: dict[str, str | None] | None = None) 
 
     Args:
         prompt: Prompt in ComfyUI's API format, where an input is a value or `[node, output]`.
-        node: Id of the node.
         known: Digests of nodes of this prompt, for several calls. This function adds further digests.
 
     Returns:
@@ -171,7 +169,6 @@ def attach(hidden: Any, parts: list[dict]) -> None:
 
     Args:
         hidden: Hidden inputs `unique_id`, `prompt` and `extra_pnginfo` of the node.
-        parts: Maps of the node's runs.
     """
     key = digest(hidden.prompt or {}, hidden.unique_id)
     maps = _maps(workflow_of(hidden))
@@ -185,12 +182,6 @@ def attach(hidden: Any, parts: list[dict]) -> None:
         _finished.move_to_end(key)
         if len(_finished) > _KEPT:
             _finished.popitem(last=False)
-
-
-def parts_of(hidden: Any) -> list[dict]:
-    """Return the maps that `attach` has stored for a node. Keys that the caller adds to them are also saved."""
-    entry = _entry(_maps(workflow_of(hidden)), hidden.unique_id)
-    return entry["parts"] if entry is not None else []
 
 
 def without_maps(extra: dict) -> dict:

@@ -13,7 +13,7 @@ from comfy_api.v0_0_2 import io
 from torch import Tensor
 
 from ..adt_core import AdtError, Sampling, Target
-from ..adt_core.drafters.base import Drafter
+from ..adt_core.drafters import Drafter
 from ..adt_core.errors import shown
 from .schema import default
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from adt_core import Decoding, Drafting, EncodedPrompt, Lantern, Sampling, Target
+from adt_core import Decoding, Drafting, EncodedPrompt, Lantern, Recipe, Sampling, Target
 from adt_core.engine.request import Request
 from adt_core.policies import PLAIN, CostProfile
-from adt_core.recipe import Recipe
 from tests.tiny import layer_tensors
 
 METHODS = {
@@ -74,11 +73,9 @@ def costs(*sources: str, once: float = 0.0, each: float = 0.0, idle: float = 1.0
     """Return the cost profile of a device that supports only the draft modes ``sources``.
 
     Args:
-        *sources: Draft modes.
         once: Cost of drafting in a round, independent of the number of drafts. Unit: one plain round.
         each: Cost of each draft token, in plain rounds.
         idle: Cost of a round without drafts, in plain rounds.
-        images: Batch size of the profile.
     """
     curve = (0, idle), (1, idle + once + each), (64, idle + once + 64 * each)
     return CostProfile("a test's device", images, dict.fromkeys(sources, curve))

@@ -23,7 +23,6 @@ def publish(hub: Hub, folder: Path) -> None:
     The parts of the LlamaGen model (target, codec and text encoder) are in three repositories.
 
     Args:
-        hub: Server that gets the models.
         folder: Folder for temporary files. It must not exist yet.
     """
     janus = content_of(write_janus(folder / JANUS))

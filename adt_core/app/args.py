@@ -285,7 +285,6 @@ def given_paths(settings: Settings, *names: str) -> list[tuple[str, Path]]:
     """Return the paths that the user has given, as pairs of option and path for `images.check_outputs`.
 
     Args:
-        settings: Arguments that contain the options.
         *names: Names of options whose value is a path, several paths, or None. None gives no pair.
     """
     values = ((name, getattr(settings, name)) for name in names)

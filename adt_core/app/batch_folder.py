@@ -89,7 +89,6 @@ class BatchFolder:
         """Return the path of the PNG of a prompt and seed. The file may not exist yet.
 
         Args:
-            prompt: The prompt.
             seed: Seed of the image, or None for the recipe's seed.
             place: Prefix of the file name of a new file. If the PNG exists, its path is returned, whatever its prefix.
         """
@@ -101,7 +100,6 @@ class BatchFolder:
         """Return a finished image, or None if the PNG is missing or damaged, or contains no valid settings.
 
         Args:
-            prompt: The prompt.
             seed: Seed of the image, or None for the recipe's seed.
 
         Raises:
@@ -120,17 +118,13 @@ class BatchFolder:
         figures = saved.get("figures")
         if problem or not self._are_tokens(tokens) or not _are_figures(figures):
             return None
-        pixels = read_pixels(path, self._size)
+        rows, columns = self.pipeline.target.grid
+        side = self.pipeline.target.downsample
+        pixels = read_pixels(path, (columns * side, rows * side))
         return None if pixels is None else SavedImage(prompt, seed, path, pixels, torch.tensor(tokens), figures)
 
     def _seed(self, seed: int | None) -> int:
         return self.pipeline.recipe.sampling.seed if seed is None else seed
-
-    @property
-    def _size(self) -> tuple[int, int]:
-        """Width and height of an image in pixels."""
-        rows, columns = self.pipeline.target.grid
-        return columns * self.pipeline.target.downsample, rows * self.pipeline.target.downsample
 
     def _are_tokens(self, value: object) -> TypeGuard[list[list[int]]]:
         """Return whether a value is a list of rows of valid codebook indices, with the size of the target's grid."""
@@ -150,9 +144,7 @@ class BatchFolder:
         """Write the PNG of a finished image.
 
         Args:
-            decoding: Decoding that contains the image.
             image: Index of the image in the decoding.
-            prompt: The prompt.
             seed: Seed of the image, or None for the recipe's seed.
             place: Prefix of the file name of a new file. An existing PNG is replaced under its own name.
             check: Cancellation callback. It raises an exception to stop.
@@ -187,8 +179,6 @@ def batch_folder(root: Path, pipeline: Pipeline, name: str = "") -> Path:
     """Return the folder of a pipeline's images.
 
     Args:
-        root: Parent folder.
-        pipeline: Loaded models and recipe.
         name: First part of the folder's name. "" selects the model's name. The second part is always
             `settings_key(pipeline)`.
     """
@@ -199,7 +189,6 @@ def named_folder(root: Path, unique: str, name: str, usual: str) -> Path:
     """Return the path `root`/NAME-UNIQUE, for example `root`/janus-1b-3f2a90c4d1e7.
 
     Args:
-        root: Parent folder.
         unique: Digest of the settings. This is UNIQUE.
         name: NAME that the user has chosen, or "".
         usual: NAME to use if `name` is "".

@@ -91,8 +91,6 @@ def model_files(model: str, drafter: str = JACOBI, option: str = "drafter") -> l
     """Return the files of a target and a drafter, as pairs of option and file for `images.check_outputs`.
 
     Args:
-        model: Path of the target.
-        drafter: Name or path of the drafter.
         option: Name of the option that selects the drafter.
     """
     network = [] if drafter in DRAFTERS else checkpoint_files(drafter.removesuffix(WITH_WINDOW), "drafter")

@@ -99,7 +99,6 @@ class DiagnosticSetup:
         """Return a decoding of the first prompts of `PROMPTS`.
 
         Args:
-            pipeline: Pipeline of a method.
             images: Number of prompts, with one image per prompt.
         """
         rows = self.rows[:images]
@@ -203,7 +202,6 @@ class Diagnostics:
         """Report progress.
 
         Args:
-            line: Text to show.
             number: Index of the method, from 0.
             count: Number of methods. Each method has two runs: one image, then a batch.
             images: Number of images in the current run.

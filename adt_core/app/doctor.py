@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from ..engine import graphs
 from ..engine.device.memory import free_bytes
 from ..engine.device.products import ProductReport
+from ..errors import Check
 from ..kernels import choice
 from ..memory_limit import memory_limit
 from ..models.batch_invariance import HALF, near_window
@@ -40,8 +41,20 @@ def run(given: Mapping[str, Any], device: str) -> str:
     Raises:
         AdtError: If the model or its drafter cannot be loaded.
     """
-    pipeline = Pipeline.of(complete(given, device), device)
-    return diagnose(DiagnosticSetup(pipeline, pipeline.encode(PROMPTS)))
+    return diagnose(prepare(Pipeline.of(complete(given, device), device)))
+
+
+def prepare(
+    pipeline: Pipeline, check: Check | None = None, progress: Callable[[float, str], None] | None = None
+) -> DiagnosticSetup:
+    """Encode the test prompts, and return what :func:`diagnose` measures.
+
+    Args:
+        pipeline: Loaded model with a drafter.
+        check: Cancellation callback. It raises an exception to stop.
+        progress: Progress callback. Its arguments are the completed share of all measurements (0 to 1) and a text.
+    """
+    return DiagnosticSetup(pipeline, pipeline.encode(PROMPTS), check, progress)
 
 
 def diagnose(subject: DiagnosticSetup) -> str:

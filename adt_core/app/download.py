@@ -347,7 +347,6 @@ def _retried(attempt: Callable[[bool], T], arrived: Callable[[], int], meter: _M
         attempt: Function whose argument is whether to start again at the first byte.
         arrived: Function that returns the number of bytes that have arrived. Only a new maximum is progress, because a
             server may send the same bytes again and again.
-        meter: Callbacks.
     """
     most = arrived()
     failed = 0

@@ -26,7 +26,6 @@ def read_values(path: Path, given: Mapping[str, object]) -> dict[str, Any]:
     """Return the prompt and the recipe's settings in a PNG, by option name. Null values are omitted.
 
     Args:
-        path: The PNG.
         given: Options that the user has set. They must include `model` if the PNG names a model that is not part of
             this pack, and `drafter` if the PNG names a drafter that is not part of this pack.
 
@@ -58,8 +57,6 @@ def _check_noise_device(path: Path, saved: object, chosen: str) -> None:
     Upstream noise is the noise of the model's original script. It depends on the device.
 
     Args:
-        path: The PNG.
-        saved: Device that the PNG names.
         chosen: Value of the option `device`.
     """
     here = noise_device(choose_device(chosen))

@@ -95,7 +95,6 @@ def read_all(path: str | Path, caption: str = CAPTIONS[0]) -> list[PromptEntry]:
     A prompt without an id gets a number from 1 as its id: the number of its line, table row or string in the file.
 
     Args:
-        path: The file.
         caption: Which captions of an MS-COCO image to return. "first" and "longest" return one caption per image, with
             the id of the image. "all" returns all captions, each with the id of the caption.
 
@@ -168,7 +167,6 @@ def select(
     """Return a selection of the prompts.
 
     Args:
-        prompts: Prompts of a list.
         filter: Text that a selected prompt must contain. The case of letters is ignored.
         shuffle_seed: Seed of the random order. 0 keeps the order of the list.
         start_index: Number of prompts to skip at the beginning.
@@ -240,7 +238,6 @@ def sample(prompts: list[_Item], count: int, seed: int) -> list[_Item]:
     """Return a random sample of the items, in random order.
 
     Args:
-        prompts: Prompts or other items.
         count: Maximum size of the sample.
         seed: Seed of the selection and the order.
     """

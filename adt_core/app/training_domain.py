@@ -32,7 +32,6 @@ def domain_warning(target: Target, prompts: Sequence[str]) -> str:
 
     Args:
         target: Target whose grid has the image size of the run.
-        prompts: Prompts of the run.
     """
     return join((_size_warning(target), _prompt_warning(target, prompts)))
 

@@ -20,7 +20,6 @@ def default_batch_size(pipeline: Pipeline, prompts: Sequence[str], processes: in
     """Return the largest power of two that fits into the free memory, up to the largest default of the device.
 
     Args:
-        pipeline: Loaded models and recipe.
         prompts: Prompts of the list. The longest one that the model can read determines the memory per image.
         processes: Number of processes that share the memory.
     """

@@ -162,7 +162,8 @@ class GenerationWorker:
         Yields:
             The outcome of each round. With ``compare``, the images come last.
         """
-        fitted = {number: self._fit(number) for number in numbers}
+        texts = {number: self.plan.images.entry(number).text for number in numbers}
+        fitted = {number: fit_prompt(self._pipeline.check_prompt, texts[number], self._mode) for number in numbers}
         left_out = {number: fit.note for number, fit in fitted.items() if fit.text is None}
         if left_out:
             yield GenerationProgress(left_out=left_out)
@@ -171,9 +172,6 @@ class GenerationWorker:
             yield from self._compared(part)
         elif part.numbers:
             yield from self._decoded(part, self._pipeline)
-
-    def _fit(self, number: int) -> FittedPrompt:
-        return fit_prompt(self._pipeline.check_prompt, self.plan.images.entry(number).text, self._mode)
 
     def _decoded(self, part: _Part, pipeline: Pipeline) -> Iterator[GenerationProgress]:
         """Decode a part by one method. Yield its images as soon as they are finished, unless methods are compared."""

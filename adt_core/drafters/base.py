@@ -182,7 +182,6 @@ class Proposer:
         """Update the state after a plain round.
 
         Args:
-            roots: Roots of the step.
             codes: [B], the code that was decided after each root.
             z: [B, 1, V], processed logits from which the codes were sampled.
         """
@@ -192,7 +191,6 @@ class Proposer:
 
         Args:
             slots: [b], indices of the slots to keep.
-            rows: Prompt rows of the kept slots.
         """
         for name, index in self._indexed_state(slots, self.rows):
             part = getattr(self, name)
@@ -273,7 +271,6 @@ class Drafter:
 
         Args:
             context: Data of the request that drafters may use.
-            rows: Prompt rows of the images.
             noise: Noise with which the target samples; None at temperature 0.
 
         Raises:

@@ -145,7 +145,6 @@ def _best_branches(log_p: Tensor, spine: Tensor, count: int, budgets: Tensor | N
     Args:
         log_p: [B, M, k], log-probabilities of the candidates, the spine's first.
         spine: [B, M + 1], as for :func:`branch_scores`.
-        count: Number of branch nodes to choose.
         budgets: [B, 1], maximum number of branch nodes of each image; None if it is `count` for every image.
 
     Returns:

@@ -76,7 +76,6 @@ class Calibration:
         """Start from the initial estimates.
 
         Args:
-            images: Number of images.
             like: Tensor whose dtype and device are used.
         """
         self._temperature = like.new_tensor(INITIAL_TEMPERATURES + (1.0,) * CLASSES).repeat(images, 1)
@@ -123,7 +122,6 @@ class Calibration:
 
         Args:
             forecast: Predictions for the positions of the spine.
-            verified: The verified tree.
             is_decided: [B, n] bool, whether each of the first n codes after the root is decided.
         """
         if forecast is None:

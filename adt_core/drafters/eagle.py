@@ -72,7 +72,6 @@ class EagleDrafter(nn.Module, Drafter):
         """Make the network with uninitialised weights.
 
         Args:
-            config: Sizes of the decoder layer.
             input_norm: Whether the layer has a norm before the attention.
         """
         super().__init__()
@@ -92,7 +91,6 @@ class EagleDrafter(nn.Module, Drafter):
         Args:
             ids: [R, n], token id of each pair.
             features: [R, n, h], feature of each pair.
-            context: Positions and attention mask.
             cache: KV cache of the drafter. The keys and values of the pairs are written to it.
 
         Returns:
@@ -119,7 +117,6 @@ def paired_ids(pairing: Pairing, ids: Tensor, image_ids: Tensor) -> Tensor:
     """Return the token ids with which n features are paired.
 
     Args:
-        pairing: Pairing of the drafter.
         ids: [R, n + 1], token ids: the tokens of the n features, then the token that follows these tokens.
         image_ids: [V], token id of each code.
 
@@ -299,7 +296,6 @@ class EagleProposer(Proposer):
         Args:
             out: [R, m, h], predicted features of the nodes.
             bias: [B, m or 1, V], result of :meth:`logit_bias` at the positions of the children.
-            width: Number of children of each node.
 
         Returns:
             Scores and codes [B, m, width]. A score is the log-probability of a child: log-softmax of
@@ -338,9 +334,7 @@ class EagleProposer(Proposer):
         """Grow a tree of width 1. This is simpler than `_grow_tree`: no selection of nodes and no mask is needed.
 
         Args:
-            roots: Roots of the trees.
             biases: For each level, noise plus grammar [B, 1, V]; None if there is neither noise nor grammar.
-            growth: Rules that limit the tree.
         """
         out = self.root_feature
         tokens = [roots.codes[:, None]]

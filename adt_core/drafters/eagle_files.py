@@ -38,7 +38,6 @@ def load_eagle(
 
     Args:
         path: "bundled" or the folder of the drafter.
-        target: Target to draft for.
         check: Called often; may raise an exception to cancel.
         device: Device of the weights (default: the target's).
 
@@ -95,7 +94,6 @@ def describe(checkpoint: Checkpoint, target: DecoderConfig | None = None) -> tup
     """Return a drafter without its weights, and the list of checkpoint entries to load.
 
     Args:
-        checkpoint: The drafter's checkpoint.
         target: Configuration of the target. It is used for values that the drafter's `config.json` lacks.
 
     Returns:

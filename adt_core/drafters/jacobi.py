@@ -208,7 +208,6 @@ class JacobiProposer(Proposer):
 
         Args:
             context: Data of the request that drafters may use.
-            rows: Prompt rows of the images.
             noise: Noise with which the target samples; None at temperature 0.
             width: Number of candidates to store for each position.
 
@@ -333,7 +332,6 @@ class JacobiProposer(Proposer):
         """Find the last token that has changed on the path from the root to each node.
 
         Args:
-            tree: The trees.
             node_at: [B, N + 1], raster position of each node.
 
         Returns:
@@ -375,8 +373,6 @@ class JacobiProposer(Proposer):
         """Return the trees of a window. A tree is the spine, plus as many branches as the shape allows.
 
         Args:
-            window: The window.
-            sizes: TreeSizes of the trees.
             forecast: Forecast to learn from. The default is a forecast for the spine, if it has no candidates from a
                 drafter network.
         """
@@ -406,7 +402,6 @@ class JacobiProposer(Proposer):
         position is added to the logits.
 
         Args:
-            roots: Roots of the round.
             lengths: [B, 1], length of each image's window.
             longest: Upper bound of the lengths.
         """
@@ -432,7 +427,6 @@ def _best_nodes(tree: DraftTree, last_change: Tensor, at: Tensor, nodes: Tensor)
     the path to the node are equal to the current tokens.
 
     Args:
-        tree: The trees.
         last_change: [B, N + 1], result of :meth:`JacobiProposer._last_change`.
         at: [B, m], raster positions from the root on.
         nodes: [N + 1], the numbers 0, 1, 2, ...

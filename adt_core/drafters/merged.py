@@ -165,7 +165,6 @@ class MergedProposer(Proposer):
 
         Args:
             window: The window. This method changes it.
-            roots: Roots of the round.
 
         Returns:
             Three results of the last pass: the freshness class of each position [B, M], the codes of the network's

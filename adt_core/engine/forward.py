@@ -80,7 +80,6 @@ def logits(slots: Slots, features: Tensor, depths: Tensor | int) -> Tensor:
     Processing applies guidance, temperature, the top-k and top-p filters, and the vocabulary mask (grammar).
 
     Args:
-        slots: State of the images.
         features: [R, n, h], features of the nodes.
         depths: [B, n], depth of each node below its root, or one depth for all nodes.
 
@@ -114,7 +113,6 @@ def add_noise(slots: Slots, z: Tensor, depths: Tensor | int) -> Tensor:
     """Return the scores z + g after each node. The token with the largest score is the sample (Gumbel-max).
 
     Args:
-        slots: State of the images.
         z: [B, n, V], processed logits.
         depths: [B, n], depth of each node below its root, or one depth for all nodes.
 

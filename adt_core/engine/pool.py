@@ -32,8 +32,6 @@ def plan_of(request: Request, count: int, drafter: Drafter | None) -> Hashable:
     """Return the plan of a set of slots. Sets with the same plan have the same memory layout and can share graphs.
 
     Args:
-        request: Batch to decode.
-        count: Number of slots.
         drafter: Drafter in use, or None.
     """
     target = request.target

@@ -93,9 +93,7 @@ class Request:
         """Make a request with one prompt per image.
 
         Args:
-            target: Model that generates the images.
             recipe: Settings of the images. Its texts and its prefix are not used.
-            prompts: Encoded prompt of each image.
             drafter: Drafter. Every method except plain decoding needs one.
             negatives: Encoded negative prompt of each image, for guidance (default: the model's prompt without text).
             image_indices: Index of each image among the images of its prompt (default: 0).
@@ -109,7 +107,12 @@ class Request:
         if not prompts:
             raise AdtError("`batch_size` is 0; it must be 1 or more.")
         images = len(prompts)
-        rows = _with_negatives(prompts, negatives, target) if recipe.sampling.guidance != 1 else prompts
+        if negatives is not None and len(negatives) != images:
+            given = f"{len(negatives)} negative prompts were given for {images} prompts"
+            raise AdtError(f"{given}; give one for each, or none.")
+        rows = [*prompts]
+        if recipe.sampling.guided:
+            rows += map(target.unconditional, prompts) if negatives is None else negatives
         indices = image_indices if image_indices is not None else [0] * images
         keys = list(zip(seeds if seeds is not None else [recipe.sampling.seed] * images, indices, strict=True))
         return cls(target, recipe, rows, keys, _prefix_tokens(prefix, images, target), drafter, check)
@@ -239,12 +242,10 @@ class Request:
     @property
     def threads(self) -> int:
         """Minimum number of CPU threads: 1 for a small model on a CPU (`MAX_ONE_THREAD_PARAMETERS`)."""
-        on_cpu = self.target.decoder.embedding.device.type == "cpu"
-        return 1 if on_cpu and self._parameters <= MAX_ONE_THREAD_PARAMETERS else torch.get_num_threads()
-
-    @cached_property
-    def _parameters(self) -> int:
-        return sum(part.numel() for part in self.target.decoder.parameters())
+        decoder = self.target.decoder
+        on_cpu = decoder.embedding.device.type == "cpu"
+        is_small = on_cpu and sum(part.numel() for part in decoder.parameters()) <= MAX_ONE_THREAD_PARAMETERS
+        return 1 if is_small else torch.get_num_threads()
 
     def context(self, profile: CostProfile | None = None) -> Context:
         """Return the data of this request that drafters and policies may use.
@@ -285,21 +286,6 @@ class Request:
             "device": str(self.target.decoder.embedding.device),
             "format": FORMAT,
         }
-
-
-def _with_negatives(
-    prompts: Sequence[EncodedPrompt], negatives: Sequence[EncodedPrompt] | None, target: Target
-) -> Sequence[EncodedPrompt]:
-    """Return the prompts of all images, followed by their negative prompts.
-
-    Without `negatives`, the unconditional prompt of the target is the negative prompt.
-    """
-    if negatives is None:
-        return [*prompts, *map(target.unconditional, prompts)]
-    if len(negatives) != len(prompts):
-        given = f"{len(negatives)} negative prompts were given for {len(prompts)} prompts"
-        raise AdtError(f"{given}; give one for each, or none.")
-    return [*prompts, *negatives]
 
 
 def _prefix_tokens(prefix: Tensor | None, images: int, target: Target) -> Tensor:

@@ -207,7 +207,6 @@ def verify(slots: Slots, proposer: Proposer, tree: DraftTree, width: int) -> Ver
     """Read a draft tree in one forward pass and find the longest accepted path.
 
     Args:
-        slots: State of the images.
         proposer: Proposer that has made the tree. It is only used to choose a tensor size.
         tree: Draft trees of B images with N + 1 nodes each, root first.
         width: Maximum number of children of a node.
@@ -245,7 +244,6 @@ def commit(slots: Slots, proposer: Proposer, verified: Verified) -> None:
 
     Args:
         slots: State of the images. This function updates it.
-        proposer: Proposer that has made the tree.
         verified: Result of :func:`verify`.
     """
     acceptance = verified.acceptance
@@ -288,7 +286,6 @@ def _verifies_trees(proposer: Proposer, shapes: Sequence[Shape], remaining: int)
     (`Proposer.supports_plain_rounds` is False).
 
     Args:
-        proposer: State of the drafter.
         shapes: Maximum size of the draft tree of each slot.
         remaining: Largest number of positions that an image has left for drafts.
     """
@@ -319,8 +316,6 @@ def _read_report(slots: Slots, slot: int, report: RoundReport, shape: Shape) -> 
 
     Args:
         slots: State of the images. Only `positions` is updated.
-        slot: Number of the image's slot.
-        report: Report of the image.
         shape: Maximum size of the image's draft tree.
 
     Returns:

@@ -161,8 +161,6 @@ def uses_kernel(x: Tensor, heads: int, kv_heads: int, dim: int) -> bool:
 
     Args:
         x: Tensor with the dtype and on the device of the queries.
-        heads: Number of query heads.
-        kv_heads: Number of key heads.
         dim: Number of elements d of a head.
     """
     shape = heads, kv_heads, dim

@@ -160,17 +160,16 @@ class Benchmark:
         images = (path for method in self.presets for path in (folder / _image_folder(method)).glob("*.png"))
         return [*(folder / name for name in (RUNS, *report.FILES)), *images]
 
-    def pipelines(self, target: Target, drafter: Drafter | None) -> dict[str, Pipeline]:
-        """Return a pipeline for each method, by name. A pipeline is a target with a recipe and a drafter.
+    def pipelines(self, loaded: Pipeline) -> dict[str, Pipeline]:
+        """Return a pipeline for each method, by name.
 
         Args:
-            target: Model that generates the images.
-            drafter: Drafter that the user has chosen; None if no method needs a drafter network.
+            loaded: Model and drafter that the user has chosen.
 
         Raises:
-            AdtError: If a method needs a drafter network, but `drafter` has no network.
+            AdtError: If a method needs a drafter network, but the drafter has no network.
         """
-        drafters = drafters_by_name(drafter)
+        drafters = drafters_by_name(loaded.drafter)
         network = (self.recipe.drafter or JACOBI).removesuffix(WITH_WINDOW)
         pipelines = {}
         for name, (drafting, source, lantern) in self.presets.items():
@@ -179,7 +178,7 @@ class Benchmark:
                 raise AdtError(f"`drafter`: {problem}; choose one, or remove the method.")
             path = source.replace(NETWORK, network) or None
             recipe = replace(self.recipe, drafting=drafting, lantern=lantern, drafter=path)
-            pipelines[name] = Pipeline(target, recipe, drafters.get(source))
+            pipelines[name] = Pipeline(loaded.target, recipe, drafters.get(source))
         return pipelines
 
     def settings(self, target: Target) -> dict:
@@ -241,7 +240,6 @@ class BenchmarkWorker:
     """Worker with loaded models. A call decodes one prompt by all methods.
 
     Args:
-        benchmark: Prompts and methods.
         pipelines: Result of `Benchmark.pipelines`.
         check: Cancellation callback; it may raise an exception.
 
@@ -288,14 +286,12 @@ def load(benchmark: Benchmark, device: str) -> BenchmarkWorker:
     """Load the models of a benchmark.
 
     Args:
-        benchmark: Prompts and methods.
         device: "auto", "cpu" or "cuda".
 
     Raises:
         AdtError: If a model cannot be loaded, or a prompt is invalid.
     """
-    loaded = Pipeline.of(benchmark.recipe, device)
-    pipelines = benchmark.pipelines(loaded.target, loaded.drafter)
+    pipelines = benchmark.pipelines(Pipeline.of(benchmark.recipe, device))
     pipelines[PLAIN].check(benchmark.prompts)
     return BenchmarkWorker(benchmark, pipelines)
 
@@ -306,9 +302,7 @@ def measure(
     """Measure the missing prompts in this process.
 
     Args:
-        benchmark: Prompts and methods.
         pipelines: Result of `Benchmark.pipelines`.
-        folder: Folder of the benchmark.
         check: Cancellation callback; it may raise an exception.
 
     Yields:
@@ -331,9 +325,7 @@ def collect(
     """Measure the missing prompts, and write their images and records.
 
     Args:
-        benchmark: Prompts and methods.
         settings: Result of `Benchmark.settings`.
-        folder: Folder of the benchmark.
         mapped: Function that measures prompts. Its argument is a list of indices of prompts. It returns a pair
             (index, results) for each of these prompts, in any order.
 
@@ -383,8 +375,6 @@ def plan(args: BenchmarkArgs, parallel: WorkerArgs, given: Mapping[str, Any], de
     """Check the arguments before a model is loaded.
 
     Args:
-        args: Prompts and methods.
-        parallel: Worker processes.
         given: Settings of the recipe, by option name.
         device: "auto", "cpu" or "cuda".
 
@@ -407,9 +397,7 @@ def run(args: BenchmarkArgs, scores: QualityArgs, parallel: WorkerArgs, given: M
     """Run a benchmark and write its report.
 
     Args:
-        args: Prompts and methods.
         scores: Paths of the weights for quality metrics.
-        parallel: Worker processes.
         given: Settings of the recipe, by option name.
         device: "auto", "cpu" or "cuda".
 

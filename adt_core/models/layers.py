@@ -75,9 +75,7 @@ class LayerContext(NamedTuple):
         """Return the context of a forward.
 
         Args:
-            step: Positions and mask of the forward.
             rope: Result of :func:`.rotary.rope_tables`.
-            config: Shape of the decoder.
             tile: Number of rows of a tile in batch-invariant mode, else 0.
         """
         positions = step.positions.flatten()
@@ -276,7 +274,6 @@ class Layer(nn.Module):
         Args:
             x: [N, h] residual stream: the n tokens of row 0, of row 1 and so on, then padding up to a complete tile.
                 Overwritten unless gradients are enabled.
-            context: Positions and masks of the forward.
             cache: [2, R, kv heads, cache_length, d] keys and values of this layer. The method writes the keys and
                 values of the tokens at ``context.cache_position``.
 
@@ -409,8 +406,6 @@ class Decoder(nn.Module):
 
         Args:
             ids: [R, n] int64 token ids.
-            step: Positions and mask of the forward.
-            cache: KV cache of R rows.
             rope: Result of :func:`.rotary.rope_tables`.
             check: Called before every layer. It may raise an exception to cancel.
             inputs: [R, n, h] inputs of the first layer, instead of the embeddings of ``ids``.

@@ -76,7 +76,6 @@ def load_target(
 
     Args:
         path: "bundled", a checkpoint folder or a weights file.
-        device: Device of the weights.
         dtype: Dtype of transformer and text encoder; :func:`_set_dtypes` lists exceptions. The codec is float32.
         check: Called before each tensor is read. It may raise an exception to cancel.
         weights: "int8", "fp8" or "int4" to quantise the transformer's matrices; None to store them in ``dtype``.

@@ -110,7 +110,6 @@ def refuse_eagle3(checkpoint: Checkpoint, called: str) -> None:
     the length of a feature. Some EAGLE-3 drafters draft only a part of the vocabulary.
 
     Args:
-        checkpoint: The checkpoint.
         called: Name of the checkpoint in the error message.
 
     Raises:

@@ -49,10 +49,7 @@ def keyed_gumbel(seed: int, image_index: int, positions: range, vocabulary: int)
     rows before it.
 
     Args:
-        seed: Seed of the image.
         image_index: Index of the image among the images of its prompt.
-        positions: Raster positions.
-        vocabulary: Number of tokens V.
 
     Returns:
         [n, V] float64.
@@ -80,7 +77,6 @@ class KeyedNoise:
         """Prepare the noise.
 
         Args:
-            vocabulary: Number of tokens V.
             like: Tensor with the dtype of the noise, on the device to which the caller will copy the noise.
         """
         self._vocabulary = vocabulary
@@ -122,9 +118,6 @@ class Noise:
         """Allocate the ring.
 
         Args:
-            keys: Key of each image.
-            length: Number of positions of an image.
-            vocabulary: Number of tokens V.
             ahead: Noise is read at most this many positions after the position of an image's root.
             like: Tensor with the dtype and the device of the ring.
             check: Cancellation callback, called before each chunk of rows is made. It may raise an exception.
@@ -147,9 +140,6 @@ class Noise:
         """Return the size of `ring` in bytes.
 
         Args:
-            images: Number of images B.
-            length: Number of positions of an image.
-            vocabulary: Number of tokens V.
             ahead: Noise is read at most this many positions after the position of an image's root.
             itemsize: Bytes per number.
         """
@@ -160,8 +150,6 @@ class Noise:
         """Return the number W of rows that are stored for an image.
 
         Args:
-            length: Number of positions of an image.
-            vocabulary: Number of tokens V.
             ahead: Noise is read at most this many positions after the position of an image's root.
         """
         return _sizes(length, vocabulary, ahead)[1]

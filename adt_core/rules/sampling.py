@@ -38,8 +38,6 @@ def noise_table(
     Args:
         sampling: Settings; seed and temperature are used.
         image_indices: Index of each image among the images of its prompt.
-        length: Number of tokens of an image.
-        vocabulary: Number of tokens V.
         like: Tensor with the dtype and the device of the noise.
 
     Returns:
@@ -60,7 +58,6 @@ def process_logits(logits: Tensor, sampling: Sampling, bias: Tensor | None = Non
 
     Args:
         logits: [..., V] after guidance, float32 or wider.
-        sampling: Settings of temperature and filters.
         bias: [..., V] or [..., V + 1]; None adds nothing. The bias is 0 for tokens that the grammar allows at the
             position, and -inf for others. A caller that only ranks tokens can add noise to the bias. Index V is the
             token that ends a row of the image; its logit before the bias is 0.

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from transformers import ChameleonForConditionalGeneration, UnbatchedClassifierFreeGuidanceLogitsProcessor
 
-from adt_core import Sampling, Target, load_drafter
-from adt_core.app.pipeline import Pipeline
+from adt_core import Pipeline, Sampling, Target
 from adt_core.lab.benchmark import PRESETS
 from adt_core.models.reading.paths import resolve
 from adt_core.policies import PLAIN
@@ -45,8 +44,6 @@ def generate(model: ChameleonForConditionalGeneration, target: Target, prompt: s
     Args:
         model: The bundled model as :func:`chameleon` loads it.
         target: The same model in this engine, which encodes the prompt.
-        prompt: Text of the prompt.
-        sampling: Seed, guidance and temperature.
 
     Returns:
         Codes [T] of the T tokens of the image.
@@ -81,9 +78,9 @@ def measure(count: int) -> list[dict]:
     methods decode one prompt before the next prompt starts.
     """
     prompts = captions(FIRST_CAPTION, count)
-    target = bundled()
+    target = bundled().target
     model = chameleon()
-    pipelines = comparison({"auto": PRESETS["auto"]}, prompts).pipelines(target, load_drafter("bundled", target))
+    pipelines = comparison({"auto": PRESETS["auto"]}, prompts).pipelines(bundled())
     for pipeline in pipelines.values():
         pipeline.decoding(prompts[:1]).warm_up()
     runs: dict[str, Callable[[str], float]] = {

@@ -8,10 +8,8 @@ from itertools import product
 import numpy as np
 import torch
 
-from adt_core import Decoding, Drafting, Target, load_drafter, load_target
-from adt_core.app.pipeline import Pipeline
+from adt_core import Decoding, Drafting, Pipeline, Recipe, Target, load_drafter, load_target
 from adt_core.policies import PLAIN
-from adt_core.recipe import Recipe
 
 from ..auto import METHODS, cells, measure, workers
 from ..harness import SAMPLING, captions

@@ -13,8 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from adt_core import AdtError, Decoding
-from adt_core.app.pipeline import Pipeline
+from adt_core import AdtError, Decoding, Pipeline
 from adt_core.policies import PLAIN
 
 from ..harness import captions

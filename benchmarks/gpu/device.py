@@ -80,7 +80,6 @@ def spread(values: Iterable[float], scale: float = 1.0) -> dict[str, float]:
     """Return the median and the quartiles of some values.
 
     Args:
-        values: Measured values.
         scale: Factor for all values, for example 1000 to convert seconds to milliseconds.
     """
     low, median, high = (float(value) for value in np.percentile([scale * value for value in values], (25, 50, 75)))

@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 import torch
 
-from adt_core import Target
-from adt_core.app.pipeline import Pipeline
+from adt_core import Pipeline, Target
 from adt_core.drafters import Drafter
 from adt_core.policies import PLAIN
 

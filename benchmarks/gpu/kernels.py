@@ -25,8 +25,7 @@ from functools import partial
 
 import torch
 
-from adt_core import Target, load_target
-from adt_core.app.pipeline import Pipeline
+from adt_core import Pipeline, Target, load_target
 from adt_core.engine import pool
 from adt_core.engine.graphs import disabled_reason
 from adt_core.kernels.choice import Verdict, device_times, missing_support, verdicts

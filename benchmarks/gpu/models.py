@@ -15,8 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from adt_core import Decoding, Drafting, Lantern, Sampling, Target, load_drafter, load_target
-from adt_core.app.pipeline import Pipeline
+from adt_core import Decoding, Drafting, Lantern, Pipeline, Recipe, Sampling, Target, load_drafter, load_target
 from adt_core.drafters import Drafter, default_options
 from adt_core.drafters.eagle import EagleDrafter
 from adt_core.drafters.eagle_files import new_config
@@ -31,7 +30,6 @@ from adt_core.models.target import EncodedPrompt, Prompter
 from adt_core.models.vq import VQConfig, VQModel
 from adt_core.policies import PLAIN
 from adt_core.policies.adt_tree import AdtTree
-from adt_core.recipe import Recipe
 from adt_core.trace import Round
 
 from . import device
@@ -151,9 +149,6 @@ def random_target(name: str, shape: ModelShape, dtype: torch.dtype, weights: str
     """Create a target with random weights on the device. Its codec is smaller than the codec of the published model.
 
     Args:
-        name: Name of the target.
-        shape: Shape of the decoder.
-        dtype: Data type of the weights.
         weights: Quantisation of the matrices, "int8", "fp8" or "int4". None does not quantise.
     """
     where = device.the_device()
@@ -218,7 +213,6 @@ def pipeline_of(target: Target, network: Drafter | None, method: str, **options:
     """Return a pipeline with a method of `TITLES`.
 
     Args:
-        target: Target model.
         network: Drafter network. None is enough for methods without a network.
         method: Key of `TITLES`.
         **options: Arguments of `Sampling`.
@@ -271,9 +265,7 @@ class Stream:
     The rounds start in the middle of an image. At the end of the image, they start again in the middle of a new image.
 
     Args:
-        pipeline: Models and method.
         mode: Launch mode, `device.EAGER` or `device.CAPTURED`.
-        images: Batch size.
         warm_up: Number of untimed rounds after each start.
 
     Attributes:

@@ -72,7 +72,6 @@ def _sample(logits: Tensor, guidance: float) -> Tensor:
 
     Args:
         logits: Logits [2, 1, codes]. The first row is conditional, the second unconditional.
-        guidance: Guidance scale.
 
     Returns:
         Sampled code [2, 1]. Both rows contain the same code.

@@ -28,8 +28,7 @@ from functools import partial
 
 import torch
 
-from adt_core import Target
-from adt_core.app.pipeline import Pipeline
+from adt_core import Pipeline, Target
 from adt_core.drafters import Drafter
 from adt_core.policies import PLAIN
 
@@ -85,9 +84,6 @@ class Pieces:
     """All timed pieces of one model.
 
     Args:
-        target: Target model.
-        network: Drafter network.
-        guidance: Guidance scale.
         warm_up: Number of untimed rounds at the start of each stream.
 
     Attributes:
@@ -146,7 +142,6 @@ def _row(
     """Return the row of a piece.
 
     Args:
-        key: Piece and launch mode.
         seconds: Measured times of the piece in seconds.
         plain: Median time of a plain round in seconds, or None.
         activity: Activity of the device in the piece, or None.
@@ -176,7 +171,6 @@ def differences(times: dict[Key, list[float]], network_calls: list[float], mode:
     Args:
         times: Seconds by piece.
         network_calls: Number of drafter forwards in a round, for each of `TREES`.
-        mode: Launch mode.
 
     Returns:
         Two rows, or an empty list if a piece is missing.

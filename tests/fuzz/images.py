@@ -10,12 +10,11 @@ from pathlib import Path
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
-from adt_core import cli
+from adt_core import Pipeline, cli
 from adt_core.app.args import GenerateArgs, InputArgs, OutputArgs
 from adt_core.app.batch_folder import BatchFolder
 from adt_core.app.continuation import open_rgb, to_pixels
 from adt_core.app.images import KEY, read_settings
-from adt_core.app.pipeline import Pipeline
 from adt_core.commands import generation
 from adt_core.errors import AdtError
 from adt_core.models.load import load_target

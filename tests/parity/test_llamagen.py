@@ -96,7 +96,6 @@ def reference(tensors, features, hidden, codes, side=16):
     """Run the reference on one row.
 
     Args:
-        tensors: Weights.
         features: Features of the caption [120, d].
         hidden: Number of padding tokens. Padding tokens attend only to each other.
         codes: [n] image codes after the caption.

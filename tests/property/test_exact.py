@@ -40,7 +40,6 @@ class DecodedBatch(Reader):
     """Reader whose cache has the prompts and the decided tokens of each image.
 
     Args:
-        decoder: Decoder of the target.
         near: Number of near keys; None if all keys are near.
         decided: Number of decided tokens of each image.
         tokens: [B, n] codes of each image.
@@ -57,7 +56,6 @@ class DecodedBatch(Reader):
         """Return the features [R, n, h] of codes [B, n]. Code 0 of each image is the root.
 
         Args:
-            roots: Roots of the images.
             codes: [B, n] codes of the nodes.
             own: [B, n, n] ancestor matrix, True if node j is an ancestor of node i or equal to it.
             depths: [B, n] depths of the nodes.

@@ -14,13 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from adt_core import AdtError, Drafting, Sampling, load_drafter
-from adt_core.app.pipeline import Pipeline
+from adt_core import AdtError, Drafting, Pipeline, Recipe, Sampling, load_drafter
 from adt_core.drafters import DRAFTERS as WITHOUT_FILES
 from adt_core.drafters import Drafter
 from adt_core.errors import Check
 from adt_core.models.target import Target
-from adt_core.recipe import Recipe
 
 from .loop import Outcome
 from .mix import NETWORK, Request

@@ -11,11 +11,9 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from adt_core import Drafting, Sampling
-from adt_core.app.pipeline import Pipeline
+from adt_core import Drafting, Pipeline, Recipe, Sampling
 from adt_core.models.target import Target
 from adt_core.policies import PLAIN
-from adt_core.recipe import Recipe
 
 from .mix import Request, requests
 
@@ -221,8 +219,6 @@ def plain_codes(target: Target, request: Request, codes: Tensor) -> Tensor:
     """Return the codes [B, tokens] of a request's images with plain decoding.
 
     Args:
-        target: Model of the request.
-        request: The request.
         codes: [B, tokens] codes of the run with drafts. If the request continues an image, the given tokens are copied
             from these codes.
     """

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from adt_core import Drafting, Lantern, Pipeline, Sampling, cli, load_drafter, load_target
+from adt_core import Drafting, Lantern, Loading, Pipeline, Recipe, Sampling, cli, load_drafter, load_target
 from adt_core.app import images
 from adt_core.app.batch_folder import BatchFolder, SavedImage, batch_folder, settings_key
 from adt_core.app.images import parameters_text, read_settings, to_png
@@ -20,7 +20,6 @@ from adt_core.app.pipeline import split
 from adt_core.app.saved import read_saved
 from adt_core.drafters import drafter_defaults
 from adt_core.errors import AdtError
-from adt_core.recipe import Loading, Recipe
 from adt_core.version import FORMAT
 from tests.command import read_grids
 from tests.tiny import write_tiny_checkpoint

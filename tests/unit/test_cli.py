@@ -9,8 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from adt_core import cli
-from adt_core.recipe import Recipe
+from adt_core import Recipe, cli
 from adt_core.version import FORMAT
 from tests.command import read_grids, read_lines, words
 from tests.tiny import write_tiny_checkpoint, write_tiny_drafter

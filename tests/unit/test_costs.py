@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adt_core import AdtError, Drafting, Lantern, cache_folder, load_drafter, load_target
-from adt_core.app.pipeline import Pipeline
+from adt_core import AdtError, Drafting, Lantern, Pipeline, Recipe, cache_folder, load_drafter, load_target
 from adt_core.drafters.merged import MergedDrafter
 from adt_core.engine import graphs
 from adt_core.engine.device import profiles
@@ -25,7 +24,6 @@ from adt_core.policies import NO_DRAFTS, ActiveImage, Context, CostProfile, Shap
 from adt_core.policies.auto import SIZES, Auto, sizes_of
 from adt_core.policies.cost_model import PLAIN_ROUND, CostModel, Reading, RoundResult
 from adt_core.policies.costs import rounded
-from adt_core.recipe import Recipe
 from adt_core.trace import ImageRound, Round
 from tests.drafted import run
 
@@ -369,6 +367,8 @@ def test_with_relaxed_acceptance_learned_costs_do_not_change_the_image(tiny, cac
 
 def test_rounds_that_were_cut_or_captured_or_have_fewer_images_are_left_out(models, cache):
     done = run(*models, ("a cat",), drafting=Drafting("auto"))
+    for path in cache.iterdir():
+        path.unlink()
     round = done.trace.rounds[0]
     cut = replace(round.images[0], depth_asked=2, accepted=2)
     complete = replace(cut, depth_asked=8)

@@ -119,7 +119,6 @@ def break_products(monkeypatch, is_wrong) -> None:
     """Change one bit in some rows of products.
 
     Args:
-        monkeypatch: The fixture.
         is_wrong: Function (row index, number of rows of the product) -> whether the row changes.
     """
     product = layers.product

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from adt_core import Drafting, Lantern, Sampling
-from adt_core.app.pipeline import Pipeline, split
-from adt_core.recipe import Recipe
+from adt_core import Drafting, Lantern, Pipeline, Recipe, Sampling
+from adt_core.app.pipeline import split
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog"]
 

@@ -85,7 +85,6 @@ import resource
 resource.setrlimit(resource.{kind}, (600 * 2**20,) * 2)
 from adt_core.memory_limit import memory_limit
 import psutil
-from tests.drafted import new_decoding
 limit = memory_limit()
 free = limit.bytes - psutil.Process().memory_info().rss
 bytearray(free - 30 * 2**20)

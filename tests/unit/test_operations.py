@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from adt_core import load_drafter, load_target
-from adt_core.app.pipeline import Pipeline
+from adt_core import Pipeline, Recipe, load_drafter, load_target
 from adt_core.lab.benchmark import PRESETS
-from adt_core.recipe import Recipe
 from benchmarks.harness import SAMPLING
 
 ROUNDS = 4

@@ -166,6 +166,25 @@ def test_first_round_of_a_row(wrap, expected):
     assert size(p, 6) == expected  # cell 6 is in row 1, column 2, below cell 2
 
 
+def test_a_reset_happens_only_in_a_new_row():
+    p = adt_tree(columns=4, wrap="reset")
+    size(p, 0)
+    add_round(p, 0, accepted=1, depth=2)
+    assert size(p, 2) == (5, 2)
+
+
+@pytest.mark.parametrize("root, expected", [(11, 9), (12, 14)])
+def test_predictions_use_four_tokens_above_from_the_column_of_the_next_token_on(root, expected):
+    """A row has ten tokens. The rounds of tokens 1 to 4 had no accepted drafts, the round of tokens 5 to 9 had four."""
+    p = adt_tree(rule="predicted", init="vertical", columns=10, depth_max=20, beta=0.1)
+    size(p, 0)
+    for position in range(4):
+        add_round(p, position, accepted=0, depth=4)
+    add_round(p, 4, accepted=4, depth=4)
+    # Mean of the image: (0.4 + 4) / 6 = 0.73. Above root 11 are the tokens 2 to 5 (mean 1), above 12 are 3 to 6 (2).
+    assert size(p, root)[0] == expected
+
+
 def test_random_shapes_are_seeded_and_within_the_bounds():
     first, again = (adt_tree(init="random", seed=5) for _ in range(2))
     shapes = [size(first, i, image=1) for i in range(50)]

@@ -1,5 +1,7 @@
 """Tests of images with kept tokens: dependence on the settings, statistics, and the start of the Jacobi window."""
 
+from copy import copy
+
 import pytest
 import torch
 
@@ -127,3 +129,12 @@ def test_required_memory_includes_a_long_prefill(models):
     plain = Drafting(PLAIN)
     short, long = (new_decoding(target, row, drafting=plain, prefix=random_codes(1, count)) for count in (0, 15))
     assert long.memory_required() > short.memory_required()
+
+
+def test_a_small_image_is_taken_at_regular_distances(models):
+    """A small image of 2 x 3 codes for an image of 4 x 4: rows 0 and 2, columns 0, 1 and 2."""
+    target = copy(models[0])
+    target.grid = (4, 4)
+    target.lead_of = lambda grid: (2, 3)
+    cells = torch.arange(16).view(1, 4, 4)
+    assert target.beginning(cells, 5).tolist() == [[0, 1, 2, 8, 9, 10, 0, 1, 2, 3, 4]]

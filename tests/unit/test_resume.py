@@ -8,14 +8,13 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from adt_core import Drafting, Pipeline, cli
+from adt_core import Drafting, Pipeline, Recipe, cli
 from adt_core.app.images import read_settings
 from adt_core.app.prompts import PromptEntry
 from adt_core.commands import batch_size, generation, png_folder, progress, webdataset
 from adt_core.commands.batch_size import default_batch_size
 from adt_core.commands.image_list import ImageList
 from adt_core.commands.progress import RunProgress
-from adt_core.recipe import Recipe
 from tests.command import read_lines, words
 
 PROMPTS = ["a cat", "a dog", "a cow", "fog", "a red house", "a tree", "a blue sky"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from adt_core.app.pipeline import Pipeline
+from adt_core import Pipeline
 from adt_core.app.truncation import INVALID_MODES, RAISE, SKIP, TRUNCATE, fit_prompt
 from adt_core.errors import AdtError, PromptTooLongError
 

@@ -11,12 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from adt_core import AdtError, Drafting, Sampling, cli
+from adt_core import AdtError, Drafting, Pipeline, Recipe, Sampling, cli
 from adt_core.app import png_settings
 from adt_core.app.batch_folder import settings_key
 from adt_core.app.images import read_settings
-from adt_core.app.pipeline import Pipeline
-from adt_core.recipe import Recipe
 from adt_core.rules.noise import Noise
 from adt_core.rules.upstream import UpstreamNoise, noise_device
 from tests.command import read_lines

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 import adt_core
+from adt_core import Recipe
 from adt_core.drafters import default_options
-from adt_core.recipe import Recipe
 
 
 @cache

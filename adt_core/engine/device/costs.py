@@ -37,7 +37,6 @@ class Costs:
         """Prepare the choice of a profile.
 
         Args:
-            request: Batch to decode.
             given: Profile to use instead of the device's, such as the profile of a saved image.
         """
         self._request = request
@@ -72,7 +71,6 @@ class Costs:
 
         Args:
             shapes: Shape that was chosen for each slot. All active slots have the same shape.
-            round: The round.
             seconds: Duration of the round, measured with `clock`.
         """
         largest = max(shapes, key=lambda shape: shape.drafts)

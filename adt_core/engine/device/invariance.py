@@ -106,7 +106,6 @@ class InvarianceReport(NamedTuple):
         """Return the report from the result of `to_json`; None if the value is not such a result.
 
         Args:
-            value: Parsed JSON.
             tile: Tile size without a fallback. A fallback's tile size must not be larger.
         """
         match value:
@@ -164,7 +163,6 @@ def invariance_report(request: Request, kernels: Sequence[Verdict] = ()) -> Inva
     Otherwise plain decoding could give another image than drafting.
 
     Args:
-        request: Batch to decode.
         kernels: Result of :func:`chosen_kernels`.
 
     Raises:
@@ -242,7 +240,6 @@ def _fallback_remark(fallback: FallbackConfig, usual: int) -> Message:
     """Return the message about slower operations.
 
     Args:
-        fallback: Operations that are used.
         usual: Tile size without a fallback.
     """
     if fallback.far:

@@ -47,7 +47,6 @@ def required_bytes(request: Request, batch_size: int, device: torch.device | Non
     memory in which the codec decodes one image.
 
     Args:
-        request: Batch to decode.
         batch_size: Number of images that are decoded at the same time.
         device: Device on which the images will be decoded (default: the device of the weights).
     """

@@ -37,9 +37,7 @@ class TrainingImages:
 
     Args:
         path: File of the codes. It is created if it does not exist.
-        prompts: Caption of each image.
         length: Number of tokens per image.
-        num_codes: Number of different image tokens.
 
     Raises:
         AdtError: If the file cannot be read, or its content does not fit these images.
@@ -108,7 +106,6 @@ def find_training_images(
     """Select the training images.
 
     Args:
-        args: Source and number of the images.
         batch: Number of images per forward pass.
         seed: Seed of the random selection and order.
         texts: Prompts to use if `args` names neither images nor a file of prompts.
@@ -153,7 +150,6 @@ def _assign(prompts: Sequence[str], images: int | None, held_out: int, seed: int
     Args:
         prompts: Prompts. Duplicates are used once.
         images: Number of training images; None for one image per remaining prompt.
-        held_out: Number of held-out images.
         seed: Seed of the order.
     """
     distinct = list(dict.fromkeys(prompts))
@@ -217,10 +213,7 @@ def plain_decoding(
     Training images are generated in large batches, in which drafting is not faster than plain decoding.
 
     Args:
-        target: Target that generates the images.
-        prompts: Prompt of each image.
         numbers: Index of each image. The noise of an image depends on its index.
-        sampling: Sampling settings.
         check: Called often; may raise an exception to cancel.
     """
     recipe = Recipe(sampling, Drafting(PLAIN))

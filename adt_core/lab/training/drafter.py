@@ -133,9 +133,6 @@ def plan(
     """Check the arguments before a model is loaded.
 
     Args:
-        data: Settings of the training data.
-        training: Hyperparameters.
-        files: Settings of the output files.
         given: Settings of the recipe that the user has set, by option name.
         device: "auto", "cpu" or "cuda".
         texts: Prompts to use if `data` names neither images nor a file of prompts.
@@ -213,7 +210,6 @@ def make_drafter(target: Target, start: EagleDrafter | None = None) -> EagleDraf
     the checkpoints of the run.
 
     Args:
-        target: Target to draft for.
         start: Drafter from which the weights are copied; None for random weights with a fixed seed.
 
     Raises:
@@ -267,8 +263,6 @@ def train(plan: TrainingPlan, target: Target, callback: TrainingCallback) -> Tra
     """Run or resume a training until its budget is used up.
 
     Args:
-        plan: Checked arguments.
-        target: Target to train a drafter for.
         callback: Progress callback. An exception from it stops the training, which can be resumed later.
 
     Returns:
@@ -294,7 +288,6 @@ def _load_network(name: str, path: str | None, target: Target) -> EagleDrafter |
     Args:
         name: Name of the option, for error messages.
         path: Value of the option, or None.
-        target: Target of the drafter.
 
     Returns:
         The drafter; None if the option is not set.

@@ -83,7 +83,6 @@ def check_disk(estimate: TrainingEstimate, folder: Path) -> None:
     """Check that the disk has enough space.
 
     Args:
-        estimate: Required resources.
         folder: Folder of the training run. The space of its existing files counts as free, because `estimate.disk`
             includes these files.
 

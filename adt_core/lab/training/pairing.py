@@ -58,7 +58,6 @@ def plan(args: CheckDrafterArgs, given: Mapping[str, Any], device: str) -> Pairi
     """Check the arguments before a model is loaded.
 
     Args:
-        args: Settings of the test images.
         given: Settings of the recipe that the user has set, by option name.
         device: "auto", "cpu" or "cuda".
 
