@@ -16,14 +16,12 @@ from ..recipe import BUNDLED, Recipe
 from .checkpoints import default_drafter
 
 
-def complete(given: Mapping[str, Any], device: str = "auto", strict: bool = False) -> Recipe:
+def complete(given: Mapping[str, Any], device: str = "auto") -> Recipe:
     """Complete a recipe with the defaults of its model, drafter and device.
 
     Args:
         given: Values of the recipe's options, by option name. None selects the default.
         device: "auto", "cpu" or "cuda".
-        strict: Whether to reject options that the chosen method does not use. Use False if the values come from a PNG,
-            because the settings of a PNG may contain such options.
 
     Raises:
         AdtError: If a value is out of bounds, or if two values contradict each other.
@@ -31,26 +29,16 @@ def complete(given: Mapping[str, Any], device: str = "auto", strict: bool = Fals
     model = given.get("model") or BUNDLED
     drafter = given.get("drafter") or default_drafter(model)
     kind = choose_device("auto").type if device == "auto" else device
-    published = _published_sampling(model)
+    try:
+        published = published_sampling(model)
+    except AdtError:  # `load_target` raises it later
+        published = PublishedSampling()
     guidance = given.get("guidance")
     guided = (published.guidance if guidance is None else guidance) != 1
     defaults = {**published._asdict(), **drafter_defaults(drafter, kind, guided)}
     recipe = Recipe.of({**given, "drafter": drafter}, defaults)
-    if strict:
-        recipe.drafting.check_options(given)
     check_fit(recipe.drafting.method, is_network(drafter))
     return recipe
-
-
-def _published_sampling(model: str) -> PublishedSampling:
-    """Return the sampling settings that the authors of a model recommend.
-
-    If the model cannot be read, this function returns general defaults. `load_target` raises the error later.
-    """
-    try:
-        return published_sampling(model)
-    except AdtError:
-        return PublishedSampling()
 
 
 def choose_device(name: str) -> torch.device:

@@ -200,7 +200,8 @@ class Pipeline:
             raise AdtError(f"`{fixed[0]}` is an option of Pipeline.load; give it there.")
         _check_names(options, set(Recipe.names()) - set(FIXED))
         given = {**(self.recipe.flat() if self.given is None else self.given), **options}
-        recipe = complete(given, self.target.decoder.embedding.device.type, strict=True)
+        recipe = complete(given, self.target.decoder.embedding.device.type)
+        recipe.drafting.check_options(options)
         return replace(self, recipe=recipe, given=given)
 
     @overload

@@ -49,7 +49,9 @@ def plan(args: GenerateArgs) -> GenerationPlan:
     """
     files = args.files
     inputs = args.inputs
-    recipe = complete(args.given, args.device, strict=inputs.from_png is None)
+    recipe = complete(args.given, args.device)
+    if inputs.from_png is None:  # a PNG may contain options that the chosen method does not use
+        recipe.drafting.check_options(args.given)
     if files.compare and not recipe.drafting.policy.needs_drafter:
         raise AdtError("`compare` needs a `method` other than autoregressive; choose one.")
     continuation.check_args(args.image_to_image)

@@ -70,7 +70,8 @@ def plan(args: CheckDrafterArgs, given: Mapping[str, Any], device: str) -> Pairi
         raise AdtError(f"`drafter`: {drafter!r} is not a drafter network; choose the folder of one.")
     prompts = read_prompts(args.prompts or BUNDLED_CAPTIONS)
     prompts = sample(prompts, args.count, recipe.sampling.seed)
-    file = None if drafter == BUNDLED else _result_file(drafter)
+    place = resolve(drafter, "drafter")
+    file = None if drafter == BUNDLED else (place if place.is_dir() else place.parent) / PAIRING_FILE
     check_outputs([("drafter", file)] if file else [], given_paths(args, "prompts"))
     return PairingPlan(recipe, prompts, choose_device(device), file)
 
@@ -103,11 +104,6 @@ def run(plan: PairingPlan) -> str:
         write_in(file.parent, file.name, to_json({**best._asdict(), "measured": measured}))
         lines.append(f"Saved in {file}; drafting uses it.")
     return "\n".join(lines)
-
-
-def _result_file(drafter: str) -> Path:
-    place = resolve(drafter, "drafter")
-    return (place if place.is_dir() else place.parent) / PAIRING_FILE
 
 
 @torch.inference_mode()
