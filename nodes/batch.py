@@ -271,13 +271,15 @@ def _make(
         The image of each item, in the order of `items`; and a remark for the user, or "" if there is none.
     """
     # item[:2] is (prompt, seed). If several items have the same prompt and seed, only the first item is kept.
-    distinct = list({item[:2]: item for item in reversed(items)}.values())[::-1]
+    distinct: dict[tuple[str, int], BatchItem] = {}
+    for item in items:
+        distinct.setdefault(item[:2], item)
     before = {}
-    for item in distinct:
+    for key in distinct:
         check_cancelled()
-        if (picture := batch.find(*item[:2])) is not None:
-            before[item[:2]] = picture
-    missing = [item for item in distinct if item[:2] not in before]
+        if (picture := batch.find(*key)) is not None:
+            before[key] = picture
+    missing = [item for key, item in distinct.items() if key not in before]
     drawn, missed = _draw(batch, run, missing, list(before.values()), batch_size, node_id)
     pictures = before | drawn
     return [pictures[item[:2]] for item in items], missed

@@ -41,7 +41,7 @@ class BatchedAttention:
         if mask.dtype != like.dtype:
             mask = mask.to(like.dtype)  # a drafter may have another dtype than the target, whose dtype the mask has
         self._mask = mask.expand(-1, kv_heads, -1, -1).flatten(0, 1)
-        empty = partial(torch.empty, dtype=like.dtype)
+        empty = partial(torch.empty, dtype=like.dtype, device=like.device)
         self._queries = empty(batch, heads, n, dim)
         self._by_key_head = self._queries.view(batch * kv_heads, m, dim)
         self._scores = empty(self._mask.shape)
