@@ -54,7 +54,10 @@ class ADTTreeCheck(io.ComfyNode):
     def execute(cls, model: LoadedModel, drafter: LoadedDrafter | None = None) -> io.NodeOutput:
         run = prepare(model, drafter=drafter)
         bar = Progress(_PARTS, cls.hidden.unique_id, None)
-        progress = lambda share, line: bar.update(int(share * _PARTS), line)  # noqa: E731
+
+        def progress(share: float, line: str) -> None:
+            bar.update(int(share * _PARTS), line)
+
         with text_encoder(model):
             subject = prepare_diagnosis(run.pipeline, check_cancelled, progress)
         with run.loaded(memory_required=subject.memory_required(model.patcher.load_device)):
