@@ -189,9 +189,8 @@ def test_drafter(path, target, tmp_path):
     proposer.begin(Prefill(features, ids[:, :120].repeat(2, 1), rows.prefill(), z, 0))
     first = proposer.root_feature
     further = torch.stack([state[120:122] for state in states])
-    ahead = proposer.read_ahead(
-        proposer.paired_codes(codes), further, proposer.context_ahead(Roots.all_at(codes[:, 0], 0), 2)
-    )
+    context = proposer.context_ahead(Roots.all_at(codes[:, 0], 0), 2)
+    ahead = proposer.read_ahead(proposer.paired_codes(codes), further, context)
     for row in range(4):
         x = (
             torch.cat([tensors["embed_tokens.weight"][ids[row % 2]], states[row][:122]], -1) @ tensors["fc.weight"].T
